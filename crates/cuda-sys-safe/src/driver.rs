@@ -290,8 +290,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// any time.
     ///
     /// # Errors
-    /// [`DriverError::Cuda`] if the handle is of something else, or of memory of another device,
-    /// and with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
+    /// [`DriverError::Cuda`] if the handle does not refer to exported memory of this device, and
+    /// with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
     fn mem_import(&self, device: usize, bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
         let _ = (bytes, handle);
         Err(cannot_share("cuMemImportFromShareableHandle", device))

@@ -67,8 +67,8 @@ impl Footprint<'_> {
         self.sizes.contains(&0)
     }
 
-    /// Returns the first byte and the byte after the last, as offsets from `ptr`. They are equal if
-    /// the footprint is empty, and saturate if they overflow.
+    /// Returns the first byte and the byte after the last, as offsets from `ptr`. The offsets are
+    /// equal if the footprint is empty, and saturate on overflow.
     #[must_use]
     pub fn hull(&self) -> (i64, i64) {
         if self.is_empty() {

@@ -231,7 +231,7 @@ impl Bench {
         timed(1, 1)?;
         let copies = 4;
         let alone = median(copies, 0)?;
-        // As many products as take about as long as the copy.
+        // The number of products that take about as long as the copy.
         let products = (alone / (median(0, 8)? / 8.0)).round().clamp(1.0, 10_000.0) as usize;
         let computed = median(0, products)?;
         let both = median(copies, products)?;

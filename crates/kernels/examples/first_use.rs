@@ -2,9 +2,9 @@
 //! compiles it. Run it with `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`; otherwise the driver
 //! caches compiled code.
 //!
-//! Arguments are names of programs; without arguments, all are measured. Prints the median over a
-//! program's kernels of the time beyond that of an empty kernel, and the longest. Each kernel is
-//! compiled twice and the shorter time counts, because the host has other work too.
+//! Arguments are names of programs; without arguments, all are measured. Measures the time beyond
+//! that of an empty kernel, and prints the median and the maximum over each program's kernels. Each
+//! kernel is compiled twice and the shorter time counts, because the host has other work too.
 
 use std::sync::Arc;
 use std::time::Instant;

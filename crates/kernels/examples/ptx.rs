@@ -2,7 +2,7 @@
 //!
 //! `ptx [--check | --rebuild] [NAME]...`: with `--check` nothing is compiled, and a file that was
 //! compiled from another source is a failure. With `--rebuild` all programs are compiled again and
-//! compared. Names are those of programs.
+//! compared. `NAME` is the name of a program.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The runtime of functions that take none. No other file reads the environment.
+//! The runtime of functions that take no runtime as an argument. No other file reads the environment.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -68,8 +68,8 @@ impl Deref for CurrentRuntime {
     }
 }
 
-/// Returns the runtime in use: that of the innermost [`with_runtime`], or the process's own, which is created
-/// from the environment on first use.
+/// Returns the runtime in use: the runtime of the innermost [`with_runtime`], or the runtime of the process,
+/// which is created from the environment on first use.
 #[must_use]
 pub fn runtime() -> Runtime {
     CurrentRuntime::get().clone()

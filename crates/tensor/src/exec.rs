@@ -48,8 +48,8 @@ impl<'a> Exec<'a> {
         Ok(Self::Cuda(runtime, gpu, runtime.devices()?.current_stream(gpu.index())?))
     }
 
-    /// Returns the place as ops take it. Call ops outside closures, so that their errors have the caller's
-    /// location.
+    /// Returns the place as a [`Target`], which ops take. Call ops outside closures, so that their errors have
+    /// the caller's location.
     #[must_use]
     pub fn target(&self) -> Target<'_> {
         match self {

@@ -85,7 +85,7 @@ impl Tensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns the tensor as functions of `warpline_kernels` and ops of other crates take it.
+    /// Returns the tensor as a [`View`], which functions of `warpline_kernels` and ops of other crates take.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
         View { storage: &self.0.storage, layout: &self.0.layout, dtype: self.0.dtype }

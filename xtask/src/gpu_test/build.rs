@@ -96,7 +96,8 @@ pub(super) fn targets(
     if crates.is_empty() {
         return Ok(Vec::new());
     }
-    // By name, because building all targets of the kind would also build the dependencies of other crates' programs.
+    // Name the targets, because building all targets of the kind would also build the dependencies of other crates'
+    // programs.
     let targets = crates.iter().flat_map(|member| &member.targets);
     let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
     let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(file) = &args.archive {
         return archive::write(&workspace::root()?, file);
     }
-    // First, so that a missing GPU is reported before a long build.
+    // Make the runner first, so that a missing GPU is reported before a long build.
     let runner = test_runner(args)?;
     let Some(file) = &args.from else {
         let root = workspace::root()?;

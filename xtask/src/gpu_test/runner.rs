@@ -161,7 +161,7 @@ impl TestRunner {
             thread::spawn(move || {
                 let mut buffer = [0; 4096];
                 while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-                    // `print!`, because the test harness captures its output in the tests of this module.
+                    // Use `print!`, because the test harness captures its output in the tests of this module.
                     print!("{}", String::from_utf8_lossy(&buffer[..count]));
                     let _ = std::io::stdout().flush();
                     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);

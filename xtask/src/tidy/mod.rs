@@ -22,7 +22,7 @@ struct Complaint {
     line: usize,
     rule: &'static str,
     text: String,
-    /// A warning is printed, but `tidy` does not fail.
+    /// Whether the violation is only a warning, which does not make `tidy` fail.
     warning: bool,
 }
 

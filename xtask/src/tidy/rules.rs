@@ -9,7 +9,7 @@ use super::{Complaint, SourceFile, source_file};
 
 /// Maximum number of lines of a file.
 const MAX_LINES: usize = 600;
-/// A longer file gets a warning.
+/// Number of lines above which a file gets a warning.
 const WARNING_LINES: usize = 400;
 
 /// Crates that shuttle tests under many thread schedules. Shuttle must control all locks of these crates.

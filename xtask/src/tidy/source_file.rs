@@ -14,7 +14,7 @@ pub(super) struct SourceFile {
     words: SourceWords,
 }
 
-/// SourceWords of a token stream, including those in macro calls and macro definitions.
+/// Words of a token stream, including those in macro calls and macro definitions.
 #[derive(Debug, Default)]
 struct SourceWords {
     /// Identifiers and keywords.

@@ -28,9 +28,9 @@
 //! `state` and `is_aborted` wait for no lock. While the process ends, aborts may still begin until
 //! the running calls have returned.
 //!
-//! A graph keeps the communicators of its captured calls. They are locked during a launch of the
-//! graph, so that no communicator is aborted under it. After an abort, launches of the graph are
-//! refused.
+//! A graph keeps the communicators of its captured calls. These communicators are locked during a
+//! launch of the graph, so that no communicator is aborted under it. After an abort, launches of
+//! the graph are refused.
 
 pub(crate) mod null;
 pub(crate) mod real;
@@ -245,7 +245,7 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// a rank that is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
-    /// Enqueues calls as one group: they begin together, in no order among each other. The call may
+    /// Enqueues calls as one group: the calls begin together, in no particular order. The call may
     /// block until all ranks have made it, and while a call for another communicator on the same
     /// device blocks.
     unsafe fn enqueue(

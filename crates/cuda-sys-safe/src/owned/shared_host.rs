@@ -8,14 +8,15 @@ use super::refused::{ReleaseKind, release, retry};
 use crate::system::{self, Backing, HUGE, SharedFile};
 use crate::{Driver, DriverError, HostFlags, OsHandle, Result, racy};
 
-/// Host memory that can be given to other processes ([`SharedHostMemory::export`]). It is
+/// Host memory that can be given to other processes ([`SharedHostMemory::export`]). The memory is
 /// page-locked if a driver was passed. The memory lives until no process has it open or mapped.
 ///
 /// Other processes may write to the memory at any time, so there are no references to its bytes.
 /// Bytes are read and written by copies, which are atomic per byte.
 ///
-/// The size is never a multiple of 2 MiB, unlike that of simulated device memory. So the file of
-/// one cannot be passed off as the file of the other, which the simulator accesses in another way.
+/// The size is never a multiple of 2 MiB, and the size of simulated device memory always is. The
+/// simulator accesses the two kinds of memory in different ways, so an import refuses a file of the
+/// wrong kind by its size.
 #[derive(Debug)]
 pub struct SharedHostMemory {
     /// The mapping; `None` in `drop`.
@@ -59,8 +60,8 @@ impl SharedHostMemory {
     /// for the driver's device if `driver` is given.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if the size overflows, or if the system has no such
-    ///   memory or too little.
+    /// - [`DriverError::InvalidArgument`] if the size overflows, or if the system does not support
+    ///   shared memory or is out of memory.
     /// - Errors of the [driver call](Driver#errors) that page-locks the memory.
     #[track_caller]
     pub fn new(driver: Option<(&Arc<dyn Driver>, usize)>, bytes: usize) -> Result<Self> {
@@ -81,8 +82,8 @@ impl SharedHostMemory {
     /// [`SharedHostMemory::bytes`] returned there.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if the handle is not of such memory, or `bytes` is not
-    ///   its size.
+    /// - [`DriverError::InvalidArgument`] if the handle does not refer to exported host memory, or
+    ///   `bytes` is not the size of that memory.
     /// - Errors of the [driver call](Driver#errors) that page-locks the memory.
     #[track_caller]
     pub fn import(

@@ -74,7 +74,7 @@ impl Reservation {
     /// Returns the address of the range of `bytes` bytes at `offset`, mapped or not.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if the range does not lie inside.
+    /// [`DriverError::InvalidArgument`] if the range is out of bounds.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Reservation::range", offset, bytes, self.0.bytes)?;
         // SAFETY: the offset was just checked to lie inside the reservation, which `self` keeps
@@ -87,8 +87,8 @@ impl Reservation {
     /// [`Mapping::set_access`].
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if either range does not lie inside, or if reservation
-    ///   and memory belong to different drivers.
+    /// - [`DriverError::InvalidArgument`] if a range does not lie inside the reservation or the
+    ///   memory, or if reservation and memory belong to different drivers.
     /// - Errors of the [driver call](Driver#errors), such as for addresses that are already mapped.
     #[track_caller]
     pub fn map(
@@ -362,7 +362,7 @@ impl Mapping {
     /// Returns the address of the range of `bytes` bytes at `offset`.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] if the range does not lie inside.
+    /// [`DriverError::InvalidArgument`] if the range is out of bounds.
     pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
         inside("Mapping::range", offset, bytes, self.bytes)?;
         // SAFETY: the offset was just checked to lie inside the mapping.

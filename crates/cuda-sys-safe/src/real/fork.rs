@@ -22,7 +22,7 @@ pub fn fork_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Begins to count forks. Calling it twice does no harm.
+/// Begins to count forks. A second call counts each fork twice, which does no harm.
 #[cold]
 fn watch() {
     extern "C" fn in_child() {
@@ -39,12 +39,12 @@ pub(super) struct OwnerProcess {
 }
 
 impl OwnerProcess {
-    /// Remembers this process, and begins to count forks.
+    /// Returns the current process, and begins to count forks.
     pub(super) fn here() -> Self {
         Self { generation: fork_generation(), pid: std::process::id() }
     }
 
-    /// Returns `true` if this is still that process.
+    /// Returns `true` if the current process is the owner, and not a forked child.
     #[inline]
     pub(super) fn is_here(self) -> bool {
         GENERATION.load(Ordering::Relaxed) == self.generation

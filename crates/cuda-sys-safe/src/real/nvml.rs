@@ -46,7 +46,7 @@ pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<u
     api()?.used_by(std::process::id(), &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
 }
 
-/// Returns the library, if it works. It is never shut down.
+/// Returns NVML, if it works. NVML is never shut down.
 fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     let load = || {

@@ -152,8 +152,9 @@ pub(crate) fn has_elevated_rights() -> bool {
     false
 }
 
-/// Returns folders that the environment adds to the search for libraries: those of the CUDA
-/// toolkit, and `PATH`, in which the loader does not search for [`open_library`].
+/// Returns folders that the environment adds to the search for libraries: the folders of the CUDA
+/// toolkit, and those in `PATH`. The flags that [`open_library`] passes to the loader exclude
+/// `PATH`.
 pub(crate) fn library_folders() -> Vec<PathBuf> {
     let toolkit = env::var_os("CUDA_PATH").map(PathBuf::from);
     let toolkit = toolkit.iter().flat_map(|path| [path.join("bin\\x64"), path.join("bin")]);

@@ -202,8 +202,8 @@ impl Model {
             }
             FreeAsync { buf, stream } => {
                 let (b, s) = (self.buf(buf)?, self.stream(stream)?);
-                // Without the implicit order of the default stream, which does not suffice for a
-                // free.
+                // The clock excludes the implicit order of the default stream, because this order
+                // does not suffice for a free.
                 let mut clock = s.clock;
                 clock.join(&self.host);
                 let ordered =

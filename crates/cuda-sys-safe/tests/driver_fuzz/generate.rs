@@ -1,5 +1,5 @@
-//! Random programs. A program depends only on its seed and the options. While it is generated, it
-//! runs on a simulator, whose results tell which objects are alive.
+//! Random programs. A program depends only on its seed and the options. During its generation, the
+//! program runs on a simulator. The results show which objects are alive.
 
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 

@@ -276,9 +276,9 @@ impl Model {
         self.gate.is_some_and(|gate| clock.has(gate))
     }
 
-    /// Returns `true` if a call may wait for `clock` now: no stream is held back, or `clock`
-    /// certainly is, or all its work is done. In other cases, streams may share hardware queues and
-    /// hold each other back.
+    /// Returns `true` if a call may wait for `clock` now: no stream is held back, or the work of
+    /// `clock` is behind the gate, or this work is done. In other cases, streams may share hardware
+    /// queues and hold each other back.
     pub(crate) fn may_wait_for(&self, clock: &Clock) -> bool {
         self.gate.is_none() || self.behind_gate(clock) || self.host.covers(clock)
     }
@@ -370,7 +370,8 @@ impl Model {
         self.contents[w.content].write(w.at, w.len, op, clock, known);
     }
 
-    /// Returns which bytes of a buffer are determined for the host.
+    /// Returns, for each byte of a buffer, whether the order of operations determines the value
+    /// that the host reads.
     pub(crate) fn known(&self, buf: &Buf) -> Vec<bool> {
         self.contents[buf.content].seen(&self.host, buf.bytes)
     }

@@ -107,7 +107,8 @@ impl ContentHistory {
         }
     }
 
-    /// Returns which of the first bytes are determined for a reader at `clock`.
+    /// Returns, for each of the first bytes, whether the order determines the value that a reader
+    /// at `clock` reads.
     pub(crate) fn seen(&self, clock: &Clock, bytes: usize) -> Vec<bool> {
         let seen =
             |cell: &Cell| cell.determined && cell.writes.iter().all(|&write| clock.has(write));

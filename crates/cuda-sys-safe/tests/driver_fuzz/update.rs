@@ -338,9 +338,9 @@ impl Model {
         self.enqueued(stream, vec![work], !known);
     }
 
-    /// Returns `true` if the driver may read the source too early: before work that only the rule
-    /// of the default stream orders before the copy. This was seen for a few bytes of page-locked
-    /// memory.
+    /// Returns `true` if the driver may read the source too early, because only the rule of the
+    /// default stream orders the write of the source before the copy. An early read was seen for a
+    /// few bytes of page-locked memory.
     fn may_be_read_early(&self, stream: Id, work: &WorkAccess) -> bool {
         let s = &self.streams[&stream];
         let takes_part = s.legacy || !s.non_blocking;

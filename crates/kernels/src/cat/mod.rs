@@ -19,7 +19,7 @@ const OP: &str = "cat";
 
 pub(crate) const PROGRAMS: &[&Program] = &[&CAT];
 
-/// Tensors per launch.
+/// Number of tensors per launch.
 const SOURCES: usize = 8;
 /// Bytes of the largest unit that is moved at once.
 const WIDEST: usize = 16;
@@ -34,9 +34,9 @@ static CAT: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `join` makes all `Cat`s, with sizes of the views that it launches with. These views are
+// SAFETY: `join` makes all `Cat`s, with the sizes of the launch's operands. The operands are
 // contiguous and consist of whole units. Each source has its own columns of the result's rows, and
-// one thread writes each unit.
+// each unit is written by one thread.
 static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
     [
         Kernel::new(&CAT, "", hosts!(any cpu::cat::<u8>).in_variant("u8")),
@@ -47,7 +47,7 @@ static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
     ]
 };
 // SAFETY: `join` makes each `Pair` from the two parts of a `Cat` that fill the rows of the result.
-// The views are contiguous and consist of whole units, and one thread writes each unit.
+// The operands are contiguous and consist of whole units, and each unit is written by one thread.
 static PAIRS: [Kernel<Pair, 3>; 5] = unsafe {
     [
         Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u8>).in_variant("u8")),

@@ -32,19 +32,20 @@ where
 /// Copies elements of `T`'s size.
 struct Same<T>(PhantomData<T>);
 
-// SAFETY: reads the elements of the first operand and writes those of the second.
+// SAFETY: the loop reads elements of the first operand and writes elements of the second.
 unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Same<T> {
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
         let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
         parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
             let (from, n) = (range.start as isize, range.len());
-            // SAFETY: elements of both operands; those of the result belong to this thread. Both may be the same.
+            // SAFETY: both operands have these elements, and the elements of the result belong to
+            // this thread. The operands may be the same memory.
             unsafe { out.at(from).copy_from(a.at(from), n) };
         });
     }
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees elements of both operands at these positions.
         unsafe { convert_all::<T, T>(launch, index) }
     }
 }
@@ -52,7 +53,7 @@ unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Sam
 /// Converts elements of `S` to `D`.
 struct Conversion<S, D>(PhantomData<(S, D)>);
 
-// SAFETY: reads the elements of the first operand and writes those of the second.
+// SAFETY: the loop reads elements of the first operand and writes elements of the second.
 unsafe impl<S, D> HostLoop<Args, 2> for Conversion<S, D>
 where
     S: HostElement<Compute: Cast<D::Compute>>,
@@ -63,13 +64,13 @@ where
         let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
         let (from, to) = (a.0.addr(), out.0.addr());
         if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
-            // SAFETY: this function's contract.
+            // SAFETY: the caller guarantees elements of both operands at these positions.
             return unsafe { convert_all::<S, D>(launch, &space.index()) };
         }
         parallel_for(launch.parallel, n, GRAIN, |range| {
             let (at, n) = (range.start as isize, range.len());
-            // SAFETY: elements of operands that share no memory; those of the result belong to this thread. Any
-            // bytes are valid elements.
+            // SAFETY: both operands have these elements and share no memory. The elements of the
+            // result belong to this thread. Any bytes are valid elements.
             let (from, to) =
                 unsafe { (from_raw_parts(a.at(at), n), from_raw_parts_mut(out.at(at), n)) };
             vectorized(Convert(from, to, convert::<S, D>));
@@ -77,7 +78,7 @@ where
     }
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees elements of both operands at these positions.
         unsafe { convert_all::<S, D>(launch, index) }
     }
 }
@@ -92,13 +93,14 @@ where
 }
 
 /// # Safety
-/// The operands are elements of `S` and `D` at the positions of `index`, and no other thread writes to them.
+/// The operands have elements of `S` and `D` at the positions of `index`. No other thread writes to
+/// these elements.
 unsafe fn convert_all<S, D>(launch: &HostLaunch<'_>, index: &Index<2>)
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
     let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees elements of both operands at these positions.
     unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

@@ -150,7 +150,7 @@ fn kernels(from: DType, to: DType) -> Kernels<Args, 2> {
             None => (&ANY, from as usize, [any_vector(from), 1], loops),
         }
     };
-    // SAFETY: variant and loops are those of this pair of dtypes, and `copy`, the only caller, launches with views of
-    // them. `vector` and `run` are the kernels' own numbers.
+    // SAFETY: the variant and the loops are for this pair of dtypes, and `copy`, the only caller,
+    // launches with views of these dtypes. `vector` and `run` are the kernels' own numbers.
     unsafe { Kernels::new(program, variant, loops) }.with_vector(vector).with_run(run)
 }

@@ -27,7 +27,8 @@ fn every_shape_and_pair(target: Target<'_>) {
     }
 }
 
-/// Enough elements for several threads, and not a multiple of a vector.
+/// Converts so many elements that several threads share them. Their number is not a multiple of a
+/// vector.
 fn long_copies(target: Target<'_>) {
     for from in DType::ALL {
         let values: Vec<f64> =

@@ -4,7 +4,7 @@ use super::formula::{Condition, Expr};
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.add`. Logical or for bool.

@@ -6,7 +6,7 @@ use super::real::Real;
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`. Not for bool.

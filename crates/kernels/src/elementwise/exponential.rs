@@ -8,7 +8,7 @@ use crate::elementwise_ops as ops;
 use crate::math;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.exp`. Integers and bools are computed in `float32`.

@@ -5,7 +5,7 @@ use super::real::Real;
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.clamp` with both bounds. NaN if any operand is NaN, and `high` if `low > high`. Not
@@ -50,7 +50,7 @@ macro_rules! other {
     }};
 }
 
-/// Formulas that differ from those of the op with the same value.
+/// Backward passes of functions that compute the values of an op but have other gradients.
 pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
 
 /// Gradients of `torch.clamp_min(x, low)`, which computes [`MAXIMUM`](super::MAXIMUM). If the

@@ -9,7 +9,7 @@ use super::real::{Real, digamma, erfinv};
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.lgamma`. Integers and bools are computed in `float32`.

@@ -1,6 +1,6 @@
 //! Gradients of activations, as ops of two operands: the gradient of the result, and the result or
-//! the operand. As formulas in the activations' own entries, each gradient would be several ops
-//! under `create_graph`.
+//! the operand. If the entries of the activations had formulas of several steps instead, each
+//! gradient would run several ops under `create_graph`.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
@@ -9,7 +9,7 @@ use super::real::Slope;
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// Gradient of [`RELU`](super::RELU), whose result is `y`. Floats only.

@@ -101,7 +101,7 @@ where
 ///
 /// # Safety
 /// `inputs` has `I` pointers, each valid for reads of `n` values of `T::Compute`. `out` is valid
-/// for writes of as many and overlaps no input. `n` is at most 512.
+/// for `n` writes and overlaps no input. `n` is at most 512.
 pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,
@@ -149,8 +149,9 @@ const _: () = assert!(SLICE == 512, "the documentation of `slices` has this numb
 /// Runs the loop, which is compiled once for all ops of these types.
 ///
 /// # Safety
-/// The launch has `I` operands, of which none is read that a number stands for, then the result. They have the dtypes in
-/// `numbers`, and elements at the positions of `index`. No other thread writes to them.
+/// The launch has `I` operands, then the result. Operands that are numbers are not read. All others
+/// have the dtypes in `numbers`, and elements at the positions of `index`. No other thread writes
+/// to these elements.
 unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,
@@ -246,8 +247,8 @@ impl<T: HostElement> Reader<T> {
 /// Reads elements of `T` from `offset` on.
 ///
 /// # Safety
-/// The memory has as many elements of `T` as `to`, from `offset` on and `stride` apart, which no
-/// thread writes meanwhile.
+/// The memory has `to.len()` elements of `T`, from `offset` on and `stride` apart. No thread writes
+/// to these elements meanwhile.
 unsafe fn read_own<T: HostElement>(
     memory: *const u8,
     offset: isize,
@@ -276,8 +277,8 @@ unsafe fn read_own<T: HostElement>(
 /// `T`.
 ///
 /// # Safety
-/// The memory has as many elements of `S` as `to`, from `offset` on and `stride` apart, which no
-/// thread writes meanwhile.
+/// The memory has `to.len()` elements of `S`, from `offset` on and `stride` apart. No thread writes
+/// to these elements meanwhile.
 unsafe fn read_as<S: HostElement, T: HostElement>(
     memory: *const u8,
     offset: isize,
@@ -295,8 +296,8 @@ unsafe fn read_as<S: HostElement, T: HostElement>(
 /// Rounds results to `O` and writes them as elements of `D` from `offset` on.
 ///
 /// # Safety
-/// The memory has as many elements of `D` as `results`, from `offset` on and `stride` apart, which
-/// no other thread accesses meanwhile.
+/// The memory has `results.len()` elements of `D`, from `offset` on and `stride` apart. No other
+/// thread accesses these elements meanwhile.
 unsafe fn write_as<D: HostElement, O: HostElement>(
     memory: *mut u8,
     offset: isize,
@@ -314,8 +315,8 @@ unsafe fn write_as<D: HostElement, O: HostElement>(
 /// Writes results as elements of `O` from `offset` on.
 ///
 /// # Safety
-/// The memory has as many elements of `O` as `results`, from `offset` on and `stride` apart, which
-/// no other thread accesses meanwhile.
+/// The memory has `results.len()` elements of `O`, from `offset` on and `stride` apart. No other
+/// thread accesses these elements meanwhile.
 unsafe fn write_own<O: HostElement>(
     memory: *mut u8,
     offset: isize,

@@ -3,7 +3,7 @@
 use crate::elementwise_ops as ops;
 
 ops! {
-    // SAFETY: the expressions of CUDA are arithmetic on their operands.
+    // SAFETY: the CUDA expressions access only their operands.
     unsafe ptx crate::programs::committed;
 
     /// `torch.logical_and`. Every value except 0 is true.

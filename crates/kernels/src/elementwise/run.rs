@@ -206,8 +206,9 @@ impl Op {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(self.entry.name));
         };
         let variant = self.entry.dtypes.variant(dtype);
-        // SAFETY: the promise made to `Op::new`: the loops are for as many inputs as the entry has, which `run` has
-        // compared with `I`; program and loops are those of the dtype. `run` names the views' dtypes in the arguments.
+        // SAFETY: by the contract of `Op::new`, the program and the loops are for this dtype and
+        // for the entry's number of inputs, which `run` has compared with `I`. The arguments
+        // contain the dtypes of the views.
         let kernels = unsafe {
             Kernels::new(&self.entry.program, variant, HostLoops::from_functions(host.kernels))
         };

@@ -30,8 +30,8 @@ static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `run_sequence` sets size and stride of each `Sequence` to those of the view that it
-// launches with. One thread writes each element.
+// SAFETY: `run_sequence` takes the size and the stride of each `Sequence` from the launch's
+// operand. Each element is written by one thread.
 static EVENLY_SPACED: Kernel<Sequence, 1> =
     unsafe { Kernel::new(&SEQUENCE, "", hosts!(number T => cpu::sequence::<T>)) };
 

@@ -63,9 +63,9 @@ macro_rules! gather {
     };
 }
 
-// SAFETY: `launch` makes all `Pick`s, with sizes and strides, in units, of the views that it launches
-// with. The kernel checks an index before it selects an element, and `whole` declares all elements
-// that an index can select. One thread owns each element of the result.
+// SAFETY: `launch` makes all `Pick`s, with the sizes and strides, in units, of the launch's
+// operands. The kernel checks an index before it selects an element, and `whole` declares all
+// elements that an index can select. Each element of the result belongs to one thread.
 static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
     [
         gather!(u8, "u8"),
@@ -168,7 +168,7 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
     Ok(sizes)
 }
 
-/// Sets each element of `out` to an element of `input` (`torch.gather`): that of the same position,
+/// Sets each element of `out` to the element of `input` at the same position (`torch.gather`),
 /// except that `index` gives the position in dimension `dim`.
 ///
 /// `index` is of `int32` or `int64`, has as many dimensions as `input`, and is no larger in any
@@ -326,7 +326,7 @@ fn check_sizes(
     ))
 }
 
-/// Launches the kernel. `source_strides` and `index_strides` are those in the dimensions of the
+/// Launches the kernel. `source_strides` and `index_strides` are strides in the dimensions of the
 /// result.
 #[track_caller]
 fn pick(
@@ -390,8 +390,8 @@ fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedD
     kernel.launch_at(target, site, &operands, &params, Grid::linear(blocks, BLOCK))
 }
 
-/// Returns the number of elements per unit, and the dimension along which units lie. IndexedDim this
-/// dimension, source and result have stride 1 and all elements have one index.
+/// Returns the number of elements per unit, and the dimension along which units lie. Along this
+/// dimension, source and result have stride 1, and the stride of the index is 0.
 fn wide(views: &[View<'_>; 3], along: &IndexedDim) -> Option<(usize, usize)> {
     let [source, index, out] = views;
     let strides = |d: usize| (source.strides()[d], index.strides()[d], out.strides()[d]);

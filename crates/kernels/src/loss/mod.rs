@@ -28,18 +28,18 @@ fn source<P: module::CudaType>() -> Source {
     of.push(LANES).push(include_str!("nll.cuh"))
 }
 
-// SAFETY: `nll_loss` makes all `Checked`s, with sizes and strides of the views that it launches
-// with. The kernel checks a class before it selects a logarithm or a weight, and one thread writes
-// the results.
+// SAFETY: `nll_loss` makes all `Checked`s, with the sizes and strides of the launch's operands. The
+// kernel checks a class before it selects a logarithm or a weight, and one thread writes the
+// results.
 static LOSS: Kernel<Checked, 5> =
     unsafe { Kernel::new(&NLL_LOSS, "", hosts!(float T => cpu::nll_loss::<T>)) };
-// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, with sizes
-// and strides of the views that it launches with. The kernel selects a weight only by a class in
-// range, and one thread writes each element of the result.
+// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, with the
+// sizes and strides of the launch's operands. The kernel selects a weight only by a class in range,
+// and each element of the result is written by one thread.
 static BACKWARD: Kernel<Losses, 6> =
     unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
 
-/// Threads of the forward kernel's only block at most.
+/// Maximum number of threads of the forward kernel, which has one block.
 const THREADS: usize = 1024;
 /// Threads per block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;

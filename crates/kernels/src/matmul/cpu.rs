@@ -47,8 +47,8 @@ type Multiply<T> = unsafe fn(
     Parallelism,
 );
 
-/// A dtype that `gemm` multiplies. Only its crates for these two dtypes are used, because those for
-/// complex numbers take long to build.
+/// A float dtype whose products the `gemm` crates compute. Only `gemm-f32` and `gemm-f64` are used,
+/// because the crates for complex numbers take long to build.
 pub(super) trait Float: HostElement + From<bool> {
     fn multiply() -> Multiply<Self>;
 }
@@ -202,7 +202,7 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
             let from = of.at(steps.at(batch, row + r as i64, column));
             if steps.column == 1 {
                 let (n, to) = (columns as usize, to.at((r * columns as usize) as isize));
-                // SAFETY: the row of the block is within the operand, and that of the buffer
+                // SAFETY: the row of the block is within the operand, and the row of the buffer
                 // belongs to this thread.
                 let (from, to) = unsafe { (from_raw_parts(from, n), from_raw_parts_mut(to, n)) };
                 vectorized(Convert(from, to, T::get));

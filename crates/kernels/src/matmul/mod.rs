@@ -70,18 +70,18 @@ const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::intege
     .or(hosts!(F32 | F64, T => cpu::floats::<T>));
 const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-// SAFETY: `check` makes all `Product`s, with sizes and strides of the views that `matmul` launches
-// with. One thread writes each element of the result. `matmul` chooses a kernel whose result has
-// the dtype of its result.
+// SAFETY: `check` makes all `Product`s, with the sizes and strides of the launch's operands. Each
+// element of the result is written by one thread. `matmul` chooses a kernel whose result has the
+// dtype of its result.
 static TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL, "", HOSTS) };
-// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
-// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
+// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
+// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
 static SMALL_TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_SMALL, "", HOSTS) };
-// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
-// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
+// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
+// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
 static TILED_F32: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_F32, "", HOSTS_F32) };
-// SAFETY: `check` makes all `Product`s, from the views that `matmul` launches with. One thread
-// writes each element of the result, and `matmul` chooses the kernel by the dtype of the result.
+// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
+// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
 static SMALL_TILED_F32: Kernel<Product, 3> =
     unsafe { Kernel::new(&MATMUL_SMALL_F32, "", HOSTS_F32) };
 

@@ -21,8 +21,8 @@ const LANES: usize = 32;
 /// Length from which the sum of a row is split, if there are too few rows for all threads.
 const PART: usize = 1 << 15;
 
-/// Parts per row at most. The bound keeps the memory for partial sums independent of the size of an
-/// expanded operand.
+/// Maximum number of parts per row. The bound keeps the memory for partial sums independent of the
+/// size of an expanded operand.
 const PARTS: usize = 64;
 
 /// The sums `Σ matrix[r][k] · vector[k]` of each batch. Steps are strides in elements.
@@ -250,8 +250,8 @@ unsafe fn dot_strided<T: HostElement>(
 /// column are adjacent.
 ///
 /// # Safety
-/// `start` is valid for reads of as many columns as the vector has elements, `step` apart, with as
-/// many elements as `sums`.
+/// `start` is valid for reads of one column per element of the vector. Columns are `step` apart and
+/// have one element per sum.
 #[inline(always)]
 unsafe fn columns<T: HostElement>(
     start: *const T,

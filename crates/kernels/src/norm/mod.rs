@@ -20,7 +20,7 @@ pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
 /// Row size up to which the lanes of one warp share a row.
 const SHORT: usize = 1024;
-/// Threads of a block that sums columns, and the number of columns of such a block at most.
+/// Threads of a block that sums columns, and the maximum number of columns of such a block.
 const COLUMN_THREADS: u32 = 512;
 const MOST_COLUMNS: u32 = 64;
 /// Rows that a thread loads at a time, and the number of rows per thread below which sharing a
@@ -52,20 +52,20 @@ fn source() -> Source {
     of.push(include_str!("norm.cuh"))
 }
 
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with,
-// whose sizes it checks. One thread writes each element of a result. The kernels read weight and
-// bias only if `is_weighted` and `is_biased` say that they exist.
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a
+// check of their sizes. Each element of a result is written by one thread. The kernels read weight
+// and bias only if `is_weighted` and `is_biased` say that they exist.
 static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
 };
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with.
-// One thread writes each element of the result. The kernels read the weight only if `is_weighted`
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
+// element of the result is written by one thread. The kernels read the weight only if `is_weighted`
 // says that it exists.
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the contiguous views that are launched with.
-// One thread writes each element of a result. The scratch operand has a word for each counter and
+// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
+// element of a result is written by one thread. The scratch operand has a word for each counter and
 // each partial sum; the CPU implementation does not use it. `vectors` is launched only if rows are
 // aligned to vectors.
 static COLUMNS: [Kernel<Norm, 7>; 2] = unsafe {
@@ -195,7 +195,7 @@ impl Norm {
     }
 
     /// Distributes the sums of columns over the blocks of a GPU, with `vector` neighbouring columns
-    /// per thread. Returns the grid. Its blocks in y share columns.
+    /// per thread. Returns the grid, in which the blocks with one x share the columns of this x.
     fn distribute(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
         let bytes = vector * item_size;
         // Neighbouring lanes read one to four sectors of a row together.

@@ -23,7 +23,7 @@ pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &norm:
 
 /// Tensors per launch.
 const TENSORS: usize = 16;
-/// Operands per tensor at most: the parameter, its gradient, and three state tensors.
+/// Maximum number of operands per tensor: the parameter, its gradient, and three state tensors.
 const LISTS: usize = 5;
 /// Elements per block.
 const CHUNK: u32 = BLOCK * 8;
@@ -47,8 +47,8 @@ const fn operands(lists: usize) -> usize {
 
 // SAFETY: only `launch` makes the parameters and operands. The operands of a tensor are contiguous,
 // of one dtype, and have `numel` elements. Blocks from `first` on process them, one thread per
-// element. The kernel reads and writes an operand according to the same bits that `launch` declares
-// the operand by. `step` checks that `rates` has as many numbers as the rule reads.
+// element. The bits that tell the kernel whether to read and write an operand are the bits by which
+// `launch` declares the operand. `step` checks that `rates` has as many numbers as the rule reads.
 static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
     Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
 };

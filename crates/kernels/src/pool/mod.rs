@@ -33,21 +33,21 @@ static AVG_POOL: Program = Program::new("avg_pool", FLOATS, &["", "backward"], |
 })
 .with_ptx(committed);
 
-// SAFETY: `check` makes all `Pools`, with strides and sizes of the image view that is launched
-// with; the other operands are contiguous and have the sizes of the result. The kernels touch
-// nothing outside of the image, and one thread writes each element of a result.
+// SAFETY: `check` makes all `Pools`, with the strides and sizes of the launch's image. The other
+// operands are contiguous and have the sizes of the result. The kernels touch nothing outside of
+// the image, and each element of a result is written by one thread.
 static MAX: Kernel<Pools, 3> =
     unsafe { Kernel::new(&MAX_POOL, "", hosts!(float T => cpu::max::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the views that are launched with. An index outside of the
-// image selects no element, and one thread writes each element of the image.
+// SAFETY: `check` makes all `Pools`, from the launch's operands. An index outside of the image
+// selects no element, and each element of the image is written by one thread.
 static MAX_BACKWARD: Kernel<Pools, 3> =
     unsafe { Kernel::new(&MAX_POOL, "backward", hosts!(float T => cpu::max_backward::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the views that are launched with. The kernel reads
-// nothing outside of the image, and one thread writes each element of the result.
+// SAFETY: `check` makes all `Pools`, from the launch's operands. The kernel reads nothing outside
+// of the image, and each element of the result is written by one thread.
 static AVG: Kernel<Pools, 2> =
     unsafe { Kernel::new(&AVG_POOL, "", hosts!(float T => cpu::avg::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the views that are launched with. One thread writes each
-// element of the image.
+// SAFETY: `check` makes all `Pools`, from the launch's operands. Each element of the image is
+// written by one thread.
 static AVG_BACKWARD: Kernel<Pools, 2> =
     unsafe { Kernel::new(&AVG_POOL, "backward", hosts!(float T => cpu::avg_backward::<T>)) };
 

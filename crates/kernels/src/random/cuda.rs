@@ -38,34 +38,35 @@ pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any
 /// Variants by the bits of a draw.
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
-// element of the result. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element of the
+// result is written by one thread. The kernel reads the state only if the `Draw` says that it
+// exists.
 static FILL_UNIFORM: Kernel<Draw, 2> =
     unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
-// element. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
+// by one thread. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_NORMAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. One thread writes each
-// element. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
+// by one thread. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_EXPONENTIAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
-// each element. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
     let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
     Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
 };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
-// each element. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. One thread writes
-// each element. The kernel reads the state only if the `Draw` says that it exists.
+// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
 static FILL_RANDINT64: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
-/// Blocks per multiprocessor at most. The kernels loop over the remaining elements.
+/// Maximum number of blocks per multiprocessor. The kernels loop over the remaining elements.
 const BLOCKS_PER_SM: u64 = 32;
 
 fn typed(name: &str, variant: &str) -> Source {

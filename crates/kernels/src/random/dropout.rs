@@ -23,9 +23,9 @@ pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `dropout` makes all `Drop`s, from contiguous views with as many elements as they say. One
-// thread reads each element of the input and writes it in both results. The kernel reads the state
-// only if the `Drop` says that it exists.
+// SAFETY: `dropout` makes all `Drop`s, and launches with contiguous operands of `numel` elements.
+// Each index belongs to one thread, which reads the input there and writes both results. The kernel
+// reads the state only if the `Drop` says that it exists.
 static KERNEL: Kernel<Drop, 4> = unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
 
 cuda_struct! {

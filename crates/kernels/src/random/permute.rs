@@ -36,28 +36,28 @@ pub(super) static PERMUTE: Program = Program::new("permute", &[""], NAMES, |_, _
 })
 .with_ptx(committed);
 
-// SAFETY: `on_cuda` makes all `Permutation`s. It launches with as many pairs as they say, and with
-// a result of `n` elements that `order` reaches. One thread owns each pair and each element of the
-// result. The kernels read the state only if the `Permutation` says that it exists.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch, and with the
+// size and the order of the result. Each pair, and each element of the result, belongs to one
+// thread. The kernels read the state only if the `Permutation` says that it exists.
 static KEYS: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "keys", hosts!(any keys)) };
-// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
-// thread owns each pair.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
+// belongs to one thread.
 static SORT: Kernel<Permutation, 1> =
     unsafe { Kernel::new(&PERMUTE, "sort", hosts!(any sort_tiles)) };
-// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
-// thread owns each pair.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
+// belongs to one thread.
 static STEP: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "step", hosts!(any step)) };
-// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
-// thread owns each pair.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
+// belongs to one thread.
 static MERGE: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "merge", hosts!(any merge)) };
-// SAFETY: `on_cuda` makes all `Permutation`s and launches with as many pairs as they say. One
-// thread owns each run of equal keys. The kernel reads the state only if the `Permutation` says
-// that it exists.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each run of
+// equal keys belongs to one thread. The kernel reads the state only if the `Permutation` says that
+// it exists.
 static TIES: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "ties", hosts!(any ties)) };
 // The dtype of the result selects the CPU implementation.
 //
-// SAFETY: `on_cuda` makes all `Permutation`s. It launches with as many pairs as they say, and with
-// a result of `n` elements that `order` reaches. One thread writes each element.
+// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch, and with the
+// size and the order of the result. Each element is written by one thread.
 static WRITE: Kernel<Permutation, 2> = unsafe {
     Kernel::new(&PERMUTE, "write", hosts!(all T => write::<T>).in_variant("")).selected_by(1)
 };

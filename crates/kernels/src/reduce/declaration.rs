@@ -138,10 +138,10 @@ macro_rules! reductions {
                         neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
                             $crate::reduce::fold::neutral::<folds::$op, T>()
                         }),
-                        // SAFETY: `reduce::run` makes the plans, from the views that it launches
-                        // with. A plan reaches only elements of these views. The kernels keep
-                        // counters and partial results in the scratch memory, which has a word for
-                        // each. The CPU implementation uses no scratch memory.
+                        // SAFETY: `reduce::run` makes the plans, from the launch's operands. A plan
+                        // reaches only elements of these operands. The kernels keep counters and
+                        // partial results in the scratch memory, which has a word for each. The CPU
+                        // implementation uses no scratch memory.
                         kernels: unsafe {
                             declaration::kernels(&$programs, reductions!(@hosts $elements folds::$op))
                         },
@@ -166,7 +166,7 @@ macro_rules! reductions {
         pub(crate) const PROGRAMS: &[&Program] =
             &[$(&$programs[0], &$programs[1], &$programs[2]),*];
 
-        // By [`Access`].
+        // Indexed by [`Access`].
         $(static $programs: [Program; 3] = [
             reductions!(@program $program "_rows", $fold, concat!($($own, "\n")?), $elements, "ROWS"),
             reductions!(@program $program "_columns", $fold, concat!($($own, "\n")?), $elements, "COLUMNS"),

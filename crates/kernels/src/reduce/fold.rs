@@ -13,11 +13,11 @@ use crate::fill;
 /// unroll the loop over chunks and gather elements across iterations.
 pub(super) const LANES: usize = 64;
 
-/// Rows that are processed together, so that partial results are read and written once for all of
-/// them.
+/// Number of rows that are processed together, so that each partial result is read and written once
+/// for all of them.
 const ROWS: usize = 8;
 
-/// Neighbouring results that are processed together at most. They fit the level 1 cache.
+/// Maximum number of neighbouring results that are processed together. They fit the level 1 cache.
 pub(super) const TILE: usize = 1024;
 
 /// Elements per block in the search for an extreme, whose index is determined only within the best

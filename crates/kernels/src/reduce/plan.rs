@@ -4,9 +4,9 @@
 //! Each fold has three programs. *rows* loads vectors of neighbouring elements of one result.
 //! *columns* loads vectors of neighbouring results. *strided* loads single elements with any
 //! strides and dimensions. Each program has a second kernel (`_split`) for blocks that share a
-//! result. It is separate because it is a third longer, and the driver takes a third longer to
-//! compile it. For the same reason, the code loads four vectors at a time but adds only one or two
-//! at a time, in a loop.
+//! result. The second kernel is separate because it is a third longer, and the driver takes a third
+//! longer to compile it. For the same reason, the code loads four vectors at a time but adds only
+//! one or two at a time, in a loop.
 //!
 //! The plan assigns threads to a result, blocks that take turns within the runs of a result, and
 //! blocks for segments of a result. Blocks that share a result write partial results to scratch

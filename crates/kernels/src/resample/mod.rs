@@ -25,13 +25,13 @@ static RESAMPLE: Program = Program::new("resample", FLOATS, &["", "backward"], |
 })
 .with_ptx(committed);
 
-// SAFETY: `Resample::new` makes all parameters, with sizes of the views that are launched with,
-// which are contiguous. The kernel clamps coordinates to the image, and one thread writes each
-// element of the result.
+// SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands, which are
+// contiguous. The kernel clamps coordinates to the image, and each element of the result is written
+// by one thread.
 static FORWARD: Kernel<Resample, 2> =
     unsafe { Kernel::new(&RESAMPLE, "", hosts!(float T => cpu::forward::<T>)) };
-// SAFETY: `Resample::new` makes all parameters, with sizes of the views that are launched with,
-// which are contiguous. One thread writes each element of the image.
+// SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands, which are
+// contiguous. Each element of the image is written by one thread.
 static BACKWARD: Kernel<Resample, 2> =
     unsafe { Kernel::new(&RESAMPLE, "backward", hosts!(float T => cpu::backward::<T>)) };
 

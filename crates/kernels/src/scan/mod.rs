@@ -69,20 +69,20 @@ static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffi
 
 // In each pair, the first kernel has a block per row and the second a thread per row.
 //
-// SAFETY: `scan` makes all `Scan`s, with sizes and strides of the views that are launched with. One
-// thread writes each element of the results and no thread reads them.
+// SAFETY: `scan` makes all `Scan`s, with the sizes and strides of the launch's operands. Each
+// element of the results is written by one thread and read by none.
 static SUM: [Kernel<Scan, 2>; 2] =
     unsafe { Kernel::array(&SCAN, ["sum", "sum_columns"], hosts!(all T => sums::<T, true>)) };
-// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
-// element of the result and no thread reads it.
+// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of the result is
+// written by one thread and read by none.
 static PROD: [Kernel<Scan, 2>; 2] =
     unsafe { Kernel::array(&SCAN, ["prod", "prod_columns"], hosts!(all T => sums::<T, false>)) };
-// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
-// element of both results and no thread reads them.
+// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of both results is
+// written by one thread and read by none.
 static MAX: [Kernel<Scan, 3>; 2] =
     unsafe { Kernel::array(&SCAN, ["max", "max_columns"], hosts!(all T => extremes::<T, true>)) };
-// SAFETY: `scan` makes all `Scan`s, from the views that are launched with. One thread writes each
-// element of both results and no thread reads them.
+// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of both results is
+// written by one thread and read by none.
 static MIN: [Kernel<Scan, 3>; 2] =
     unsafe { Kernel::array(&SCAN, ["min", "min_columns"], hosts!(all T => extremes::<T, false>)) };
 

@@ -61,36 +61,35 @@ pub(super) static SCATTER_REDUCE: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `scatter` makes all `Scatter`s, with sizes and strides of the views that are launched
-// with. The kernel reads source and index within their layouts, and writes the result only at
-// indices in range. Threads may write the same element, each with one store, and any of these may
-// be the last.
+// SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's operands. The
+// kernel reads source and index within their layouts, and writes the result only at indices in
+// range. Threads may write the same element, each with one store, and any of these may be the last.
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
 };
-// By [`WorkUnit`].
+// Indexed by [`WorkUnit`].
 //
-// SAFETY: `scatter` makes all `Scatter`s, with sizes and strides of the views that are launched
-// with. The kernels reach the result only at indices in range, and change an element by atomics or
-// from one thread.
+// SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's operands. The
+// kernels reach the result only at indices in range, and change an element by atomics or from one
+// thread.
 static SUM: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["sum", "sum_ordered", "sum_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 0>))
 };
-// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
-// the result only at indices in range, and change an element by atomics or from one thread.
+// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
+// only at indices in range, and change an element by atomics or from one thread.
 static PROD: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["prod", "prod_ordered", "prod_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 1>))
 };
-// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
-// the result only at indices in range, and change an element by atomics or from one thread.
+// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
+// only at indices in range, and change an element by atomics or from one thread.
 static MAX: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["max", "max_ordered", "max_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 2>))
 };
-// SAFETY: `scatter` makes all `Scatter`s, from the views that are launched with. The kernels reach
-// the result only at indices in range, and change an element by atomics or from one thread.
+// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
+// only at indices in range, and change an element by atomics or from one thread.
 static MIN: [Kernel<Scatter, 3>; 3] = unsafe {
     let names = ["min", "min_ordered", "min_lines"];
     Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 3>))
@@ -112,7 +111,8 @@ enum WorkUnit {
 }
 
 impl WorkUnit {
-    /// Chooses for `lines` of `count` indices each, which name `size` elements per line.
+    /// Chooses the unit of work for `lines` lines of `count` indices each, which name `size`
+    /// elements per line.
     fn of(reduce: Reduce, lines: usize, count: usize, size: usize) -> Self {
         const FEW: usize = 32;
         const MANY_LINES: usize = 1 << 14;
@@ -152,8 +152,8 @@ cuda_struct! {
 /// at most that of `source` and, except in `dim`, at most that of `out`. `source` has the dtype of
 /// `out`, which may be any. Scalars count as tensors of one dimension.
 ///
-/// On the CPU, floats are added in the order of the indices. So they are on a GPU unless there are
-/// many indices per line and many lines.
+/// On the CPU, floats are added in the order of the indices. A GPU also keeps this order, unless
+/// there are many indices per line and many lines.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.

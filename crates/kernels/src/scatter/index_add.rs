@@ -31,9 +31,9 @@ pub(super) static INDEX_ADD: Program =
 
 // Blocks of the first kernel own one row, blocks of the second own [`ROWS`] rows.
 //
-// SAFETY: `params` makes all `IndexAdd`s, with sizes and strides of the views that are launched with.
-// The kernel reads source and index within their layouts, and reaches a row of the result only if
-// an index in range names it. One thread owns each element. With `from_zero`, the kernel writes
+// SAFETY: `params` makes all `IndexAdd`s, with the sizes and strides of the launch's operands. The
+// kernel reads source and index within their layouts, and reaches a row of the result only if an
+// index in range names it. Each element belongs to one thread. With `from_zero`, the kernel writes
 // every element and reads none, and `run` declares the result accordingly.
 static ADD: [Kernel<IndexAdd, 3>; 2] =
     unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };

@@ -17,8 +17,9 @@ pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |
 })
 .with_ptx(committed);
 
-// SAFETY: `linear_index` makes all `Linear`s, with sizes and strides of the views that are launched
-// with. One thread owns each element of the result, and does not read it for the first dimension.
+// SAFETY: `linear_index` makes all `Linear`s, with the sizes and strides of the launch's operands.
+// Each element of the result belongs to one thread, which does not read the element for the first
+// dimension.
 static ADVANCE: Kernel<Linear, 2> = unsafe { Kernel::new(&LINEAR, "", hosts!(any on_host)) };
 
 cuda_struct! {
@@ -82,8 +83,8 @@ unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {
         for e in range {
             let [at, to] = p.walk.offsets(e);
-            // SAFETY: both operands have this element, and that of the result belongs to this
-            // thread. The report's mailbox lives as long as the launch.
+            // SAFETY: both operands have this element, and the element of the result belongs to
+            // this thread. The report's mailbox lives as long as the launch.
             unsafe {
                 let given = index.read(at);
                 let from_end = given.saturating_add(size);

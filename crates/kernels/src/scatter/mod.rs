@@ -2,8 +2,8 @@
 //!
 //! Sums have a fixed order wherever this is cheap. In `index_add`, each block owns rows of the
 //! result and searches all indices for its rows; the gradient of an embedding always runs this way.
-//! In `scatter`, one thread owns each element of the result. Kernels use atomics only if the search
-//! would take too long.
+//! In `scatter`, each element of the result belongs to one thread. Kernels use atomics only if the
+//! search would take too long.
 //!
 //! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
 //! marks the result as invalid. The kernel skips its element.

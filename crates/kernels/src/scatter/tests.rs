@@ -88,8 +88,8 @@ fn every_reduction_and_dtype(target: Target<'_>) {
     }
 }
 
-/// Lines with more indices than a thread takes, and with more indices per place than a GPU takes in
-/// order. The values are small integers, whose sums are exact.
+/// Tests numbers of indices for which a GPU has one thread per element of the result, and for which
+/// the GPU uses atomics. The values are small integers, whose sums are exact.
 fn many(target: Target<'_>) {
     for (n, rows) in [(50, 20), (70_000, 1000)] {
         many_into(target, n, rows);
@@ -119,7 +119,7 @@ fn many_into(target: Target<'_>, n: usize, rows: usize) {
 
 fn rows_added(target: Target<'_>) {
     for dtype in DType::ALL {
-        // Few rows and many rows, with more columns than a block has.
+        // Few rows and many rows. The second case has more columns than a block has threads.
         for (rows, columns, n) in [(5, 3, 40), (3, 300, 2100), (8200, 2, 50), (4, 1, 0)] {
             let index = indices(target, &[n], rows.min(6));
             let source = numbers(target, dtype, &[columns, n], 2).with(|l| l.transpose(0, 1));

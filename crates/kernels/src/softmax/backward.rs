@@ -17,7 +17,7 @@ const KERNELS: [&str; 3] = ["warp", "block", "columns"];
 
 /// Row size up to which the lanes of one warp share a row.
 const SHORT: usize = 1024;
-/// Threads at most of a block for rows that lie side by side.
+/// Maximum number of threads of a block for rows that lie side by side.
 const COLUMN_THREADS: u32 = 512;
 
 pub(super) static SOFTMAX_BACKWARD: Program =
@@ -28,8 +28,8 @@ pub(super) static SOFTMAX_BACKWARD: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `softmax_backward` makes all `Gradient`s, with sizes and strides of the views that it
-// launches with. One thread writes each element of the result.
+// SAFETY: `softmax_backward` makes all `Gradient`s, with the sizes and strides of the launch's
+// operands. Each element of the result is written by one thread.
 static ROWS: [Kernel<Gradient, 3>; KERNELS.len()] =
     unsafe { Kernel::array(&SOFTMAX_BACKWARD, KERNELS, hosts!(float T => rows::<T>)) };
 

@@ -59,7 +59,8 @@ enum Schedule {
     Any,
 }
 
-/// Threads of a block for columns at most, and the number of these threads per column at most.
+/// Maximum number of threads of a block for columns, and maximum number of these threads per
+/// column.
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
 
@@ -82,7 +83,7 @@ const fn values_per_thread(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
-// SAFETY: `rows` makes all `Rows`, with sizes and strides of the views that are launched with, and
+// SAFETY: `rows` makes all `Rows`, with the sizes and strides of the launch's operands, and
 // `schedule` chooses a kernel that stays within them. A thread writes a row of the result only
 // after that row of the source was read, because both may be the same elements.
 static SCHEDULES: [Kernel<Rows, 2>; KERNELS.len()] =

@@ -100,8 +100,8 @@ pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     for row in 0..p.rows {
         let [from, to, at] = p.walk.offsets((p.first + row) as usize);
         for i in 0..p.size as isize {
-            // SAFETY: `i` is less than the size of a row, and the index of a pair is one of its
-            // row.
+            // SAFETY: `i` is less than the size of a row, and so are the indices of the first
+            // `p.size` pairs of a sorted row.
             unsafe {
                 let place = pairs.read((row << p.log) as isize + i).index as isize;
                 values.write(to + i * b, source.read(from + place * a));

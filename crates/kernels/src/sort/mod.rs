@@ -2,8 +2,8 @@
 //!
 //! Sorting moves pairs of a key and an index, so it is stable. One block sorts a row of up to
 //! `TILE` (2,048) elements in shared memory. Longer rows are sorted as pairs in scratch memory, in
-//! several passes. `topk`, `median` and `kthvalue` select a part of a sorted row. `nonzero`, on
-//! which masks and `unique` build, is a search (`search.rs`) in a running sum (`scan/`).
+//! several passes. `topk`, `median` and `kthvalue` select a part of a sorted row. `nonzero`, which
+//! masks and `unique` use, is a search (`search.rs`) in a running sum (`scan/`).
 
 mod cpu;
 mod search;
@@ -47,28 +47,27 @@ static PASSES: Program = Program::new("sort_passes", &[""], &["tiles", "step", "
 })
 .with_ptx(committed);
 
-// SAFETY: `sort` makes all `Sort`s, with sizes and strides of the views that are launched with. One
-// thread owns each element of the results. `KEYS` and `WRITE` access as many pairs as the rows of a
-// launch have, and `long_rows` declares this number. The index of a pair is one of its row, as
-// `KEYS` wrote it.
+// SAFETY: `sort` makes all `Sort`s, with the sizes and strides of the launch's operands. Each
+// element of the results belongs to one thread. After the sort, the first `size` pairs of a row
+// have indices below `size`.
 static ROW: Kernel<Sort, 3> = unsafe { Kernel::new(&SORT, "row", hosts!(all T => cpu::rows::<T>)) };
-// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares as many pairs as the rows of a launch
-// have. One thread writes each pair.
+// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the launch.
+// Each pair is written by one thread.
 static KEYS: Kernel<Sort, 2> =
     unsafe { Kernel::new(&SORT, "keys", hosts!(all T => cpu::keys::<T>)) };
-// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares as many pairs as the rows of a launch
-// have. One thread writes each element of the results. The index of a pair is one of its row, as
-// `KEYS` wrote it.
+// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the launch.
+// Each element of the results is written by one thread. After the sort, the first `size` pairs of a
+// row have indices below `size`.
 static WRITE: Kernel<Sort, 4> =
     unsafe { Kernel::new(&SORT, "write", hosts!(all T => cpu::write::<T>)) };
-// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
-// owns each pair.
+// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
+// to one thread.
 static TILES: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "tiles", hosts!(any cpu::tiles)) };
-// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
-// owns each pair.
+// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
+// to one thread.
 static STEP: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "step", hosts!(any cpu::sorted)) };
-// SAFETY: `long_rows` makes all `Pass`es and launches with as many pairs as they say. One thread
-// owns each pair.
+// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
+// to one thread.
 static MERGE: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "merge", hosts!(any cpu::sorted)) };
 
 cuda_struct! {

@@ -19,8 +19,8 @@ pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""],
 })
 .with_ptx(committed);
 
-// SAFETY: `searchsorted` makes all `Search`es, with sizes and strides of the views that are
-// launched with. One thread owns each element of the result.
+// SAFETY: `searchsorted` makes all `Search`es, with the sizes and strides of the launch's operands.
+// Each element of the result belongs to one thread.
 static COUNT: Kernel<Search, 3> =
     unsafe { Kernel::new(&SEARCH, "", hosts!(number T => on_host::<T>)) };
 

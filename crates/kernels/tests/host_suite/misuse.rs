@@ -153,7 +153,7 @@ fn a_graph_keeps_memory_of_the_programs_own_pool() {
         Storage::device(&runtime, N, &stream).unwrap()
     };
     let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
-    // The capture has its own route from its first allocation on.
+    // From its first allocation on, a capture has its own route in the allocator.
     drop(Storage::device(&runtime, N, &stream).unwrap());
     let captured = in_own();
     copy(&captured, &seven);

@@ -44,8 +44,8 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
 }
 
 /// Each thread waits for its own work, and may receive another thread's failure. Every failure is
-/// reported, by a wait or by a read of its result. Waits report a failure once, and nothing else is
-/// reported.
+/// reported, by a wait or by a read of the failed op's result. Waits report each failure once, and
+/// report nothing else.
 #[test]
 fn every_failed_index_is_reported_once() {
     check(|| {

@@ -101,7 +101,7 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
                 Box::new(move || {
                     for _ in 0..2 {
                         counts[0].fetch_add(1, Ordering::SeqCst);
-                        // Each replay runs on an input that is one larger.
+                        // Each replay has an input that is larger by one.
                         mix_on(&replays, &input, &zero, 1, 1).unwrap();
                         graphs[0].graph.replay(&replays).unwrap();
                         counts[1].fetch_add(1, Ordering::SeqCst);

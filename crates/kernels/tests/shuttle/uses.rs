@@ -42,7 +42,7 @@ fn ops_and_host_code_on_shared_storages_happen_in_one_order() {
 }
 
 /// A storage is dropped while its last use is in flight on another stream. The next use of the
-/// memory is ordered after it.
+/// memory is ordered after the last use of the storage.
 #[test]
 fn dropped_storages_are_not_given_to_others_too_early() {
     check(|| {

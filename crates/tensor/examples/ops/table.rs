@@ -18,9 +18,9 @@ pub(crate) type Call = Box<dyn FnMut() -> Result<()>>;
 /// The work of a call, for rates.
 #[derive(Clone, Copy)]
 enum Work {
-    /// Bytes: this many times those of an operand.
+    /// Memory traffic: this factor times the bytes of an operand.
     Times(f64),
-    /// Bytes: those of an operand, and this many for each written element.
+    /// Memory traffic: the bytes of an operand, plus this number of bytes for each written element.
     Into(usize),
     /// Floating-point operations of a matrix product.
     Product,

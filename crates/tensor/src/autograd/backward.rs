@@ -107,7 +107,7 @@ impl NodeInputs<'_> {
 /// The gradient function of a node, as a trait object: an [`OpBackward`] with its saved tensors, or one of
 /// `views.rs`.
 pub(super) trait GradFn: Send + Sync {
-    /// Computes the gradients of the inputs from those of the results.
+    /// Computes the gradients of the inputs from the gradients of the results.
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients>;
 
     /// Ends a pass without `retain_graph`. Returns whether the node should drop this function, because it

@@ -173,7 +173,7 @@ fn sequence<R>(
 
 /// Computes `f` of the inputs and keeps only the inputs. The backward pass computes `f` again, and this time
 /// keeps the intermediate results that it needs (`torch.utils.checkpoint`). The second computation draws the
-/// same random numbers from the CPU's generator and from those of the inputs' devices.
+/// same random numbers from the CPU's generator and from the generators of the inputs' devices.
 ///
 /// Tensors that `f` owns, such as parameters, get their gradients from [`Tensor::backward`], but not from
 /// [`grad`](crate::autograd::grad). At least one input must require a gradient.

@@ -99,8 +99,8 @@ pub(crate) fn elementwise(
     }
 }
 
-/// Records an op with the formulas of `backward`, which need not be those of the table entry that computed
-/// `out`.
+/// Records an op with the formulas of `backward`, which may differ from the formulas of the table entry that
+/// computed `out`.
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(

@@ -25,8 +25,8 @@ impl ToSave {
 }
 
 /// A custom op with its own gradient (`torch.autograd.Function`): an op that Warpline's kernels do not compute,
-/// or one whose gradient differs from that of its computation. Arguments that are not tensors are fields of the
-/// implementing type.
+/// or an op whose gradient is not the derivative of its computation. Arguments that are not tensors are fields
+/// of the implementing type.
 ///
 /// ```
 /// use warpline::autograd::{Context, Function, Gradients, ToSave};

@@ -80,7 +80,7 @@ pub fn gradcheck(
 }
 
 /// Compares the gradients of the gradients of `f` with central differences (`torch.autograd.gradgradcheck`).
-/// The gradients of the outputs are made up.
+/// The gradients of the outputs are fixed positive numbers.
 ///
 /// # Errors
 /// The same as [`gradcheck`].

@@ -71,9 +71,9 @@ thread_local! {
 
 /// Drops `owned` at once, or after the value that this thread is currently dropping.
 ///
-/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues; of
-/// several panics, the last. While the thread is already panicking, the panic is discarded, because a second
-/// panic would abort the process.
+/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues. If
+/// several values panic, the last panic continues. While the thread is already panicking, the panic is
+/// discarded, because a second panic would abort the process.
 pub(super) fn reclaim(owned: DeferredDrop) {
     let first = DEFERRED.with_borrow_mut(|deferred| {
         if let Some(deferred) = deferred {

@@ -129,9 +129,9 @@ impl Tensor {
         self.backward_with(None, false, false)
     }
 
-    /// [`Tensor::backward`] with a given gradient of this tensor; `None` stands for ones, if there is one
-    /// element. With `retain_graph`, another pass can traverse the graph. With `create_graph`, the pass itself
-    /// is recorded, so that gradients have gradients.
+    /// [`Tensor::backward`] with a given gradient of this tensor; `None` means ones, which is allowed only for
+    /// a tensor of one element. With `retain_graph`, another pass can traverse the graph. With `create_graph`,
+    /// the pass itself is recorded, so that gradients have gradients.
     ///
     /// # Errors
     /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if `gradient` has other sizes than this
@@ -231,8 +231,8 @@ pub struct GradOptions {
 }
 
 /// Returns the gradients of `outputs` for `inputs`, without adding them to the gradients of the tensors
-/// (`torch.autograd.grad`). `gradients` has one entry per output, or is empty. `None` stands for ones, for an
-/// output with one element.
+/// (`torch.autograd.grad`). `gradients` has one entry per output, or is empty. `None` means ones, which is
+/// allowed only for an output of one element.
 ///
 /// ```
 /// use warpline::autograd::{GradOptions, grad};
@@ -292,7 +292,7 @@ pub(super) fn grad_at(
 }
 
 /// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`). `gradients` has one
-/// entry per tensor, or is empty. `None` stands for ones, for a tensor with one element.
+/// entry per tensor, or is empty. `None` means ones, which is allowed only for a tensor of one element.
 ///
 /// # Errors
 /// The same as [`Tensor::backward_with`]. [`ErrorKind::Gradient`] if the lists differ in length.

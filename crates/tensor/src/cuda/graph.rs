@@ -16,7 +16,8 @@ pub use warpline_runtime::graph::GraphPool;
 /// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs
 /// before the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture.
 /// The graph keeps its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool).
-/// They have no values before the first replay; using them before fails with [`ErrorKind::NotReplayed`].
+/// These tensors have no values before the first replay; using one before then fails with
+/// [`ErrorKind::NotReplayed`].
 ///
 /// A capture records all work that is enqueued on its stream, and on streams that wait for its stream; all are
 /// streams of one device. Work of the host runs at once and is not recorded.
@@ -94,10 +95,10 @@ impl CudaGraph {
     ///
     /// # Errors
     /// Errors of `f`. [`ErrorKind::CannotCapture`] if the current stream is captured already.
-    /// [`ErrorKind::Driver`] if the driver gives up the capture, or under
-    /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream that joined was not waited for.
-    /// [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and after a panic of `f`, the capture
-    /// is over and the graph is empty.
+    /// [`ErrorKind::Driver`] if the driver invalidates the capture, or if under
+    /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the capture and the captured stream
+    /// did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and
+    /// after a panic of `f`, the capture is over and the graph is empty.
     #[track_caller]
     pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         self.capture_with(&graph_pool_handle(())?, f)

@@ -297,8 +297,9 @@ pub fn take_races() -> Vec<Race> {
     runtime().take_races()
 }
 
-/// Returns the possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first. These are
-/// races of strided views that interleave in a way that takes too long to decide ([`Race::certain`]).
+/// Returns the possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first. A race
+/// counts as possible if it takes too long to decide whether the elements of two strided views overlap
+/// ([`Race::certain`]).
 #[must_use]
 pub fn take_possible_races() -> Vec<Race> {
     runtime().take_possible_races()

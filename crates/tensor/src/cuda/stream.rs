@@ -19,8 +19,8 @@ pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     runtime.devices()?.current_stream(index)
 }
 
-/// Returns the default stream of a device (`torch.cuda.default_stream`). It and the other blocking streams of
-/// the device wait for each other.
+/// Returns the default stream of a device (`torch.cuda.default_stream`). The default stream and the other
+/// blocking streams of the device wait for each other.
 ///
 /// # Errors
 /// The same as [`CudaDeviceArg::index_in`].

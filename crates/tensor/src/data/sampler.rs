@@ -80,7 +80,8 @@ impl Sampler for RandomSampler {
 }
 
 /// The part of the samples of one rank (`torch.utils.data.DistributedSampler`). All ranks have the same number
-/// of samples. If the samples do not divide evenly, the first ones are used twice.
+/// of samples. If the samples do not divide evenly, the first samples are used again; with
+/// [`drop_last`](Self::drop_last), the last samples are left out.
 pub struct DistributedSampler {
     samples: usize,
     replicas: usize,
@@ -120,7 +121,8 @@ impl DistributedSampler {
         self
     }
 
-    /// Sets whether samples that do not divide evenly are dropped, instead of filled up. Default: `false`.
+    /// Sets whether the last samples are left out if the samples do not divide evenly, instead of using the
+    /// first samples again. Default: `false`.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;

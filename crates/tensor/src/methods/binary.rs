@@ -61,13 +61,13 @@ methods! {
     gt GT;
     /// `self >= other`, as bools.
     ge GE;
-    /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Not for bools. For an integer
-    /// divided by a zero in a tensor, the dividend.
+    /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Not for bools. An integer
+    /// divided by a zero in a tensor gives the dividend.
     remainder REMAINDER;
-    /// The remainder of the quotient rounded towards zero, with the sign of the dividend. Not for bools. For an
-    /// integer divided by a zero in a tensor, the dividend.
+    /// The remainder of the quotient rounded towards zero, with the sign of the dividend. Not for bools. An
+    /// integer divided by a zero in a tensor gives the dividend.
     fmod FMOD;
-    /// The quotient, rounded down. Not for bools. For an integer divided by a zero in a tensor, a number with
+    /// The quotient, rounded down. Not for bools. An integer divided by a zero in a tensor gives a number with
     /// all bits set.
     floor_divide FLOOR_DIVIDE;
     /// The angle of the point whose ordinate is `self` and whose abscissa is `other`, in radians.

@@ -34,8 +34,8 @@ impl<T> Pending<T> {
         })
     }
 
-    /// Waits until the copy is complete, and returns the value. Work that the stream was given after the copy
-    /// is not waited for. The call is immediate after [`Pending::query`] has returned `true`.
+    /// Waits until the copy is complete, and returns the value. Does not wait for work that was enqueued on the
+    /// stream after the copy. The call is immediate after [`Pending::query`] has returned `true`.
     ///
     /// # Errors
     /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed. [`ErrorKind::IndexCheck`] or

@@ -36,7 +36,7 @@ impl Tensor {
         let exponent = exponent.into();
         if let TensorOrScalar::Scalar(number) = exponent {
             let common = result_type_scalar(self, number);
-            // Uses the kernels of squares and square roots, as PyTorch does. Its square root of -inf is NaN,
+            // Uses the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
             // whereas -inf to the power of 0.5 is inf.
             if number.to_f64() == 2.0 && common == self.dtype() && common != DType::Bool {
                 return self.square();

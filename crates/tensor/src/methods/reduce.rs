@@ -147,8 +147,8 @@ macro_rules! reductions {
             ///
             /// # Errors
             /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if
-            /// a dimension is named twice, or if there is no element and the reduction has no value for that.
-            /// [`ErrorKind::UnsupportedDType`] if there is no such reduction of the dtype. Errors of
+            /// a dimension is named twice, or if there is no element and the reduction has no value without
+            /// elements. [`ErrorKind::UnsupportedDType`] if there is no such reduction of the dtype. Errors of
             /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self, $dims: impl $into) -> Result<Self> {
@@ -209,7 +209,7 @@ reductions! {
     /// Whether all elements over dimensions are nonzero, as bools; for `uint8`, as `uint8` (`torch.all`).
     all all_keepdim All(dims: IntoDims => into_dims), gradient none;
     /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). With `None` or `()`,
-    /// the index is that in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
+    /// the index counts in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
     /// element.
     argmax argmax_keepdim ArgMax(dim: IntoDim => into_dim), gradient none;
     /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is the smallest

@@ -196,10 +196,10 @@ impl Tensor {
     /// returned itself. `torch.Tensor.share_memory_` moves the tensor instead. A channel of
     /// `warpline::multiprocessing` sends the result to other processes.
     ///
-    /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to it at any
-    /// time. So it can be copied (from and to GPUs without waiting, by [`Tensor::copy`], and if it is
-    /// contiguous by [`Tensor::copy_`]), read ([`Tensor::to_vec`], [`Tensor::item`], printing) and sent. Ops on
-    /// the host refuse it with [`ErrorKind::SharedHostMemory`].
+    /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to the memory at
+    /// any time. So the tensor can be copied (from and to GPUs without waiting, by [`Tensor::copy`], and if it
+    /// is contiguous by [`Tensor::copy_`]), read ([`Tensor::to_vec`], [`Tensor::item`], printing) and sent. Ops
+    /// on the host refuse the tensor with [`ErrorKind::SharedHostMemory`].
     ///
     /// For a leaf that requires a gradient, the result is a leaf that requires a gradient and has none yet. The
     /// result is another tensor, so share parameters before you build an optimizer over them.

@@ -79,7 +79,7 @@ impl Channel {
 
     /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one. The receiver gets the same
     /// memory. All work on the memory that this process has enqueued runs before all work of the receiver on
-    /// it. Streams wait for this work, not the host, where that is possible; see [the module](super).
+    /// it. Where possible, streams wait for this work, and the host does not; see [the module](super).
     ///
     /// A leaf that requires a gradient arrives as such a leaf. Gradients are not sent.
     ///
@@ -108,16 +108,16 @@ impl Channel {
     /// before all work on it here. If the sender ends before that work is complete, reading the tensor, or a
     /// tensor computed from it, fails with [`ErrorKind::PeerGone`].
     ///
-    /// The tensor is on the same GPU, whatever its index is here. It cannot be sent on; send a copy instead. It
-    /// requires a gradient if the sent tensor did, but not in
+    /// The tensor is on the same GPU, whatever its index is here. The tensor cannot be sent on; send a copy
+    /// instead. The tensor requires a gradient if the sent tensor did, but not in
     /// [`inference_mode`](crate::autograd::inference_mode).
     ///
     /// # A sender that stalls
     /// A stream waits for the sender's work when it first uses the tensor, not before. Until that work is
     /// complete:
     /// - Streams that do not use the tensor continue.
-    /// - A stream that uses the tensor stops, with all later work on it. No timeout limits this wait. Nor does
-    ///   one limit waits of the host for this stream or for the whole device
+    /// - A stream that uses the tensor stops, with all later work on it. No timeout limits this wait. No
+    ///   timeout limits waits of the host for this stream or for the whole device either
     ///   ([`cuda::synchronize`](crate::cuda::synchronize), and calls for which the driver waits, such as
     ///   releasing page-locked memory).
     /// - A host read of the tensor, or of a tensor computed from it, fails with [`ErrorKind::TimedOut`] once
@@ -166,8 +166,8 @@ impl Channel {
         Ok(tensor)
     }
 
-    /// Signals the other process that this process has enqueued its work on a tensor that both have. The work
-    /// runs before all work of the other process on the tensor after [`Channel::recv_event`].
+    /// Signals the other process that this process has enqueued its work on a tensor that both processes have.
+    /// The work runs before all work of the other process on the tensor after [`Channel::recv_event`].
     ///
     /// # Errors
     /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory. [`ErrorKind::PeerGone`] if the other
@@ -232,7 +232,7 @@ impl Channel {
         if signal.is_none() {
             drop(guard);
             // Waits for reads too, because the receiver may write at once. The timeout limits only waits for
-            // the other process, so it starts again after this wait for the own GPU.
+            // the other process, so it starts again after this wait for this process's GPU.
             tensor.storage().wait_until_unused()?;
             call.1 = deadline();
             guard = self.sending.acquire(op, call.1)?;

@@ -33,21 +33,20 @@
 //!   the values last written, and nothing leaks. Calls that need the process that is gone fail with
 //!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
 //! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
-//!   the receiver on it. So the receiver reads the values that this work wrote, and never earlier ones.
-//!   Streams wait for each other on the GPU; the hosts do not wait. A process that receives memory that it has
-//!   already gets the same storage. After that, each process orders only its own work. With
-//!   [`Channel::send_event`] and [`Channel::recv_event`], a process signals that it has finished with a tensor
-//!   for now. Work of two processes on the same bytes that is not ordered gives wrong data, as between
-//!   unordered streams. It is not reported.
+//!   the receiver on it. So the receiver reads the values that this work wrote, and never earlier ones. Streams
+//!   wait for each other on the GPU; the hosts do not wait. A process that receives memory that it has already
+//!   gets the same storage. After that, each process orders only its own work. With [`Channel::send_event`] and
+//!   [`Channel::recv_event`], a process signals that it has finished with a tensor for now. Work of two
+//!   processes on the same bytes that is not ordered gives wrong data, as between unordered streams. Such races
+//!   are not reported.
 //! - **Kills.** Work that a process had enqueued when it was killed may never complete. Streams that wait for
 //!   the work continue. From then on, each host read of such a tensor, or of a tensor computed from it, fails
 //!   with [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), because its contents are unknown and kernels of
-//!   the killed process may still write to it. A process that ends by itself drops its channels first, which
-//!   waits for the work that they have sent.
-//! - **Waits of the host.** The sender's host waits for host memory; under
-//!   [`SyncPolicy::Manual`](crate::SyncPolicy); and if the validity of the tensor's values is still open,
-//!   because they depend on indices that are being checked, or on a third process. The receiver's host waits if
-//!   its stream is captured.
+//!   the killed process may still write to it. A process that ends by itself drops its channels first, and the
+//!   drop of a channel waits for the work that the channel has sent.
+//! - **Waits of the host.** The sender's host waits if the tensor is in host memory, if the policy is
+//!   [`SyncPolicy::Manual`](crate::SyncPolicy), and if the tensor depends on an index check that is not
+//!   complete, or on the work of a third process. The receiver's host waits if its stream is captured.
 //! - **Visibility.** The receiver sees exactly the storage of the sent tensor. The storage shares its pages
 //!   with no other memory, and was zeroed when it was made. A view is sent with its whole storage, as in
 //!   PyTorch.
@@ -60,16 +59,16 @@
 //!   computes its own gradients. A tensor that was computed from a leaf has to be detached before it is sent.
 //!
 //! # Host memory
-//! The memory of a CPU tensor is page-locked in each process that has GPUs, so that copies from and to them are
-//! asynchronous. Other processes may write to it at any time, so host code gets only copies:
-//! [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) to a contiguous tensor,
-//! [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host fail with
-//! [`ErrorKind::SharedHostMemory`](crate::ErrorKind::SharedHostMemory). In PyTorch they race.
+//! The memory of a CPU tensor is page-locked in each process that has GPUs, so that copies between the memory
+//! and the GPUs are asynchronous. Other processes may write to the memory at any time, so host code gets only
+//! copies: [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) to a contiguous
+//! tensor, [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host fail with
+//! [`ErrorKind::SharedHostMemory`](crate::ErrorKind::SharedHostMemory). In PyTorch, such ops race.
 //!
 //! # Limits
 //! The following cannot be shared; [`ErrorKind::CannotShare`](crate::ErrorKind::CannotShare) gives the reason:
 //!
-//! - modules on the host;
+//! - modules on the host, because ops on shared host memory are refused;
 //! - memory of the caching allocator (share the result of `share_memory`);
 //! - memory received from another process (send a copy);
 //! - memory of GPUs that the receiver does not see;

@@ -150,7 +150,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Interval between polls of a waiting thread.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Polls until `is_over` returns `true`, or the deadline has passed. Returns whether `is_over` did.
+/// Polls until `is_over` returns `true`, or the deadline has passed. Returns whether `is_over` returned `true`.
 fn wait_until(deadline: Deadline, is_over: impl Fn() -> bool) -> bool {
     loop {
         if is_over() {

@@ -163,8 +163,8 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
         for (tensor, value) in [(&first, 21.0), (&second, 22.0)] {
             let Some(tensor) = tensor else { continue };
             let Some(right) = or_gone(all(tensor, value))? else {
-                // The peer's work on the tensor was never completed, and nothing tells when it
-                // ends.
+                // The peer's work on the tensor was not complete at the kill, and this process
+                // cannot know when the work ends.
                 tensor.fill_(1.0)?;
                 assert!(or_gone(all(tensor, 1.0))?.is_none(), "{spec}, {point}: it is used again");
                 continue;

@@ -231,8 +231,8 @@ fn s33_a_tensor_with_a_failed_check_is_not_sent() {
     .unwrap();
 }
 
-/// Work that depends on a third process is sent once the third process has completed its part. It
-/// is refused if the third process is gone.
+/// A tensor that depends on a third process is sent once the third process has completed its work.
+/// The call is refused if the third process is gone.
 #[test]
 fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     let worlds = [0, 1, 2].map(|_| world(1, Schedule::Lazy));
@@ -268,7 +268,7 @@ fn s33_unfinished_work_of_another_process_is_not_sent_on() {
 }
 
 /// The GPU of a process that is gone may signal late and lower the semaphore's number again. No
-/// stream of the peer may hang on this.
+/// stream of the peer may hang because of the lower number.
 #[test]
 fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
     for drops in [false, true] {

@@ -57,7 +57,7 @@ fn refusals_to_receive_name_the_reason() {
         assert!(reason(there.recv()).contains("not visible to this process"));
         Ok(())
     });
-    // The channel works on after a refused message.
+    // The channel still works after a refused message.
     with_runtime(&two, || here.send(&ones([2], "cuda:0")?.share_memory()?)).unwrap();
     alone(|| {
         assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 2]);
@@ -167,7 +167,7 @@ fn nonsense_is_an_error() {
         for _ in 0..2 {
             assert!(matches!(end.recv().kind(), Some(ErrorKind::PeerGone { .. })));
         }
-        // Bytes that are no message, from a peer that stays connected.
+        // Bytes that are not a message, from a peer that stays connected.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&[0; 100]).unwrap();
         let end = Channel::new(end);

@@ -18,7 +18,7 @@ fn on(device: Device, dtype: DType) -> TensorOptions {
     (dtype, device).into()
 }
 
-/// Returns random elements that want a gradient.
+/// Returns random elements that require a gradient.
 fn leaf<const D: usize>(device: Device, sizes: [usize; D]) -> Result<Tensor> {
     randn(sizes, on(device, DType::F64))?.requires_grad_(true)
 }

@@ -22,8 +22,8 @@ fn results(_: &World) -> Result<()> {
             assert_eq!((y.size(), y.stride()), (&[4, 3][..], &[1, 4][..]));
         }
         assert_eq!((&turned + 1)?.to_vec::<f32>()?, x.add(1)?.transpose(0, 1)?.to_vec::<f32>()?);
-        // The first operand with an order decides. A row that broadcasts over all rows has no
-        // order.
+        // The result takes the order of dimensions from the first operand that has one. A row that
+        // broadcasts over all rows has no order.
         let plain = turned.contiguous()?;
         assert_eq!((&turned + &plain)?.stride(), [1, 4]);
         assert_eq!((&plain + &turned)?.stride(), [3, 1]);

@@ -1,5 +1,5 @@
-//! Ordered uses and races of memory on several streams: the cases of PyTorch's tests of its own
-//! checker, under `SyncPolicy::Manual`.
+//! Ordered uses and races of memory on several streams: the cases in PyTorch's tests of PyTorch's
+//! stream sanitizer, under `SyncPolicy::Manual`.
 
 use warpline::cuda::{Event, Stream};
 use warpline::{Race, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, zeros};
@@ -110,7 +110,8 @@ fn simple_sync(world: &World) -> Result<()> {
     })
 }
 
-/// Two streams may read after waits for the same write. Neither may write before the other's read.
+/// Two streams may read after waits for the same write. Neither of these streams may write before
+/// the other's read.
 fn branch_sync(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, _] = case.streams();

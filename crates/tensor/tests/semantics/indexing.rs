@@ -236,7 +236,7 @@ const FUNCTIONS: &[Checked] = &[
     ("scatter_reduce, prod", |x| reduced(x, ScatterReduce::Prod, false)),
     ("scatter_reduce, amax", |x| reduced(x, ScatterReduce::Amax, true)),
     ("scatter_reduce, amin", |x| reduced(x, ScatterReduce::Amin, false)),
-    // In-place ops on tensors that are no leaves, and on views of them.
+    // In-place ops on tensors that are not leaves, and on views of them.
     ("scatter_", |x| x[0].square()?.scatter_(0, &x[2].narrow(0, 0, 1)?, &x[1]).cloned()),
     ("index_add_", |x| {
         let t = x[0].square()?;

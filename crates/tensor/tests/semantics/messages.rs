@@ -296,7 +296,7 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     Ok(())
 }
 
-/// The peer is gone, or sends bytes that are no message.
+/// The peer is gone, or sends bytes that are not a message.
 #[cfg(target_os = "linux")]
 #[test]
 fn channels_fail_at_the_line_of_the_call() -> Result<()> {

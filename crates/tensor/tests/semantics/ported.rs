@@ -13,8 +13,8 @@ fn small(capacity: usize) -> SimBox {
     SimBox::new(config, &RuntimeConfig::default())
 }
 
-/// PyTorch: copy_non_blocking, to_non_blocking, to_cpu_blocking_by_default. After an asynchronous
-/// copy the stream is busy; after any other copy it is not.
+/// PyTorch's tests `copy_non_blocking`, `to_non_blocking` and `to_cpu_blocking_by_default`. After
+/// an asynchronous copy the stream is busy; after any other copy it is not.
 #[test]
 fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
     let world = SimBox::lazy(1);
@@ -55,8 +55,8 @@ fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
     });
 }
 
-/// PyTorch: caching_pinned_memory, caching_pinned_memory_multi_gpu. A page-locked block is reused
-/// only after its copies have finished.
+/// PyTorch's tests `caching_pinned_memory` and `caching_pinned_memory_multi_gpu`. A page-locked
+/// block is reused only after its copies have finished.
 #[test]
 fn a_pinned_block_is_used_again_once_its_copies_are_done() {
     for device in 0..2 {
@@ -81,8 +81,8 @@ fn a_pinned_block_is_used_again_once_its_copies_are_done() {
     }
 }
 
-/// PyTorch: caching_allocator_record_stream_oom. Before an allocation fails, it waits for memory
-/// that other streams still use.
+/// PyTorch's test `caching_allocator_record_stream_oom`. Before an allocation fails, the allocator
+/// waits for memory that other streams still use.
 #[test]
 fn pending_frees_are_reclaimed_under_pressure() {
     let world = small(256 << 20);
@@ -102,7 +102,7 @@ fn pending_frees_are_reclaimed_under_pressure() {
     });
 }
 
-/// PyTorch: set_per_process_memory_fraction.
+/// PyTorch's test `set_per_process_memory_fraction`.
 #[test]
 fn the_memory_fraction_holds() {
     let world = small(1 << 30);
@@ -120,7 +120,7 @@ fn the_memory_fraction_holds() {
     });
 }
 
-/// PyTorch: memory_stats_multigpu: devices are counted apart.
+/// PyTorch's test `memory_stats_multigpu`: each device has its own counters.
 #[test]
 fn devices_are_counted_apart() {
     crate::common::worlds(2, |world| {
@@ -145,7 +145,7 @@ fn devices_are_counted_apart() {
     });
 }
 
-/// PyTorch: mem_get_info.
+/// PyTorch's test `mem_get_info`.
 #[test]
 fn free_memory_is_the_drivers_figure() {
     let world = SimBox::lazy(2);
@@ -165,7 +165,7 @@ fn free_memory_is_the_drivers_figure() {
     });
 }
 
-/// PyTorch: cuda_init_race: threads may use devices for the first time at once.
+/// PyTorch's test `cuda_init_race`: threads may use devices for the first time at once.
 #[test]
 fn devices_may_be_used_first_at_once() {
     for seed in 0..8 {

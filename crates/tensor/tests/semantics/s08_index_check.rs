@@ -212,7 +212,7 @@ fn streams(_: &World) -> Result<()> {
         lines.sort_unstable();
         assert_eq!(lines, [first, second]);
         cuda::synchronize(0)?;
-        // A dropped stream is among those that a wait for the device covers.
+        // A wait for the device covers dropped streams.
         let gone = cuda::exclusive_stream(0, 0)?;
         let (t, bad) = (t.copy()?, bad.copy()?); // the originals must not record a use by `gone`
         let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))?);
@@ -295,7 +295,7 @@ fn replays(_: &World) -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// Checks add no host waits, and reserve pages only for launches in flight.
+/// Index checks add no host waits, and reserve pages only for launches in flight.
 #[test]
 fn s08_checks_cost_nothing_where_there_are_none() {
     let world = SimBox::lazy(2);

@@ -136,7 +136,7 @@ fn s08_a_launch_beside_a_capture_reports_its_failure() {
     });
 }
 
-/// Failures left by one wait are reported by the next. Queries report none.
+/// Failures that one wait does not report are reported by the next wait. Queries report none.
 #[test]
 fn s08_remaining_failures_are_reported_by_the_next_wait() {
     SimBox::lazy(1).enter(|| {

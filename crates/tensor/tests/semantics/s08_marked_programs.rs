@@ -102,8 +102,8 @@ struct Program {
 }
 
 impl Program {
-    /// Whether work that depends on `marks` was enqueued. It must be refused if the host knows of
-    /// one of them.
+    /// Whether work that depends on `marks` was enqueued. Such work must be refused if the host
+    /// knows of one of the failures.
     fn done<R: std::fmt::Debug>(&self, answer: Result<R>, marks: &Indices, context: &str) -> bool {
         if answer.is_ok() {
             assert!(marks.is_disjoint(&self.known), "{context}: {marks:?} not refused");

@@ -132,8 +132,8 @@ fn derived(_: &World) -> Result<()> {
             assert_marked(marked, 7);
         }
         for right in [&right, &apart] {
-            // The reads of marked tensors have already reported the failures that these reads wait
-            // for.
+            // Each of these reads also waits for failed launches, but the reads of the marked
+            // tensors have already reported the failures.
             right.to_vec::<f32>()?;
         }
         cuda::synchronize(0)?;

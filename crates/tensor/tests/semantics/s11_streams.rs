@@ -56,7 +56,7 @@ fn exclusive(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// PyTorch: external_streams.
+/// PyTorch's test `external_streams`.
 fn external(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let flags = StreamFlags { non_blocking: true, priority: 0 };

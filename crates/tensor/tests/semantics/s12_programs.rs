@@ -260,7 +260,7 @@ fn s12_random_programs_need_their_waits() {
     assert!(wrong.get() > 0, "no program came out wrong");
 }
 
-/// Operations that the producer's stream has after the one that the consumer waits for.
+/// Number of operations on the producer's stream after the operation for which the consumer waits.
 const LATER: usize = 20;
 
 /// A consumer uses a producer's result while the producer continues with unrelated work. Returns

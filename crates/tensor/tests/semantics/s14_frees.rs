@@ -90,8 +90,8 @@ fn automatic(world: &World) -> Result<()> {
     freed_early(world, false)
 }
 
-/// PyTorch: record_stream. Returns whether the next tensor of the same size reuses the freed
-/// address, while the stream is busy and afterwards.
+/// PyTorch's test `record_stream`. Returns whether the next tensor of the same size reuses the
+/// freed address, while the stream is busy and afterwards.
 fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
     let world = SimBox::with(1, Schedule::Lazy, policy);
     let mut same = (false, false);
@@ -124,7 +124,7 @@ fn s14_record_stream_defers_reuse() {
     assert_eq!(addresses(SyncPolicy::Manual, false), (true, false));
 }
 
-/// PyTorch: record_stream_on_shifted_view.
+/// PyTorch's test `record_stream_on_shifted_view`.
 #[test]
 fn s14_a_view_records_for_its_memory() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Manual);

@@ -51,7 +51,7 @@ fn s19_the_program_runs_without_cuda() {
     });
 }
 
-/// Queries create no context. PyTorch: lazy_init, is_pinned_no_context.
+/// Queries create no context. PyTorch's tests are `lazy_init` and `is_pinned_no_context`.
 #[test]
 fn s19_asking_makes_no_context() {
     let world = crate::boxes::SimBox::lazy(2);

@@ -184,7 +184,7 @@ fn sticky_other_devices_stay_usable_with_isolated_faults() {
             assert!(lost.sum(()).is_err());
         }
         assert_eq!(zeros([2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
-        // The cache can reuse page-locked memory of before the fault.
+        // The cache can reuse page-locked memory that was allocated before the fault.
         drop(pinned);
         assert_eq!(host.pin_memory()?.to_non_blocking(1)?.to_vec::<f32>()?, [1.0; 10]);
         cuda::synchronize(1)?;
@@ -225,8 +225,8 @@ fn sticky_waits_for_a_lost_device_end() {
     });
 }
 
-/// Copies of the lost device still used page-locked memory. The host may write their sources again,
-/// and reads of their destinations fail.
+/// Copies of the lost device still used page-locked memory. The host may write the sources of these
+/// copies again, and reads of their destinations fail.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
     each_isolated(|world, loss| {
@@ -235,8 +235,8 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
         loss.inject(world, &a);
-        // A wait of another device for the lost one ends, which does not make the lost device's
-        // work complete.
+        // Another device's wait for the lost device ends, but the work of the lost device does not
+        // count as complete.
         cuda::synchronize(1)?;
         assert!(cuda::synchronize(0).is_err());
         assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);

@@ -38,7 +38,7 @@ struct Parcel {
     hops: usize,
 }
 
-/// Parcels go around a ring of threads. Each thread adds one on its own stream or on the parcel's
+/// Parcels go around a ring of threads. Each thread adds 1 on its own stream or on the parcel's
 /// stream, and some threads move the tensor to another device.
 fn passing(world: &World) -> Result<()> {
     const HOPS: usize = 3 * THREADS;
@@ -148,7 +148,7 @@ fn pool(world: &World) -> Result<()> {
             let earlier = own[device].last_op();
             let result = tensor.mul(3)?;
             assert!(own[device].last_op() > earlier, "it ran on the worker's own stream");
-            // A guard, a guard inside it, and a stream that is set without a guard.
+            // Use guards, and set the stream and the device inside the guards.
             let other = cuda::Stream::new(device)?;
             cuda::with_stream(&other, || cuda::set_stream(&cuda::default_stream(device)?))?;
             cuda::with_device((home + 1) % world.devices, || cuda::set_device(home))?;

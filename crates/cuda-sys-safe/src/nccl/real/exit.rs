@@ -1,9 +1,9 @@
-//! Keeping other threads out of NCCL while the process ends.
+//! Keeps other threads out of NCCL while the process ends.
 //!
 //! A communicator is aborted on a thread of its own, and process groups watch their communicators
-//! on other threads. If the process ends at the same time, NCCL and the driver are shut down under
-//! these threads, which then crash. So when the process ends, it waits for running calls and
-//! refuses later calls.
+//! on other threads. If the process ends while such a thread is in NCCL, the shutdown of NCCL and
+//! of the driver crashes the thread. So an ending process waits for running calls and refuses later
+//! calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, TryLockError};

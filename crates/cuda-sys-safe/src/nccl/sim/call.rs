@@ -68,7 +68,8 @@ impl CallDesc {
         matches!(self.kind, CollectiveKind::Send | CollectiveKind::Recv)
     }
 
-    /// Returns `true` if the call does nothing, on any rank.
+    /// Returns `true` for a collective without elements, which has no effect on any rank. An empty
+    /// send or receive still waits for its peer.
     pub(crate) fn is_nothing(&self) -> bool {
         self.count == 0 && !self.is_between_two()
     }

@@ -13,9 +13,9 @@ use crate::{DriverError, Result};
 
 /// A driver that runs the work of the ranks on its devices.
 pub(crate) trait Advance: Send + Sync {
-    /// Runs one operation toward the first unfinished operation of a communicator. `needed` lets
-    /// streams continue that are held back. Returns whether an operation ran and, if none did, the
-    /// communicator that blocks it.
+    /// Runs one operation toward the first unfinished operation of a communicator. If `needed` is
+    /// set, streams that are held back continue. Returns whether an operation ran and, if none did,
+    /// the communicator that blocks it.
     fn advance(
         &self,
         participant: &Arc<Participant>,

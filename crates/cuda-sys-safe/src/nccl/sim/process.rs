@@ -33,7 +33,7 @@ pub(super) fn port() -> Option<u16> {
         let port = listener.local_addr().ok()?.port();
         let accept = move || {
             // Counts of connections. The thread of a connection holds one reference to each, and
-            // drops that to `handshakes` after the handshake.
+            // drops its reference to `handshakes` after the handshake.
             let (handshakes, all) = (Arc::new(()), Arc::new(()));
             for stream in listener.incoming().flatten() {
                 let (handshake, one) = (Arc::clone(&handshakes), Arc::clone(&all));
@@ -325,7 +325,7 @@ mod tests {
             bytes += 1;
         }
         assert!((2..16).contains(&bytes), "{bytes}");
-        // The crowd connected later, so its deadlines are later.
+        // The connections in `crowd` were made later, so their deadlines are later.
         while !crowd.iter().all(is_closed) {
             assert!(begun.elapsed() < 2 * HANDSHAKE_TIMEOUT);
             std::thread::sleep(Duration::from_millis(50));

@@ -51,8 +51,8 @@ fn participants() -> Vec<Arc<Participant>> {
 
 /// Makes each device of this process run one operation toward the enqueued operations of a
 /// communicator, and toward the operations that these wait for. Asks other processes to do the
-/// same. `needed` lets streams continue that are held back. Returns `true` if an operation ran in
-/// this process.
+/// same. If `needed` is set, streams that are held back continue. Returns `true` if an operation
+/// ran in this process.
 ///
 /// The caller must not hold a driver's lock.
 pub(crate) fn drive(blocked: &Arc<Participant>, needed: bool) -> bool {

@@ -139,7 +139,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Drives other ranks, if a query that can run no operation is blocked by them.
+    /// Drives other ranks, if they block a query that can run no operation itself.
     pub(super) fn drive_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
         let Some(participant) = state.blocked_on(point) else { return state };
         self.unlock(state);
@@ -147,8 +147,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Drives other ranks, or waits for them, if a wait that can run no operation is blocked by
-    /// them. Returns `false` if the wait can make no progress.
+    /// Drives other ranks, or waits for them, if they block a wait that can run no operation
+    /// itself. Returns `false` if the wait can make no progress.
     pub(super) fn wait_for_ranks<'a>(
         &'a self,
         mut state: Guard<'a>,

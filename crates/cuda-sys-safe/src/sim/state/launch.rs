@@ -23,7 +23,7 @@ pub(crate) struct Operand {
     pub(crate) sizes: SmallVec<[usize; 6]>,
     pub(crate) strides: SmallVec<[isize; 6]>,
     pub(crate) access: Access,
-    /// First byte and byte after the last, as offsets from `ptr`. They are equal if there is no
+    /// First byte and byte after the last, as offsets from `ptr`. Both are equal if there is no
     /// element.
     pub(crate) hull: (i64, i64),
 }

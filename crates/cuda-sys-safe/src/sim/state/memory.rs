@@ -6,8 +6,8 @@ use std::fmt;
 use super::vmm::MappedRange;
 use crate::sim::backing::{HostMapping, MemoryFile, bytes_at, fill, in_pages};
 
-/// Each device's addresses start at a multiple of this number. They are not canonical on any host,
-/// so host code that accesses a device address faults.
+/// Each device's addresses start at a multiple of this number. The addresses are not canonical on
+/// any host, so host code that accesses a device address faults.
 pub(crate) const DEVICE_SPACE: u64 = 1 << 50;
 
 /// Granularity of allocations, in bytes.
@@ -33,8 +33,8 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: usize,
     pub(crate) kind: RegionKind,
-    /// Host memory behind the region, mapped on first access. That of a reservation is mapped at
-    /// once.
+    /// Host memory behind the region, mapped on first access. The host memory of a reservation is
+    /// mapped at once.
     pub(crate) backing: Option<HostMapping>,
 }
 

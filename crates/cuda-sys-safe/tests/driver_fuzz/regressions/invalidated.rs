@@ -95,7 +95,7 @@ fn before_arguments() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "INVALID_VALUE", "active"],
         },
     ];
-    // Each runs on the default stream while a blocking stream is captured.
+    // Each of these calls runs on the default stream while a blocking stream is captured.
     let implicit = [
         ("the default stream is not asked for its priority", StreamPriority { stream: 0 }),
         ("an empty memset uses the default stream", memset(0, 1, 0, 0)),

@@ -78,19 +78,19 @@ fn each(name: &str, ty: &str) -> String {
 }
 
 // SAFETY: `attention` and `attention_backward` make all `Attention`s with `check`. Sizes and
-// strides are those of the views that they launch with, whose rows consist of whole vectors. One
-// block writes each element.
+// strides are those of the launch's operands, whose rows consist of whole vectors. Each element is
+// written by one block.
 static FORWARD: [Kernel<Attention, 5>; WIDTHS.len()] = unsafe {
     Kernel::array(&ATTENTION, ["wide_64", "wide_128"], hosts!(F16 | BF16, T => cpu::forward::<T>))
 };
-// SAFETY: `attention_backward` makes the parameters with `check`, from the views that it launches
-// with. One block writes each element.
+// SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
+// element is written by one block.
 static BACKWARD_QUERIES: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_queries::<T>);
     Kernel::array(&ATTENTION_BACKWARD, ["queries_64", "queries_128"], hosts)
 };
-// SAFETY: `attention_backward` makes the parameters with `check`, from the views that it launches
-// with. One block writes each element.
+// SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
+// element is written by one block.
 static BACKWARD_KEYS: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_keys::<T>);
     Kernel::array(&ATTENTION_BACKWARD, ["keys_64", "keys_128"], hosts)

@@ -7,8 +7,8 @@ use warpline_runtime::{ErrorKind, Layout, ResultExt as _};
 
 const SCALE: f64 = 0.25;
 
-/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, not multiples
-/// of a tile, for both kernel widths, and with more queries than keys and fewer.
+/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, and not
+/// multiples of a tile. They cover both kernel widths, and more and fewer queries than keys.
 const SIZES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 8],
     [2, 3, 5, 7, 16],

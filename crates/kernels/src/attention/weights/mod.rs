@@ -25,7 +25,7 @@ use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct,
 /// The `_odd` kernels are for rows that do not consist of whole vectors.
 const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
 
-/// Bytes of a row that a lane keeps in registers at most.
+/// Maximum number of bytes of a row that a lane keeps in registers.
 const HELD_BYTES: usize = 128;
 const SHORT_THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
@@ -48,15 +48,15 @@ fn source() -> Source {
     of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("weights.cuh"))
 }
 
-// SAFETY: `params` makes all `Attention`s, with the sizes of the views that are launched with,
-// which are contiguous. One thread writes each element of the last operand. `run` launches kernels
-// for whole vectors only if all rows consist of whole vectors.
+// SAFETY: `params` makes all `Attention`s, with the sizes of the launch's operands, which are
+// contiguous. Each element of the last operand is written by one thread. `run` launches kernels for
+// whole vectors only if all rows consist of whole vectors.
 static FORWARD: [Kernel<Attention, 2>; KERNELS.len()] = by_weights(unsafe {
     Kernel::array(&ATTENTION_WEIGHTS, KERNELS, hosts!(float T => forward::<T>))
 });
-// SAFETY: `params` makes all `Attention`s, from the contiguous views that are launched with. One
-// thread writes each element of the last operand. `run` launches kernels for whole vectors only if
-// all rows consist of whole vectors.
+// SAFETY: `params` makes all `Attention`s, from the launch's contiguous operands. Each element of
+// the last operand is written by one thread. `run` launches kernels for whole vectors only if all
+// rows consist of whole vectors.
 static BACKWARD: [Kernel<Attention, 3>; KERNELS.len()] = by_weights(unsafe {
     Kernel::array(&ATTENTION_WEIGHTS_BACKWARD, KERNELS, hosts!(float T => backward::<T>))
 });

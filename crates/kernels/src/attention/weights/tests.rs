@@ -12,7 +12,8 @@ fn values(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| ((i * 31 + seed) % 97) as f64 / 16.0 - 3.0).collect()
 }
 
-/// Rows of a few lanes, of a block and longer ones, with and without whole vectors.
+/// Sizes of rows for a few lanes, of rows for a block, and of longer rows, with and without whole
+/// vectors.
 const SIZES: [[usize; 3]; 9] = [
     [2, 3, 1],
     [3, 5, 4],

@@ -33,14 +33,14 @@ fn source() -> Source {
     Source::new().with::<Columns>().push(module::ELEMENT)
 }
 
-// SAFETY: `check` makes all `Columns`, with strides and sizes of the views that are launched with.
-// The kernel reads the image only where the window lies inside, and one thread writes each element
-// of the columns.
+// SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands. The
+// kernel reads the image only where the window lies inside, and each element of the columns is
+// written by one thread.
 static TO_COLUMNS: Kernel<Columns, 2> =
     unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
-// SAFETY: `check` makes all `Columns`, with strides and sizes of the views that are launched with.
-// The kernel reads only elements of the columns with a valid row and position, and one thread
-// writes each element of the image.
+// SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands. The
+// kernel reads only elements of the columns with a valid row and position, and each element of the
+// image is written by one thread.
 static TO_IMAGE: Kernel<Columns, 2> =
     unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
 

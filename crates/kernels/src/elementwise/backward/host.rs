@@ -29,7 +29,8 @@ unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N
     for Backpropagation<T>
 {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &Fused<I>) {
-        // SAFETY: this function's contract; launches of backward passes alone have `Fused`.
+        // SAFETY: the caller guarantees the conditions of `over`. Only launches of backward passes
+        // have `Fused` arguments.
         unsafe { over::<T, I, N>(launch, index, *args, args.backward().formula()) }
     }
 }
@@ -38,8 +39,9 @@ unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N
 type Slice<T> = [<T as HostElement>::Compute; SLICE];
 
 /// # Safety
-/// The launch has `I` inputs, of which none is read that a number stands for, then the results, of which unwanted ones are not
-/// written. They have the dtypes in the arguments, and elements at the positions of `index`. No other thread writes to them.
+/// The launch has `I` inputs, then the results. Inputs that are numbers are not read, and unwanted
+/// results are not written. All others have the dtypes in the arguments, and elements at the
+/// positions of `index`. No other thread writes to these elements.
 unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,

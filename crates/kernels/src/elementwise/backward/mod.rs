@@ -77,8 +77,8 @@ impl Backward {
         &self.program
     }
 
-    /// Returns whether the program computes the gradients. If so, they would take several launches
-    /// without the program, and kernels exist for this number of inputs and results.
+    /// Returns whether the program computes the gradients: one op at a time they would take several
+    /// launches, and kernels exist for this number of inputs and results.
     #[must_use]
     pub fn is_fused(&self) -> bool {
         let formula = self.formula();

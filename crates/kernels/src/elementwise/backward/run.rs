@@ -139,8 +139,9 @@ fn run<const I: usize, const N: usize>(
     let vector = if dtype == DType::F64 { 2 } else { 4 };
     let address = std::ptr::from_ref(backward).expose_provenance() as u64;
     let args = Fused { numbers, backward: address.into() };
-    // SAFETY: variant and loops are those of this dtype, and the program that of these formulas. The arguments name the
-    // views' dtypes, and the inputs that are numbers and the unwanted results, which are not touched.
+    // SAFETY: the variant and the loops are for this dtype, and the program is for these formulas.
+    // The arguments contain the dtypes of the views, and mark inputs that are numbers and unwanted
+    // results, which the kernel does not touch.
     unsafe { Kernels::new(backward.program(), variant, loops) }
         .with_vector(vector)
         .with_run(vector)

@@ -70,7 +70,7 @@ fn every_shape_and_dtype(target: Target<'_>) {
                 let context = format!("{} of {} {dtype}", op.name(), shape.name);
                 assert_close(to, &out.floats(target), &expected, &context);
 
-                // The same, with a number as either operand.
+                // Do the same with a number as either operand.
                 for (i, number) in [Scalar::Int(3), Scalar::Float(0.5), Scalar::Bool(true)]
                     .into_iter()
                     .filter(|s| s.category() <= dtype.category())

@@ -87,7 +87,7 @@ fn every_layout(
     let context = format!("{} of {} {dtype}", op.name(), shape.name);
     compare(op, to, &run(&args), &expected(cpu, op, dtype, &values), &context);
 
-    // The same with a number in the place of each operand but one.
+    // Do the same with a number in the place of each operand but one.
     for k in (0..op.inputs()).rev().take(op.inputs() - 1) {
         let number = match operand_dtype(op, k, dtype) {
             DType::Bool => Scalar::Bool(true),

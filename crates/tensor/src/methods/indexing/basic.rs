@@ -64,7 +64,8 @@ macro_rules! from_int {
     };
 }
 
-/// Returns the bound `end + beyond`. The bound after -1, the last index, is the end of the dimension.
+/// Returns the exclusive bound `end + beyond`. An inclusive bound of -1, the last index, gives `None`, the end
+/// of the dimension.
 fn after(end: isize, beyond: isize) -> Option<isize> {
     if beyond == 1 && end == -1 { None } else { Some(end.saturating_add(beyond)) }
 }

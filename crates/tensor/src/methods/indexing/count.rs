@@ -82,7 +82,7 @@ impl Tensor {
             let reason = format!("{bins} bins from {min} to {max}");
             return Err(Error::invalid(OP, reason));
         }
-        // Fails if there is no memory for so many bins.
+        // Fails if there is no memory for this many bins.
         let counts = self.new_zeros([bins], DType::I64).of(OP)?;
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;

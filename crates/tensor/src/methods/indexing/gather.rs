@@ -54,10 +54,10 @@ impl Tensor {
         )
     }
 
-    /// Gathers one element per element of `index` (`torch.gather`): that at the same position, except that
-    /// along dimension `dim` the position is the value in `index`. `index` is `int32` or `int64` and has as
-    /// many dimensions as this tensor. Its sizes are those of the result, and no larger than this tensor's in
-    /// any dimension but `dim`.
+    /// Gathers one element for each element of `index` (`torch.gather`): the element at the same position,
+    /// except that along dimension `dim` the position is the value in `index`. `index` is `int32` or `int64`
+    /// and has as many dimensions as this tensor. The result has the sizes of `index`, which are no larger than
+    /// this tensor's in any dimension but `dim`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -119,8 +119,8 @@ impl OpBackward for Gather {
 }
 
 /// Gathers the rows of the matrix `weight` that `indices` name (`torch.nn.functional.embedding`). `indices` are
-/// `int32` or `int64` of any shape. The shape of the result is that of `indices`, followed by the length of a
-/// row.
+/// `int32` or `int64` of any shape. The shape of the result is the shape of `indices`, followed by the length
+/// of a row.
 ///
 /// ```
 /// # use warpline::{embedding, tensor};

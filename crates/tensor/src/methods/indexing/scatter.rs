@@ -36,9 +36,9 @@ pub enum ScatterReduce {
 impl Tensor {
     /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
     /// value in `index` (`torch.scatter`). A number as `src` is written to all of these places. `index` is
-    /// `int64` or `int32` and has as many dimensions as this tensor. No dimension of `index` is larger than
-    /// that of `src`, and none but `dim` is larger than that of this tensor. If several indices name one place,
-    /// the last element counts on the CPU, and any element on a GPU.
+    /// `int64` or `int32` and has as many dimensions as this tensor. In every dimension, `index` is no larger
+    /// than `src`. In every dimension but `dim`, `index` is no larger than this tensor. If several indices name
+    /// one place, the last element counts on the CPU, and any element on a GPU.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};

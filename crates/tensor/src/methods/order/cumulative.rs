@@ -66,8 +66,8 @@ impl Tensor {
         self.copy_(&all, false).of("cumprod_")
     }
 
-    /// The cumulative maximum along a dimension, and its index (`torch.cummax`). Of equal elements, the index
-    /// is that of the last. A NaN counts as the largest.
+    /// The cumulative maximum along a dimension, and its index (`torch.cummax`). If several elements are equal,
+    /// the index names the last of them. A NaN counts as the largest.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -76,8 +76,8 @@ impl Tensor {
         self.extremes("cummax", ScanOp::Max, dim)
     }
 
-    /// The cumulative minimum along a dimension, and its index (`torch.cummin`). Of equal elements, the index
-    /// is that of the last. A NaN counts as the smallest.
+    /// The cumulative minimum along a dimension, and its index (`torch.cummin`). If several elements are equal,
+    /// the index names the last of them. A NaN counts as the smallest.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].

@@ -7,9 +7,10 @@ use crate::exec::check_together;
 use crate::methods::result_type;
 use crate::{DType, Result, Tensor};
 
-/// Finds the position of each value in `sorted` that keeps the order (`torch.searchsorted`). All elements
-/// before the position are less than the value; with `right`, less or equal. `sorted` is a vector, or has one
-/// row per row of `values`. The result is `int64` and has the shape of `values`.
+/// Finds, for each value, the position in `sorted` at which an insertion of the value keeps the order
+/// (`torch.searchsorted`). All elements before the position are less than the value; with `right`, less or
+/// equal. `sorted` is a vector, or has one row per row of `values`. The result is `int64` and has the shape of
+/// `values`.
 ///
 /// ```
 /// # use warpline::{searchsorted, tensor};
@@ -21,9 +22,10 @@ use crate::{DType, Result, Tensor};
 ///
 /// # Errors
 /// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtypes differ.
-/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector and its rows are
-/// not those of `values`. [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors
-/// are of bools. Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector, and its sizes
+/// before the last differ from those of `values`.
+/// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors are of bools. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
     check_together("searchsorted", values, sorted)?;

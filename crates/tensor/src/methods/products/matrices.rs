@@ -91,7 +91,8 @@ impl Tensor {
     }
 
     /// `beta * self + alpha * mat1 @ mat2` (`torch.addmm`). This tensor is expanded to the sizes of the
-    /// product. If `beta` is 0, its elements are not read. PyTorch's default for both is 1.
+    /// product. If `beta` is 0, the elements of this tensor are not read. PyTorch's default for `beta` and
+    /// `alpha` is 1.
     ///
     /// ```
     /// # use warpline::{ones, tensor};

@@ -55,7 +55,7 @@ impl Tensor {
             return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
-        // Widened, because the sum of half-width floats may overflow even if the mean does not.
+        // Sums in a wider dtype, because the sum of half-width floats may overflow even if the mean does not.
         let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
         let count = counted.sum_kept(dims, keepdim)?;
         numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())

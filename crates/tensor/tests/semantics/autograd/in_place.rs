@@ -92,7 +92,7 @@ fn a_tensor_without_gradient_gets_one_from_an_in_place_operand() {
             sum.add_(&x)?;
         }
         assert!(same.requires_grad() && !same.is_leaf());
-        // A tensor made from a `Vec` is no view of another tensor.
+        // A tensor made from a `Vec` is not a view of another tensor.
         let made = Tensor::from_vec(vec![1f64; 2], [2, 1], ())?;
         assert_eq!(made.mul_(&x.view([2, 1])?)?.grad_fn().as_deref(), Some("MulBackward0"));
         same.sum(())?.backward()?;

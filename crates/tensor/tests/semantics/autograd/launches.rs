@@ -138,7 +138,7 @@ fn attention_of_other_dtypes_takes_seven_and_ten_launches() {
     assert_eq!(attention_over_packed_heads(DType::F32).unwrap(), (7, 10));
 }
 
-/// Returns operands in the op's domain. Each operand that can have a gradient wants one.
+/// Returns operands in the op's domain. Each operand that can have a gradient requires one.
 fn operands(op: &'static Op) -> Result<Vec<Tensor>> {
     let differentiable = |k| op.backward().is_some_and(|b| b.formula().gradient(k).is_some());
     let operand = |k: usize| {

@@ -5,8 +5,8 @@ use warpline::{DType, Result, Tensor, arange};
 
 use crate::common;
 
-/// Returns the gradient of the sum of squares of a view of 0, 1, … in 3 × 4. It is twice the viewed
-/// elements.
+/// Views a 3 × 4 matrix of 0, 1, …, and returns the gradient of the view's sum of squares. The
+/// gradient is twice the viewed elements.
 fn through(view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
     let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
     view(&x)?.square()?.sum(())?.backward()?;
@@ -35,7 +35,8 @@ fn each_element_that_is_shown_has_its_gradient() {
     });
 }
 
-/// Squares the parts `used` of 0, 1, … in 3 × 4. There the gradient is twice the element.
+/// Squares the parts `used` of a 3 × 4 matrix of 0, 1, …. The gradient of an element in these parts
+/// is twice the element.
 fn of_parts(
     parts: impl Fn(&Tensor) -> Result<Vec<Tensor>>,
     used: &[usize],

@@ -68,7 +68,8 @@ fn packed_views(device: Device) -> Result<()> {
             // The layout that the gradient has when the heads are put side by side again.
             let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
             out.backward_with(Some(&turned), false, false)?;
-            // Compute from the rounded input, so that its rounding is no difference.
+            // Compute from the rounded input, so that the rounding of the input is not counted as a
+            // difference.
             let exact = packed.detach().to((DType::F64, "cpu"))?.requires_grad_(true)?;
             let expected = by_mask(&heads_of(&exact, 2)?, is_causal)?;
             expected.backward_with(Some(&grad.to((DType::F64, "cpu"))?), false, false)?;
@@ -208,7 +209,7 @@ fn nothing_to_see_or_to_compare() {
     });
 }
 
-/// Rows whose length is no multiple of a vector, rows that start inside a vector, and expanded
+/// Rows whose length is not a multiple of a vector, rows that start inside a vector, and expanded
 /// rows.
 #[test]
 fn halves_may_lie_anyhow() {

@@ -8,7 +8,7 @@ mod shapes;
 
 use warpline::{DType, Result, Tensor, tensor};
 
-/// Returns a leaf of `float64` that wants a gradient.
+/// Returns a leaf of `float64` that requires a gradient.
 fn leaf(values: &[f64]) -> Result<Tensor> {
     tensor(values, DType::F64)?.requires_grad_(true)
 }

@@ -93,7 +93,7 @@ impl Goldens {
     }
 
     /// Makes an argument on a device and applies its view steps there. Enters named tensors into
-    /// `leaves`; the tensors for which `case` has gradients want one.
+    /// `leaves`. The tensors for which `case` has gradients require a gradient.
     pub(crate) fn input(
         &self,
         source: &Source,

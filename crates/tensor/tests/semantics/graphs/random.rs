@@ -28,7 +28,7 @@ fn draws(device: usize) -> Result<Vec<Tensor>> {
         coins,
         waits,
     ];
-    // One dtype, so that all results can be compared.
+    // Convert to one dtype, so that all results can be compared.
     drawn.iter().map(|t| t.to(DType::F32)).collect()
 }
 

@@ -102,14 +102,14 @@ fn mixed(_: &World) -> Result<()> {
     let (mut outer, mut inner) = (CudaGraph::new(), CudaGraph::new());
     let (y, z) = captured(&mut outer, &one, || {
         let y = (&x + 1.0)?;
-        // Another stream can be captured at the same time. The two captures do not meet.
+        // Another stream can be captured at the same time. The two captures stay separate.
         let z = captured(&mut inner, &two, || {
             let stays: &Stream = &one;
             refused("wait_stream", two.wait_stream(stays));
             &x + 2.0
         })?;
         refused("replay", done.replay());
-        // A replay on another stream is no part of the capture.
+        // A replay on another stream does not take part in the capture.
         cuda::with_stream(&two, || done.replay())?;
         Ok(((&y * 2.0)?, z))
     })?;

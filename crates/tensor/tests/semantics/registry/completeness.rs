@@ -9,7 +9,7 @@ use crate::common::sources::{self, Function};
 const AUTOGRAD: &str = "autograd plumbing";
 const STATE: &str = "reads the state of a random generator";
 
-/// Public functions that return tensors but are no ops, each with the reason.
+/// Public functions that return tensors but are not ops, each with the reason.
 const NO_OPS: &[(&str, &str)] = &[
     ("autograd::Context::saved", AUTOGRAD),
     ("autograd::Tensor::requires_grad_", AUTOGRAD),

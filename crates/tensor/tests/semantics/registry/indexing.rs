@@ -7,12 +7,12 @@ use super::entry::{Entry, every, numbers};
 use super::in_place::on_copy;
 use super::sample::{Arg, indices, mask, x};
 
-/// Indices of rows, one of them twice.
+/// Row indices, one of which occurs twice.
 fn rows() -> Arg {
     indices(&[0, 2, 0], &[3])
 }
 
-/// Indices of rows, each once.
+/// Row indices without duplicates.
 fn distinct() -> Arg {
     indices(&[2, 0], &[2])
 }

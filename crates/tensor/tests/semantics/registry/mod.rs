@@ -1,8 +1,9 @@
 //! The registry of all ops, and tests that walk it.
 //!
-//! Each public function that gives tensors has an [`Entry`](entry::Entry) in the file of its family, or stands in
-//! `completeness.rs` with the reason why it is no op. A new op needs nothing else: its gradients, the agreement of
-//! devices and the agreement of backward passes are tested from its entry.
+//! Each public function that gives tensors has an [`Entry`](entry::Entry) in the file of its
+//! family, or stands in `completeness.rs` with the reason why it is not an op. A new op needs
+//! nothing else: its gradients, the agreement of devices and the agreement of backward passes are
+//! tested from its entry.
 
 mod completeness;
 mod devices;
