@@ -13,7 +13,15 @@ use crate::workspace::{self, Crate};
 pub(crate) fn pack(sh: &Shell, crates: &[&Crate]) -> Result<()> {
     let names: Vec<&str> = crates.iter().flat_map(|c| ["-p", c.name.as_str()]).collect();
     let cargo = workspace::cargo();
-    let options = ["--no-verify", "--allow-dirty", "--offline", "--exclude-lockfile"];
+    // The environment may name another target folder.
+    let options = [
+        "--no-verify",
+        "--allow-dirty",
+        "--offline",
+        "--exclude-lockfile",
+        "--target-dir",
+        "target",
+    ];
     cmd!(sh, "{cargo} package --quiet {options...} {names...}").run()?;
     Ok(())
 }
