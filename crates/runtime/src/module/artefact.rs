@@ -32,11 +32,17 @@ fn path(folder: &Path, program: &Program) -> PathBuf {
     folder.join(format!("{}.ptx.lzma", program.name()))
 }
 
-/// Returns the hash of a variant's source and of the compiler's options.
+/// Returns the hash of a variant's source and of the compiler's options. Lines that hold only a
+/// comment do not count, so that a changed comment does not make the PTX stale.
 pub(super) fn hash(program: &Program, variant: usize) -> String {
     let mut hash = Sha256::new();
     compile::options().iter().for_each(|option| hash.update(option));
-    hash.update(program.source(variant).text());
+    for line in program.source(variant).text().lines() {
+        if !line.trim_start().starts_with("//") {
+            hash.update(line);
+            hash.update("\n");
+        }
+    }
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 

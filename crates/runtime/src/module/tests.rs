@@ -52,6 +52,17 @@ fn kernels_are_named_after_program_variant_and_kernel() {
 }
 
 #[test]
+fn a_comment_on_its_own_line_is_not_part_of_the_hash() {
+    fn program(source: fn(&Program, &str) -> Source) -> String {
+        artefact::hash(&Program::new("commented", &[""], &[""], source), 0)
+    }
+    let bare = program(|_, _| Source::new().push("int a;"));
+    let commented = program(|_, _| Source::new().push("  // The first.\nint a;\n// The end."));
+    assert_eq!(bare, commented);
+    assert_ne!(bare, program(|_, _| Source::new().push("int b;")));
+}
+
+#[test]
 fn a_file_is_stale_when_its_source_has_changed() {
     let folder = std::env::temp_dir().join(format!("warpline-stale-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
