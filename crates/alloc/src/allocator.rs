@@ -24,9 +24,10 @@ use crate::{
 
 /// A caching allocator for the memory of one device. Clones share the allocator.
 ///
-/// The stream that freed memory was allocated for reuses it at once; only a request that nothing
-/// cached fits reaches the backend. Work on that stream may use a block until the block is dropped.
-/// Work on other streams may too, after [`Block::record_stream`](crate::Block::record_stream).
+/// The stream that freed memory was allocated for reuses it at once. A request reaches the backend
+/// only if the cache cannot serve it. Work on that stream may use a block until the block is
+/// dropped. Work on other streams may too, after
+/// [`Block::record_stream`](crate::Block::record_stream).
 ///
 /// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map,
 /// free, wait) run without those locks. The allocator serves one miss at a time. A free that
@@ -128,16 +129,16 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Adds an observer, which is called whenever a request fails because memory is exhausted,
-    /// before the request returns. No lock is held, so the observer may use the allocator; it is
-    /// not called for its own requests. The allocator keeps the observer, so an observer that owns
-    /// a clone of the allocator keeps that alive forever.
+    /// before the request returns. No lock is held, so the observer may use the allocator; requests
+    /// of the observer itself do not call it. The allocator keeps the observer, so an observer that
+    /// owns a clone of the allocator keeps the allocator alive forever.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         self.shared.core.hooks.add_observer(Arc::new(observer));
     }
 
-    /// Adds a callback, which is called when nothing cached fits a request, before the backend is
-    /// called. It may drop blocks, and returns whether it did. No lock is held. It is not called
-    /// for its own requests.
+    /// Adds a callback, which is called when the cache cannot serve a request, before the backend
+    /// is called. The callback may drop blocks, and returns whether it did. No lock is held, so the
+    /// callback may use the allocator; requests of the callback itself do not call it.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }

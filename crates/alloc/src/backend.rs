@@ -88,8 +88,8 @@ pub trait Backend: StreamBackend + 'static {
     /// The runtime's error if the memory cannot be allocated.
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
 
-    /// Releases memory. A runtime that may refuse overrides this; refused memory still counts as
-    /// reserved and is retried later. The default drops the memory.
+    /// Releases memory. The default drops the memory. Override this function if the runtime may
+    /// refuse a release; refused memory still counts as reserved and is retried later.
     ///
     /// # Errors
     /// The unchanged memory, if the runtime refuses. Memory of a lost device counts as released.
@@ -116,9 +116,9 @@ pub trait Backend: StreamBackend + 'static {
     /// keeps memory whose release fails.
     fn trim(&self) {}
 
-    /// Waits for all work that can use this memory, on any stream, including streams that the
-    /// allocator was not told of. It is called before pages are unmapped, once for many pages, so
-    /// that such work completes instead of accessing unmapped addresses. `Ok(false)`, the default,
+    /// Waits for all work that can use this backend's memory, on any stream, including streams that
+    /// the allocator was not told of. The allocator calls this before it unmaps pages, once for
+    /// many pages, so that such work does not access unmapped addresses. `Ok(false)`, the default,
     /// means that the runtime has no such call; the allocator then waits for the streams that it
     /// knows.
     ///
@@ -197,9 +197,9 @@ pub trait VirtualMemory<E>: Send + Sync {
     /// The runtime's error if the memory cannot be mapped.
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
 
-    /// Releases a range, memory or a mapping. A runtime that may refuse overrides this; a refused
-    /// mapping stays in place with its memory, and the release is retried later. The default drops
-    /// the handle.
+    /// Releases a range, memory or a mapping. The default drops the handle. Override this function
+    /// if the runtime may refuse a release; a refused mapping stays in place with its memory, and
+    /// the release is retried later.
     ///
     /// # Errors
     /// The unchanged handle, if the runtime refuses. Handles of a lost device count as released.

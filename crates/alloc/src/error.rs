@@ -17,13 +17,13 @@ pub enum AllocError {
     /// The request is 1 EB or more.
     #[error("out of memory. Tried to allocate {}, more than 1EB memory", size_text(*requested))]
     TooLarge {
-        /// The request, in bytes.
+        /// Requested size, in bytes.
         requested: usize,
     },
     /// The system has no ordinary (pageable) host memory left.
     #[error("cpu out of memory. Tried to allocate {}: {reason}", size_text(*requested))]
     HostMemory {
-        /// The request, in bytes.
+        /// Requested size, in bytes.
         requested: usize,
         /// The system's error.
         reason: String,
@@ -44,7 +44,7 @@ pub enum AllocError {
         size_text(*requested)
     )]
     InsideSource {
-        /// The request, in bytes.
+        /// Requested size, in bytes.
         requested: usize,
     },
     /// The backend failed for another reason than a lack of memory.

@@ -35,7 +35,7 @@ pub(crate) trait GrowthPolicies<B: Backend>: GrowthPolicy<B> + Send {
     fn close(&mut self, backend: &B);
 }
 
-/// A request that nothing cached fits.
+/// A request that the cache cannot serve.
 pub(crate) struct Miss<'a, B: Backend> {
     pub(crate) core: &'a Core<B>,
     pub(crate) shard: &'a Arc<Shard<B>>,

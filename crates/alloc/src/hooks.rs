@@ -1,5 +1,5 @@
-//! Observers and callbacks of the program, called when memory runs short or moves. They are not
-//! called for their own requests.
+//! Observers and callbacks of the program, called when memory runs short or moves. Requests of an
+//! observer or callback do not call it again.
 
 use std::sync::Arc;
 

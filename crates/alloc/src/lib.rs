@@ -107,7 +107,7 @@ pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 #[doc = include_str!("../docs/default-policy.svg")]
 pub mod default_policy {}
 
-/// The program of `docs/allocator.md` runs.
+/// Runs the program of `docs/allocator.md` as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/allocator.md")]
 struct AllocatorPage;

@@ -1,5 +1,5 @@
-//! Serves misses: requests that no cached memory fits, up to the out-of-memory error. One miss runs
-//! at a time. No shard's lock is held during backend calls.
+//! Serves misses, the requests that the cache cannot serve, up to the out-of-memory error. One miss
+//! runs at a time. No shard's lock is held during backend calls.
 
 use std::sync::{Arc, Weak};
 
@@ -32,8 +32,8 @@ impl<B: Backend> Shared<B> {
         {
             return Ok(in_shard(allocated));
         }
-        // Declared before `policies`, so dropped after its lock is released: a pool's source may
-        // own values of the program.
+        // Declare this before `policies`, so that it is dropped after the lock is released: a
+        // pool's source may own values of the program.
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let mut policies = lock(&core.policies);
         // The options may have changed since the search.

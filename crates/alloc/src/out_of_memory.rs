@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_hint_names_processes_that_use_nothing() {
-        // This process uses all of the other memory itself, outside of the allocator.
+        // This process itself uses all memory that is outside of the allocator.
         let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
         assert!(text.contains("and other processes 0 bytes"), "{text}");
         assert!(!text.contains("end them"), "{text}");

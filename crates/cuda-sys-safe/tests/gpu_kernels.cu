@@ -1,22 +1,23 @@
-// The kernels of gpu_driver.rs. gpu_kernels.ptx is this, compiled for compute_75 by NVRTC 12.0.
+// Kernels of the `gpu_driver` tests. NVRTC 12.0 compiles this file for compute_75 to
+// gpu_kernels.ptx.
 
 struct Params {
     int n;
     float by;
 };
 
-// x[i] += by
+// Adds `by` to each element.
 extern "C" __global__ void add(float* x, Params p) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) x[i] += p.by;
 }
 
-// Takes no parameter block: out[i] = in[i] + 1
+// Computes out[i] = in[i] + 1. Takes no parameter block.
 extern "C" __global__ void next(float* out, const float* in) {
     out[threadIdx.x] = in[threadIdx.x] + 1.0f;
 }
 
-// Keeps a stream busy for that many nanoseconds.
+// Keeps a stream busy for `nanoseconds`.
 extern "C" __global__ void spin(unsigned long long* out, unsigned long long nanoseconds) {
     unsigned long long start, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));

@@ -1,4 +1,4 @@
-// What threads of a warp or a block fold together, in the same order each time.
+// Folds over the threads of a warp or a block, in the same order in each run.
 
 struct Larger {
     static __device__ __forceinline__ f32 of(f32 a, f32 b) { return fmaxf(a, b); }
@@ -8,7 +8,7 @@ struct Plus {
     template <class C> static __device__ __forceinline__ C of(C a, C b) { return a + b; }
 };
 
-// Folds the values of a power of two of lanes; every one gets the result.
+// Folds the values of `lanes` neighbouring lanes, a power of two. Every lane gets the result.
 template <class F, class C> __device__ __forceinline__ C fold_lanes(C v, u32 lanes) {
 #pragma unroll
     for (int half = 16; half > 0; half /= 2) {
@@ -23,7 +23,8 @@ template <class F, class C> __device__ __forceinline__ C fold_warp(C v) {
     return v;
 }
 
-// Folds the values of a block; every thread gets the result. `shared` is for this fold alone.
+// Folds the values of a block. Every thread gets the result. `shared` has an element per warp, and
+// needs a barrier before its next use.
 template <class F, class C> __device__ __forceinline__ C fold_block(C v, C* shared, C none) {
     v = fold_warp<F>(v);
     const u32 lane = threadIdx.x % 32;

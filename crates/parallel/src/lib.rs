@@ -8,7 +8,7 @@ pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
-/// The programs of `docs/several-gpus.md` run.
+/// Runs the programs of `docs/several-gpus.md` as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/several-gpus.md")]
 struct SeveralGpus;

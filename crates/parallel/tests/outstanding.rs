@@ -54,7 +54,7 @@ fn assert_constant_cost(name: &str, mut item: impl FnMut() -> Result<()>) -> Res
     Ok(())
 }
 
-// One test, because the whole process shares the counter.
+// This file has a single test, because the whole process shares the counter.
 #[test]
 fn the_cost_of_a_collective_does_not_depend_on_outstanding_collectives() {
     let driver = Arc::new(NullDriver::without_completion(1));

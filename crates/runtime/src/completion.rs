@@ -9,8 +9,8 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Error, ErrorKind, Site};
 
-/// Progress of the collectives of a communicator, and the error that ended it. Kept apart from the
-/// driver, for which aborted work ends like any other. Clones share the state.
+/// Progress of the collectives of a communicator, and the error that ended it. The driver cannot
+/// tell this, because it reports aborted work as complete. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Completion(Arc<CompletionState>);
 

@@ -115,9 +115,9 @@ fn each<const N: usize>(index: &Index<N>, mut f: impl FnMut([isize; N])) {
 /// A tensor with its memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// The memory.
+    /// Storage of the elements.
     pub storage: Storage,
-    /// Positions of the elements in the memory.
+    /// Positions of the elements in the storage.
     pub layout: Layout,
     /// Type of the elements.
     pub dtype: DType,

@@ -10,9 +10,9 @@ use crate::{DType, ErrorKind, Layout, Result, Sizes, Storage, Strides, checked_n
 /// A borrowed tensor: the form in which all ops take tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The memory.
+    /// Storage of the elements.
     pub storage: &'a Storage,
-    /// Positions of the elements in the memory.
+    /// Positions of the elements in the storage.
     pub layout: &'a Layout,
     /// Type of the elements.
     pub dtype: DType,
@@ -140,7 +140,7 @@ impl<'a> View<'a> {
 /// A view and its access.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// The tensor.
+    /// The borrowed tensor.
     pub view: View<'a>,
     /// The launch's access to the tensor.
     pub access: Access,

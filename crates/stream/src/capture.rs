@@ -142,7 +142,8 @@ impl CaptureState {
     fn set(&self, captured: Option<Captured>) {
         let capturing = captured.is_some();
         let mut current = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        // Dropped after the lock is released, because it may drop the log, which is the caller's.
+        // Drop the former state only after the lock is released: it may hold the last reference to
+        // the log, whose drop runs code of the caller.
         let _former = std::mem::replace(&mut *current, captured);
         drop(current);
         self.capturing.store(capturing, Ordering::Release);

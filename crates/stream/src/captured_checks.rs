@@ -6,8 +6,8 @@
 //! until no replay runs, so that its outcome is its own.
 //!
 //! A replay covers the earlier replays on the same stream that it overlaps
-//! (`CheckedLaunch::covers`). Bytes that depend on it need no dependency on them, so consecutive
-//! replays leave one dependency.
+//! (`CheckedLaunch::covers`). Bytes that depend on the later replay therefore need no dependencies
+//! on the covered replays, so consecutive replays leave one dependency.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -68,8 +68,8 @@ impl CapturedChecks {
     }
 
     /// Returns whether an earlier replay that overlaps the running ones is known to have failed.
-    /// Its failure would mark the next replay too, unless that begins after the running replays are
-    /// complete.
+    /// This failure would mark the next replay too, unless the next replay begins after the running
+    /// replays are complete.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.any_failed.load(Ordering::Relaxed)
@@ -115,8 +115,9 @@ impl CapturedChecks {
         }
     }
 
-    /// Returns the failures of a complete replay, before [`CapturedChecks::end_replay`]. Overlapping
-    /// replays of one owner share their failures, because they share the report.
+    /// Returns the failures of a complete replay. Call it before [`CapturedChecks::end_replay`],
+    /// which may clear the reports. Overlapping replays of one owner share their failures, because
+    /// they share the reports.
     pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
         let CapturedChecksState { slots, failed, .. } = &mut *state;

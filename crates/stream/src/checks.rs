@@ -89,7 +89,8 @@ impl Checks {
         self.free().extend(slots.inspect(ReportSlot::clear));
     }
 
-    /// Records the outcomes of the launches before these points. The points are complete.
+    /// Records the outcomes of the launches that the points cover. The work up to the points must
+    /// be complete.
     #[inline]
     pub(crate) fn settle(&self, points: &[StreamPoint]) {
         if self.any.load(Ordering::Relaxed) {
@@ -99,11 +100,13 @@ impl Checks {
         }
     }
 
-    /// Reports a failed check among the launches before these points. The points are complete and
-    /// settled. A failure is reported to its owner, or to any thread if the owner has ended.
+    /// Reports a failed check among the launches that the points cover. The work up to the points
+    /// must be complete, and its outcomes recorded. A failure is reported to its owner, or to any
+    /// thread if the owner has ended.
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`] for one failure. The next call reports the next failure.
+    /// [`ErrorKind::IndexCheck`] for one failure. Later failures of the same owner on the same
+    /// stream count as reported; the next call reports a failure of another stream or owner.
     #[inline]
     pub(crate) fn report(&self, points: &[StreamPoint]) -> Result<()> {
         if !self.any.load(Ordering::Relaxed) {

@@ -19,8 +19,8 @@ struct ClockEntry {
     op: OpNumber,
 }
 
-/// The last operation of each other stream that comes before. Clones share the list until one of
-/// the clones changes.
+/// The vector clock of a position in a stream: for each other stream, the last operation that comes
+/// before the position. Clones share the list until one of the clones changes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(Option<Arc<Vec<ClockEntry>>>);
 
@@ -29,7 +29,7 @@ impl Clock {
         self.0.iter().flat_map(|entries| entries.iter())
     }
 
-    /// Returns whether operation `op` of a stream comes before.
+    /// Returns whether operation `op` of a stream comes before the clock's position.
     pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
         self.iter().any(|entry| entry.stream.stream == stream && entry.op >= op)
     }
@@ -95,8 +95,8 @@ impl StreamPoint {
         core.shared.checks.settle(std::slice::from_ref(self));
     }
 
-    /// Calls [`StreamPoint::settle`], then fails with a failed check that must be reported to this
-    /// thread. For `synchronize`.
+    /// Calls [`StreamPoint::settle`], then returns an error if a failed check must be reported to
+    /// this thread. `synchronize` calls this.
     pub(crate) fn settle_and_report(&self, core: &DeviceCore) -> Result<()> {
         self.settle(core);
         core.shared.checks.report(std::slice::from_ref(self))
@@ -114,8 +114,8 @@ impl StreamPoint {
 pub struct Before(pub(crate) StreamPoint);
 
 impl Before {
-    /// Returns whether operation `op` of a stream comes before: by stream order, by a chain of
-    /// waits across streams, or because the host has observed that `op` is complete.
+    /// Returns whether operation `op` of a stream is in the snapshot: by stream order, by a chain
+    /// of waits across streams, or because the host has observed that `op` is complete.
     #[must_use]
     pub fn covers(&self, stream: &Stream, op: OpNumber) -> bool {
         stream.is_known_done(op) || self.0.covers(stream.id(), op)

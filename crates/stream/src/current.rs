@@ -178,7 +178,8 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): SavedState) {
 }
 
 /// Runs `f` as in a new thread, which has chosen no device and no stream, and restores the thread's
-/// choices afterwards, also if `f` panics. For pool threads that run unrelated calls.
+/// choices afterwards, also if `f` panics. Thread pools use it to keep the choices of one job from
+/// another.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -187,7 +187,7 @@ impl Devices {
     ///
     /// # Errors
     /// The same as [`Devices::set_device`].
-    #[inline(always)] // a guard handed over through memory costs more than all it does
+    #[inline(always)] // returning a guard through memory would cost more than its work
     pub fn device_guard(&self, index: usize) -> Result<DeviceGuard> {
         Ok(DeviceGuard::new(self.id(), self.set_device(index)?))
     }
@@ -198,7 +198,7 @@ impl Devices {
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to other `Devices`.
     /// - [`ErrorKind::ThreadEnding`] if the thread is ending and its state is destroyed.
-    #[inline(always)] // a guard handed over through memory costs more than all it does
+    #[inline(always)] // returning a guard through memory would cost more than its work
     #[track_caller]
     pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
         self.check(stream, "stream_guard")?;

@@ -132,8 +132,8 @@ impl Event {
     /// Waits as [`Event::wait`] does. Errors name the operation `call`.
     #[track_caller]
     pub(crate) fn wait_as(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        // Held until the wait is enqueued, so that `point` describes the record that the driver
-        // waits for.
+        // Hold the lock until the wait is enqueued, so that `point` describes the record that the
+        // driver waits for.
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), call)?;

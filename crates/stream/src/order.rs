@@ -94,8 +94,8 @@ impl Checkpoints {
     ) -> Result<(), DriverError> {
         let oldest = if self.0.len() < MAX_CHECKPOINTS { None } else { self.0.pop_front() };
         let event = match oldest {
-            // Reused only if no waiter and no `OpEvent` shares the event. Each new record postpones
-            // completion, so a query of an `OpEvent` might never return `true`.
+            // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
+            // postpones completion, so a query of an `OpEvent` might never return `true`.
             Some(oldest) if Arc::strong_count(&oldest.event) == 1 => oldest.event,
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };

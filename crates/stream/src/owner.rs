@@ -52,8 +52,8 @@ impl CheckOwner {
         IDENTITY.try_with(current).unwrap_or_default()
     }
 
-    /// Runs `f` in the calling thread with its launches owned by this owner. Restores the thread's
-    /// own identity afterwards, also if `f` panics.
+    /// Runs `f` in the calling thread with its launches owned by this owner. Restores the previous
+    /// owner afterwards, also if `f` panics.
     pub fn within<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Restore(Option<CheckOwner>);
         impl Drop for Restore {

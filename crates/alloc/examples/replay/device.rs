@@ -22,7 +22,7 @@ pub enum DriverKind {
 /// A device with a stream for each stream of a trace.
 #[derive(Debug)]
 pub struct Device {
-    /// The driver.
+    /// Driver of the device.
     pub driver: Arc<dyn Driver>,
     /// Streams in the order of [`Trace::streams`].
     pub streams: Vec<Stream>,

@@ -35,7 +35,8 @@ pub struct Report {
     pub cold_ns_per_event: f64,
     /// Nanoseconds per event after the first quarter of the events.
     pub late_ns_per_event: f64,
-    /// Nanoseconds per event of the later replays, which find the cache full; their median.
+    /// Nanoseconds per event of the later replays, which find the cache full: the median of these
+    /// replays.
     pub warm_ns_per_event: f64,
     /// Number of pages that were mapped again elsewhere.
     pub remaps: i64,

@@ -40,7 +40,7 @@ pub struct Trace {
 pub enum Op {
     /// Puts a block into an empty slot.
     Malloc {
-        /// The slot.
+        /// Index of the slot.
         slot: u32,
         /// Index into [`Trace::streams`].
         stream: u32,
@@ -49,7 +49,7 @@ pub enum Op {
     },
     /// Empties a slot.
     Free {
-        /// The slot.
+        /// Index of the slot.
         slot: u32,
     },
 }
@@ -87,9 +87,9 @@ pub enum TraceError {
     /// A `moe:…` name that does not name a trace.
     #[error("{name}: cannot be made: {reason}")]
     Generate {
-        /// The name.
+        /// The `moe:…` name.
         name: String,
-        /// The reason.
+        /// The error in the name or line.
         reason: String,
     },
     /// A line that is not part of a trace.
@@ -99,7 +99,7 @@ pub enum TraceError {
         name: String,
         /// The line, from 1.
         line: usize,
-        /// The reason.
+        /// The error in the name or line.
         reason: String,
     },
 }

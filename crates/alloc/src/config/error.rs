@@ -25,7 +25,7 @@ pub enum ConfigError {
     InvalidValue {
         /// Name of the option.
         key: String,
-        /// The value.
+        /// The rejected value.
         value: String,
         /// The values that the option can have.
         expected: String,
@@ -35,7 +35,7 @@ pub enum ConfigError {
     NotSupported {
         /// Name of the option.
         key: String,
-        /// The value.
+        /// The rejected value.
         value: String,
         /// The cause, and an alternative.
         reason: &'static str,

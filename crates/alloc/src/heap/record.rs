@@ -18,7 +18,7 @@ pub(crate) enum Status {
     Free,
     /// Addresses of an arena without memory.
     Unmapped,
-    /// Taken out of its pool, while memory is mapped there or a wait is enqueued.
+    /// A block that was taken out of its pool, while memory is mapped there or a wait is enqueued.
     Detached,
     /// Addresses of an arena whose page has migrated to another arena. The page is still mapped
     /// here and may return.
@@ -80,8 +80,8 @@ impl Record {
 #[derive(Debug)]
 pub(crate) struct Records {
     all: Vec<Record>,
-    /// Status of each record. Stored apart from the records, where it takes a byte instead of a
-    /// cache line, because most neighbours of a freed block are examined only for their status.
+    /// Status of each record, by number. An array of its own holds a byte per record instead of a
+    /// cache line. Most neighbours of a freed block are examined only for their status.
     status: Vec<Status>,
     /// The first unused record. Unused records are linked by `next`.
     vacant: u32,

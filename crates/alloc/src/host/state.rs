@@ -105,8 +105,8 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Returns the maximum number of bytes that may be held, or lie unused in whole segments,
-    /// beyond the memory in use.
+    /// Returns the headroom in bytes. Segments may exceed the peak of the memory in use by this
+    /// much, and all unused memory in whole segments may be this large.
     fn headroom(peak: usize) -> usize {
         (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }

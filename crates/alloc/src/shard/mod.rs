@@ -91,7 +91,7 @@ impl<B: Backend> Drop for Shard<B> {
         let is_pending = self.lock().uses.is_pending();
         if is_pending {
             let mut orphans = lock(&core.orphans);
-            // Checked under the lock: once `closed` is set, no shard becomes an orphan.
+            // Check `closed` under the lock: once it is set, no shard becomes an orphan.
             if !core.closed.load(Ordering::SeqCst) {
                 // All blocks are freed, but streams still use some. Do not wait for the streams
                 // here.

@@ -17,7 +17,7 @@ impl<S> Default for BlockUses<S> {
 
 /// All uses of a shard's blocks by other streams.
 pub(crate) struct StreamUses<B: Backend> {
-    /// By record number, up to the highest that has had a use.
+    /// Uses of each block by record number, up to the highest number that has had a use.
     uses: Vec<BlockUses<B::Stream>>,
     events: PendingEvents<B>,
     /// Blocks freed during a capture, when no event may be recorded.

@@ -20,7 +20,7 @@ impl Churn {
         Self { allocator, random: Random(1), live: Vec::new() }
     }
 
-    /// Returns the number of remapped pages per request.
+    /// Runs requests, and returns the number of remapped pages per request.
     fn run(&mut self, fake: &Fake, requests: usize) -> f64 {
         let before = self.allocator.memory_stats().num_remaps;
         for request in 0..requests {
@@ -120,7 +120,7 @@ fn requests_of_waiting_threads_count_as_requested() {
             allocator.memory_reserved()
         }
     };
-    // 20 pages and a headroom of two.
+    // The reserved memory is 20 pages and a headroom of two.
     assert_eq!(reserved(false), 22 * PAGE);
     assert_eq!(reserved(true), 40 * PAGE);
 }

@@ -1,4 +1,4 @@
-//! PyTorch's options of page-locked memory.
+//! PyTorch's options for page-locked memory.
 
 use warpline_alloc::{AllocatorConfig, ConfigError, HostCache, HostConfig};
 

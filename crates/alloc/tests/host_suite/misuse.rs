@@ -219,7 +219,7 @@ fn host_requests_of_any_size_are_counted_right() {
     );
 }
 
-/// Options that can be set only through fields, not by text.
+/// Tests options that can be set only through fields, not by text.
 #[test]
 fn odd_options_are_harmless() {
     let mut odd = Vec::new();
@@ -276,7 +276,7 @@ fn odd_options_are_harmless() {
     }
 }
 
-/// A device that reports `usize::MAX` bytes of memory.
+/// Uses a device that reports `usize::MAX` bytes of memory.
 #[test]
 fn a_device_without_end_overflows_nothing() {
     for options in ["policy:default", "expandable_segments:True", "policy:torch"] {

@@ -37,7 +37,7 @@ fn the_figures_of_the_cuda_note() {
 fn the_best_fit_is_the_smallest_then_the_lowest() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
-    // Four large segments of 12, 10, 14 and 10 MiB, all free.
+    // There are four free large segments, of 12, 10, 14 and 10 MiB.
     let blocks = [12, 10, 14, 10].map(|mib| allocator.malloc(mib * MIB, &0).unwrap());
     let addresses = blocks.each_ref().map(|block| block.address());
     drop(blocks);

@@ -18,7 +18,8 @@ fn pinned_memory_with_cudaregister() {
         let sim = SimConfig::new(1).build();
         let driver: Arc<dyn Driver> = sim.clone();
         let cache = CudaHostCache::with_config(CudaHostBackend::new(driver, 0), config);
-        // From several threads at once, as in `pinned_memory_with_cudaregister_multithread`.
+        // Allocate from several threads at once, as in
+        // `pinned_memory_with_cudaregister_multithread`.
         std::thread::scope(|scope| {
             for i in 1..=4 {
                 let (cache, sim) = (&cache, &sim);

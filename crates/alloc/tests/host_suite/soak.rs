@@ -1,4 +1,4 @@
-//! Ten million operations with faults. At the end, all memory is released.
+//! Runs ten million operations with faults, and checks that all memory is released at the end.
 
 use std::collections::VecDeque;
 use std::thread;

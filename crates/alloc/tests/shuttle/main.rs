@@ -206,7 +206,7 @@ fn a_pool_goes_while_its_blocks_do() {
         allocator.backend().launch_on(2, &blocks[1]);
         let drops = thread::spawn(move || drop(blocks));
         let asks = spawn(&allocator, |allocator| {
-            // Fits no free memory, so the request also searches the pool.
+            // The request fits no free memory, so it also searches the pool.
             assert!(allocator.malloc(2 << 30, &1).is_err());
         });
         drop(pool);

@@ -1,9 +1,10 @@
-// out = the sources, of which each has its columns of the rows. Elements are moved as they are, several as one.
+// Concatenates sources. Each source fills its own columns of the result's rows. The kernel copies
+// raw units, which may hold several elements.
 
 template <class T>
 __device__ __forceinline__ void
 cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {
-    // Of the narrow ones several: what a thread waits for, it waits for together.
+    // A thread loads several narrow units before it stores any, so that their latencies overlap.
     constexpr int EACH = 16 / sizeof(T) < 4 ? 16 / sizeof(T) : 4;
     int which = 0;
     const T* source = sources[0];
@@ -29,8 +30,8 @@ cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {
     }
 }
 
-// The same of two, which take all of the rows: what is read of their parameters before the elements is one line of
-// the cache, of which small tensors wait for each.
+// Concatenates two sources that fill the rows of the result. Small tensors wait for each cache line
+// of parameters. Here one line holds all parameters that a thread needs to load elements.
 template <class T>
 __device__ __forceinline__ void
 pair(const T* a, const T* b, T* __restrict__ out, const Pair& p) {

@@ -1,6 +1,6 @@
-// Conversion of one dtype to any other, which is a parameter.
+// Converts elements of one dtype to any other, which is a parameter.
 
-// Writes a vector of elements, converted.
+// Converts a vector of elements to `D` and writes it.
 template <class D, class S, int V>
 __device__ __forceinline__ void put(void* out, u32 i, const S (&from)[V]) {
     compute_t<D> to[V];

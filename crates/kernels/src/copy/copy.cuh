@@ -1,8 +1,10 @@
-// out = a, converted where the dtypes differ. Copies of one dtype only know the size of an element.
+// out = a, converted if the dtypes differ. Copies within a dtype depend only on the size of the
+// elements.
 template <class S, class D>
 __device__ __forceinline__ void flat(const S* a, D* out, const Params<Flat, Args>& p) {
     constexpr int V = vector_width(sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
-    // Where half as much is written as is read, two vectors: else blocks would come faster than they can begin.
+    // Each thread takes two vectors if elements become half as wide. With one vector, threads would
+    // finish faster than new blocks can start.
     constexpr int EACH = sizeof(S) == 2 * sizeof(D) ? 2 : 1, STEP = BLOCK * V;
     const u32 n = p.space.numel, first = blockIdx.x * (EACH * STEP) + threadIdx.x * V;
     Raw<V * sizeof(S)> v[EACH];
@@ -22,7 +24,7 @@ __device__ __forceinline__ void flat(const S* a, D* out, const Params<Flat, Args
         for (int k = 0; k < V; k++) r[k] = cast<compute_t<D>>(x[k]);
         store_vec(out + i, r);
     }
-    // What is no whole vector: of the thread whose vector it would be.
+    // The remainder of less than a vector belongs to the thread that would have the next vector.
     u32 i = n & ~(V - 1);
     if (i - first >= EACH * STEP || (i - first) % STEP != 0) return;
 #pragma unroll 1

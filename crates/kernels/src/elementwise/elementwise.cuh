@@ -1,4 +1,5 @@
-// The dtype of operand `K`, of which the last is the result, or that it is a number.
+// Return the dtype of operand `K`, and whether the operand is a number (dtype `NUMBER`). The last
+// operand is the result.
 template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
     return numbers.dtypes >> 4 * K & 15;
 }
@@ -12,7 +13,7 @@ __device__ __forceinline__ void all_of(compute_t<T> value, compute_t<T> (&to)[V]
     for (int k = 0; k < V; k++) to[k] = value;
 }
 
-// A whole vector of operand `K`, which was loaded if it is no number.
+// Sets `to` to a whole vector of operand `K`. `loaded` is ignored if the operand is a number.
 template <int K, class T, int V, int N>
 __device__ __forceinline__ void
 operand(const Raw<V * sizeof(T)>& loaded, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
@@ -20,13 +21,13 @@ operand(const Raw<V * sizeof(T)>& loaded, const Numbers<N>& numbers, compute_t<T
     else unpack<T>(loaded, to);
 }
 
-// One element of it.
+// Returns one element of operand `K`.
 template <int K, class T, int N>
 __device__ __forceinline__ compute_t<T> operand(const T* p, const Numbers<N>& numbers) {
     return is_number<K>(numbers) ? number<compute_t<T>>(numbers.number[K]) : load(*p);
 }
 
-// A run of it, of which all may be the same element.
+// Sets `to` to a run of operand `K`. A stride of 0 repeats one element.
 template <int K, class T, int V, int N, int VIEWS>
 __device__ __forceinline__ void operand(
     const T* p, i32 stride, const Run<VIEWS>& run, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
@@ -35,7 +36,8 @@ __device__ __forceinline__ void operand(
     else load_run(p + run.at[K], stride, run, to);
 }
 
-// An element of any dtype, as a `T`; a condition is of bools.
+// Return an element of any dtype, converted to `T`, and an element of a condition, which has the
+// dtype bool.
 template <int K, class T, int N>
 __device__ __forceinline__ compute_t<T> element(const void* p, i32 at, const Numbers<N>& numbers) {
     if (is_number<K>(numbers)) return number<compute_t<T>>(numbers.number[K]);

@@ -1,5 +1,5 @@
-// What ops' expressions call, by the type that is computed in. An op gets what it needs: each function
-// stands between empty lines.
+// Functions that the expressions of ops call, by compute type. Empty lines separate the
+// definitions, and an op's source contains only the definitions that it calls.
 
 #define FUNCTION(name, function)                                                                  \
     __device__ __forceinline__ f32 name(f32 x) { return function##f(x); }                         \
@@ -20,7 +20,8 @@ FUNCTION(log10_of, log10)
     __device__ __forceinline__ f64 name(f64 x, f64 y) { return function(x, y); }
 FUNCTION_OF_TWO(with_sign, copysign)
 
-// What is long is called: unrolled, it would be there eight times, and be compiled at the first use.
+// Long functions are not inlined. An unrolled loop would contain eight copies, which the driver
+// compiles at first use.
 #define LONG_FUNCTION(name, function)                                                             \
     __device__ __noinline__ f32 name(f32 x) { return function##f(x); }                            \
     __device__ __noinline__ f64 name(f64 x) { return function(x); }
@@ -49,7 +50,7 @@ LONG_FUNCTION_OF_TWO(next_after, nextafter)
 LONG_FUNCTION_OF_TWO(fmod_of, fmod)
 LONG_FUNCTION_OF_TWO(pow_of, pow)
 
-// Integers are what they round to.
+// Rounding does not change integers.
 #define ROUNDING(name, function)                                                                  \
     template <class C> __device__ __forceinline__ C name(C x) {                                   \
         if constexpr (same<C, f32>::value) return function##f(x);                                 \
@@ -59,7 +60,7 @@ LONG_FUNCTION_OF_TWO(pow_of, pow)
 ROUNDING(floor_of, floor)
 ROUNDING(ceil_of, ceil)
 ROUNDING(trunc_of, trunc)
-// To even where two are as near.
+// Rounds to the nearest integer, ties to even.
 ROUNDING(round_of, rint)
 
 template <class C> __device__ __forceinline__ C absolute(C x) {
@@ -113,26 +114,27 @@ template <class C> __device__ __forceinline__ C inverted(C x) {
     else return ~x;
 }
 
-// NaN if any is.
+// Returns NaN if any argument is NaN.
 template <class C> __device__ __forceinline__ C clamped(C x, C low, C high) {
     if (x != x || low != low) return x != x && low == low ? x : low;
     x = x < low ? low : x;
     return x > high || high != high ? high : x;
 }
 
-// Quotients of floats are a few instructions, but many more where they are less than normal.
+// Not inlined: a quotient takes a few instructions, but many more for subnormal numbers.
 template <class C> __device__ __noinline__ C quotient_of(C x, C y) { return x / y; }
 
-// To a multiple of 1 / scale, or of scale where that is negative. Either way there is one division,
-// which is what takes long to compile.
+// Rounds to a multiple of 1 / scale, or of -scale if `scale` is negative. Both cases share one
+// division, because a division takes long to compile.
 template <class C> __device__ __forceinline__ C round_to(C x, C scale) {
     const bool multiples = scale < (C)0;
     const C quotient = (multiples ? x : round_of(x * scale)) / scale;
     return multiples ? round_of(quotient) * scale : quotient;
 }
 
-// Quotients and what they leave, rounded towards zero or down. An integer over zero has all bits set
-// and leaves the dividend. No type divides its least number by -1: the quotient would not fit.
+// Quotients and remainders, rounded towards zero or down. An integer divided by 0 gives all bits
+// set, and the remainder is the dividend. An integer is negated instead of divided by -1, because
+// the quotient of the least integer would overflow.
 template <class C> __device__ __forceinline__ C over(C x, C y) {
     if constexpr (is_float<C>::value) return trunc_of(quotient_of(x, y));
     else if (y == (C)0) return (C)-1;
@@ -168,7 +170,7 @@ template <class C> __device__ __noinline__ C floor_over(C x, C y) {
     }
 }
 
-// Integers wrap; a negative power of one is 0 unless it is 1 or -1.
+// Integers wrap. A negative exponent gives 0 unless the base is 1 or -1.
 template <class C> __device__ __noinline__ C power(C x, C y) {
     if constexpr (is_float<C>::value) {
         return pow_of(x, y);
@@ -189,7 +191,8 @@ template <class C> __device__ __forceinline__ C shifted_left(C x, C count) {
 }
 
 template <class C> __device__ __forceinline__ C shifted_right(C x, C count) {
-    // A sign stays when it is shifted by one less than there are bits.
+    // After a shift by the number of bits less one, all bits of a signed integer equal the sign
+    // bit.
     const u64 most = 8 * sizeof(C) - ((C)-1 < (C)0);
     const i64 wide = (i64)x;
     return (C)(wide >> (count < (C)0 || (u64)count > most ? most : (u64)count));
@@ -228,13 +231,14 @@ template <class C> __device__ __noinline__ C sinc_of(C x) {
     return angle == (C)0 ? (C)1 : sin_of(angle) / angle;
 }
 
-// `eps` is negative where there is none.
+// A negative `eps` means that there is none.
 template <class C> __device__ __noinline__ C logit_of(C x, C eps) {
     if (!(eps < (C)0)) x = clamped(x, eps, (C)1 - eps);
     return log_of(x / ((C)1 - x));
 }
 
-// By its asymptotic series from 10 on.
+// Uses the asymptotic series from 10 on. Recurrence raises smaller arguments, and reflection
+// replaces negative ones.
 template <class C> __device__ __noinline__ C digamma_of(C x) {
     if (x == (C)0) return with_sign((C)1 / (C)0, -x);
     C sum = (C)0;

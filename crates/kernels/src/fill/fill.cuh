@@ -1,4 +1,4 @@
-// One value, or evenly spaced ones.
+// Sets all elements to one value.
 template <class T>
 __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
     constexpr int V = vector_width(sizeof(T));

@@ -1,4 +1,4 @@
-// Evenly spaced values.
+// Evenly spaced values. From index `middle` on, they are computed backwards from `last`.
 #define SEQUENCE(name, T)                                                                         \
     extern "C" __global__ void sequence_##name(T* out, const __grid_constant__ Sequence p) {      \
         typedef compute_t<T> C;                                                                   \

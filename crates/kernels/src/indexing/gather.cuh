@@ -1,5 +1,5 @@
-// out = source, at the places that indices name along one dimension; 0 where there is none.
-// Elements are moved as they are, so that only their size matters.
+// out = source at the indices along one dimension, or 0 if an index is out of range. Elements are
+// copied as raw bits, so only their size matters.
 
 template <class T, class I>
 __device__ __forceinline__ void

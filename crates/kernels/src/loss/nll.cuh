@@ -1,6 +1,6 @@
-// The negative log likelihood of class indices.
+// Negative log-likelihood of class indices, and the gradient of cross entropy.
 
-// One block adds all losses, so that the sum is the same each time.
+// One block adds up all losses, so that the sum is the same in each run.
 template <class T>
 __device__ __forceinline__ void
 nll_loss(const T* log, const i64* classes, const T* weight, T* loss, compute_t<T>* total, const Checked& checked) {
@@ -27,7 +27,8 @@ nll_loss(const T* log, const i64* classes, const T* weight, T* loss, compute_t<T
 __device__ __forceinline__ f32 exponential(f32 v) { return expf(v); }
 __device__ __forceinline__ f64 exponential(f64 v) { return exp(v); }
 
-// The gradient of that of a softmax: `1 << p.team` threads have a row.
+// Computes the gradient through the loss and the log-softmax before it. `1 << p.team` threads share
+// a row.
 template <class T>
 __device__ __forceinline__ void nll_loss_backward(
     const T* grad, const T* log, const i64* classes, const T* weight, const compute_t<T>* total, T* out,
@@ -37,7 +38,7 @@ __device__ __forceinline__ void nll_loss_backward(
     const u64 row = (u64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
     if (row >= p.rows) return;
     const i64 k = classes[(i64)row * p.class_step];
-    // The forward pass has reported what is out of range.
+    // The forward pass has reported the classes out of range.
     const bool counts = k != p.ignored && (u64)k < p.size;
     C scale = 0;
     if (counts) {

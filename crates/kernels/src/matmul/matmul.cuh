@@ -1,18 +1,18 @@
-// Matrix products of any strides: what runs where cuBLAS does not.
-// Rows and columns of a block's part of the result, and how much of `k` it takes at a time.
+// Matrix products with any strides, for products that cuBLAS does not compute.
+// Rows and columns of a block's tile of the result, and the elements of `k` per step.
 #define TILE 64
 #define DEPTH 16
-// Rows and columns of a thread's part.
+// Rows and columns per thread.
 #define PART 4
 
 template <class T, class R> __device__ __forceinline__ void matmul(const T *a, const T *b, R *c, const Product &p) {
     typedef compute_t<T> C;
-    // One column more than needed, so that columns do not share a bank.
+    // The extra column keeps the elements of a column in different banks.
     __shared__ C left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
     const u32 columns = (u32)((p.n + TILE - 1) / TILE), row = blockIdx.x / columns;
     const u64 row0 = (u64)row * TILE, column0 = (u64)(blockIdx.x - row * columns) * TILE;
     const u32 tx = threadIdx.x % (TILE / PART), ty = threadIdx.x / (TILE / PART);
-    // Neighbouring threads read neighbouring elements, whichever way an operand lies.
+    // Neighbouring threads read neighbouring elements, in either layout of an operand.
     const bool a_rows = p.a.column == 1, b_rows = p.b.column == 1;
     for (u64 batch = blockIdx.z; batch < p.batch; batch += gridDim.z) {
         const T *x = a + (i64)batch * p.a.batch, *y = b + (i64)batch * p.b.batch;

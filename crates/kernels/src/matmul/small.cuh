@@ -1,18 +1,18 @@
-// Small matrix products of any strides, for which a library takes longer to decide than a GPU to
-// multiply. Threads compute an element each; many blocks share what little there is.
-// How much of `k` is taken at a time.
+// Small matrix products with any strides. cuBLAS would take longer to choose a kernel than the GPU
+// takes to multiply. Each thread computes one element, which spreads little work over many blocks.
+// Elements of `k` per step.
 #define DEPTH 64
 #define LOADS (SIDE * DEPTH / 256)
 
 template <class T, class R> __device__ __forceinline__ void small(const T *a, const T *b, R *c, const Product &p) {
     typedef compute_t<T> C;
-    // One column more than needed, so that rows do not share a bank.
+    // The extra column keeps the elements of a column in different banks.
     __shared__ C left[SIDE][DEPTH + 1], right[DEPTH][SIDE + 1];
     const u32 m = (u32)p.m, n = (u32)p.n, k = (u32)p.k;
     const u32 columns = (n + SIDE - 1) / SIDE, across = blockIdx.x / columns;
     const u32 row0 = across * SIDE, column0 = (blockIdx.x - across * columns) * SIDE;
     const u32 tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;
-    // Neighbouring threads read neighbouring elements, whichever way an operand lies.
+    // Neighbouring threads read neighbouring elements, in either layout of an operand.
     const bool a_rows = p.a.column == 1, b_rows = p.b.column == 1;
     const u32 along = threadIdx.x % DEPTH, beside = threadIdx.x / DEPTH;
     const u32 r0 = a_rows ? beside : tx, d0 = a_rows ? along : ty;
@@ -36,7 +36,7 @@ template <class T, class R> __device__ __forceinline__ void small(const T *a, co
                 right[e0 + (b_rows ? j * SIDE : 0)][q0 + (b_rows ? 0 : j * (256 / DEPTH))] = v[j];
             }
             __syncthreads();
-            // There are zeros beyond the last.
+            // The last eight may reach beyond `depth`, where all elements are 0.
             const u32 depth = min(k - k0, (u32)DEPTH);
 #pragma unroll 1
             for (u32 d = 0; d < depth; d += 8) {

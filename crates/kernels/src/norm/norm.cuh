@@ -1,18 +1,19 @@
-// Rows less their mean, over the root of their mean square.
+// Normalization of rows, and its gradients. Subtracts the mean if `is_centred` is set, and divides
+// by the root of the mean square plus `eps`.
 
-// What is there for a team of threads that have a row: `1 << p.team` lanes of a warp, or a block.
+// The team of threads that share a row: `1 << p.team` lanes of a warp, or a block.
 template <bool BLOCK> struct Team {
     u32 size, t;
     u64 row;
     bool has;
     __device__ __forceinline__ Team(const Norm& p)
         : size(BLOCK ? blockDim.x : 1u << (u32)p.team), t(threadIdx.x % size) {
-        // A team beyond the last row folds with the others of its warp, but has nothing.
+        // A team beyond the last row takes part in the folds of its warp, but has no elements.
         const u64 own = (u64)blockIdx.x * (blockDim.x / size) + threadIdx.x / size;
         has = own < p.rows;
         row = has ? own : 0;
     }
-    // `shared` is for this sum alone.
+    // `shared` needs a barrier before its next use.
     template <class C> __device__ __forceinline__ C sum(C v, C* shared) const {
         if constexpr (BLOCK) return fold_block<Plus>(v, shared, (C)0);
         else return fold_lanes<Plus>(v, size);
@@ -56,7 +57,7 @@ __device__ __forceinline__ void layer_norm(
     }
 }
 
-// The gradient of what was normalised.
+// Computes the gradient of the rows.
 template <class T, bool BLOCK>
 __device__ __forceinline__ void layer_norm_backward(
     const T* grad, const T* in, const T* weight, const compute_t<T>* means, const compute_t<T>* scales, T* out,
@@ -86,8 +87,9 @@ __device__ __forceinline__ void layer_norm_backward(
     }
 }
 
-// The gradients of weight and bias. `1 << p.team` threads have neighbouring columns, `V` each; the others of a block have
-// the same columns of other rows, and so have the blocks in y, which share results.
+// Computes the gradients of weight and bias. `1 << p.team` threads own neighbouring columns, `V`
+// each. The other threads of a block take other rows of the same columns. Blocks in y do the same,
+// and share results.
 template <class T, int V>
 __device__ __forceinline__ void layer_norm_parameters(
     const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales, T* of_weight, T* of_bias,
@@ -105,7 +107,8 @@ __device__ __forceinline__ void layer_norm_parameters(
         const u64 step = (u64)splits * height;
 #pragma unroll 1
         for (u64 row = (u64)blockIdx.y * height + (threadIdx.x >> (u32)p.team); row < p.rows; row += EACH * step) {
-            // All of them are on their way before the first is used; beyond the last row it is the first one again.
+            // All loads are issued before the first value is used. Beyond the last row, the thread
+            // loads its first row again.
             Vector g[EACH], x[EACH];
             C mean[EACH], scale[EACH];
 #pragma unroll
@@ -129,7 +132,7 @@ __device__ __forceinline__ void layer_norm_parameters(
         }
     }
     if (splits > 1) turn.number(p.ticket);
-    // Of each warp what it has of the weight's columns, then of the bias's.
+    // Sums of each warp: those of the weight's columns, then those of the bias's.
     __shared__ C sums[WARPS][2 * MOST_COLUMNS];
 #pragma unroll 1
     for (u32 half = 16; half >= team; half /= 2) {
@@ -146,7 +149,7 @@ __device__ __forceinline__ void layer_norm_parameters(
             sums[warp][columns + lane * V + j] = plain[j];
         }
     }
-    // A thread has one result, or none.
+    // Each thread owns at most one result.
     const bool is_bias = threadIdx.x >= columns;
     const u64 result = first + threadIdx.x - (is_bias ? columns : 0);
     const bool has = threadIdx.x < 2 * columns && result < p.size;
@@ -163,7 +166,7 @@ __device__ __forceinline__ void layer_norm_parameters(
         if (is_whole) break;
         if (has) parts[((u64)blockIdx.y * 2 + is_bias) * p.size + result] = whole;
         if (!turn.is_last(p.ticket, splits)) return;
-        // Of blocks what was of warps before.
+        // The last block replaces the sums of warps by sums over blocks.
 #pragma unroll 1
         for (u32 r = lane; r < 2 * columns; r += 32) {
             const u64 of = first + r % columns;
@@ -195,7 +198,7 @@ __device__ __forceinline__ void layer_norm_parameters(
 #define LAYER_NORM(T)                                                                             \
     FORWARD(T, warp, 128, false)                                                                  \
     FORWARD(T, block, 512, true)
-// As many elements as are 16 bytes, or four.
+// A vector has 16 bytes, but at most four elements.
 #define PARAMETERS(T, name, V)                                                                    \
     extern "C" __global__ __launch_bounds__(COLUMN_THREADS, 2) void layer_norm_backward_##T##_##name( \
         const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales,        \

@@ -1,4 +1,4 @@
-// The squares of `CHUNK` elements, added up by a block.
+// Sums of squares, one block per `CHUNK` elements.
 
 template <class T>
 __device__ __forceinline__ void

@@ -1,5 +1,5 @@
-// A step of an optimizer on many tensors: a block takes `CHUNK` elements of one of them. Of each tensor there are `LISTS`
-// operands: the parameter, its gradient, and what is kept of it.
+// One step of an optimizer on many tensors. Each block updates `CHUNK` elements of one tensor. A
+// tensor has `LISTS` operands: the parameter, its gradient, and the optimizer state.
 
 template <class C> __device__ __forceinline__ C toward(C from, C to, C weight) {
     return weight < (C)0.5 ? from + weight * (to - from) : to - (to - from) * (1 - weight);
@@ -7,7 +7,7 @@ template <class C> __device__ __forceinline__ C toward(C from, C to, C weight) {
 __device__ __forceinline__ f32 root(f32 v) { return sqrtf(v); }
 __device__ __forceinline__ f64 root(f64 v) { return sqrt(v); }
 
-// With the sign that is wanted, and the decay of weights.
+// Negates the gradient if the objective is maximized, and adds weight decay.
 template <class C> __device__ __forceinline__ C gradient(C p, C g, C decay, u32 flags) {
     if (flags & MAXIMIZE) g = -g;
     return g + decay * p;
@@ -76,7 +76,7 @@ template <class C> struct Scale {
     __device__ __forceinline__ void operator()(C* x) const { x[0] *= by; }
 };
 
-// What is loaded at once.
+// Elements of one 16-byte load.
 template <class T> union Words {
     Raw<16> raw;
     T each[16 / sizeof(T)];

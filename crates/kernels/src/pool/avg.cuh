@@ -1,6 +1,6 @@
-// The average of each window, and the gradient of the image.
+// Average of each window, and the gradient of the image.
 
-// What the sum of a window is divided by.
+// Returns the divisor of a window's sum.
 __device__ __forceinline__ i64 divisor(const Pools& p, const i32 (&inside)[3], const i32 (&padded)[3]) {
     return p.divisor ? p.divisor : p.padded ? count(padded) : count(inside);
 }

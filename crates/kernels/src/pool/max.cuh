@@ -1,4 +1,4 @@
-// The largest element of each window and its index, and the gradient of the image.
+// Largest element of each window with its index, and the gradient of the image.
 
 template <class T>
 __device__ __forceinline__ void max_pool(const T* __restrict__ image, T* values, i64* indices, const Pools& p) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ void max_pool(const T* __restrict__ image, T* values,
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
         for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
             const T* from = image + n * p.image[0] + c * p.image[1];
-            // Of equals the first; of NaNs the last.
+            // Among equal elements the first is taken, among NaNs the last.
             bool any = false;
             T best = T{};
             C most = 0;

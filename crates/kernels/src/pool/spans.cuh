@@ -1,8 +1,9 @@
-// Which elements of the image windows have, and which windows have an element, along a dimension.
+// Elements of the image in a window, and windows over an element, along one dimension.
 
 struct Span { i32 begin, end; };
 
-// The elements of window `o`, `dilation` apart. `padded` is how many there are with the padding.
+// Returns the elements of window `o`, which are `dilation` apart. Sets `padded` to the window's
+// extent including the padding.
 __device__ __forceinline__ Span elements(const Pools& p, int d, i32 o, i32& padded) {
     const Taps& t = p.taps;
     const i32 in = t.input[d], out = t.output[d];
@@ -20,7 +21,8 @@ __device__ __forceinline__ Span elements(const Pools& p, int d, i32 o, i32& padd
     return Span{begin, end};
 }
 
-// The windows that reach over element `i`, between whose own elements it may lie.
+// Returns the windows whose extent contains element `i`. If the window is dilated, `i` may lie
+// between its elements.
 __device__ __forceinline__ Span windows(const Pools& p, int d, i32 i) {
     const Taps& t = p.taps;
     const u32 in = t.input[d], out = t.output[d];
@@ -30,7 +32,7 @@ __device__ __forceinline__ Span windows(const Pools& p, int d, i32 i) {
     return Span{begin, min(last / t.stride[d] + 1, t.output[d])};
 }
 
-// A thread's place among three dimensions; false beyond the last.
+// Computes the position of this thread in three dimensions. Returns false beyond the last position.
 __device__ __forceinline__ bool place(const i32 (&sizes)[3], u32& at, i32 (&own)[3]) {
     at = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 plane = sizes[1] * sizes[2];

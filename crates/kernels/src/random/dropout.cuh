@@ -1,5 +1,5 @@
-// out = in * kept * scale, and kept as bools: element i is decided by the word that PyTorch's thread for it draws. A thread
-// of ours has the four words of one draw.
+// out = in * kept * scale, with `kept` as bools. The word that decides element `i` is the one that
+// PyTorch's thread for this element draws. Each thread here handles the four words of one draw.
 
 template <class T, int vec>
 __device__ __forceinline__ void

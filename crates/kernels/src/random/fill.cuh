@@ -1,9 +1,10 @@
-// Fills with random values, as PyTorch's threads make them: thread `t` of `threads` draws `lanes` values
-// at a time from a Philox sequence of its own, for the elements t, t + threads, t + 2 threads, ... Here a
-// thread does what `per` of PyTorch's do, neighbours where their elements can be stored together.
+// Fills with the random values of PyTorch's kernels. PyTorch's thread `t` of `threads` draws
+// `lanes` values at a time from its own Philox sequence, for the elements t, t + threads, t + 2
+// threads, ... A thread here does the work of `per` of PyTorch's threads, which are neighbours if
+// their elements can be stored together.
 
 template <typename T, int per> struct alignas(per * sizeof(T)) Run { T v[per]; };
-// What a thread makes in a round.
+// Values that a thread makes in a round.
 template <typename T, int lanes, int per> struct Round { Run<T, per> run[lanes]; };
 
 template <typename T>
@@ -12,7 +13,8 @@ __device__ __forceinline__ void write(void *out, const Draw &p, i64 at, i64 v) {
     store_integer(out, p.dtype, at, v);
 }
 
-// Elements that are not side by side, or not all there: those of the threads `t`, `t + step`, ...
+// Stores elements one by one, if they are not adjacent or a round is not complete. The elements are
+// those of PyTorch's threads `t`, `t + step`, ...
 template <typename T, int lanes, int per, typename P>
 __device__ __noinline__ void
 store_each(P *out, const Draw &p, u64 from, i64 t, u32 step, Round<T, lanes, per> round) {
@@ -30,7 +32,7 @@ store_each(P *out, const Draw &p, u64 from, i64 t, u32 step, Round<T, lanes, per
 
 __device__ __forceinline__ bool together(void *) { return false; }
 template <typename T> __device__ __forceinline__ bool together(T *) { return true; }
-// In one instruction, which assigning it need not become.
+// Stores a run with one instruction. An assignment may compile to several.
 template <typename R, typename T>
 __device__ __forceinline__ void store_run(T *out, i64 at, const R &run) {
     if constexpr (sizeof(R) == 16) __stwb((uint4 *)(out + at), *(const uint4 *)&run);
@@ -38,7 +40,7 @@ __device__ __forceinline__ void store_run(T *out, i64 at, const R &run) {
 }
 template <typename R> __device__ __forceinline__ void store_run(void *, i64, const R &) {}
 
-// Calls `f(words, lane values)` for each four words, and writes what it leaves.
+// Calls `f(words, values)` for each draw of four words, and writes the values.
 template <typename T, int lanes, int per, typename P, typename F>
 __device__ __forceinline__ void fill(P *out, const u64 *state, const Draw &p, F f) {
     const u64 group = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -46,7 +48,7 @@ __device__ __forceinline__ void fill(P *out, const u64 *state, const Draw &p, F 
     const i64 t = p.aligned ? (i64)(group * per - p.skew) : (i64)group;
     const u32 step = p.aligned ? 1 : (u32)p.groups;
     const Place place = resolve(p.place, state);
-    // The last element from which on all runs of a round can be stored together.
+    // Rounds that begin at or before element `last` store whole runs.
     const bool whole = together(out) && p.aligned && t >= 0 && t + per <= (i64)p.threads;
     const i64 last = whole ? (i64)p.numel - (i64)((lanes - 1) * p.threads) - per - t : -1;
     for (u64 turn = blockIdx.y; turn < p.rounds; turn += gridDim.y) {
@@ -84,7 +86,7 @@ __device__ __forceinline__ void uniform(T *out, const u64 *state, const Draw &p)
 #pragma unroll
         for (int i = 0; i < lanes; i++) {
             T value = E::store(u[i] * range + base);
-            // Draws are in (0, 1]; the result is to be in [from, to).
+            // Draws lie in (0, 1], but values must lie in [from, to).
             values[i] = E::load(value) == end ? from : value;
         }
     });
@@ -123,14 +125,14 @@ __device__ __forceinline__ void exponential(T *out, const u64 *state, const Draw
     typedef Element<T> E;
     typedef compute_t<T> A;
     const int lanes = Lanes<A>::count;
-    // -1 / lambda.
+    // The factor -1 / lambda.
     A factor = (A)p.a;
     fill<T, lanes, per>(out, state, p, [=](Words x, T *values) {
         A u[lanes];
         Lanes<A>::uniform(x, u);
 #pragma unroll
         for (int i = 0; i < lanes; i++) {
-            // Never zero, which the distribution excludes.
+            // The distribution excludes 0.
             A ln = u[i] >= (A)1 - HalfEpsilon<A>::value ? -HalfEpsilon<A>::value : fast_log(u[i]);
             values[i] = E::store(factor * ln);
         }
@@ -165,7 +167,7 @@ __device__ __forceinline__ void randint64(void *out, const u64 *state, const Dra
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u64 bits = wide(x.w[2 * i], x.w[2 * i + 1]);
-            // A range of 2^64 is written as 0.
+            // A range of 2^64 is stored as 0.
             values[i] = (i64)((range ? bits % range : bits) + (u64)base);
         }
     });

@@ -1,4 +1,4 @@
-// A random permutation: indices sorted by random keys.
+// Random permutation: indices sorted by random keys.
 
 // Pairs that one block sorts in shared memory.
 #define TILE 2048
@@ -15,8 +15,8 @@ __device__ __forceinline__ void exchange(Pair &a, Pair &b, bool ascending) {
     }
 }
 
-// Keys as PyTorch draws them: over all but the last value of 32 or 64 bits, of which the lowest
-// `bits` count. It makes them signed and sorts them as signed, which cancels out.
+// Draws PyTorch's keys: any but the last value of 32 or 64 bits, of which the lowest `bits` count.
+// PyTorch offsets the keys to signed integers, and its signed sort cancels the offset.
 extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 mask = p.bits == 64 ? ~0ull : (1ull << p.bits) - 1;
@@ -35,7 +35,7 @@ extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, cons
     for (u64 i = p.n + thread; i < p.pairs; i += p.threads) pairs[i] = {~0ull, ~0ull};
 }
 
-// All stages up to tiles of sorted pairs.
+// Runs all stages up to size `TILE`, which sort each tile.
 extern "C" __global__ __launch_bounds__(1024) void permute_sort(Pair *pairs, const __grid_constant__ Permutation p) {
     __shared__ Pair tile[TILE];
     u64 base = (u64)blockIdx.x * TILE;
@@ -51,14 +51,14 @@ extern "C" __global__ __launch_bounds__(1024) void permute_sort(Pair *pairs, con
     for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
 }
 
-// One stage of distance at least a tile.
+// Runs one step of a stage, over a distance of at least a tile.
 extern "C" __global__ __launch_bounds__(256) void permute_step(Pair *pairs, const __grid_constant__ Permutation p) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 low = 2 * thread - (thread & (p.distance - 1));
     exchange(pairs[low], pairs[low + p.distance], (low & p.size) == 0);
 }
 
-// The stages of distances below a tile.
+// Runs the remaining steps of a stage, over distances below a tile.
 extern "C" __global__ __launch_bounds__(1024) void permute_merge(Pair *pairs, const __grid_constant__ Permutation p) {
     __shared__ Pair tile[TILE];
     u64 base = (u64)blockIdx.x * TILE;
@@ -72,7 +72,8 @@ extern "C" __global__ __launch_bounds__(1024) void permute_merge(Pair *pairs, co
     for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
 }
 
-// Shuffles what has equal keys, which sorting leaves in order. The first of each such run does it.
+// Shuffles pairs with equal keys, which sorting leaves in the order of their indices. The thread of
+// the first pair of such a run shuffles the run.
 extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at + 1 >= p.n) return;
@@ -93,7 +94,7 @@ extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, cons
     }
 }
 
-// The sorted indices, in the result's dtype.
+// Writes the sorted indices in the result's dtype.
 extern "C" __global__ __launch_bounds__(256) void permute_write(const Pair *pairs, void *out, const __grid_constant__ Permutation p) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.n) return;

@@ -1,17 +1,17 @@
-// Philox4x32-10, and what PyTorch makes of its words.
+// Philox4x32-10, and PyTorch's conversions of its words.
 
 struct Words {
     u32 w[4];
 };
 
-// Both halves of a product, in one instruction.
+// Computes both halves of a product with one instruction.
 template <u32 factor>
 __device__ __forceinline__ void times(u32 a, u32 &low, u32 &high) {
     asm("{ .reg .b64 t; mul.wide.u32 t, %2, %3; mov.b64 {%0, %1}, t; }"
         : "=r"(low), "=r"(high) : "r"(a), "n"(factor));
 }
 
-// The words of `counter` in the thread `subsequence` of the sequence of `seed`.
+// Returns the words at `counter` in the sequence of thread `subsequence`, for `seed`.
 __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) {
     u32 c0 = (u32)counter, c1 = (u32)(counter >> 32);
     u32 c2 = (u32)subsequence, c3 = (u32)(subsequence >> 32);
@@ -33,20 +33,20 @@ __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) 
 
 __device__ __forceinline__ u64 wide(u32 high, u32 low) { return (u64)high << 32 | low; }
 
-// In (0, 1].
+// Converts a word to a float in (0, 1].
 __device__ __forceinline__ float unit_float(u32 word) {
     return fmaf((float)word, 0x1p-32f, 0x1p-33f);
 }
 
-// In (0, 1].
+// Converts two words to a double in (0, 1].
 __device__ __forceinline__ double unit_double(u32 low, u32 high) {
     return fma((double)((u64)low ^ (u64)high << 21), 0x1p-53, 0x1p-54);
 }
 
-// sqrtf(-2 * logf(x)), with the same bits for each x that `unit_float` makes, which are not so small and
-// not so large that the library's branches for such were needed.
+// Returns sqrtf(-2 * logf(x)), with the same bits for each `x` that `unit_float` returns. Each such
+// `x` is neither so small nor so large that it needs the library's special cases.
 __device__ __forceinline__ float radius(float x) {
-    // x is 2^e * (1 + m), and m in [-1/3, 1/3].
+    // x is 2^exponent * (1 + m), with m in [-1/3, 1/3].
     i32 bits = __float_as_int(x), e = (bits - 0x3f2aaaab) & 0xff800000;
     float m = __int_as_float(bits - e) - 1.0f;
     float log = fmaf(-0x1.0aa04ep-3f, m, 0x1.2073ecp-3f);
@@ -58,9 +58,9 @@ __device__ __forceinline__ float radius(float x) {
     log = fmaf(log, m, 0x1.5554fp-2f);
     log = fmaf(log, m, -0.5f);
     log = fmaf(m * log, m, m);
-    // `e` counts units of 2^-23.
+    // `e` is the exponent times 2^23.
     float square = -2.0f * fmaf((float)e, 0x1p-23f * 0.693147182f, log);
-    // The root, rounded as by a division: 0 stays 0, with its sign.
+    // The root, with the rounding of `sqrtf`. A zero keeps its sign.
     float inverse;
     asm("rsqrt.approx.f32 %0, %1;" : "=f"(inverse) : "f"(fmaxf(square, 0x1p-100f)));
     float root = square * inverse;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void normal_doubles(Words x, double *out) {
     out[1] = cosine * radius;
 }
 
-// Values a thread gets from four words: four floats or two doubles.
+// Conversions of four words to four floats or to two doubles.
 template <typename A>
 struct Lanes;
 
@@ -111,12 +111,12 @@ struct Lanes<double> {
     static __device__ __forceinline__ void normal(Words x, double *out) { normal_doubles(x, out); }
 };
 
-// Where element `index` of a tensor lies, in the order in which elements are filled.
+// Returns the offset of element `index`, in the order in which elements are filled.
 __device__ __forceinline__ i64 offset_of(const Walk<1> &order, u64 index) {
     return order.ndim == 1 ? (i64)index * order.strides[0][0] : walk(order, 0, index);
 }
 
-// Writes an integer as an element of any dtype.
+// Converts an integer to any dtype and writes it to element `at`.
 __device__ __noinline__ void store_integer(void *out, u64 dtype, i64 at, i64 value) {
     switch (dtype) {
     case DTYPE_bool: ((bool *)out)[at] = value != 0; break;

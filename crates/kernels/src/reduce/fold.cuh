@@ -1,11 +1,11 @@
-// What reductions do with elements.
+// Folds: the arithmetic of reductions.
 //
-// A fold `F` says what a thread keeps (`Acc`) of `Value`s with their place in what it goes over, how many
-// of these it keeps side by side (`CHAINS`: sums are the more exact for it), what threads and blocks merge
-// (`Part`), and what is stored. Whoever uses a kernel for the first time waits while the driver compiles it, for
-// as long as it is: so there is little that is unrolled, and none of it twice.
+// A fold `F` defines the accumulator of a thread (`Acc`), to which values are added with their
+// index. A thread has `CHAINS` accumulators, because several make sums more exact. Threads and
+// blocks merge `Part`s, and `put` stores the result. The driver compiles a kernel at first use, in
+// a time that grows with its length. The code therefore unrolls little, and nothing twice.
 
-// What elements are reduced as: floats as what they are computed in, short integers as i32.
+// Type of a value within a fold: i32 for bools and short integers, otherwise the compute type.
 template <class T> struct ValueOf { typedef compute_t<T> type; };
 template <> struct ValueOf<boolean> { typedef i32 type; };
 template <> struct ValueOf<u8> { typedef i32 type; };
@@ -13,7 +13,7 @@ template <> struct ValueOf<i8> { typedef i32 type; };
 template <> struct ValueOf<i16> { typedef i32 type; };
 template <class T> using value_t = typename ValueOf<T>::type;
 
-// The value of an element of a vector.
+// Returns element `j` of a vector as a value.
 template <class T, int BYTES> __device__ __forceinline__ value_t<T> value(const Raw<BYTES>& from, int j) {
     if constexpr (sizeof(T) >= 4 || BYTES < 4) {
         T t;
@@ -34,7 +34,7 @@ template <class T, int BYTES> __device__ __forceinline__ value_t<T> value(const 
 template <bool C, class A, class B> struct Pick { typedef A type; };
 template <class A, class B> struct Pick<false, A, B> { typedef B type; };
 
-// What sums and products are computed in.
+// Type of sums and products: i64 for all integers.
 template <class V> struct Wide { typedef V type; };
 template <> struct Wide<i32> { typedef i64 type; };
 
@@ -54,26 +54,26 @@ __device__ __forceinline__ f64 flipped(f64 v, u32 flip) {
 __device__ __forceinline__ i32 flipped(i32 v, u32 flip) { return v ^ (i32)flip; }
 __device__ __forceinline__ i64 flipped(i64 v, u32 flip) { return v ^ (i32)flip; }
 
-// A fold of values that are merged as what they are.
+// Base of folds whose parts are accumulators.
 template <class T, class A> struct Plain {
     typedef value_t<T> Value;
     typedef A Acc;
     typedef A Part;
-    // Whether an element whose bits are zero changes nothing, and whether elements must come in their order; and
-    // how many vectors are added at a time, in a loop over those that were loaded.
+    // `ZERO_IS_NEUTRAL`: an element whose bits are 0 changes nothing. `ORDERED`: elements must come
+    // in order. `AT_A_TIME`: number of vectors per iteration of the loop over loaded vectors.
     enum { CHAINS = is_float<A>::value ? 4 : 1, ZERO_IS_NEUTRAL = 0, ORDERED = 0, AT_A_TIME = CHAINS > 1 ? 2 : 1 };
     static __device__ __forceinline__ Value take(Value v, u32) { return v; }
     static __device__ __forceinline__ A part(A a, u64) { return a; }
 };
 
-// All elements of a vector.
+// Adds all elements of a vector.
 template <class F, class T, int V, int C>
 __device__ __forceinline__ void add_all(typename F::Acc (&a)[C], const Raw<V * sizeof(T)>& v, u32 flip, u32 index) {
 #pragma unroll
     for (int j = 0; j < V; j++) F::add(a[j % C], F::take(value<T>(v, j), flip), index + j);
 }
 
-// Integers add up to i64, and so do their products.
+// Sums and products of integers are i64.
 template <class T, class A = typename Wide<value_t<T>>::type> struct Sum : Plain<T, A> {
     typedef typename Pick<is_float<A>::value, T, i64>::type Result;
     enum { ZERO_IS_NEUTRAL = 1 };
@@ -91,7 +91,7 @@ template <class T, class A = typename Wide<value_t<T>>::type> struct Prod : Plai
     static __device__ __forceinline__ void put(Result* to, A a, const Plan&) { store(*to, a); }
 };
 
-// The largest; NaN wins.
+// The largest value. A NaN is larger than all numbers.
 template <class T> struct Extreme : Plain<T, value_t<T>> {
     typedef value_t<T> V;
     typedef T Result;
@@ -105,13 +105,15 @@ template <class T> struct Extreme : Plain<T, value_t<T>> {
     }
 };
 
-// No element: where none is beyond the identity, all are equal to it, and the first is theirs.
+// A value and its index. An index of ~0 means that no element is beyond the identity. For a whole
+// result, it means that all elements equal the identity, so that the first of them has index 0.
 template <class A, class I> struct Indexed {
     A value;
     I index;
 };
 
-// Integers in the order of values, of which NaN is the largest.
+// Returns an integer that orders as the value does. Both zeros have one key, and a NaN has the
+// largest.
 __device__ __forceinline__ i32 key(i32 v) { return v; }
 __device__ __forceinline__ i64 key(i64 v) { return v; }
 __device__ __forceinline__ i32 key(f32 v) {
@@ -124,10 +126,10 @@ __device__ __forceinline__ i64 key(f64 v) {
 }
 template <class V> using Key = decltype(key(V()));
 
-// The first index of the largest; of the first NaN where there is one.
+// Index of the first largest value, or of the first NaN if there is one.
 template <class T> struct ArgExtreme {
     typedef value_t<T> Value;
-    // A thread's indices count from where its block begins, in 32 bits.
+    // A thread counts indices from the first element of its block, in 32 bits.
     typedef Indexed<Value, u32> Acc;
     typedef Indexed<Key<Value>, u64> Part;
     typedef i64 Result;
@@ -137,7 +139,7 @@ template <class T> struct ArgExtreme {
     static __device__ __forceinline__ bool beyond(Value v, Value than) {
         return !(v <= than) && than == than;
     }
-    // Of elements in their order.
+    // Elements must come in ascending order of their indices.
     static __device__ __forceinline__ void add(Acc& a, Value v, u32 index) {
         if (beyond(v, a.value)) a = {v, index};
     }
@@ -150,7 +152,7 @@ template <class T> struct ArgExtreme {
     static __device__ __forceinline__ void put(i64* to, Part a, const Plan&) { *to = a.index == ~0ull ? 0 : (i64)a.index; }
 };
 
-// Whether any is true. Over no elements none is.
+// Whether any element is true. Without elements the result is false.
 template <class T> struct Truth : Plain<T, u32> {
     typedef u8 Result;
     static __device__ __forceinline__ u32 identity() { return 0; }

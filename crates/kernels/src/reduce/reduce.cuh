@@ -1,14 +1,15 @@
-// How elements are shared out to threads, and what these leave is folded.
+// Distribution of elements over threads, and the fold of partial results.
 
 // Operands of `kept`.
 enum { SOURCE, RESULT };
 
-// Elements that are loaded at a time: 16 bytes, but no more than so many, and of bytes no less than 8.
+// Number of elements per load: 16 bytes, but at most `most` elements. Elements of one byte are
+// loaded by eight.
 __host__ __device__ constexpr int vector(int size, int most) {
     return size == 1 ? 8 : 16 / size < most ? 16 / size : most;
 }
 
-// A vector of elements that change nothing.
+// Returns a vector of elements that do not change a result.
 template <class F, int BYTES> __device__ __forceinline__ Raw<BYTES> neutral(const Plan& p) {
     Raw<BYTES> v;
 #pragma unroll
@@ -18,20 +19,21 @@ template <class F, int BYTES> __device__ __forceinline__ Raw<BYTES> neutral(cons
     return v;
 }
 
-// The vectors behind the first ones go first: so that a loop over vectors, which are in registers, need not be
+// Moves all vectors forward by `BY`. A loop can then use vectors in registers without being
 // unrolled.
 template <int BY, class W, int N> __device__ __forceinline__ void advance(W (&v)[N]) {
 #pragma unroll
     for (int k = BY; k < N; k++) v[k - BY] = v[k];
 }
 
-// What to divide by `sizes[d]` with, of what is below 2^31: `magic` is for numbers below 2^63.
+// Returns index / sizes[d] for index < 2^31, computed by multiplication. `magic` is for numbers
+// below 2^63; its upper half, rounded up, suffices here.
 template <int N> __device__ __forceinline__ u32 quotient(const Walk<N>& w, u32 d, u32 index) {
     const u32 magic = (u32)((w.magic[d] - 1) >> 32) + 1;
     return (__umulhi(index, magic) + index) >> (u32)w.shift[d];
 }
 
-// Where element `index` of an operand lies, from dimension `d` on.
+// Returns the offset of element `index` in an operand, over the dimensions from `d` on.
 template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int operand, u32 index, u32 d = 0) {
     i64 at = 0;
 #pragma unroll 1
@@ -43,13 +45,13 @@ template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int oper
     return at;
 }
 
-// The same of no more than two dimensions, without a loop.
+// Returns the offset of an element in at most two dimensions, without a loop.
 __device__ __forceinline__ i64 place_in_two(const Two& two, int operand, u32 index) {
     const u32 next = (__umulhi(index, two.magic) + index) >> (u32)two.shift;
     return (i64)(index - next * two.size) * two.strides[operand][0] + next * two.strides[operand][1];
 }
 
-// A vector that nobody reads again: the next ones may take its place in the cache.
+// Loads a vector that no thread reads again, which the cache may evict first.
 template <int BYTES> __device__ __forceinline__ Raw<BYTES> stream(const Raw<BYTES>* p) {
     Raw<BYTES> v;
     if constexpr (BYTES == 16) {
@@ -69,7 +71,7 @@ template <class A> __device__ __forceinline__ Indexed<A, u64> down(Indexed<A, u6
     return {down(a.value, by), down(a.index, by)};
 }
 
-// What another block has left.
+// Reads a partial result of another block.
 template <class A> __device__ __forceinline__ A left(const A* p) { return __ldcg(p); }
 template <class A> __device__ __forceinline__ Indexed<A, u64> left(const Indexed<A, u64>* p) {
     return {__ldcg(&p->value), __ldcg(&p->index)};
@@ -77,11 +79,11 @@ template <class A> __device__ __forceinline__ Indexed<A, u64> left(const Indexed
 
 template <class F> __device__ __forceinline__ typename F::Part nothing() { return F::part(F::identity(), 0); }
 
-// `a / b` of a power of two.
+// Returns `a / b`, where `b` is a power of two.
 __device__ __forceinline__ u32 over(u32 a, u32 b) { return a >> (31 - __clz(b)); }
 
-// Folds the `lanes` neighbouring threads of each result; the first of them has it. `warps` has room for
-// each warp.
+// Folds the values of the `lanes` neighbouring threads of each result. The first of these threads
+// gets the result. `warps` has an element per warp.
 template <class F>
 __device__ __forceinline__ typename F::Part fold(typename F::Part a, u32 lanes, typename F::Part* warps) {
     u32 half = lanes < 32 ? lanes / 2 : 16;
@@ -100,10 +102,12 @@ __device__ __forceinline__ typename F::Part fold(typename F::Part a, u32 lanes, 
     }
 }
 
-// What a thread folds of what `splits` blocks have left: part `first`, and every `step`th after it.
+// Folds this thread's share of the `splits` partial results: part `first`, and every `step`th part
+// after it.
 template <class F>
 __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u32 output, const Plan& p, u32 first, u32 step, u32 splits) {
-    // Several at a time where that is short: the last block does nothing else than wait for them.
+    // Short folds load several parts at a time, because the last block waits for nothing but these
+    // loads.
     constexpr int EACH = F::AT_A_TIME > 1 ? 4 : 1;
     typename F::Part whole = nothing<F>();
 #pragma unroll 1
@@ -122,8 +126,8 @@ __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts
 
 // ---- runs of neighbouring elements ---------------------------------------------------------
 
-// Reduces over runs of neighbouring elements: `lanes` threads have a result, of which `across` share a run.
-// Blocks in y take turns within a run, and blocks in z have segments of their own.
+// Reduces runs of neighbouring elements. `lanes` threads share a result, and `across` of them share
+// a run. Blocks in y take turns within a run, and blocks in z have different segments.
 template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
@@ -148,9 +152,9 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
         for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
             const T* from = row + segment * p.segment_stride;
             const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
-            // Indices count from the block's first segment.
+            // Indices count from the first segment of the block.
             const u32 local = (segment - first) * p.run;
-            // Whole vectors lie between the ends.
+            // Whole vectors lie between the elements at both ends.
             u32 head = (u32)(0 - (u64)from) % sizeof(Vector) / sizeof(T);
             head = head < count ? head : count;
             const u32 n = (count - head) / V, ends = count - n * V;
@@ -187,7 +191,8 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
                     end = count;
                 }
             } else {
-                // The ends are loaded before the rest and used after it.
+                // A thread loads its first element of the ends before the vectors and uses it after
+                // them, so that the loads overlap.
                 T odd = {};
                 if (x < ends) odd = from[x < head ? x : x + n * V];
                 add_vectors();
@@ -228,8 +233,9 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 
 // ---- any strides ---------------------------------------------------------------------------
 
-// `lanes` threads have `V` neighbouring results. Neighbouring threads read neighbouring elements: of
-// several results, or of one. Blocks as above.
+// Reduces elements with any strides. `lanes` threads share `V` neighbouring results. Neighbouring
+// threads read neighbouring elements, of several results or of one. Blocks share results as in
+// `reduce_rows`.
 template <class F, class T, int V, bool SPLIT>
 __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
@@ -288,7 +294,8 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         }
     }
     if (SPLIT) turn.number(p.ticket);
-    // From here on a thread has a share of one result of `results`, or several results.
+    // The threads are now distributed over the `results` results of the block: several threads
+    // share a result, or one thread has several results.
     __shared__ typename F::Acc all[V * BLOCK];
     __shared__ Part shared[BLOCK];
     const u32 results = outs * V;
@@ -314,7 +321,8 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         for (;;) {
 #pragma unroll 1
             for (u32 half = shares / 2; half > 0; half /= 2) {
-                // Each writes once: nobody still reads what was there.
+                // Each element is written once per fold, so no thread can still be reading an older
+                // value.
                 if ((share ^ half) < half) shared[threadIdx.x] = whole;
                 __syncthreads();
                 if (share < half) whole = F::merge(whole, shared[threadIdx.x + half * results]);
@@ -344,7 +352,7 @@ __device__ __forceinline__ void reduce_strided(const T* source, typename F::Resu
     reduce_any<F, T, 1, SPLIT>(source, result, scratch, p);
 }
 
-// Each kernel, and one for blocks that share results.
+// Defines each kernel, and a second one for blocks that share results.
 #define KERNELS(NAME, FOLD, T, REDUCE)         \
     KERNEL(NAME, FOLD, T, REDUCE, false)       \
     KERNEL(NAME##_split, FOLD, T, REDUCE, true)

@@ -1,7 +1,7 @@
-// out = image at other places along one dimension, and its transpose. As in `cpu.rs`.
+// Resizing of an image along one dimension, and the transpose. `cpu.rs` mirrors this file.
 
-// The elements of the image that make element `o`: up to four from `first` on, with their weights. Those outside of it
-// stand for the last inside.
+// The elements of the image that contribute to element `o`: up to four from `first` on, with their
+// weights. The nearest element inside stands for each position outside.
 template <class C> struct Near {
     i32 first, count;
     C weight[4];
@@ -55,7 +55,7 @@ template <class T> __device__ __forceinline__ void resample(const T* __restrict_
     }
 }
 
-// A thread has an element of the image, and adds those made of it in their order.
+// Each thread owns one element of the image and adds its contributions in a fixed order.
 template <class T>
 __device__ __forceinline__ void resample_backward(const T* __restrict__ grad, T* image, const Resample& p) {
     typedef compute_t<T> C;
@@ -63,7 +63,8 @@ __device__ __forceinline__ void resample_backward(const T* __restrict__ grad, T*
     for (u64 outer = blockIdx.y; outer < p.outer; outer += gridDim.y) {
         for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < p.input * inner; i += gridDim.x * blockDim.x) {
             const i32 own = i / inner, column = i - own * inner;
-            // What is made of it lies within two elements; the first and last stand for all outside.
+            // Only coordinates within two elements of `own` use it. The first and the last element
+            // also stand for all positions outside.
             i32 begin = 0, end = p.output;
             if (p.scale > 0) {
                 const f64 low = (own - 3) / p.scale - 2, high = (own + 3) / p.scale + 2;

@@ -1,6 +1,6 @@
-// What comes of the elements of a row up to each of them.
+// Running results: each element of a row combined with all elements before it.
 
-// Sums and products: the state is the value. Of none it is the neutral one.
+// The state of a sum or product is its value. The initial state is the neutral element.
 template <class C> struct Sum {
     typedef C State;
     static __device__ __forceinline__ State none() { return (C)0; }
@@ -21,7 +21,8 @@ template <class C> struct Prod : Sum<C> {
     }
 };
 
-// The largest and the last place of it; a NaN is the largest, and of several the last counts too.
+// The largest or the smallest element, with the index of its last occurrence. A NaN beats all
+// numbers, and the last NaN counts.
 template <class C, bool LARGEST> struct Best {
     struct State { C v; i64 i; };
     static __device__ __forceinline__ State none() { return State{(C)0, -1}; }
@@ -36,7 +37,7 @@ template <class C, bool LARGEST> struct Best {
     static __device__ __forceinline__ i64 index(State s) { return s.i; }
 };
 
-// A block takes a row, tile by tile.
+// Scans a row per block, tile by tile.
 template <class Op, bool INDEXED, class T>
 __device__ __forceinline__ void rows(const T* in, T* out, i64* index, const Scan& p) {
     typedef typename Op::State State;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void rows(const T* in, T* out, i64* index, const Scan
     }
 }
 
-// A thread takes a row: where those of neighbours lie side by side.
+// Scans a row per thread, for neighbouring rows whose elements lie side by side.
 template <class Op, bool INDEXED, class T>
 __device__ __forceinline__ void columns(const T* in, T* out, i64* index, const Scan& p) {
     const u64 row = (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,12 +1,12 @@
-// Rows of a source added to the rows of the result that an index names, in the index's order.
+// Adds rows of a source to the rows of the result that an index names, in the order of the index.
 
 template <class C> __device__ __forceinline__ C plus(C a, C b) {
     if constexpr (same<C, bool>::value) return a || b;
     else return (C)(a + b);
 }
 
-// A block takes `ROWS` rows of the result and columns of them, a thread's each. It goes through the index tile
-// by tile, and first finds which of a tile's places name its rows.
+// A block owns `ROWS` rows of the result, and each of its threads one column at a time. The block
+// reads the index tile by tile, and first collects the positions of the tile that name its rows.
 template <int ROWS, class T>
 __device__ __forceinline__ void
 index_add(const T* source, const i64* index, T* out, const IndexAdd& p) {
@@ -29,7 +29,8 @@ index_add(const T* source, const i64* index, T* out, const IndexAdd& p) {
         }
         bool any = false;
         for (u64 tile = 0; tile < p.count; tile += BLOCK * EACH) {
-            // A thread's places are neighbours, so that those that count are in order.
+            // Each thread tests neighbouring positions, so that the collected positions are in
+            // order.
             u32 rows[EACH], own = 0;
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
@@ -65,7 +66,7 @@ index_add(const T* source, const i64* index, T* out, const IndexAdd& p) {
             __syncthreads();
             if (active) {
                 for (u32 i = 0; i < total; i += 4) {
-                    // Loads together, additions in order.
+                    // The loads are issued together, and the additions follow in order.
                     C value[4];
 #pragma unroll
                     for (int j = 0; j < 4; j++) {

@@ -1,5 +1,5 @@
-// One number for the indices of several dimensions: that of the dimensions before, times this one's size,
-// plus this one's index, where negative ones count from the end.
+// Combines the indices of several dimensions into one number, a dimension per launch: the number so
+// far times the size of this dimension, plus the index. Negative indices count from the end.
 extern "C" __global__ __launch_bounds__(256) void linear_index(
     const i64* index, i64* out, const __grid_constant__ Linear p) {
     const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;

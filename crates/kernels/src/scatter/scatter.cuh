@@ -1,4 +1,5 @@
-// Elements of a source put, or combined with what is there, where an index says along a dimension.
+// Writes elements of a source at indices along a dimension, or combines them with the elements
+// there.
 
 #define SUM 0
 #define PROD 1
@@ -15,11 +16,12 @@ template <int KIND, class C> __device__ __forceinline__ C combine(C a, C b) {
     else return a < b || a != a ? a : b;
 }
 
-// Replaces an element by what `combine` makes of it, while others do so too.
+// Combines an element with `value`, while other threads may update the same element.
 template <int KIND, class T> __device__ __forceinline__ void update(T* at, T value) {
     typedef compute_t<T> C;
     if constexpr (KIND == ASSIGN) {
-        // Not torn where several threads write it: one of them is the last.
+        // A volatile store is not torn. If several threads write the element, any of them may be
+        // the last.
         *(volatile T*)at = value;
     } else if constexpr (KIND == SUM && (same<T, f32>::value || same<T, f64>::value)) {
         atomicAdd(at, value);
@@ -37,7 +39,7 @@ template <int KIND, class T> __device__ __forceinline__ void update(T* at, T val
             old.bits = atomicCAS((u64*)at, seen.bits, *(u64*)&next);
         } while (old.bits != seen.bits);
     } else {
-        // The word that the element lies in: its other bytes stay.
+        // Compares and swaps the aligned word of the element, and keeps the word's other bytes.
         const u32 shift = (u32)((u64)at & 3) * 8;
         u32* word = (u32*)((u64)at & ~3ull);
         const u32 mask = (sizeof(T) == 4 ? ~0u : (1u << (sizeof(T) % 4 * 8)) - 1) << shift;
@@ -55,7 +57,7 @@ template <int KIND, class T> __device__ __forceinline__ void update(T* at, T val
     }
 }
 
-// A thread for each element of the index.
+// Processes one element of the index per thread.
 template <int KIND, class T>
 __device__ __forceinline__ void
 places(const T* source, const i64* index, T* out, const Scatter& p) {
@@ -66,8 +68,8 @@ places(const T* source, const i64* index, T* out, const Scatter& p) {
     update<KIND>(out + walk(p.places, 2, e) + k * p.steps[2], source[walk(p.places, 0, e)]);
 }
 
-// A thread for each element of the result that an index can name: it takes what names it in order,
-// so that the result is the same each time.
+// Processes one element of the result per thread. The thread combines all elements whose index
+// names it, in order, so that the result is the same in each run.
 template <int KIND, class T>
 __device__ __forceinline__ void
 ordered(const T* source, const i64* index, T* out, const Scatter& p) {
@@ -86,7 +88,7 @@ ordered(const T* source, const i64* index, T* out, const Scatter& p) {
     if (found) store(*to, value);
 }
 
-// A thread for each line of the result along the dimension: it takes the indices in order, too.
+// Processes one line of the result along the dimension per thread, with the indices in order.
 template <int KIND, class T>
 __device__ __forceinline__ void
 lines(const T* source, const i64* index, T* out, const Scatter& p) {

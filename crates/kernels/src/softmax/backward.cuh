@@ -1,7 +1,8 @@
-// The gradient of softmax, `out * (grad - sum(out * grad))`, or of its logarithm, `grad - exp(out) * sum(grad)`, of rows.
+// Gradient of softmax over rows, `out * (grad - sum(out * grad))`, or of log-softmax,
+// `grad - exp(out) * sum(grad)`.
 
 __device__ __forceinline__ f32 exponential(f32 v) { return expf(v); }
-// Called here and there: short to run, and long to compile.
+// Not inlined: short to run, but slow to compile at each use.
 __device__ __noinline__ f64 exponential(f64 v) { return exp(v); }
 
 template <class C> __device__ __forceinline__ C term(C grad, C out, bool log) {
@@ -11,12 +12,12 @@ template <class C> __device__ __forceinline__ C slope(C grad, C out, C sum, bool
     return log ? grad - exponential(out) * sum : out * (grad - sum);
 }
 
-// A row for `1 << p.team` lanes of a warp, or for a block.
+// Processes a row per `1 << p.team` lanes of a warp, or per block.
 template <class T, bool BLOCK>
 __device__ __forceinline__ void rows(const T* grad, const T* out, T* result, const Gradient& p) {
     typedef compute_t<T> C;
     const u32 team = BLOCK ? blockDim.x : 1u << (u32)p.team, t = threadIdx.x % team;
-    // A team beyond the last row folds with the others of its warp, but has nothing.
+    // A team beyond the last row takes part in the folds of its warp, but has no elements.
     const u64 own = (u64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
     const u64 row = own < p.rows ? own : 0, size = own < p.rows ? p.size : 0;
     const T* g = grad + walk(p.walk, 0, row);
@@ -40,7 +41,7 @@ __device__ __forceinline__ void rows(const T* grad, const T* out, T* result, con
     }
 }
 
-// Rows side by side: 32 for a block, whose warps share each.
+// Processes rows that lie side by side, 32 per block. The warps of a block share each row.
 template <class T>
 __device__ __forceinline__ void columns(const T* grad, const T* out, T* result, const Gradient& p) {
     typedef compute_t<T> C;

@@ -1,7 +1,8 @@
 // Softmax over a dimension that is not the innermost.
 
-// A softmax of `V` columns a thread, in a block that is `p.height` high; threads above each other take
-// other elements. All is read for the sums, and once more, from the end.
+// Each thread has `V` neighbouring columns, and shares them with other threads of a block that is
+// `p.height` threads high. The elements are read once for the sums, and a second time from the end,
+// where the cache may still hold them.
 template <class T, int V, int U>
 __device__ __forceinline__ void columns(const T* source, T* result, const Rows& p) {
     typedef compute_t<T> C;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void columns(const T* source, T* result, const Rows& 
         largest[threadIdx.x * V + j] = m[j];
         sums[threadIdx.x * V + j] = s[j];
     }
-    // Heights are powers of two.
+    // `height` is a power of two.
     for (u32 half = height / 2; half > 0; half /= 2) {
         __syncthreads();
         for (u32 e = threadIdx.x; e < half * width; e += blockDim.x) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void columns(const T* source, T* result, const Rows& 
     }
 }
 
-// Rows that lie in any other way, a block for each.
+// Processes rows with any strides, one block per row.
 template <class T> __device__ __forceinline__ void any_rows(const T* source, T* result, const Rows& p) {
     typedef compute_t<T> C;
     __shared__ C shared[64];
@@ -107,7 +108,7 @@ template <class T> __device__ __forceinline__ void any_rows(const T* source, T* 
         for (u64 i = threadIdx.x; i < p.size; i += blockDim.x) {
             store(to[(i64)i * p.result_step], becomes.of(load(from[(i64)i * p.source_step])));
         }
-        // The next row's folds write what this one's threads may still read.
+        // The folds of the next row write `shared`, which threads may still be reading.
         __syncthreads();
     }
 }
@@ -117,7 +118,7 @@ template <class T> __device__ __forceinline__ void any_rows(const T* source, T* 
         const T* source, T* result, const __grid_constant__ Rows p) {                             \
         __VA_ARGS__(source, result, p);                                                           \
     }
-// `E` values are in a thread's registers, or twice as many where a warp that is full has a row.
+// A thread keeps `E` values in registers, or twice as many if a full warp has a row.
 #define SOFTMAX(T, E)                                                                             \
     KERNEL(T, short, (128), short_rows<T, E / vector_width(sizeof(T))>)                           \
     KERNEL(T, warp, (128), short_rows<T, 2 * E / vector_width(sizeof(T))>)                        \

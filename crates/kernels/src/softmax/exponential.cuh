@@ -1,6 +1,6 @@
-// What softmax is made of: exponentials, and what becomes of their sum.
+// Functions for softmax: exponentials, and logarithms and reciprocals of their sums.
 
-// What is stored with fewer bits is computed with fewer.
+// Half-width results need only an approximation.
 template <class T> __device__ __forceinline__ f32 exponential(f32 v) {
     if constexpr (sizeof(T) == 2) {
         f32 r;
@@ -10,7 +10,7 @@ template <class T> __device__ __forceinline__ f32 exponential(f32 v) {
         return expf(v);
     }
 }
-// Those of `f64` are called, here and there: each is short to run and long to compile.
+// The `f64` versions are not inlined: they are short to run, but slow to compile at each use.
 template <class T> __device__ __noinline__ f64 exponential(f64 v) { return exp(v); }
 template <int V> __device__ __noinline__ Vec<f64, V> exponentials(Vec<f64, V> v) {
 #pragma unroll
@@ -27,7 +27,7 @@ template <class T, int V> __device__ __forceinline__ Vec<f64, V> exponentials(Ve
 }
 __device__ __noinline__ f32 logarithm(f32 v) { return logf(v); }
 __device__ __noinline__ f64 logarithm(f64 v) { return log(v); }
-// Of a sum, which is no less than 1.
+// Returns the reciprocal of a sum, which is at least 1.
 __device__ __forceinline__ f32 inverse(f32 v) {
     f32 r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
@@ -35,7 +35,7 @@ __device__ __forceinline__ f32 inverse(f32 v) {
 }
 __device__ __noinline__ f64 inverse(f64 v) { return 1 / v; }
 
-// Negative infinity, as bits: a quotient would be computed.
+// Returns negative infinity, from its bits. A quotient would be computed at run time.
 template <class C> __device__ __forceinline__ C lowest() {
     if constexpr (same<C, f32>::value) return __int_as_float(0xff800000);
     else return __longlong_as_double(0xfff0000000000000);

@@ -1,12 +1,12 @@
-// Softmax over one dimension, its maximum subtracted. A NaN need not be kept by the maximum: it comes
-// back in the sum.
+// Softmax over one dimension, relative to the maximum. The maximum may lose a NaN, because the sum
+// is then NaN.
 
-// Sum and maximum of a part, as what is added with another maximum.
+// Rescales a sum of exponentials from one maximum to another.
 template <class T, class C> __device__ __forceinline__ C rescaled(C sum, C from, C to) {
     return from == to ? sum : sum * exponential<T>(from - to);
 }
 
-// What values become: themselves less `shift`, exponentiated and scaled unless their logarithm is wanted.
+// Maps a value to its quotient of exponential and sum, or to the logarithm of that quotient.
 template <class T, class C> struct Result {
     C largest, scale;
     bool log;
@@ -23,13 +23,14 @@ __device__ __forceinline__ void loaded(const Vec<T, V>& raw, compute_t<T> (&v)[V
     for (int j = 0; j < V; j++) v[j] = load(raw.v[j]);
 }
 
-// The 16 bytes of a vector.
+// The 16 bytes of a vector, as elements and as words.
 template <class T, int V> union Words {
     Vec<T, V> raw;
     u32 words[4];
 };
 
-// Writes vector `i` of so many. Not a branch: a dozen of those are slow to compile.
+// Writes vector `i` if it is less than `vectors`. Uses a predicate, because a dozen branches are
+// slow to compile.
 template <class T, int V>
 __device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t<T> (&v)[V]) {
     Words<T, V> of;
@@ -42,12 +43,12 @@ __device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t
         : "memory");
 }
 
-// Where row `row` of an operand begins. Mostly one stride says so.
+// Returns the offset of row `row` in an operand. Most operands need only one stride.
 __device__ __forceinline__ i64 row_offset(const Rows& p, int operand, u64 row) {
     return p.walk.ndim == 1 ? (i64)row * p.walk.strides[operand][0] : walk(p.walk, operand, row);
 }
 
-// The 16 bytes from byte `by` on of two vectors that lie one after the other.
+// Sets `first` to the 16 bytes from byte `by` on of two consecutive vectors.
 __device__ __forceinline__ void shift(u32 (&first)[4], const u32 (&second)[4], u32 by) {
     u32 w[8];
 #pragma unroll
@@ -60,22 +61,22 @@ __device__ __forceinline__ void shift(u32 (&first)[4], const u32 (&second)[4], u
     for (int k = 0; k < 4; k++) first[k] = __funnelshift_r(w[k], w[k + 1], by * 8);
 }
 
-// A dense row: its whole vectors, and what is before and after those, of which the first threads have one
-// element each, the odd one. Where a row begins at another place of a vector in the source than in the
-// result, `SHIFTED`, vectors are the result's, and each is cut out of two of the source's. Of these there
-// is no more outside of the row than what is in the same 16 bytes.
+// A dense row: its whole vectors, and the odd elements before and after them, of which each of the
+// first threads has one. If source and result begin at different positions within a vector
+// (`SHIFTED`), the vectors are those of the result, and each is cut out of two vectors of the
+// source. Reads outside the row stay within 16 bytes that also hold elements of the row.
 template <class T, int V, bool SHIFTED> struct Row {
     typedef Vec<T, V> Vector;
     typedef compute_t<T> C;
     const T* from;
     T* to;
-    // Bytes from the source's vectors to the result's.
+    // Distance from the source's vectors to the result's, in bytes.
     u32 by;
     u32 vectors;
     i32 odd;
     bool has_odd;
 
-    // For thread `t` of those that have the row.
+    // `t` is the number of the thread in the row's team.
     __device__ __forceinline__ Row(const T* source, T* result, u32 size, u32 t) {
         u32 head = (0u - (u32)(u64)result) % sizeof(Vector) / sizeof(T);
         head = head < size ? head : size;
@@ -86,7 +87,7 @@ template <class T, int V, bool SHIFTED> struct Row {
         odd = (i32)(t - head) + (t < head ? 0 : (i32)(vectors * V));
         has_odd = t < size - vectors * V;
     }
-    // Negative infinities, where there is none.
+    // Returns vector `i` of the source, or negative infinities beyond the last one.
     __device__ __forceinline__ Vector vector(u32 i) const {
         Words<T, V> of;
 #pragma unroll
@@ -114,8 +115,8 @@ template <class T, int V, bool SHIFTED> struct Row {
     __device__ __forceinline__ C odd_one() const { return has_odd ? load(from[odd]) : lowest<C>(); }
 };
 
-// A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`, which is
-// part of a warp, or all of a block.
+// Processes a row in registers: `K` vectors per thread. `t` is the number of the thread in the
+// `team`, which is a part of a warp or a whole block.
 template <class T, int K, bool BLOCK, bool SHIFTED>
 __device__ __forceinline__ void
 held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
@@ -132,13 +133,14 @@ held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
 #pragma unroll
         for (int j = 0; j < V; j++) most = Larger::of(most, v[k][j]);
     }
-    // A block's warps exponentiate with their own maxima, and wait for each other once.
+    // Each warp of a block uses its own maximum, so that the block waits at one barrier only.
     if (BLOCK) most = fold_warp<Larger>(most);
     else most = fold_lanes<Larger>(most, team);
     const C base = most == lowest<C>() ? (C)0 : most;
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        // Of many vectors the team may have fewer; it also keeps calls of `f64` apart, and registers few.
+        // The team may have fewer vectors than `K` per thread. The branch also separates calls for
+        // `f64`, which saves registers.
         if (K > 4 && k * team >= row.vectors) continue;
         Vec<C, V> e;
 #pragma unroll
@@ -185,12 +187,12 @@ held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
     if (row.has_odd) store(row.to[row.odd], odd * scale - shift);
 }
 
-// Rows of up to 32 lanes' vectors, `1 << p.tiles` lanes for each.
+// Processes rows that fit the registers of up to 32 lanes, `1 << p.tiles` lanes per row.
 template <class T, int K, bool SHIFTED = false>
 __device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
     const u32 shift = (u32)p.tiles, team = 1 << shift, teams = blockDim.x >> shift;
     for (u64 first = (u64)blockIdx.x * teams; first < p.rows; first += (u64)gridDim.x * teams) {
-        // A team beyond the last row folds with the others of its warp, but has nothing.
+        // A team beyond the last row takes part in the folds of its warp, but has no elements.
         const u64 own = first + (threadIdx.x >> shift);
         const bool has = own < p.rows;
         const u64 row = has ? own : first;
@@ -200,7 +202,7 @@ __device__ __forceinline__ void short_rows(const T* source, T* result, const Row
     }
 }
 
-// The same of a block's vectors, a block for each.
+// Processes rows that fit the registers of a block, one block per row.
 template <class T, int K, bool SHIFTED = false>
 __device__ __forceinline__ void rows(const T* source, T* result, const Rows& p) {
     const u64 row = blockIdx.x;
@@ -209,7 +211,7 @@ __device__ __forceinline__ void rows(const T* source, T* result, const Rows& p) 
         p.log);
 }
 
-// Adds exponentials of values, less the maximum up to now.
+// Adds exponentials of values, relative to the maximum so far.
 template <class T, int U, int V>
 __device__ __forceinline__ void
 add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
@@ -220,7 +222,7 @@ add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
 #pragma unroll
         for (int j = 0; j < V; j++) now = Larger::of(now, v[u][j]);
     }
-    // Nothing yet but negative infinities.
+    // If all values so far are negative infinities, their differences would be NaN.
     const C base = now == lowest<C>() ? (C)0 : now;
     sum = rescaled<T>(sum, largest, now);
     largest = now;
@@ -235,7 +237,8 @@ add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
     }
 }
 
-// Longer rows: read for the sum, and once more, from the end, which the cache may still have.
+// Processes longer rows. A row is read once for the sum, and a second time from the end, where the
+// cache may still hold it.
 template <class T, int U, bool SHIFTED = false>
 __device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
     constexpr int V = vector_width(sizeof(T));

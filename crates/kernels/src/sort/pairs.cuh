@@ -1,4 +1,4 @@
-// Keys of a row's elements with their places, and the order of such pairs: that of the keys, then of the places.
+// Pairs of a key and an index, ordered by key, then by index.
 
 __device__ __forceinline__ bool less(Pair a, Pair b) {
     return a.key < b.key || (a.key == b.key && a.index < b.index);

@@ -1,10 +1,10 @@
-// The passes of a bitonic sort over rows of `padded` pairs, which are more than a tile.
+// Passes of a bitonic sort over rows of `padded` pairs, which are longer than a tile.
 
 __device__ __forceinline__ bool ascends(u64 at, u64 size, const Pass& p) {
     return (at & (p.padded - 1) & size) == 0;
 }
 
-// All stages up to tiles of sorted pairs.
+// Runs all stages up to size `TILE`, which sort each tile.
 extern "C" __global__ __launch_bounds__(1024) void sort_passes_tiles(Pair* pairs, const __grid_constant__ Pass p) {
     __shared__ Pair tile[TILE];
     const u64 base = (u64)blockIdx.x * TILE;
@@ -20,14 +20,14 @@ extern "C" __global__ __launch_bounds__(1024) void sort_passes_tiles(Pair* pairs
     for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
 }
 
-// One stage of distance at least a tile.
+// Runs one step of a stage, over a distance of at least a tile.
 extern "C" __global__ __launch_bounds__(256) void sort_passes_step(Pair* pairs, const __grid_constant__ Pass p) {
     const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 low = 2 * thread - (thread & (p.distance - 1));
     exchange(pairs[low], pairs[low + p.distance], ascends(low, p.size, p));
 }
 
-// The stages of distances below a tile.
+// Runs the remaining steps of a stage, over distances below a tile.
 extern "C" __global__ __launch_bounds__(1024) void sort_passes_merge(Pair* pairs, const __grid_constant__ Pass p) {
     __shared__ Pair tile[TILE];
     const u64 base = (u64)blockIdx.x * TILE;

@@ -1,4 +1,4 @@
-// Where values belong in sorted rows.
+// Binary search for the positions of values in sorted rows.
 
 template <class T>
 __device__ __forceinline__ void search(const T* sorted, const T* values, i64* out, const Search& p) {
@@ -10,7 +10,7 @@ __device__ __forceinline__ void search(const T* sorted, const T* values, i64* ou
     while (first < last) {
         const i64 middle = first + (last - first) / 2;
         const auto other = load(row[middle * p.step]);
-        // A NaN comes behind all numbers.
+        // A NaN belongs at the end of the row. A NaN in the row counts as less than every value.
         if (p.right ? !(other > value) : !(other >= value)) first = middle + 1;
         else last = middle;
     }

@@ -1,4 +1,5 @@
-// Unsigned integers in the order of the values: both zeros are one, a NaN is above all.
+// Returns an unsigned integer that orders as the value does. Both zeros have one key, and a NaN has
+// the largest.
 template <class C> __device__ __forceinline__ u64 key_of(C v) {
     if constexpr (same<C, f32>::value) {
         if (v != v) return ~0u;
@@ -13,7 +14,7 @@ template <class C> __device__ __forceinline__ u64 key_of(C v) {
     }
 }
 
-// Behind a row's elements there are pairs that come last.
+// Returns the pair of element `i`. Pairs beyond the end of the row sort last.
 template <class T>
 __device__ __forceinline__ Pair pair(const T* from, u64 i, const Sort& p) {
     if (i >= p.size) return Pair{~0ull, ~0ull};
@@ -21,7 +22,8 @@ __device__ __forceinline__ Pair pair(const T* from, u64 i, const Sort& p) {
     return Pair{p.descending ? ~key : key, i};
 }
 
-// A block has a row in shared memory: `padded` is its elements up to a power of two, twice the threads.
+// Sorts a row per block, in shared memory. `padded` is the size of the row, rounded up to a power
+// of two, and at most twice the number of threads.
 template <class T>
 __device__ __forceinline__ void
 sort_row(const T* in, T* values, i64* index, const Sort& p) {
@@ -47,7 +49,8 @@ sort_row(const T* in, T* values, i64* index, const Sort& p) {
     }
 }
 
-// Of longer rows: pairs in scratch memory, and what they stand for once they are sorted.
+// Longer rows are sorted as pairs in scratch memory. `keys` writes the pairs, and `write` writes
+// the results of the sorted pairs.
 template <class T> __device__ __forceinline__ void keys(const T* in, Pair* pairs, const Sort& p) {
     const u64 t = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (t >= p.rows << p.log) return;

@@ -32,7 +32,7 @@ pub enum DataParallelError {
         "output_device {output_device} is no device: give a GPU's index, or -1 or \"cpu\" for the host"
     )]
     OutputDevice {
-        /// The number.
+        /// The given number.
         output_device: i32,
     },
     /// The forward pass of a replica failed.
@@ -70,7 +70,7 @@ pub enum DataParallelError {
     /// Outputs differ in structure: in the length of a list, the keys of a map, or the presence of an option.
     #[error("the replicas' outputs are not built alike: {reason}")]
     GatherStructure {
-        /// The difference.
+        /// Description of the difference.
         reason: String,
     },
     /// The thread of a GPU could not be started or has ended. A forked child does not have the threads of its parent.
@@ -78,7 +78,7 @@ pub enum DataParallelError {
     Thread {
         /// Index of the GPU.
         device: usize,
-        /// The cause.
+        /// Description of the cause.
         reason: String,
     },
 }

@@ -40,7 +40,7 @@ pub enum GroupError {
         rank: usize,
         /// Number of ranks of the group.
         world_size: usize,
-        /// The cause.
+        /// Description of the cause.
         reason: String,
         /// The ranks that did not arrive.
         missing: Vec<usize>,
@@ -109,7 +109,7 @@ impl GroupError {
 /// A call of another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankCall {
-    /// The rank.
+    /// Number of the rank.
     pub rank: usize,
     /// The call with its source location, or a description of what the rank did instead.
     pub call: String,

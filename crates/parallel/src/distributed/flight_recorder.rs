@@ -22,11 +22,12 @@ const POLL_WINDOW: usize = 2 * POLL_INTERVAL as usize;
 /// The state of a call.
 #[derive(Debug)]
 pub(super) enum CallState {
-    /// Not yet launched: the ranks' calls are being compared.
+    /// The call is not launched yet, because the calls of the ranks are being compared.
     Preparing,
-    /// Enqueued. The event completes after the call.
+    /// The call is enqueued. The event completes after it.
     Launched(OpEvent),
-    /// Completed, failed before its launch, or captured. A captured call runs in replays, which have their own records.
+    /// The call is complete, failed before its launch, or was captured. A captured call runs in replays, which have
+    /// their own records.
     Done,
 }
 
@@ -52,7 +53,8 @@ pub(super) struct FlightRecorder {
     pairs: HashMap<(usize, bool), u64>,
     /// Number of entries at the front that are done.
     finished: usize,
-    /// Completion of the calls, for the tracking of their results. Call `id` has number `id + 1` there.
+    /// Completion of the calls, which tracks the validity of their results. It counts from 1, so call `id` has number
+    /// `id + 1`.
     completion: Completion,
 }
 
@@ -78,7 +80,7 @@ impl FlightRecorder {
         (id, seq)
     }
 
-    /// Returns the completion of the calls, for the tracking of their results.
+    /// Returns the completion of the calls, which tracks the validity of their results.
     pub(super) fn completion(&self) -> &Completion {
         &self.completion
     }

@@ -80,7 +80,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
             let rank = group.rank();
             let of = |count: usize, dtype| zeros([count], (dtype, group.device()));
             let (three, four, int) = (of(3, DType::F32)?, of(4, DType::F32)?, of(3, DType::I32)?);
-            // Another count and another dtype: both ranks get the error, and neither launches.
+            // Receive with another count and another dtype: both ranks get the error, and neither launches.
             for wrong in [&four, &int] {
                 match rank {
                     0 => {
@@ -93,7 +93,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                     _ => {}
                 }
             }
-            // Another order, with single sends against a batch of receives.
+            // Receive in another order, in one batch: the single sends do not match.
             match rank {
                 0 => {
                     mismatch(group.send(&three, 1, false));
@@ -142,7 +142,7 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
             let splits = splits.as_ref().map(<[usize; 2]>::as_slice);
             group.all_to_all_single(&y, &x, splits, splits, false)?;
             assert_eq!(values(&y)?, [1.0, 1.0, 2.0, 2.0]);
-            // Each rank has its own sizes: rank 0 sends 3 to rank 1, rank 1 sends 1 to rank 0.
+            // Each rank has its own sizes: rank 0 sends 3 elements to rank 1, and rank 1 sends 1 element to rank 0.
             let (inputs, outputs, y) = match rank {
                 0 => ([1, 3], [1, 1], zeros([2], group.device())?),
                 _ => ([1, 3], [3, 3], zeros([6], group.device())?),
@@ -151,7 +151,7 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
             let expected: &[f32] =
                 if rank == 0 { &[1.0, 2.0] } else { &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0] };
             assert_eq!(values(&y)?, expected);
-            // Parts that do not match: rank 0 sends 2 to rank 1, which receives 3.
+            // The parts do not match: rank 0 sends 2 elements to rank 1, which receives 3.
             let outputs = if rank == 0 { [2, 1] } else { [3, 2] };
             let y = zeros([outputs.iter().sum()], group.device())?;
             let inputs = if rank == 0 { [2, 2] } else { [1, 2] };

@@ -63,7 +63,7 @@ fn a_replay_hangs(ranks: &Ranks) {
         let later = (|| (&y + 1.0)?.sum(()))();
         let error = refused("the result", "all_reduce", x.to_vec::<f32>());
         let failure = GroupError::failure(&error).expect("the group's own");
-        // Two calls, three captured calls, two replays, a barrier, and the hanging replay.
+        // The earlier calls are two calls, three captured calls, two replays and a barrier. The hanging replay follows.
         assert_eq!(
             (failure.rank, failure.seq, &*failure.reason),
             (0, 9, &*format!("it was not done within {SHORT:?}"))

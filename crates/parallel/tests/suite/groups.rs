@@ -11,7 +11,7 @@ fn of(group: &ProcessGroup, values: &[f32]) -> Result<Tensor> {
     tensor(values, group.device())
 }
 
-/// Waits for an asynchronous call.
+/// Waits for the call if it is asynchronous.
 fn finish(work: &Work, async_op: bool) -> Result<()> {
     if async_op { work.wait() } else { Ok(()) }
 }
@@ -113,7 +113,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     if ranks == 1 {
         return group.barrier();
     }
-    // Send around the ring: with single sends and receives in one direction, in a batch in the other.
+    // Send around the ring: by single sends and receives in one direction, and by a batch in the other direction.
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     let (mine, theirs) = (at(group, rank)?, zeros([3], group.device())?);
     if rank == 0 {

@@ -247,7 +247,7 @@ fn values_above_the_limit_are_refused_and_values_at_the_limit_are_not() {
 #[test]
 fn a_store_refuses_values_beyond_its_limit_and_has_room_again_after_a_delete() {
     for (name, [store, other], _kept) in stores() {
-        // The other stores share this code and take long to fill.
+        // The other stores share the code of the limit, and take long to fill.
         if !["hash", "tcp, two clients"].contains(&name) {
             continue;
         }

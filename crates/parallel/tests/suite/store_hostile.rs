@@ -21,17 +21,17 @@ const HELD: usize = 200;
 fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     match number % 6 {
-        // Silent.
+        // Send nothing.
         0 => {}
-        // An incomplete greeting.
+        // Send an incomplete greeting.
         1 => stream.write_all(&GREETING[..3])?,
-        // Garbage.
+        // Send garbage.
         2 => stream.write_all(&[number as u8; 200])?,
-        // A replay of an honest client's greeting and proof.
+        // Replay an honest client's greeting and proof.
         3 => stream.write_all(recorded)?,
-        // Half closed.
+        // Close the sending half.
         4 => stream.shutdown(Shutdown::Write)?,
-        // A greeting, then the length of a huge message.
+        // Send a greeting, then the length of a huge message.
         _ => stream.write_all(&[&GREETING[..], &[0; 32], &[0xff; 40]].concat())?,
     }
     Ok(stream)
@@ -105,7 +105,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
         }
     });
     assert_eq!(made.into_inner(), TOTAL);
-    // The limit of 128 unauthenticated connections, and a few connections of the ranks.
+    // The bound is the limit of 128 unauthenticated connections and a few connections of the ranks.
     assert!(most.into_inner() < 160, "the server held too many connections");
 }
 

@@ -1,11 +1,11 @@
-// Element types in memory and the types they are computed in, as in `host/element.rs`.
+// Element types in memory, and their types of arithmetic. `host/element.rs` mirrors this file.
 
-// A byte that is true unless it is 0; written as 0 or 1.
+// A bool in memory: false if the byte is 0, otherwise true. Stores write 0 or 1.
 struct boolean { u8 byte; };
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 
-// `T` is what lies in memory, `compute` what arithmetic is done in.
+// `T` is the type in memory, `compute` the type of arithmetic.
 template <class T> struct Element {
     typedef T compute;
     static __device__ __forceinline__ T load(T v) { return v; }
@@ -37,8 +37,8 @@ template <> struct Element<bf16> {
     static __device__ __forceinline__ f32 load(bf16 v) {
         return __uint_as_float((u32)v.bits << 16);
     }
-    // To nearest, ties to even: on devices that have it, by the instruction that the comment names
-    // (`module/newer.rs`).
+    // Rounds to the nearest value, ties to even. On devices with the instruction in the comment, the
+    // loader substitutes it for the block (`module/newer.rs`).
     static __device__ __forceinline__ bf16 store(f32 v) {
         bf16 r;
         asm("{ /* sm_80: cvt.rn.bf16.f32 %0, %1; */\n\t"
@@ -57,7 +57,7 @@ template <> struct Element<bf16> {
     }
 };
 
-// All of them, with their codes as a `DType`.
+// All element types, with their codes as a `DType`.
 #define EACH_DTYPE(X) \
     X(boolean, DTYPE_bool) \
     X(u8, DTYPE_u8) \
@@ -85,15 +85,15 @@ template <> struct is_float<f64> { static const bool value = true; };
 template <class A, class B> struct same { static const bool value = false; };
 template <class A> struct same<A, A> { static const bool value = true; };
 
-// What is loaded at once, in whole words, or in what is smaller than one.
+// BYTES bytes that are loaded at once, as 32-bit words or as one smaller word.
 template <int BYTES> struct alignas(BYTES) Raw { u32 word[BYTES / 4]; };
 template <> struct Raw<1> { u8 word[1]; };
 template <> struct Raw<2> { u16 word[1]; };
 
-// Conversion between compute types, as `Cast` in `host/element.rs`: floats go to integers towards
-// zero by way of i32, u8 and i64 by way of i64, and the device saturates there. A NaN becomes the
-// least i64, or from f64 the least i32, and from f32 the i32 0. Integers wrap; anything but 0 is
-// true. So does PyTorch.
+// Converts between compute types as PyTorch and `Cast` in `host/element.rs` do. Floats convert to u8
+// and i64 by way of i64, and to other integers by way of i32. They round towards zero and saturate at
+// the intermediate type. A NaN becomes the least i64; as an i32, it becomes the least i32 from f64
+// and 0 from f32. Integers wrap. All values but 0 are true.
 template <class D, class S> __device__ __forceinline__ D cast(S v) {
     if constexpr (same<D, S>::value) {
         return v;
@@ -107,7 +107,7 @@ template <class D, class S> __device__ __forceinline__ D cast(S v) {
     }
 }
 
-// Element `i` of any dtype, as a `T`.
+// Returns element `i` of any dtype, converted to `T`.
 template <class T> __device__ __noinline__ T converted(const void* p, i32 i, u32 dtype) {
     switch (dtype) {
 #define CONVERTED(S, code) case code: return Element<T>::store(cast<compute_t<T>>(load(((const S*)p)[i])));
@@ -116,7 +116,7 @@ template <class T> __device__ __noinline__ T converted(const void* p, i32 i, u32
     return T{};
 }
 
-// Writes a `T` to element `i` of any dtype.
+// Converts a `T` to any dtype and writes it to element `i`.
 template <class T> __device__ __noinline__ void convert_to(void* p, i32 i, u32 dtype, T v) {
     switch (dtype) {
 #define CONVERT_TO(D, code) case code: store(((D*)p)[i], cast<compute_t<D>>(load(v))); break;
@@ -124,7 +124,7 @@ template <class T> __device__ __noinline__ void convert_to(void* p, i32 i, u32 d
     }
 }
 
-// A scalar operand from its bits, as what is computed in.
+// Decodes a scalar operand as a compute type.
 template <class C, class Bits> __device__ __forceinline__ C number(const Bits& bits) {
     if constexpr (same<C, f32>::value) return __uint_as_float(bits.low);
     else if constexpr (same<C, f64>::value) return __hiloint2double(bits.high, bits.low);

@@ -1,7 +1,6 @@
-// How a kernel says that a check failed: it never traps. Any of a launch's failures will do; one that
-// stands there stays.
+// Reports of failed checks. A kernel never traps. A report in the mailbox is not replaced.
 
-// Whether an index is one of the dimension's. Says so if it is not.
+// Returns whether an index is in range. If not, writes a report, unless the mailbox has one.
 __device__ __forceinline__ bool check_index(i64 index, const Report& report) {
     if ((u64)index < report.size) return true;
     volatile u64* mailbox = (volatile u64*)report.mailbox;

@@ -1,15 +1,15 @@
-// The elements that a kernel of the iteration layer goes over: 32 bits suffice for them, since what is
-// larger is launched in parts.
+// Elements that a kernel of the iteration layer visits. Their numbers fit in 32 bits, because larger
+// operands are launched in parts.
 
 struct Runs;
 template <int N> struct Index;
 
-// i / d by multiplication; exact for i < 2^31.
+// Returns i / d, computed by multiplication. Exact for i < 2^31.
 __device__ __forceinline__ u32 quotient(u32 i, u32 magic, u32 shift) {
     return (__umulhi(i, magic) + i) >> shift;
 }
 
-// Where element `i` of each operand lies.
+// Computes the offset of element `i` in each operand.
 template <int N>
 __device__ __forceinline__ void offsets(const Index<N>& index, u32 i, i32 (&at)[N]) {
 #pragma unroll
@@ -25,19 +25,21 @@ __device__ __forceinline__ void offsets(const Index<N>& index, u32 i, i32 (&at)[
     }
 }
 
-// What a thread has of a strided kernel's elements: those of `V` from `x` on, `apart` from each other in a row
-// of `size`, that are in the row. `at` is where the one at `x` lies in each operand.
+// The elements of one thread of a strided kernel: up to `V` elements of a row of `size`, at positions
+// x, x + apart, ... . Positions outside the row are skipped. `at` is the offset of position `x` in each
+// operand.
 template <int N> struct Run {
     i32 at[N], x;
     u32 size, apart;
 };
 
-// Whether element `k` of a run is in the row.
+// Returns whether element `k` of a run lies in the row.
 template <int N> __device__ __forceinline__ bool has(const Run<N>& run, int k) {
     return run.x + k * run.apart < run.size;
 }
 
-// The run of thread `i`, if it has one. `out` is the result, whose vectors decide where runs begin.
+// Computes the run of thread `i`. Returns false if the thread has none. Runs begin at aligned vectors
+// of the result `out`.
 template <int V, int N, class T>
 __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* out, Run<N>& run) {
     const Runs& r = index.runs;
@@ -77,14 +79,14 @@ __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* ou
     return run.x < (i32)run.size;
 }
 
-// Elements that one thread takes at a time: 16 bytes of the widest, but no more than 8.
+// Number of elements per thread: 16 bytes of the widest dtype, but at most 8.
 __host__ __device__ constexpr int vector_width(int size) { return 16 / size < 8 ? 16 / size : 8; }
 
 template <class T, int V> struct alignas(V * sizeof(T)) Vec {
     T v[V];
 };
 
-// The elements of a vector as it was loaded.
+// Splits loaded words into the elements of a vector.
 template <class T, int V>
 __device__ __forceinline__ void unpack(const Raw<V * sizeof(T)>& from, compute_t<T> (&to)[V]) {
     constexpr int OF_WORD = sizeof(from.word[0]) / sizeof(T);
@@ -101,7 +103,7 @@ __device__ __forceinline__ void unpack(const Raw<V * sizeof(T)>& from, compute_t
     }
 }
 
-// A whole vector; `p` is aligned to one.
+// Loads a whole vector. `p` must be aligned to the vector.
 template <class T, int V>
 __device__ __forceinline__ void load_vec(const T* p, compute_t<T> (&to)[V]) {
     const Raw<V * sizeof(T)> raw = *(const Raw<V * sizeof(T)>*)p;
@@ -116,7 +118,7 @@ __device__ __forceinline__ void store_vec(T* p, const compute_t<T> (&from)[V]) {
     *(Vec<T, V>*)p = raw;
 }
 
-// Whether a run is one whole vector that begins at `p`; `stride` is from one of its elements to the next.
+// Returns whether a run is one whole, aligned vector at `p`. `stride` is the distance of its elements.
 template <class T, int V, int N>
 __device__ __forceinline__ bool is_vector(const T* p, i32 stride, const Run<N>& run) {
     return stride == 1 && run.x >= 0 && run.x + V <= (i32)run.size && (u64)p % (V * sizeof(T)) == 0;
@@ -156,5 +158,6 @@ store_run(T* p, i32 stride, const Run<N>& run, const compute_t<T> (&from)[V]) {
     }
 }
 
-// Of blocks of 256, as all of the iteration layer are: to ask for their size takes as long as a line of parameters.
+// Returns the number of this thread. The iteration layer uses blocks of 256 threads; reading the block
+// size would cost as much as loading a cache line of parameters.
 __device__ __forceinline__ u64 thread() { return (u64)blockIdx.x * 256 + threadIdx.x; }

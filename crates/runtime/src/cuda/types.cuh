@@ -1,4 +1,4 @@
-// Numbers' types, as Rust calls them.
+// Rust's names of number types.
 typedef signed char i8;
 typedef unsigned char u8;
 typedef short i16;

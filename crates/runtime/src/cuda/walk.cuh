@@ -1,11 +1,11 @@
 template <int N> struct Walk;
 
-// Where element `index` of an operand lies. Out of line: it would be much of each kernel's code.
+// Returns the offset of element `index` in an operand. Not inlined, to keep kernels small.
 template <int N> __device__ __noinline__ i64 walk(const Walk<N>& w, int operand, u64 index) {
     i64 offset = 0;
 #pragma unroll 1
     for (u64 d = 0; d < w.ndim; d++) {
-        // index / sizes[d] by multiplication; exact for index < 2^63.
+        // index / sizes[d], computed by multiplication. Exact for index < 2^63.
         const u64 next = (__umul64hi(index, w.magic[d]) + index) >> w.shift[d];
         offset += (i64)(index - next * w.sizes[d]) * w.strides[operand][d];
         index = next;

@@ -174,7 +174,7 @@ impl Pool for Inner {
         }
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        // Each log that uses the memory keeps it as long as its capture needs it.
+        // Each log with a use of the memory keeps the memory until its capture no longer needs it.
         let block = Arc::new(block);
         logs.iter().for_each(|log| log.park(key, &block));
     }

@@ -21,14 +21,15 @@ const CONVERTING: usize = 2;
 /// A CPU implementation for `N` operands of common sizes, with the arguments `A`.
 ///
 /// # Safety
-/// Both functions do no more than read elements of the operands and write those of the results, in
-/// their own element types, at the positions that they receive. They write every result.
+/// Both functions access memory only to read elements of the operands and to write elements of the
+/// results, in the elements' own types, at the positions that they receive. They write every
+/// element of the results.
 pub unsafe trait HostLoop<A, const N: usize> {
     /// Runs over operands that are contiguous.
     ///
     /// # Safety
-    /// The operands of `launch` have the loop's element types, the elements of `space`, and nobody
-    /// else writes to them.
+    /// The operands of `launch` have the loop's element types and the elements of `space`. No other
+    /// code writes to these elements during the call.
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, args: &A) {
         // SAFETY: the index has the elements of `space`; the rest is this function's contract.
         unsafe { Self::strided(launch, &space.index(), args) }
@@ -41,8 +42,8 @@ pub unsafe trait HostLoop<A, const N: usize> {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &A);
 }
 
-/// A [`HostLoop`] in the form that launches take: one function for the flat kernel, one for the
-/// others.
+/// A [`HostLoop`] in the form that launches take: one function for the flat kernel, and one for the
+/// strided and the converting kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct HostLoops<A, const N: usize> {
     functions: [HostKernel; 2],
@@ -89,8 +90,8 @@ impl<A: Pod, const N: usize> HostLoops<A, N> {
 /// arguments `A`, with [`Flat`] or an [`Index`]. The views are first the operands, which are read,
 /// then the [results](Kernels::with_results).
 ///
-/// Creating it is unsafe, launching it is safe, as for [`Kernel`](launch::Kernel): keep it private
-/// to the family.
+/// Creating a `Kernels` is unsafe and launching it is safe, as for [`Kernel`](launch::Kernel). Keep
+/// it private to the family.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels<A, const N: usize> {
     program: &'static Program,
@@ -109,12 +110,12 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     /// # Safety
     /// - The variant's kernels take `N` pointers and then [`Params`] of `A`, with the CUDA
     ///   definition that is generated from them.
-    /// - Kernels and loops do no more than read the elements of all operands and write those of the
-    ///   results, at the same index, and write all of them.
-    /// - The numbers that are set afterwards ([`with_vector`](Self::with_vector) and others) are
-    ///   those of the kernels.
-    /// - Every launch has views with the dtypes of kernels and loops. Views that are said to be
-    ///   untouched are not accessed for the arguments of the launch.
+    /// - Kernels and loops access memory only to read elements of the operands and to write
+    ///   elements of the results, at the same index. They write every element of the results.
+    /// - The numbers that are set afterwards ([`with_vector`](Self::with_vector) and others) match
+    ///   the kernels.
+    /// - Every launch has views with the dtypes of kernels and loops. If a launch declares views as
+    ///   untouched, kernels and loops that receive its arguments do not access these views.
     #[must_use]
     pub const unsafe fn new(
         program: &'static Program,
@@ -171,8 +172,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     }
 
     /// Runs the op as [`Kernels::launch`] does, without access to the views whose bit in
-    /// `untouched` is set. These are operands for which the arguments have numbers, and unwanted
-    /// results. `views` has a wanted result in their place.
+    /// `untouched` is set: operands that the arguments replace by numbers, and results that are not
+    /// wanted. In `views`, a wanted result takes the place of each of these.
     ///
     /// # Errors
     /// The same as [`Kernels::launch`].
@@ -230,7 +231,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         }
         let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(self.vector);
         if !self.converts && plan.is_contiguous() && views.iter().all(aligned) {
-            // Fewer than 2³¹ elements, because the plan fits.
+            // The number of elements is below 2³¹, because the plan fits.
             let space = Flat { numel: numel as u32 };
             let threads = numel.div_ceil(self.vector);
             // SAFETY: `space` has the elements of the views, which `launch_some` has checked.
@@ -246,8 +247,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         unsafe { self.enqueue(target, site, kernel, declared, index, args, threads) }
     }
 
-    /// Launches a kernel with one thread per element or run: a device is busier with many blocks
-    /// than with fewer that loop.
+    /// Launches a kernel with one thread per element or run. Many blocks keep a device busier than
+    /// fewer blocks that loop.
     ///
     /// # Safety
     /// `kernel` and its loop take a `space` of this type, which has the elements of the operands.
@@ -271,7 +272,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let (params, checks_indices) = (Params::new(space, args), false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
-        // SAFETY: the promises of this function's caller and of the caller of `new`.
+        // SAFETY: the callers of this function and of `new` guarantee the contract of `run`.
         unsafe { launch::run(target, &call) }
     }
 }

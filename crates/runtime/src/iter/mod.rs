@@ -30,8 +30,8 @@ pub const KERNELS: &[&str] = &["flat", "strided"];
 pub const CONVERTING_KERNELS: &[&str] = &["flat", "strided", "converting"];
 
 /// Number of threads per block. The kernels of this layer process one element, vector or run per
-/// thread. A kernel with a loop, as in `docs/custom-ops.md`, then runs it once, and works with any
-/// other grid too.
+/// thread. A kernel that loops over elements, as in `docs/custom-ops.md`, then runs its loop once,
+/// but works with a smaller grid too.
 pub const BLOCK: u32 = 256;
 
 /// Returns the number of elements of `size` bytes that a flat kernel processes at a time: as many
@@ -52,7 +52,8 @@ pub fn halves<const N: usize>(
 ) -> Result<()> {
     let location = Location::caller();
     let sizes = views[N - 1].sizes();
-    // There is a dimension: one element always fits.
+    // There is at least one dimension, because a view without dimensions has one element and always
+    // fits.
     let reach = |d: usize, view: &View<'_>| {
         sizes[d].saturating_sub(1).saturating_mul(view.strides()[d].unsigned_abs())
     };

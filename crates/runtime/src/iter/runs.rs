@@ -4,9 +4,10 @@
 //! the result's vectors start. For each operand, a run is one vector, one element (broadcast), or
 //! elements that lie apart.
 //!
-//! If an operand lies the other way round, as in a transpose, blocks take tiles of two dimensions,
-//! so that whole memory sectors of all operands are read through the first-level cache. Shared
-//! memory would be no faster. For the same reason, grids cover all elements instead of looping.
+//! If an operand is denser in another dimension than the innermost, as in a transpose, blocks take
+//! tiles of two dimensions, so that whole memory sectors of all operands are read through the
+//! first-level cache. Shared memory would be no faster. Grids have a thread for each run instead of
+//! threads that loop (`Kernels::enqueue`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -20,26 +21,31 @@ const LANES: usize = 32;
 const BLOCK_BITS: u32 = super::BLOCK.ilog2();
 
 /// Distribution of elements among threads. Each thread takes a *run*: as many elements of the
-/// innermost dimension as a vector has, adjacent, or, if those of the result are not adjacent, so
-/// far apart that a warp's threads write neighbours. If an operand's innermost dimension is another
-/// one, a block takes a tile of two dimensions, so that it reads whole memory sectors of each
-/// operand; otherwise runs are counted on from row to row.
+/// innermost dimension as a vector has. The elements of a run are adjacent. If the result's
+/// elements are not adjacent and its rows are long, the elements of a run are the width of a warp
+/// apart, so that the threads of a warp write neighbours.
+///
+/// If an operand is denser in another dimension than the innermost, a block takes a tile of two
+/// dimensions, so that it reads whole memory sectors of each operand. Otherwise runs are numbered
+/// from row to row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Runs {
     /// Number of threads, some of which may have nothing to do.
     threads: u32,
-    /// Whether runs begin where the result's vectors do, at any beginning of its rows.
+    /// Whether runs begin at the boundaries of the result's vectors, in rows that may begin between
+    /// two boundaries.
     aligned: u16,
     /// Distance between the elements of a run: 1, or the number of lanes of a warp.
     apart: u16,
-    /// Adjacent threads in a tile: lanes of a warp, and warps, as powers of two. All threads of a
-    /// block if there are no tiles.
+    /// Binary logarithm of the number of lanes of a warp that lie side by side in a tile; `warps`
+    /// is the same for the warps of a block. Without tiles, `lanes` is `BLOCK_BITS` and `warps` is
+    /// 0.
     lanes: u32,
     warps: u32,
     /// Number of runs per row, or of tiles in both dimensions.
     count: [u32; 2],
-    /// Constants by which a GPU divides by `count`, together with `shift`.
+    /// Multipliers with which a GPU divides by `count`, together with `shift`.
     magic: [u32; 2],
     shift: [u32; 2],
 }
@@ -53,8 +59,8 @@ impl Runs {
         self.threads as usize
     }
 
-    /// Creates the distribution over dimensions with `numel` elements in total. With `tiled`, the
-    /// second dimension is the other one of the tiles.
+    /// Creates the distribution over dimensions with `numel` elements in total. With `tiled`, tiles
+    /// span the first two dimensions.
     fn new<const N: usize>(
         dims: &[Dim<N>],
         numel: usize,
@@ -66,7 +72,8 @@ impl Runs {
         let Some(&(row, strides)) = dims.first() else {
             return side_by_side.counting([1, 1], BLOCK_BITS, 0, 1);
         };
-        // Rows may begin anywhere in a vector of a result that is dense. Short ones are not worth it.
+        // If the result is dense in the innermost dimension, its rows may begin between two vector
+        // boundaries. Moving the runs to the boundaries pays only in rows of several vectors.
         let dense = strides[N - 1] == 1 && row >= 4 * vector;
         let whole = dims[1..].iter().all(|(_, s)| s[N - 1].unsigned_abs().is_multiple_of(vector));
         let shifted = dense && !(aligned && whole);
@@ -98,7 +105,7 @@ impl Runs {
     }
 
     fn counting(self, count: [usize; 2], lanes: u32, warps: u32, threads: usize) -> Self {
-        // Fewer than 2³¹, as the elements are.
+        // Each count is below 2³¹, because the number of threads is.
         let count = count.map(|n| n as u32);
         let [(m0, s0), (m1, s1)] = count.map(magic);
         let threads = threads as u32;
@@ -108,7 +115,8 @@ impl Runs {
 
 impl<const N: usize> Plan<N> {
     /// Creates a kernel's parameters as [`Plan::index`] does, for a kernel whose threads take runs
-    /// of `vector` elements. The result begins `start` elements after a whole vector.
+    /// of `vector` elements. `start` is the result's offset in its storage, in elements, from which
+    /// the boundaries of its vectors follow.
     ///
     /// # Errors
     /// [`crate::ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
@@ -124,7 +132,8 @@ impl<const N: usize> Plan<N> {
         Ok(index)
     }
 
-    /// Returns the dimension in which an operand is denser than in the innermost one.
+    /// Returns the dimension in which an operand has the smallest stride, if it is smaller than the
+    /// operand's stride in the innermost dimension.
     fn other_way(&self) -> Option<usize> {
         let (_, inner) = self.dims.first()?;
         let denser = |(d, (_, strides)): (usize, &Dim<N>)| {
@@ -143,7 +152,7 @@ mod tests {
     use super::*;
 
     /// Computes the same as `run_of` in `space.cuh`: the elements of a thread's run, for a result
-    /// that begins `start` elements after a whole vector.
+    /// that begins `start` elements after a vector boundary.
     fn run_of<const N: usize>(
         p: &Index<N>,
         dims: &[Dim<N>],
@@ -230,20 +239,22 @@ mod tests {
         let of = |sizes: &[usize], a: &[isize], out: &[isize]| {
             Plan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
         };
-        // Both row by row, with gaps: one after the other.
+        // Both operands are row-major, with gaps between the rows, so there are no tiles.
         let rows = of(&[100, 64], &[80, 1], &[64, 1]);
         assert_eq!((rows.threads, rows.lanes, rows.aligned), (1600, 8, 0));
-        // A transpose: 4 runs of 4 elements by 64 rows.
+        // One operand is transposed: a tile has 4 runs of 4 elements in each of 64 rows.
         let tiles = of(&[128, 64], &[1, 128], &[64, 1]);
         assert_eq!((tiles.threads, tiles.lanes, tiles.warps), (128 * 64 / 4, 2, 0));
         assert_eq!(tiles.count, [4, 2]);
-        // Few channels: tiles are as high as there are.
+        // The result has 3 rows, so a tile has 4 rows, the next power of two.
         let planes = of(&[3, 1000], &[1, 3], &[1000, 1]);
         assert_eq!((planes.lanes, planes.warps, planes.count), (3, 3, [4, 1]));
-        // Rows that begin anywhere: one run more each, since both of its ends may be cut.
+        // The rows begin between vector boundaries, so the first and the last run of a row may be
+        // cut.
         let odd = of(&[100, 65], &[80, 1], &[65, 1]);
         assert_eq!((odd.threads, odd.aligned, odd.apart), (1700, 1, 1));
-        // Every second element of a result: a warp writes 32 that follow each other, four times.
+        // The result has stride 2: each of the four writes of a warp stores 32 consecutive
+        // elements.
         let seconds = of(&[2, 300], &[300, 1], &[700, 2]);
         assert_eq!((seconds.threads, seconds.apart, seconds.count), (2 * 96, 32, [96, 1]));
     }

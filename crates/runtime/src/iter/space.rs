@@ -50,7 +50,7 @@ impl From<Bits> for u64 {
 #[repr(C)]
 struct IndexDim<const N: usize> {
     size: u32,
-    /// Constants by which a GPU divides by `size`, together with `shift`.
+    /// Multiplier with which a GPU divides by `size`, together with `shift`.
     magic: u32,
     shift: u32,
     /// Stride of each operand, in elements.
@@ -156,7 +156,7 @@ impl<const N: usize> Space<N> for Flat {
 }
 
 /// Sizes and strides of `N` operands after normalization: dimensions of size 1 are removed, the
-/// others sorted by stride, and neighbours merged. From the innermost dimension out.
+/// others sorted by stride, and neighbours merged. The innermost dimension comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<const N: usize> {
     pub(super) dims: SmallVec<[Dim<N>; 4]>,
@@ -177,7 +177,7 @@ impl<const N: usize> Plan<N> {
             dims.push((numel, [1; N]));
             return Self { dims, numel };
         }
-        // Row-major tensors come out sorted as they are.
+        // The dimensions of a row-major tensor are sorted already, so nothing is swapped.
         for d in (0..sizes.len()).rev().filter(|&d| sizes[d] != 1) {
             dims.push((sizes[d], std::array::from_fn(|k| strides[k][d])));
             let mut at = dims.len() - 1;
@@ -229,8 +229,9 @@ impl<const N: usize> Plan<N> {
     }
 }
 
-/// Returns whether dimension `a` belongs further in than `b`: by the strides of the written
-/// operand, then of the others. If none decides, the order stays.
+/// Returns whether dimension `a` belongs inside dimension `b`: by the strides of the written
+/// operand, or else of the other operands. Returns `false`, which keeps the order, if no operand
+/// decides.
 fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     for k in (0..N).rev() {
         let (x, y) = (a.1[k].unsigned_abs(), b.1[k].unsigned_abs());
@@ -242,7 +243,7 @@ fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     false
 }
 
-/// Returns the constants by which a GPU divides by `d`: a multiplier and a shift such that
+/// Returns the constants with which a GPU divides by `d`: a multiplier and a shift such that
 /// `i / d == (mulhi(i, m) + i) >> s` for every `i < 2³¹` (`quotient` in `space.cuh`). A `d` of 0 is
 /// treated as 1.
 #[must_use]
@@ -354,19 +355,19 @@ mod tests {
 
     #[test]
     fn neighbours_merge_and_order_follows_the_result() {
-        // Contiguous in four dimensions: one run.
+        // Contiguous operands with four dimensions merge into one dimension.
         let plan = Plan::new(&[2, 3, 1, 4], [&[12, 4, 77, 1], &[12, 4, 5, 1]]);
         assert!(plan.is_contiguous());
         assert_eq!(plan.dims.as_slice(), [(24, [1, 1])]);
-        // Both transposed alike: still one run.
+        // Operands that are transposed alike merge into one dimension too.
         assert!(Plan::new(&[3, 4], [&[1, 3], &[1, 3]]).is_contiguous());
-        // A row broadcast over rows: two dimensions.
+        // Two dimensions remain if a row is broadcast over rows.
         let plan = Plan::new(&[5, 4], [&[0, 1], &[4, 1]]);
         assert_eq!(plan.dims.as_slice(), [(4, [1, 1]), (5, [0, 4])]);
-        // The written operand is walked in its own order.
+        // The strides of the written operand determine the order.
         let plan = Plan::new(&[3, 4], [&[1, 3], &[4, 1]]);
         assert_eq!(plan.dims.as_slice(), [(4, [3, 1]), (3, [1, 4])]);
-        // One element, no dimension.
+        // A single element needs no dimension.
         assert!(Plan::<2>::new(&[1, 1], [&[0, 0], &[9, 9]]).is_contiguous());
     }
 

@@ -23,7 +23,8 @@ unsafe impl HostLoop<u32, 1> for Count {
     }
 }
 
-/// Few launches do where they can: far strides are cut, not what lies between them.
+/// If offsets exceed 32 bits, only the dimension with the far stride is cut, so that there are few
+/// launches.
 #[test]
 fn far_strides_are_cut_into_few_launches() {
     let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();

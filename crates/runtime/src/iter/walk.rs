@@ -1,4 +1,4 @@
-//! Dimensions that a kernel walks: of any size and in the given order.
+//! The dimensions that a kernel walks, of any size, in the caller's order.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -9,7 +9,8 @@ use crate::{ErrorKind, Result};
 /// A dimension of `N` operands: its size, and their strides in elements.
 pub type Dim<const N: usize> = (usize, [isize; N]);
 
-/// Merges neighbouring dimensions that are contiguous for all operands, and removes those of size
+/// Merges neighbouring dimensions that are contiguous for all operands, and removes dimensions of
+/// size 1. Takes and returns the innermost dimension first.
 /// 1. From the innermost out.
 pub(super) fn merged<const N: usize>(
     dims: impl IntoIterator<Item = Dim<N>>,
@@ -36,7 +37,7 @@ pub(super) fn merged<const N: usize>(
 pub struct Walk<const N: usize> {
     ndim: u64,
     sizes: [u64; MAX_DIMS],
-    /// Constants by which a GPU divides by `sizes`, together with `shift`.
+    /// Multipliers with which a GPU divides by `sizes`, together with `shift`.
     magic: [u64; MAX_DIMS],
     shift: [u64; MAX_DIMS],
     strides: [[i64; MAX_DIMS]; N],
@@ -86,7 +87,8 @@ impl<const N: usize> Walk<N> {
         })
     }
 
-    /// Returns the innermost dimension. A walk without dimensions has one of a single element.
+    /// Returns the innermost dimension. For a walk without dimensions, returns a dimension of size
+    /// 1.
     #[must_use]
     pub fn inner(&self) -> Dim<N> {
         match self.ndim {
@@ -102,7 +104,7 @@ impl<const N: usize> Walk<N> {
         let mut at = [0; N];
         for d in 0..self.ndim as usize {
             let size = self.sizes[d] as usize;
-            // What is one dimension needs no division.
+            // The outermost dimension needs no division, because `index` is below its size.
             let i = if d + 1 == self.ndim as usize { index } else { index % size };
             for (at, strides) in at.iter_mut().zip(&self.strides) {
                 *at += i as isize * strides[d] as isize;
@@ -139,7 +141,8 @@ mod tests {
             }
         }
 
-        /// Kernels that count less take no more than this of it: what `Index` has, too.
+        /// Kernels that count in 32 bits derive their multiplier from the upper half of this one
+        /// (`reduce.cuh`). The result equals the multiplier of `Index`.
         #[test]
         fn the_upper_half_divides_numbers_of_31_bits(d in 1u32..1 << 31, small in 1u32..1000) {
             for d in [d, small, d.next_power_of_two()] {

@@ -183,7 +183,7 @@ fn enqueue_marked<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    // Queried once. If the capture begins or ends before the work is enqueued, the stream rejects
+    // Query the capture once. If it begins or ends before the work is enqueued, the stream rejects
     // the work.
     let captured = stream.captured();
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();

@@ -151,7 +151,7 @@ enum GpuCode<'a> {
     Collective(Collective<'a>),
 }
 
-/// Collectives, which enqueue themselves on the streams of every driver.
+/// Collectives. Their function enqueues them, on the streams of real and of simulated devices.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
 pub struct Collective<'a> {
@@ -350,7 +350,7 @@ fn distinct<'a>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
 ) -> SmallVec<[(&'a Storage, bool); 4]> {
     let mut distinct: SmallVec<[(&Storage, bool); 4]> = SmallVec::new();
-    // Faster than `collect`.
+    // A loop is faster than `collect`.
     storages.for_each(|storage| distinct.push(storage));
     distinct.sort_unstable_by_key(|(s, _)| s.key());
     distinct.dedup_by(|(later, write), (first, written)| {

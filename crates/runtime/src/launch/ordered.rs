@@ -53,7 +53,7 @@ impl<'a> OrderedWork<'a> {
     ) -> Result<Self> {
         check_runtime(stream, storages, site.op)?;
         let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> = SmallVec::new();
-        // Faster than `collect`.
+        // A loop is faster than `collect`.
         storages.iter().for_each(|(storage, _)| uses.push(storage.uses()));
         let inputs = result_marks.input_dependencies(touches, storages, &mut uses)?;
         let accesses = if detects_races {

@@ -164,7 +164,7 @@ impl Replay<'_> {
     ) -> Result<OpNumber, Unlaunched> {
         let launch = |_| {
             refuse_captured(stream, site)?;
-            // Called before the launch, because the replay may fail before `launch` returns.
+            // Begin the replay before the launch, because it may fail before `launch` returns.
             let replay = self.checks.begin_replay(TOKEN, stream, stream.last_op() + 1);
             let withdraw = || replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
             if guard.is_some_and(|guard| !guard.needs_no_marks(replay.as_ref())) {

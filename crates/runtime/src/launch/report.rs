@@ -64,7 +64,7 @@ pub struct Report {
     size: u64,
 }
 
-// Not by `cuda_struct!`, because of the constant.
+// Written by hand, because `cuda_struct!` would take `BEGINS_WITH_REPORT` from the first field.
 impl CudaType for Report {
     const BEGINS_WITH_REPORT: bool = true;
 

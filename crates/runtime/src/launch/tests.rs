@@ -33,8 +33,8 @@ fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
     set(&a, &x, 1);
     set(&b, &y, 2);
     let here = Location::caller();
-    // Two unordered copies into one buffer. The second write replaces the first in `Uses`, so it
-    // must wait for the first.
+    // Copy into one buffer on two streams, without order. The second write replaces the first in
+    // `Uses`, so it must wait for the first.
     copy_bytes(&a, (&host, 0), (&x, 0), 64, true, here).unwrap();
     copy_bytes(&b, (&host, 0), (&y, 0), 64, true, here).unwrap();
     assert_eq!(runtime.take_races().len(), 1);

@@ -125,7 +125,7 @@ pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<C
         }
         .of(program.name())
     };
-    // Written as a new file, because another process may write or a build may read the same file.
+    // Write a new file and rename it, because other processes may write or read the file.
     let mut file = NewFile::create(&path(folder, program)).map_err(failed)?;
     file.write_all(&packed).map_err(failed)?;
     file.commit().map_err(failed)?;

@@ -68,7 +68,8 @@ impl Program {
     }
 
     /// Adds the PTX compiled ahead of time. `committed` returns the file that [`update`] wrote, for
-    /// the program's name. An empty file, as a start, counts as none.
+    /// the program's name. An empty file counts as no PTX, so that a crate builds before its first
+    /// update.
     #[must_use]
     pub const fn with_ptx(self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
         Self { committed, ..self }

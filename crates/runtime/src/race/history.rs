@@ -51,9 +51,9 @@ impl RecordedAccess {
 
 /// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// A later access replaces an access if it is ordered after it, touches all its bytes, and
-/// conflicts with the same accesses. Every race with the replaced access is then also a race with
-/// the later access.
+/// A later access replaces an earlier access if it is ordered after the earlier access, touches all
+/// bytes of the earlier access, and conflicts with the same accesses. Every race with the earlier
+/// access is then also a race with the later access.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) accesses: Vec<RecordedAccess>,

@@ -6,8 +6,7 @@
 //! a limit of steps. A recorded access races with the new access if the two conflict, share a byte,
 //! and are not ordered by the streams' clocks.
 //!
-//! A recorded access is dropped when a later access replaces it: one that is ordered after it,
-//! touches all its bytes, and conflicts with the same accesses.
+//! A recorded access is dropped when a later access replaces it (`history.rs`).
 //!
 //! The history of freed device memory is kept by address, and the next storage at these addresses
 //! receives it (`freed.rs`). Accesses that the allocator itself orders are left out. If the
@@ -84,7 +83,7 @@ pub struct RacingUse {
 pub struct Race {
     /// The access that was enqueued first.
     pub first: RacingUse,
-    /// The access that should have come after it.
+    /// The access that should have come after `first`.
     pub second: RacingUse,
     /// Range of bytes in the second access's storage that contains the shared bytes.
     pub bytes: Range<u64>,

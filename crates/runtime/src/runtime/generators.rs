@@ -106,7 +106,8 @@ impl Runtime {
         impl Drop for Restore {
             fn drop(&mut self) {
                 let former = self.0.take();
-                // Dropped outside `try_with`, because it may hold the last clone of a runtime.
+                // Drop the former generators outside `try_with`, because they may hold the last
+                // clone of a runtime.
                 let _ended = THREAD_GENERATORS.try_with(|own| own.replace(former));
             }
         }

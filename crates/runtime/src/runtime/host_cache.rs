@@ -53,7 +53,7 @@ pub(crate) struct HostCache(Mutex<CachedBlocks>);
 
 #[derive(Debug)]
 struct CachedBlocks {
-    /// In the order in which they were freed.
+    /// The kept blocks, in the order in which they were freed.
     blocks: VecDeque<HostMemory>,
     stats: HostCacheStats,
 }
@@ -92,7 +92,7 @@ impl HostCache {
     /// Keeps a freed block from [`take`](Self::take). Releases the blocks that were kept longest if
     /// the limits are exceeded.
     pub(crate) fn put(&self, block: HostMemory) {
-        // Unmapped after the lock is released, so that other threads do not wait for it.
+        // Unmap the surplus after the lock is released, so that other threads do not wait for it.
         let _surplus = self.lock().keep(block);
     }
 

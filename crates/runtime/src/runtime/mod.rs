@@ -288,7 +288,7 @@ impl Runtime {
         self.0.policy.store(policy as u8, Ordering::Relaxed);
     }
 
-    /// Returns whether each launch is waited for.
+    /// Returns whether the host waits for each launch.
     #[must_use]
     pub fn launch_blocking(&self) -> bool {
         self.0.launch_blocking

@@ -44,8 +44,8 @@ impl Peers {
 }
 
 impl Runtime {
-    /// Lets ops on `device` read the memory of `peer` directly. Does nothing if access is enabled
-    /// already.
+    /// Lets ops on `device` read and write the memory of `peer` directly. Does nothing if access is
+    /// enabled already.
     ///
     /// # Errors
     /// - [`ErrorKind::Driver`] if there is no peer link between the devices.
@@ -62,7 +62,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Returns whether ops on `device` may read the memory of `peer`. Always `true` for the same
+    /// Returns whether ops on `device` may access the memory of `peer`. Always `true` for the same
     /// device.
     #[must_use]
     pub fn peer_access_enabled(&self, device: usize, peer: usize) -> bool {

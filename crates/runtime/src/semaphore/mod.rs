@@ -259,7 +259,7 @@ impl OwnSemaphore {
         };
         *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
-        // Checked after the signal, so that dependencies which another thread adds later do not
+        // Check this after the signal, so that dependencies which another thread adds later do not
         // matter.
         Ok((!storage.depends_on_others(peers)).then_some(number))
     }

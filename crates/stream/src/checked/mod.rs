@@ -1,5 +1,5 @@
 //! Launches of kernels that check indices, and unions of such launches. Data that depends on a
-//! launch refers to it.
+//! launch keeps a reference to it.
 //!
 //! Invariant: the cost of passing a dependency on does not grow with the number of launches in
 //! flight. Bytes depend on at most a few [`CheckedLaunch`]es. An operation that would depend on
@@ -27,7 +27,7 @@ use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber, Site};
 /// The outcome of one or several checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckOutcome {
-    /// A launch is not known to be complete.
+    /// At least one launch is not known to be complete, and no failure is known.
     Pending,
     /// All indices were in range.
     Passed,
@@ -181,7 +181,7 @@ impl CheckedLaunch {
     }
 
     /// Adds another launch if one `CheckedLaunch` can represent both: kernels of the same replay,
-    /// or launches of which one covers the other. Returns whether it did.
+    /// or launches of which one covers the other. Returns whether `other` was added.
     pub fn absorb(&mut self, other: &Self) -> bool {
         if Arc::ptr_eq(&self.node, &other.node) {
             match (&mut self.kernels, &other.kernels) {
@@ -230,8 +230,9 @@ impl CheckedLaunch {
             && at.op >= before.op
     }
 
-    /// Records the outcome if it is known. `is_complete` names operations that are complete. Returns
-    /// `false` while the operation is not complete.
+    /// Records the outcome if it is known. `is_complete` returns `true` for operations known to be
+    /// complete. Returns whether the launch has settled. A union also settles when its operation is
+    /// complete, even if its outcome is not known.
     pub(crate) fn settle(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> bool {
         let known = !matches!(self.resolve(is_complete), Resolution::Pending);
         match &self.node.kind {

@@ -45,8 +45,8 @@ impl CheckedLaunch {
     }
 
     /// Returns the failure as [`CheckedLaunch::take_failure`] does, and also looks at reports that
-    /// have arrived for launches not known to be complete. For a reader that waited silently,
-    /// without recording the order.
+    /// have arrived for launches not known to be complete. Call this after a silent wait, which
+    /// records no order.
     #[must_use]
     pub fn take_report(&self) -> Option<IndexCheck> {
         let mut open = vec![self.clone()];
@@ -197,8 +197,8 @@ impl CheckedLaunch {
     }
 }
 
-/// Passes the outcome of an input to the last union of the path. A failure applies to all unions of
-/// the path, and empties it.
+/// Passes the outcome of an input to the last union of the path. A failure is the outcome of all
+/// unions of the path, and no union is left in the path then.
 fn propagate(path: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Resolution) {
     match result {
         Resolution::Passed => {}

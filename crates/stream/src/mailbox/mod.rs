@@ -57,8 +57,8 @@ struct MailboxState {
     failed: Vec<(OpNumber, Arc<Failure>)>,
     /// Slots that no kernel writes to, each with its last launch.
     free: VecDeque<(ReportSlot, Option<CheckedLaunch>)>,
-    /// The recorded event to poll, and its point. The launches before the point are complete when
-    /// the event is.
+    /// The recorded event to poll, and its point. Once the event is complete, so are the launches
+    /// before the point.
     poll: Option<(owned::Event, StreamPoint)>,
     /// The event, while it is not recorded for a poll.
     idle_event: Option<owned::Event>,

@@ -83,7 +83,7 @@ fn a_refused_replay_leaves_no_failure() {
     run(&stream);
     checks.with_slot(0, |slot| report(slot, 7, REPLAYED));
     let refused = replay();
-    // As if another thread waited before the refused replay is withdrawn.
+    // Another thread could wait at this point, before the refused replay is withdrawn.
     assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
     stream.mailbox().withdraw(&refused);
     let next = replay();
@@ -261,7 +261,7 @@ fn a_replay_covers_the_earlier_replays_that_it_overlaps() {
     }
     assert_eq!(absorbs(&union, &first), None);
 
-    // The later replay is known to fail as soon as the earlier one is.
+    // The later replay is known to fail as soon as the earlier replay is known to have failed.
     checks.with_slot(1, |slot| report(slot, 7, REPLAYED));
     assert!(event.synchronize().is_err());
     assert_eq!(index(&first), Some(7));
@@ -303,7 +303,7 @@ fn failures_of_many_ended_threads_are_bounded() {
 #[test]
 fn shared_inputs_of_unions_are_examined_once() {
     let (stream, other) = (stream(), stream());
-    // Pending on a stream without an order to the other.
+    // This launch stays pending, on a stream that `stream` has no order with.
     let (open, _) = launch(&other);
     let mut last = [open.clone(), open.clone(), open];
     for _ in 0..60 {

@@ -3,7 +3,7 @@
 //! Each stream numbers its operations. The numbering belongs to the driver's stream: a driver's
 //! stream that is wrapped again gets the existing stream object, or continues its numbers. `submit`
 //! enqueues and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on
-//! the GPU, for an operation of another stream. If that order is already known, it costs one
+//! the GPU, for an operation of another stream. If that order is already known, the call costs one
 //! comparison.
 //!
 //! Lock order: an event, then a capture's list of streams, then a stream's submit lock, then the
@@ -267,8 +267,8 @@ impl Stream {
         &self.0.capture
     }
 
-    /// Runs `f` under the stream's lock, so that no other thread enqueues on it. `f` begins a
-    /// capture of this stream or lets it join one.
+    /// Runs `f` under the stream's lock, so that no other thread enqueues work on the stream. `f`
+    /// begins a capture of this stream or makes the stream join a capture.
     #[track_caller]
     pub(crate) fn change_capture<R>(
         &self,
@@ -276,15 +276,15 @@ impl Stream {
     ) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        // A checkpoint after all earlier work, with or without numbers, so that other streams can
-        // wait for that work during the capture.
+        // Record a checkpoint after all earlier work, with or without numbers, so that other
+        // streams can wait for that work during the capture.
         if !self.is_capturing() {
             inner.record_checkpoint(&mut state)?;
         }
         f(&inner.capture)
     }
 
-    /// Takes the submit lock. No other thread enqueues on this stream until the result is dropped.
+    /// Takes the submit lock. No other thread enqueues on this stream until the guard is dropped.
     pub(crate) fn hold(&self) -> SubmitGuard<'_> {
         SubmitGuard(self.0.lock())
     }

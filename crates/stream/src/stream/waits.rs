@@ -31,8 +31,8 @@ impl Stream {
     }
 
     /// Waits as [`Stream::wait_for`] does, without recording the order:
-    /// [`Stream::is_ordered_after`] returns the same as before. For checks that the program itself
-    /// orders its streams.
+    /// [`Stream::is_ordered_after`] returns the same as before. With such a wait, a race detector
+    /// still finds that the program itself does not order its streams.
     ///
     /// # Errors
     /// [`ErrorKind::Capturing`] if this stream is captured. Otherwise the same as
@@ -45,7 +45,7 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_for")?;
         let (event, _) = other.0.checkpoint(op)?;
         let mut state = self.0.lock();
-        // Under the lock, because another thread may have begun a capture of this stream.
+        // Check under the lock, because another thread may have begun a capture of this stream.
         self.refuse_capturing("wait_for")?;
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
@@ -63,7 +63,8 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_stream")?;
-        // Always a new record, because `other` may have work without a number.
+        // Record a new event instead of using a checkpoint, because `other` may have work without a
+        // number.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
         let point = other.record_into(&event, "wait_stream")?;
         self.enqueue_wait("wait_stream", &event, &point)

@@ -90,7 +90,8 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
         let capture = begin(&stream);
         event.record(&stream).unwrap();
         let ends = { move || drop(capture.end(true).unwrap()) };
-        // Two threads. The second finds that the stream has joined or that the capture has ended.
+        // The thread that comes second finds that the stream has joined the capture, or that the
+        // capture has ended.
         let threads = [1, 2].map(|tag| {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
             task(move || {
@@ -112,7 +113,8 @@ fn two_threads_make_a_stream_join_a_capture() {
         let capture = begin(&stream);
         together([0, 1].map(|_| {
             let joins = joins.clone();
-            // One event per thread, because threads that wait for the same event exclude each other.
+            // Each thread has its own event, because threads that wait for the same event exclude
+            // each other.
             let event = stream.record_event(None).unwrap();
             task(move || joins.wait_event(&event).unwrap())
         }));

@@ -121,7 +121,7 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
     let clock = RunClock::default();
-    // The first work on a second stream, so that each later operation has a checkpoint.
+    // Submit work to a second stream, so that each later operation has a checkpoint.
     work(&to, || ());
     let used = clock.mark(&from);
     let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
@@ -164,7 +164,8 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
     assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
-    // More operations than checkpoints. If the event were reused, it would complete with the last.
+    // Submit more operations than there are checkpoints. If the event were reused, it would
+    // complete with the last of them.
     let late: Vec<_> = (0..200).map(|_| clock.mark(&from).0).collect();
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());

@@ -69,7 +69,7 @@ fn bad_ordinals(devices: &Devices) {
     assert_eq!(devices.current_device(), 0);
 }
 
-/// PyTorch: cuda_set_device, lazy_init.
+/// Ports PyTorch's tests `cuda_set_device` and `lazy_init`.
 #[test]
 fn s01_the_current_device_creates_no_context() {
     let (driver, devices) = counted(3, 0);

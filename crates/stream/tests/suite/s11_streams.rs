@@ -18,7 +18,7 @@ on_devices! {
     s11_streams_are_equal_by_identity, gpu_s11_streams_are_equal_by_identity, equality;
 }
 
-/// PyTorch: streams, current_stream, default_stream.
+/// Ports PyTorch's tests `streams`, `current_stream` and `default_stream`.
 fn default_streams(devices: &Devices) {
     for device in devices {
         let stream = device.default_stream();
@@ -48,7 +48,7 @@ fn pool_aliases(devices: &Devices) {
     }
 }
 
-/// PyTorch: streams_priority.
+/// Ports PyTorch's test `streams_priority`.
 fn priorities(devices: &Devices) {
     for device in devices {
         for priority in -3..=0 {
@@ -62,7 +62,7 @@ fn priorities(devices: &Devices) {
     }
 }
 
-/// PyTorch: external_streams.
+/// Ports PyTorch's test `external_streams`.
 fn external_streams(devices: &Devices) {
     let clock = RunClock::default();
     for device in devices {
@@ -153,7 +153,7 @@ fn s11_an_external_stream_of_another_driver_is_refused() {
     assert!(matches!(error.kind(), ErrorKind::RuntimeMismatch), "{error}");
 }
 
-/// PyTorch: nested and multi-device stream guards.
+/// Ports PyTorch's tests of nested and multi-device stream guards.
 fn stream_guards(devices: &Devices) {
     let last = devices.count() - 1;
     let first = devices.get(0).unwrap().stream_from_pool(0).unwrap();
@@ -173,7 +173,7 @@ fn stream_guards(devices: &Devices) {
             let _inner = devices.stream_guard(&second).unwrap();
             assert_eq!(devices.current_device(), last);
             assert_eq!(devices.current_stream(last).unwrap(), second);
-            // A nested guard of the default stream.
+            // Nest a guard of the default stream.
             let default = devices.get(last).unwrap().default_stream();
             devices
                 .with_stream(default, || {
@@ -215,7 +215,7 @@ fn per_device(devices: &Devices) {
     }
 }
 
-/// PyTorch: streams_multi_gpu_eq.
+/// Ports PyTorch's test `streams_multi_gpu_eq`.
 fn equality(devices: &Devices) {
     let defaults: HashSet<_> = devices.iter().map(|d| d.default_stream().id()).collect();
     assert_eq!(defaults.len(), devices.count());

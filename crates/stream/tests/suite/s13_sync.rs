@@ -59,7 +59,7 @@ fn wait_stream(devices: &Devices) {
     }
 }
 
-/// PyTorch: events_wait.
+/// Ports PyTorch's test `events_wait`.
 fn wait_event(devices: &Devices) {
     let clock = RunClock::default();
     for producer in devices {
@@ -67,7 +67,7 @@ fn wait_event(devices: &Devices) {
             let (from, to) =
                 (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
             let event = Event::default();
-            // No effect, because the event was never recorded.
+            // This wait has no effect, because the event was never recorded.
             to.wait_event(&event).unwrap();
             let first = clock.mark(&from).0;
             event.record(&from).unwrap();
@@ -101,7 +101,7 @@ fn wait_for(devices: &Devices) {
     }
 }
 
-/// PyTorch: streams_multi_gpu_query, events_multi_gpu_query.
+/// Ports PyTorch's tests `streams_multi_gpu_query` and `events_multi_gpu_query`.
 fn query(devices: &Devices) {
     let clock = RunClock::default();
     for device in devices {
@@ -109,7 +109,7 @@ fn query(devices: &Devices) {
         assert!(stream.query().unwrap());
         let (mark, op) = clock.mark(&stream);
         let event = stream.record_event(None).unwrap();
-        // Polling ends, and the work is complete then.
+        // A poll returns `true` at some time, and only when the work is complete.
         while !event.query().unwrap() {
             std::thread::yield_now();
         }
@@ -127,7 +127,7 @@ fn query(devices: &Devices) {
     }
 }
 
-/// PyTorch: events, stream_event_device.
+/// Ports PyTorch's tests `events` and `stream_event_device`.
 fn lazily_made(devices: &Devices) {
     for device in devices {
         let event = Event::timing();
@@ -141,7 +141,7 @@ fn lazily_made(devices: &Devices) {
     }
 }
 
-/// PyTorch: events, events_multi_gpu_elapsed_time.
+/// Ports PyTorch's tests `events` and `events_multi_gpu_elapsed_time`.
 fn elapsed_time(devices: &Devices) {
     let clock = RunClock::default();
     for device in devices {
@@ -156,7 +156,7 @@ fn elapsed_time(devices: &Devices) {
     }
 }
 
-/// PyTorch: events_elapsedtime.
+/// Ports PyTorch's test `events_elapsedtime`.
 fn elapsed_time_errors(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let timed = || {

@@ -105,7 +105,7 @@ fn shared_event(devices: &Devices) {
     });
 }
 
-/// PyTorch: cuda_init_race.
+/// Ports PyTorch's test `cuda_init_race`.
 fn init_race(devices: &Devices) {
     std::thread::scope(|scope| {
         for device in devices {

@@ -1,6 +1,6 @@
-//! The program without a GPU: cudarc, the backend and the program are unchanged, over the fake
-//! `libcuda` of `fake/libcuda.rs`. The tests check that the parts fit together, and the order of
-//! the calls. `gpu.rs` tests the behaviour of a GPU.
+//! Tests of the program without a GPU. They use the same cudarc, backend and program, over the fake
+//! `libcuda` of `fake/libcuda.rs`, and check that these parts work together and that their calls
+//! are in order. `gpu.rs` tests the behaviour of a GPU.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};

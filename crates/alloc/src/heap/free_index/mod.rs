@@ -75,7 +75,7 @@ fn bin_of(size: usize) -> usize {
 }
 
 impl FreeIndex {
-    /// Changes the order.
+    /// Sets the order among blocks of one size, and reinserts all blocks in that order.
     pub(crate) fn set_order(&mut self, nodes: &mut impl Nodes, order: FreeOrder) {
         if order == self.order {
             return;

@@ -33,7 +33,7 @@ use crate::{AllocError, Backend, Handle, Policy, PoolKind, VirtualMemory};
 #[derive(Default)]
 pub(super) struct Arenas {
     policy: Policy,
-    /// By number.
+    /// Arenas by number. `None`: an unused number.
     arenas: Vec<Option<Arena>>,
     /// The home of each page, by page number. Entries of unused numbers are stale.
     homes: Vec<SlotId>,
@@ -56,8 +56,8 @@ struct Arena {
     page_size: usize,
     /// Capacity, in pages.
     room: usize,
-    /// By page, up to the last page that was ever mapped. Declared before `range`, so that mappings
-    /// are dropped first.
+    /// Mappings by page, up to the last page that was ever mapped. Declared before `range`, so that
+    /// mappings are dropped first.
     slots: Vec<PageSlot>,
     range: Handle,
 }

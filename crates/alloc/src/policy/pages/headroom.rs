@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(after(16_200, 1000, 1000), third);
         let most = after(1_000_000, 1000, 1000);
         assert!((15 * GIB..17 * GIB).contains(&most), "{most}");
-        // The bounds for few and for many pages.
+        // Check the bounds for few and for many pages.
         assert_eq!(after(1_000, 1000, 1), first);
         assert_eq!(after(1_100, 1000, 1), second);
         assert_eq!(after(65_000, 1000, 100_000), first);

@@ -36,7 +36,7 @@ impl Window {
 
 /// All windows, and the pending events of retirements.
 pub(super) struct Windows<B: Backend> {
-    /// By arena, oldest first.
+    /// Windows by arena, oldest first.
     windows: BTreeMap<u32, Vec<Window>>,
     /// Events of retirements, by number. The windows of a retirement are in use until its event
     /// completes.

@@ -1,7 +1,10 @@
-// Gradients of attention, whose weights are computed again from the scores and the logarithms of their sums. A block
-// has 64 queries, or 64 keys, and goes over the others: nothing is summed up by atomics.
+// Gradients of attention. Both kernels recompute the weights from the scores and from the
+// logarithms of the forward pass. A block of the first kernel has 64 queries and loops over the
+// keys. A block of the second has 64 keys and loops over the queries. One block computes each
+// gradient, so no atomics are needed.
 
-// The gradient of queries; and `delta`, what a query's output and its gradient have in common, for the other kernel.
+// Computes the gradient of the queries. Stores in `delta` the dot product of each query's output
+// with its gradient, for `backward_keys`.
 template <class T, int D>
 __device__ __forceinline__ void backward_queries(
     const T* q, const T* k, const T* v, const T* out, const T* grad, const f32* lse, f32* delta, T* dq, const Attention& p) {
@@ -80,7 +83,8 @@ __device__ __forceinline__ void backward_queries(
     }
 }
 
-// What there is of each of `R` queries from `first` on.
+// Reads `lse` and `delta` of `R` queries from `first` on. An infinite `lse` beyond the last query
+// makes the weights there 0.
 template <int R>
 __device__ __forceinline__ void read_sums(f32* to, const f32* lse, const f32* delta, u32 first, u32 count) {
     for (u32 i = threadIdx.x; i < R; i += THREADS) {
@@ -90,7 +94,7 @@ __device__ __forceinline__ void read_sums(f32* to, const f32* lse, const f32* de
     }
 }
 
-// The gradients of keys and values.
+// Computes the gradients of keys and values. Reads the `delta` that `backward_queries` stored.
 template <class T, int D>
 __device__ __forceinline__ void backward_keys(
     const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv, const Attention& p) {
@@ -99,7 +103,7 @@ __device__ __forceinline__ void backward_keys(
     __shared__ f32 sums[2][2 * R];
     const u32 keys = (u32)p.keys, count = (u32)p.queries, width = (u32)p.width;
     const u32 first = blockIdx.x * ROWS;
-    // Queries before them see none of these keys.
+    // Under the causal mask, queries before `first` attend to none of these keys.
     const u32 begin = p.causal ? first : 0;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);

@@ -1,12 +1,12 @@
-// Attention in one pass over the keys: sums are of exponentials less the largest score so far, and what has been summed
-// up is made smaller when a larger one comes (FlashAttention-2). A block has 64 queries, a warp 16 of them.
+// Attention in one pass over the keys (FlashAttention-2). Exponentials are relative to the largest
+// score so far. A larger score rescales the earlier sums. A block has 64 queries, 16 per warp.
 
 template <class T, int D>
 __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* out, f32* lse, const Attention& p) {
     constexpr u32 R = TAKEN(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
-    // The last queries see the most keys: their blocks begin first.
+    // Under the causal mask the last queries attend to the most keys, so their blocks start first.
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {

@@ -1,14 +1,16 @@
-// What a warp does with tensor cores: matrices of halves in tiles of shared memory, sums in registers. Devices need
-// compute capability 8.0; the launch sees to that.
+// Operations of a warp on tensor cores. Matrices of halves lie in tiles of shared memory, sums in
+// registers. The launch requires compute capability 8.0, which some of the instructions need.
 
 #define INFINITE __int_as_float(0x7f800000)
-// Halves between the rows of a tile: eight more than there are, so that eight rows that are read at once share no bank.
+// Distance of a tile's rows, in halves. The eight halves of padding keep eight rows that are read
+// together in different banks.
 #define PITCH(D) ((D) + 8)
-// Rows of the others that are taken at a time, and where a tile of them is: two are used while two are fetched.
+// Rows of keys or queries per step, and the size of their tile in halves. A block computes with two
+// tiles while it fetches the next two.
 #define TAKEN(D) ((D) == 64 ? 64 : 32)
 #define TILE(D) (TAKEN(D) * PITCH(D))
 
-// c += a * b, of 16 x 16 by 16 x 8.
+// c += a * b, where `a` is 16 x 16 and `b` is 16 x 8.
 template <class T> __device__ __forceinline__ void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
 #define MULTIPLY(T, name)                                                                             \
     template <>                                                                                       \
@@ -22,7 +24,7 @@ template <class T> __device__ __forceinline__ void multiply(f32 (&c)[4], const u
 MULTIPLY(f16, "f16")
 MULTIPLY(bf16, "bf16")
 
-// Two halves in a word, the first in its low bits.
+// Packs two halves into a word, the first in the low bits.
 template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high);
 #define PACK(T, name)                                                                                 \
     template <> __device__ __forceinline__ u32 pack<T>(f32 low, f32 high) {                           \
@@ -51,8 +53,9 @@ template <class T> __device__ __forceinline__ u32 shared_address(const T* at) {
     return (u32)address;
 }
 
-// Four matrices of 8 x 8, whose rows are at the addresses of eight lanes each; every lane gets two neighbours of a
-// row of each, or of a column.
+// Load four matrices of 8 x 8. Each group of eight lanes has the addresses of the rows of one
+// matrix. `read_rows` gives every lane two neighbours of a row of each matrix, `read_columns` two
+// neighbours of a column.
 __device__ __forceinline__ void read_rows(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
@@ -62,14 +65,15 @@ __device__ __forceinline__ void read_columns(u32 (&r)[4], u32 address) {
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Begins to copy sixteen bytes to shared memory, or to set them to zeros.
+// Starts an asynchronous copy of sixteen bytes to shared memory. Writes zeros if `is` is false.
 template <class T> __device__ __forceinline__ void fetch(T* to, const T* from, bool is) {
     asm volatile("{ /* sm_80: cp.async.cg.shared.global [%0], [%1], 16, %2; */\n\t"
         "trap;\n\t"
         "}" ::"r"(shared_address(to)), "l"(from), "r"(is ? 16 : 0) : "memory");
 }
 
-// Waits for all that the block's threads have fetched, and for all that they do with what is there.
+// Waits for the fetches of the whole block. All threads are then also done with the previous tiles,
+// which may be overwritten.
 __device__ __forceinline__ void await_fetched() {
     asm volatile("{ /* sm_80: cp.async.wait_all; */\n\t"
         "trap;\n\t"
@@ -77,8 +81,8 @@ __device__ __forceinline__ void await_fetched() {
     __syncthreads();
 }
 
-// Fetches rows of a matrix of `count` from `first` on, `step` elements apart, into a tile of `R`; zeros beyond the last
-// row and beyond `width`.
+// Fetches `R` rows of a matrix, from row `first` on, into a tile. The matrix has `count` rows,
+// `step` elements apart. Elements beyond the last row or beyond `width` become 0.
 template <class T, int D, int R>
 __device__ __forceinline__ void fetch_tile(T* tile, const T* from, i64 step, u32 first, u32 count, u32 width) {
     constexpr u32 ACROSS = D / 8;
@@ -90,7 +94,7 @@ __device__ __forceinline__ void fetch_tile(T* tile, const T* from, i64 step, u32
     }
 }
 
-// A warp's sixteen rows of a tile, as left operands of products.
+// Loads the sixteen rows of a tile that belong to this warp, as left operands of products.
 template <class T, int D> __device__ __forceinline__ void read_own(u32 (&own)[D / 16][4], const T* tile) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
     const u32 at = shared_address(tile + row * PITCH(D) + lane / 16 * 8);
@@ -98,7 +102,7 @@ template <class T, int D> __device__ __forceinline__ void read_own(u32 (&own)[D 
     for (int i = 0; i < D / 16; i++) read_rows(own[i], at + i * 32);
 }
 
-// c += own * tile^T: a column for each of the tile's `R` rows.
+// c += own * tile^T. Each of the tile's `R` rows gives a column of `c`.
 template <class T, int D, int R>
 __device__ __forceinline__ void by_rows(f32 (&c)[R / 8][4], const u32 (&own)[D / 16][4], const T* tile) {
     const u32 lane = threadIdx.x % 32;
@@ -115,7 +119,7 @@ __device__ __forceinline__ void by_rows(f32 (&c)[R / 8][4], const u32 (&own)[D /
     }
 }
 
-// c += own * tile, for what is of a column for each of the tile's rows.
+// c += own * tile. Each of the tile's `R` rows belongs to a column of `own`.
 template <class T, int D, int R>
 __device__ __forceinline__ void by_columns(f32 (&c)[D / 8][4], const f32 (&own)[R / 8][4], const T* tile) {
     const u32 lane = threadIdx.x % 32;
@@ -138,19 +142,21 @@ __device__ __forceinline__ void by_columns(f32 (&c)[D / 8][4], const f32 (&own)[
     }
 }
 
-// Folds what the four lanes of a row have.
+// Folds the values of the four lanes that share a row.
 template <class F> __device__ __forceinline__ f32 fold_row(f32 v) {
     v = F::of(v, __shfl_xor_sync(~0u, v, 1));
     return F::of(v, __shfl_xor_sync(~0u, v, 2));
 }
 
-// Which row of a block's, and which column of eight, a lane's element of a sum of products is.
+// Position of a lane's element in a sum of products: the row within the block, and the column
+// within eight.
 __device__ __forceinline__ u32 row_of(int element) {
     return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + element / 2 * 8;
 }
 __device__ __forceinline__ u32 column_of(int element) { return threadIdx.x % 4 * 2 + element % 2; }
 
-// Writes a block's rows from `first` on, times a factor for the upper and the lower half of a warp's.
+// Writes a block's rows of a result, from row `first` on. `by` holds the factors of this lane's two
+// rows, in the upper and the lower half of the warp's rows.
 template <class T, int D>
 __device__ __forceinline__ void write_own(T* to, i64 step, u32 first, u32 count, u32 width, const f32 (&c)[D / 8][4], const f32 (&by)[2]) {
 #pragma unroll
@@ -166,7 +172,7 @@ __device__ __forceinline__ void write_own(T* to, i64 step, u32 first, u32 count,
     }
 }
 
-// Where a batch begins in an operand.
+// Returns the offset of a batch in an operand.
 __device__ __forceinline__ i64 start(const Attention& p, const Steps& s, u64 batch) {
     const u64 outer = batch / p.inner;
     return (i64)outer * s.outer + (i64)(batch - outer * p.inner) * s.inner;

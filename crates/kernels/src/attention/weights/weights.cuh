@@ -1,5 +1,6 @@
-// Attention's weights, softmax(scale * scores), and the scores' gradient for that of the weights. Rows lie one after
-// the other; a query that is `causal` sees keys up to its own place, and neither reads nor weighs others.
+// Weights of attention, softmax(scale * scores), and the gradient of the scores. Rows are
+// contiguous. If `causal` is set, a query attends to the keys up to its own position. Other scores
+// do not contribute, and their results are 0.
 
 template <class T> __device__ __forceinline__ compute_t<T> factor(const Attention& p) {
     return (compute_t<T>)__longlong_as_double(p.scale);
@@ -9,7 +10,7 @@ __device__ __forceinline__ u32 seen(const Attention& p, u64 query) {
     return p.causal && query < p.keys ? (u32)query + 1 : (u32)p.keys;
 }
 
-// Elements of a row from `i` on, times `by`; `none` for those that are not before `end`.
+// Loads the elements of a row from `i` on, times `by`. Elements from `end` on become `none`.
 template <class T, int V>
 __device__ __forceinline__ void
 elements(compute_t<T> (&v)[V], const T* row, u32 i, u32 end, compute_t<T> by, compute_t<T> none) {
@@ -23,7 +24,8 @@ elements(compute_t<T> (&v)[V], const T* row, u32 i, u32 end, compute_t<T> by, co
     }
 }
 
-// Writes a vector at once: as a struct of elements it may become a store of each.
+// Writes a vector with one instruction. An assignment of the struct may compile to one store per
+// element.
 template <class T, int V>
 __device__ __forceinline__ void put(T* row, u32 i, u32 size, const compute_t<T> (&v)[V]) {
     if (i >= size) return;
@@ -43,8 +45,8 @@ __device__ __forceinline__ void put(T* row, u32 i, u32 size, const compute_t<T> 
     }
 }
 
-// The query of a team of lanes, and how many keys it has and sees. A team beyond the last folds with the others of its
-// warp, but has nothing.
+// The query of a team of lanes, with its number of keys and of visible keys. A team beyond the last
+// query takes part in the folds of its warp, but has no keys.
 struct Team {
     u32 lanes, t, size, end;
     u64 query;
@@ -56,13 +58,13 @@ struct Team {
         size = has ? (u32)p.keys : 0;
         end = has ? seen(p, query) : 0;
     }
-    // Where its row of a batch begins.
+    // Returns the start of the query's row in a batch.
     __device__ __forceinline__ u64 row(const Attention& p, u64 batch) const {
         return size ? (batch * p.queries + query) * p.keys : 0;
     }
 };
 
-// Rows that lanes of a warp hold: `K` vectors each.
+// Computes rows that a team keeps in registers: `K` vectors per lane.
 template <class T, int V>
 __device__ __forceinline__ void weights_short(const compute_t<T>* scores, T* weights, const Attention& p) {
     typedef compute_t<T> C;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void weights_short(const compute_t<T>* scores, T* wei
         const C base = most == lowest<C>() ? (C)0 : most;
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            // What is not seen is not exponentiated either.
+            // A vector without a visible key needs no exponentials: its weights are 0.
             const bool any = (k * team.lanes + team.t) * V < team.end;
             Vec<C, V> e;
 #pragma unroll
@@ -102,7 +104,7 @@ __device__ __forceinline__ void weights_short(const compute_t<T>* scores, T* wei
     }
 }
 
-// Longer rows, a block's each, which are read twice.
+// Computes longer rows, one block per row. Each row is read twice.
 template <class T, int V>
 __device__ __forceinline__ void weights_long(const compute_t<T>* scores, T* weights, const Attention& p) {
     typedef compute_t<T> C;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void weights_long(const compute_t<T>* scores, T* weig
     const C scale = factor<T>(p);
     for (u64 batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
         const u64 row = (batch * p.queries + query) * p.keys;
-        // A thread's exponentials are of what is less than its own maximum so far.
+        // Exponentials of a thread are relative to the maximum of its own elements so far.
         C most = lowest<C>(), sum = 0;
         for (u32 i = threadIdx.x * V; i < end; i += step) {
             C v[V], next = most;

@@ -1,5 +1,5 @@
-// image = sums of the columns' elements. A thread has one element of the image, and adds what windows have of it in
-// their order: no atomics, the same sums each time.
+// image = sums of elements of the columns. A thread owns one element of the image and adds the
+// contributions of the windows in a fixed order. Without atomics, sums are the same in each run.
 
 template <class T>
 __device__ __forceinline__ void col2im(const T* __restrict__ columns, T* image, const Columns& p) {

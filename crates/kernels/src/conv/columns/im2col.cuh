@@ -1,5 +1,6 @@
-// columns = the image under a window. A thread has one place of the window, and writes a row's element of each of
-// the window's: neighbours write neighbours. Elements are moved as they are.
+// columns = elements of the image under each position of a window. A thread owns one position and
+// writes its element of every row, so neighbouring threads write neighbouring elements. Elements
+// are copied as raw bits.
 
 template <class T>
 __device__ __forceinline__ void im2col(const T* __restrict__ image, T* columns, const Columns& p) {

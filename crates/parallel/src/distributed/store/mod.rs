@@ -116,7 +116,7 @@ pub enum StoreError {
     /// A key was not set in time, or the store did not reply in time.
     #[error("{op}: {} within {timeout:?}", missed(keys, *replied))]
     Timeout {
-        /// The operation.
+        /// Name of the operation, such as `get`.
         op: &'static str,
         /// The awaited keys, at most the first eight.
         keys: Vec<String>,
@@ -128,19 +128,19 @@ pub enum StoreError {
     /// A key, a value or a list of keys is larger than its limit.
     #[error("{op}: {what} has {size}, the most is {max}")]
     TooLarge {
-        /// The operation.
+        /// Name of the operation, such as `get`.
         op: &'static str,
         /// The part that is too large, such as `the key`.
         what: &'static str,
         /// Size of the part, in bytes, or number of keys.
         size: usize,
-        /// The limit.
+        /// The limit, in the unit of `size`.
         max: usize,
     },
     /// The store has no room for a value.
     #[error("{op}: the store may hold {max} bytes, and has no room for this value; delete keys")]
     Full {
-        /// The operation.
+        /// Name of the operation, such as `get`.
         op: &'static str,
         /// The limit, in bytes.
         max: usize,
@@ -148,11 +148,11 @@ pub enum StoreError {
     /// A value is not a number, or the sum overflows 64 bits.
     #[error("add: the key {key:?} holds {value:?}, to which {amount} cannot be added")]
     NotANumber {
-        /// The key.
+        /// The key whose value is not a number.
         key: String,
         /// Value of the key, at most its first 32 bytes.
         value: String,
-        /// The number to add.
+        /// The number that was to be added.
         amount: i64,
     },
     /// No server answered at the store's address in time.
@@ -161,7 +161,7 @@ pub enum StoreError {
          it running, and is this address right as seen from here?"
     )]
     Unreachable {
-        /// The address.
+        /// Address of the store.
         address: String,
         /// Timeout of the call.
         timeout: Duration,
@@ -175,13 +175,13 @@ pub enum StoreError {
          or give `TcpStore` a `Secret`. For ranks of one machine MASTER_ADDR=127.0.0.1 needs none"
     )]
     NeedsSecret {
-        /// The address.
+        /// Address of the store.
         address: String,
     },
     /// The two ends of a connection do not have the same secret.
     #[error("the store at {address}: {reason}. WARPLINE_SECRET has to be the same on every rank")]
     WrongSecret {
-        /// The address.
+        /// Address of the store.
         address: String,
         /// The end that refused the other end.
         reason: String,
@@ -189,7 +189,7 @@ pub enum StoreError {
     /// A secret is invalid.
     #[error("the secret cannot be used: {reason}. `openssl rand -hex 32` prints a good one")]
     InvalidSecret {
-        /// The cause.
+        /// Description of the cause.
         reason: String,
     },
     /// The server at the address is not a Warpline store.
@@ -198,7 +198,7 @@ pub enum StoreError {
          another protocol; choose another port"
     )]
     NotAStore {
-        /// The address.
+        /// Address of the store.
         address: String,
         /// The unexpected behaviour of the server.
         reason: String,
@@ -206,7 +206,7 @@ pub enum StoreError {
     /// The connection to the store's server is lost.
     #[error("{op}: the connection to the store at {address} is lost: {reason}")]
     Lost {
-        /// The operation.
+        /// Name of the operation, such as `get`.
         op: &'static str,
         /// Address of the server.
         address: String,
@@ -219,19 +219,19 @@ pub enum StoreError {
          and the port free"
     )]
     Bind {
-        /// The address.
+        /// Address of the store.
         address: String,
-        /// The cause.
+        /// Description of the cause.
         reason: String,
     },
     /// The store's file cannot be used.
     #[error("{op}: the store's file {path} cannot be used: {reason}")]
     File {
-        /// The operation.
+        /// Name of the operation, such as `get`.
         op: &'static str,
         /// Path of the file.
         path: String,
-        /// The cause.
+        /// Description of the cause.
         reason: String,
     },
 }

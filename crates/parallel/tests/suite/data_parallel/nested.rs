@@ -60,7 +60,7 @@ fn shortest(devices: usize) -> TestResult {
     // One input has a chunk for each device, the other one chunk fewer.
     let out = net.forward((vec![ones([many], 0)?], ones([few], 0)?))?;
     assert_eq!(values(&out)?, vec![3.0; few]);
-    // The same within lists and maps, in either order.
+    // The same holds within lists and maps, in either order.
     for (a, b) in [(many, few), (few, many)] {
         let net = DataParallel::new(FnModule(|(list, map): (Vec<Tensor>, Map)| {
             assert_eq!((list.len(), map.len()), (2, 2));

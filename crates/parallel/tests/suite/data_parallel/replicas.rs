@@ -129,8 +129,8 @@ fn only_changed_tensors_are_copied() {
             drop(net.forward(x.clone())?);
             Ok(())
         };
-        // Copies: the output of the first device; for each of the two other devices the input, the output and the
-        // stale tensors. The buffer is always stale, because every forward pass changes it.
+        // The copies are the output of the first device and, for each of the two other devices, the input, the output
+        // and the stale tensors. The buffer is always stale, because every forward pass changes it.
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));

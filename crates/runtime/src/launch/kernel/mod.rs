@@ -7,7 +7,7 @@
 //!   implementation and the name of the program's variant. Each CPU implementation takes a `&P`.
 //! - [`Kernel<P, N>`](Kernel) is one kernel of a program with `N` operands and the parameters `P`. A family declares
 //!   each kernel as a `static` beside its program.
-//! - [`Grid`] says with how many blocks and threads a kernel runs.
+//! - [`Grid`] is the number of blocks and threads of a launch.
 //!
 //! The parameters are declared once, in Rust. [`cuda_struct!`](crate::cuda_struct) makes the `#[repr(C)]` struct and
 //! the text of CUDA's struct of the same name from this declaration.
@@ -89,11 +89,11 @@ const DTYPES: usize = DType::ALL.len();
 ///     unsafe { Kernel::new(&NEGATE, "", hosts!(F32 | F64, T => on_host::<T>)) };
 ///
 /// /// # Safety
-/// /// As `HostKernel`: an operand of `T`.
+/// /// The conditions of `HostKernel`, for an operand of `T`.
 /// unsafe fn on_host<T: Copy + std::ops::Neg<Output = T>>(launch: &HostLaunch<'_>, p: &Count) {
 ///     let x = Shared::<T>::operand(launch, 0);
 ///     for i in 0..p.numel as isize {
-///         // SAFETY: an element of the operand.
+///         // SAFETY: `i` is an element of the operand.
 ///         unsafe { x.write(i, -x.read(i)) };
 ///     }
 /// }
@@ -160,7 +160,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ///   but those of the operands, and write all elements of the operands that are declared as written. The parameters of a
     ///   launch are therefore made from the views that it launches with.
     /// - The operands are checked ([`check_operands`](super::check_operands)), or the kernel is made for views that overlap.
-    /// - The operands have the dtypes for which kernel and CPU implementation take them.
+    /// - The operands have the dtypes that kernel and CPU implementation expect.
     #[must_use]
     pub const unsafe fn new(program: &'static Program, name: &str, hosts: Hosts<P>) -> Self {
         const { assert!(N > 0, "the dtype of an operand selects the variant") };
@@ -194,11 +194,11 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         names: [&str; M],
         hosts: Hosts<P>,
     ) -> [Self; M] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `new`.
         let mut all = [unsafe { Self::new(program, names[0], hosts) }; M];
         let mut at = 1;
         while at < M {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the conditions of `new`.
             all[at] = unsafe { Self::new(program, names[at], hosts) };
             at += 1;
         }
@@ -274,13 +274,13 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         let variant = self.variant(site.op, operands[self.selector].view.dtype)?;
         let kernel = (self.program, variant.number, self.number);
         let code = Code::kernel(kernel, grid.blocks, grid.threads);
-        // SAFETY: the promise that was made to `new`, which covers all launches of this kernel. `new` took variant and
-        // CPU implementation from one entry for this dtype.
+        // SAFETY: the caller of `new` guarantees the contract of `run` for every launch of this kernel. `new` took
+        // variant and CPU implementation from one entry for this dtype.
         unsafe { Self::run(target, site, operands, params, variant.host, code) }
     }
 
-    /// [`Kernel::launch`] with a library call in place of the kernel on a GPU. The CPU implementation is the kernel's, and
-    /// runs on the CPU and on a simulated GPU.
+    /// Launches as [`Kernel::launch`] does, with a library call in place of the kernel on a GPU. The CPU and a
+    /// simulated GPU run the CPU implementation of the kernel.
     ///
     /// # Errors
     /// The errors of [`Kernel::launch`], and [`ErrorKind::Driver`] if `call` fails.
@@ -298,7 +298,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ) -> Result<()> {
         let host = self.variant(op, operands[self.selector].view.dtype)?.host;
         let code = Code::library(call);
-        // SAFETY: the caller's promise for `call`, and the promise that was made to `new` for the CPU implementation.
+        // SAFETY: the caller guarantees the contract of `run` for `call`, and the caller of `new` for the CPU
+        // implementation.
         unsafe { Self::run(target, Site::here(op), operands, params, host, code) }
     }
 
@@ -316,7 +317,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ) -> Result<()> {
         let params = bytemuck::bytes_of(params);
         let checks_indices = P::BEGINS_WITH_REPORT;
-        // SAFETY: the caller's promise. A `P` begins with a `Report` if it says so.
+        // SAFETY: the caller guarantees the contract of `run`. `P` begins with a `Report` if
+        // `BEGINS_WITH_REPORT` is true.
         unsafe { run(target, &Call { op, operands, params, checks_indices, host, code, location }) }
     }
 }

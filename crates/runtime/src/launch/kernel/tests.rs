@@ -1,4 +1,4 @@
-//! Declared kernels: what names and dtypes select, and what launches say.
+//! Tests of declared kernels: the code that names and dtypes select, and the launches.
 
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
 
@@ -10,7 +10,7 @@ use crate::testing::{Tensor, on_every_target};
 use crate::{Error, ErrorKind, IndexCheck, Site, cuda_struct, hosts};
 
 cuda_struct! {
-    /// A number, and no report.
+    /// Parameters without a report.
     struct Plain {
         number: u64,
     }
@@ -46,23 +46,23 @@ unsafe fn size_of_type<T>(launch: &HostLaunch<'_>, p: &Plain) {
 // SAFETY: nothing but two words of the last operand is touched, as each launch in this file declares.
 static SECOND: Kernel<Plain, 2> =
     unsafe { Kernel::new(&SOME, "second", hosts!(I32 | F64, T => size_of_type::<T>)) };
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static BITS: Kernel<Plain, 2> =
     unsafe { Kernel::new(&SIZES, "", hosts!(bits T => size_of_type::<T>)) };
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static EACH: Kernel<Plain, 2> =
     unsafe { Kernel::new(&ALL, "", hosts!(all T => size_of_type::<T>)) };
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static ANY: Kernel<Plain, 2> = unsafe { Kernel::new(&ONE, "", hosts!(any size_of_type::<u16>)) };
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static BOTH: [Kernel<Plain, 2>; 2] = unsafe {
     let hosts = hosts!(float T => size_of_type::<T>).in_variant("f16");
     Kernel::array(&SOME, ["second", "first"], hosts.with_variant(DType::F64, "f64"))
 };
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static BY_LAST: Kernel<Plain, 2> =
     unsafe { Kernel::new(&ALL, "", hosts!(all T => size_of_type::<T>)) }.selected_by(1);
-// SAFETY: as `SECOND`.
+// SAFETY: the same as for `SECOND`.
 static EITHER: Kernel<Plain, 2> = unsafe {
     let hosts = hosts!(I32, T => size_of_type::<T>);
     Kernel::new(&SOME, "second", hosts.or(hosts!(I32 | F64, T => size_of_type::<u8>)))
@@ -155,7 +155,7 @@ fn dtypes_without_a_variant_are_refused() {
 #[test]
 fn parameters_that_begin_with_a_report_check_indices() {
     unsafe fn check(_: &HostLaunch<'_>, p: &Checked) {
-        // SAFETY: the report of the running launch.
+        // SAFETY: the report is that of the running launch.
         unsafe { p.report.check_index(p.index) };
     }
     // SAFETY: no element is touched.

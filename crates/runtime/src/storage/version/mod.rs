@@ -49,8 +49,8 @@ impl Storage {
     #[must_use]
     pub fn version(&self) -> Version {
         let mut writes = self.writes();
-        // Checked after the count is read. A replay sets `attached` before it counts its write, and
-        // replays of an attached storage are not counted.
+        // Check `attached` after the count is read. A replay sets `attached` before it counts its
+        // write, and replays of an attached storage are not counted.
         if self.0.attached.load(Ordering::Acquire) {
             let _detached = self.uses();
             writes = self.writes();

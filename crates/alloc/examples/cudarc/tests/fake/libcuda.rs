@@ -1,7 +1,7 @@
 //! A `libcuda` without a GPU, with only the calls of this program. Device memory is host memory,
-//! and the kernel is written in Rust. Work runs at once, but counts as pending until a wait covers
-//! it, which is the latest completion that a GPU may show. There is no virtual memory. The process
-//! ends if resources are left when the context is destroyed.
+//! and the kernel is written in Rust. Work runs at once but counts as pending until a wait covers
+//! it, as on the slowest possible GPU. There is no virtual memory. The process ends if resources
+//! are left when the context is destroyed.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::alloc::{Layout, alloc, dealloc};

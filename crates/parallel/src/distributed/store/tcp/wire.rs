@@ -11,7 +11,7 @@ pub(super) const MAX_MESSAGE: usize = 2 * MAX_VALUE + MAX_KEY + 64;
 
 pub(super) fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).map_err(|_| invalid("a message is too long"))?;
-    // One write, so that a small message is one packet.
+    // Send the message in one write, so that a small message is one packet.
     let mut bytes = Vec::with_capacity(4 + message.len());
     bytes.extend(length.to_le_bytes());
     bytes.extend(message);
