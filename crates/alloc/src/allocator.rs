@@ -30,7 +30,9 @@ use crate::{
 /// [`Block::record_stream`](crate::Block::record_stream).
 ///
 /// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map,
-/// free, wait) run without those locks, and in one thread at a time.
+/// free, wait) run without those locks. The allocator serves one miss at a time. A free that
+/// returns its memory to the backend, because caching is off or its pool was dropped, can run
+/// beside a miss.
 pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
 }
@@ -68,7 +70,7 @@ impl<B: Backend> CachingAllocator<B> {
         let (id, site) = (B::stream_id(stream), Location::caller());
         let (cell, allocated) = match shared.hit(bytes, id, site) {
             Ok(found) => found,
-            Err(Searched(searched)) => shared.malloc(bytes, stream, site, searched)?,
+            Err(Searched(searched)) => shared.malloc_slow(bytes, stream, site, searched)?,
         };
         Ok(Block::new(cell, allocated, bytes, id))
     }

@@ -1,9 +1,20 @@
 //! The state that all shards of an allocator share: the backend, the list of shards in lock order,
 //! the policies, the captures and the trace.
 //!
-//! Lock order: the policies (only for misses), then the list of shards, then shards in the order of
-//! that list, then the global counters, then the trace. A thread that holds the lock of the
-//! policies locks one shard at a time, except to add up counters.
+//! # Lock order
+//!
+//! 1. The policies.
+//! 2. The lists of segments to release (`Releases::lists`).
+//! 3. The overflow shards (`Shared::overflow`), or the shards of a private pool (`Pool::shards`).
+//! 4. The options (`Shared::config`).
+//! 5. The orphans.
+//! 6. The list of shards.
+//! 7. Shards, in the order of that list.
+//! 8. The global counters, then the trace.
+//!
+//! No lock is taken under the others: the memory fraction, the routes, the list of pools,
+//! `Releases::late`, the hooks, and the vacant cells. A thread locks several shards only under the
+//! lock of the list, to add up counters or to report segments.
 //!
 //! Invariant: no driver call that can block, no observer and no drop of memory runs under a shard's
 //! lock. Recording and querying events is allowed.
@@ -24,9 +35,12 @@ use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
-    /// The policies for getting memory. The lock is held during backend calls that allocate or
-    /// release memory, comes before `shards` in the lock order, and is never held while the
-    /// program's callbacks run.
+    /// The policies for getting memory. Locked by misses, `empty_cache`, reports of segments, and
+    /// the begin of a capture. A miss holds the lock during backend calls that allocate, map, free
+    /// or wait. A free that returns its segment to the backend does not take the lock.
+    ///
+    /// Cache-miss callbacks and out-of-memory observers run without the lock. Observers of moves
+    /// run under it if a miss moves the memory.
     pub(crate) policies: Mutex<Box<dyn GrowthPolicies<B>>>,
     /// Share of the device's memory that may be reserved. A separate lock, because a pool's source
     /// may change the share.

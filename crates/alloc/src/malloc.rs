@@ -1,6 +1,8 @@
 //! Serves a request from the cache (a hit), or passes the request on to `miss.rs`.
 //!
-//! A hit takes one shard's lock and uses no policy.
+//! A hit uses no policy. [`Shared::hit`] serves nearly all hits and takes one shard's lock.
+//! [`Shared::malloc_slow`] serves hits in three cases: a route to a private pool exists, the stream
+//! has no shard yet, or its shard is not in the table (`Shared::overflow`).
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -71,14 +73,15 @@ impl<B: Backend> Shared<B> {
             drop(locked);
         }
         if over {
+            // Locks all shards (`stats/mod.rs`).
             self.core.raise_peaks();
         }
         Ok((StaticRef::clone(cell), allocated))
     }
 
-    /// Serves a request that is not a hit in its stream's shard.
+    /// Serves a request that [`hit`](Self::hit) did not serve.
     #[cold]
-    pub(crate) fn malloc(
+    pub(crate) fn malloc_slow(
         &self,
         bytes: usize,
         stream: &B::Stream,
@@ -124,13 +127,13 @@ impl<B: Backend> Shared<B> {
         if state.uses.has_events() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let hit = match state.rules.caching {
+        let cached = match state.rules.caching {
             true if searched => state.take_fit_again(request),
             true => state.take_fit(request),
             false => None,
         };
         let over = state.counters.over;
-        if let Some(allocated) = hit {
+        if let Some(allocated) = cached {
             drop(state);
             if over {
                 self.core.raise_peaks();

@@ -36,8 +36,7 @@ impl<B: Backend> Shared<B> {
         // pool's source may own values of the program.
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let mut policies = lock(&core.policies);
-        // The options may have changed since the search. They cannot change while `policies` is
-        // locked.
+        // The options may have changed since the search.
         let request = shard.lock().request(request.requested, request.site)?;
         // Another thread may have cached memory while this thread waited for the lock.
         if let Some(allocated) = search(shard, ShardState::take_fit_again, request) {

@@ -1,4 +1,4 @@
-//! The memory of one stream in one pool.
+//! The blocks and gaps of one shard: of one stream, in one private pool or outside them.
 //!
 //! A chain of records covers each segment, one record for each block or gap (`record.rs`). An index
 //! finds free records by size (`free_index/`): the smallest that fits, and among equal sizes the
@@ -244,8 +244,8 @@ impl<M> Heap<M> {
 
     // ---- segments -----------------------------------------------------------------------
 
-    /// Adds an allocation of the backend as a block that is in no pool yet. `refused`: whether the
-    /// backend refused to take the allocation back.
+    /// Adds an allocation of the backend as a block that has the status `Free` but is not in the
+    /// free index yet. `refused`: whether the backend refused to take the allocation back.
     pub(crate) fn add_segment(
         &mut self,
         memory: M,

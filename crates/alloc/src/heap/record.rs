@@ -9,11 +9,12 @@ use crate::PoolKind;
 /// Status of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// An allocated block.
+    /// An allocated block, or a freed block that is parked (`ShardState::parked`).
     Allocated,
     /// A freed block that other streams still use.
     PendingFree,
-    /// A free block, which is in its pool's index.
+    /// A free block in the free index. A new segment's block has this status before it is in the
+    /// index.
     Free,
     /// Addresses of an arena without memory.
     Unmapped,

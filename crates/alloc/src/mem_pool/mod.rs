@@ -1,4 +1,4 @@
-//! Private pools, which serve only the requests routed to them.
+//! Private pools: memory for the requests that a route leads to the pool or that name the pool.
 
 mod routes;
 
@@ -18,9 +18,11 @@ use crate::shared::Shared;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Block, CachingAllocator};
 
-/// A private pool of an allocator (`torch.cuda.MemPool`). It serves requests while a
-/// [route](CachingAllocator::use_pool) leads to it, and its memory serves no others. Clones share
-/// the pool. When the last clone and route are dropped, it takes no more requests, and each segment
+/// A private pool of an allocator (`torch.cuda.MemPool`). It serves the requests that a
+/// [route](CachingAllocator::use_pool) leads to it, and those of
+/// [`malloc_from`](CachingAllocator::malloc_from). Its free memory serves no other
+/// requests, except with [`PoolOptions::use_on_oom`] those that would fail. Clones share the pool.
+/// When the last clone and route are dropped, the pool takes no more requests, and each segment
 /// goes back to the backend when its last block is freed.
 ///
 /// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other
@@ -29,7 +31,8 @@ pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<Pool<B>>,
 }
 
-/// A route, which leads requests to a pool until it is dropped.
+/// Leads requests to a pool until dropped. The value of [`CachingAllocator::capture`] leads no
+/// requests. Dropping the value of `capture` or [`CachingAllocator::capture_to`] ends the capture.
 pub struct PoolRoute<B: Backend> {
     shared: Arc<Shared<B>>,
     number: u64,

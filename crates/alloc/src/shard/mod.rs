@@ -1,4 +1,4 @@
-//! A shard: the part of an allocator that serves one stream in one pool.
+//! A shard: the part of an allocator that serves one stream, in one private pool or outside them.
 //!
 //! A thread finds its stream's shard without a lock (`table.rs`). [`ShardState`], behind the
 //! shard's lock, has a heap, the uses of blocks by other streams, and counters. A hit and a free
@@ -35,7 +35,7 @@ use crate::heap::ReleasedSegment;
 use crate::sync::{StaticRef, lock};
 use crate::{Backend, events, release};
 
-/// The memory of one stream in one pool.
+/// The memory of one stream, in one private pool or outside them.
 pub(crate) struct Shard<B: Backend> {
     pub(crate) cell: StaticRef<ShardCell<B>>,
     /// Number of the private pool. 0: none.

@@ -54,11 +54,12 @@ pub(crate) struct ShardState<B: Backend> {
     pub(crate) misses: usize,
     /// Number of searches of large pools, a clock for the age of free blocks.
     clock: Arc<AtomicU64>,
-    /// The block allocated last, if the heap has not changed since, and its requested size. If this
-    /// block is freed, it is only parked, because a repeated request would find, split and take the
-    /// same block.
+    /// The block allocated last, if the heap has not changed since. When this block is freed, it is
+    /// only parked, because a repeated request would find, split and take the same block.
     last: u32,
+    /// Size of the request that `last` served, after rounding.
     last_size: usize,
+    /// Whether `last` was freed. Its status stays `Allocated`.
     parked: bool,
 }
 
@@ -393,7 +394,8 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Frees the blocks whose events have completed.
+    /// Frees the blocks whose events have completed. While events are pending, each request polls,
+    /// so no request finds a parked block.
     #[cold]
     pub(crate) fn poll_events(&mut self, backend: &B) {
         self.unpark();

@@ -1,4 +1,5 @@
-//! Device memory for a storage: from the allocator, or during a capture from the graph's pool.
+//! Allocates device memory for a storage: from the allocator, or during a capture from the graph's
+//! pool.
 
 use warpline_stream::Stream;
 

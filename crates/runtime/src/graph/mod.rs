@@ -50,6 +50,8 @@ pub struct Capturing {
     capture: Option<CaptureGuard>,
     log: Arc<Log>,
     // Declared after `capture`, so that they are dropped after the driver's capture has ended.
+    /// Declares the capture to the allocator. Routes no requests: `Log::malloc` names the pool in
+    /// each request.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
 }

@@ -1,8 +1,12 @@
 //! Memory that tensors share, and the record of its last uses.
 //!
 //! A [`Storage`] is bytes (pageable, page-locked or device memory) with its `Uses`: the last write
-//! and the reads since then, by stream, and the marks of pending checks (`marks.rs`). `Storage`
-//! knows nothing of graphs, see `graph/mod.rs`.
+//! and the reads since then, by stream, and the marks of pending checks (`marks.rs`).
+//!
+//! This module does not depend on `graph`. `Storage::device`, which allocates device memory, is in
+//! `graph/memory.rs`, because a captured stream gets memory of the graph's pool. For graphs, a
+//! storage only keeps its membership in a pool (`pool_membership.rs`) and its uses by replays
+//! (`replay_uses.rs`).
 
 mod dependencies;
 mod marks;
@@ -304,7 +308,7 @@ impl Storage {
 
     /// Tells the allocator that the memory is in use on `stream`. After the free, the memory is not
     /// reused before the work enqueued there by then is complete (`Tensor.record_stream`). Under
-    /// [`crate::SyncPolicy::Auto`] every launch calls this itself.
+    /// [`crate::SyncPolicy::Auto`] launches do this themselves.
     ///
     /// # Errors
     /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
@@ -487,7 +491,8 @@ impl Storage {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Tells the allocator of a use by a stream that the memory was not allocated on.
+    /// Tells the allocator of a launch's stream, unless the allocator knows the stream already or
+    /// allocated the memory for it.
     pub(crate) fn tell_allocator(&self, uses: &mut Uses, stream: &Stream) {
         match &self.0.memory {
             Memory::Device(_, block) => {

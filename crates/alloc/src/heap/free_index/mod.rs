@@ -1,10 +1,11 @@
-//! The free blocks of one pool and stream, ordered by size, then address or age.
+//! The free blocks of a heap's small or large pool, ordered by size, then address or age.
 
 use crate::heap::NONE;
 use crate::rules::MIN_BLOCK_SIZE;
 
-/// Number of bins: 128 per power of two, for all sizes under 2^61.
-const BINS: usize = 6016;
+/// Number of bins: 47 groups of 128. The bins of each group are twice as wide as those of the group
+/// before, so there is a bin for every size under 2^63 − 2^16.
+const BINS: usize = 47 * 128;
 /// Number of leading bins with blocks of a single size each, under 64 KiB.
 const OF_ONE_SIZE: usize = 128;
 
