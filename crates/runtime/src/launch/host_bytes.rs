@@ -1,7 +1,5 @@
 //! Copies of plain bytes to and from host memory.
 
-use std::panic::Location;
-
 use warpline_cuda_sys_safe::Access;
 
 use super::cpu::with_host_locks;
@@ -24,7 +22,7 @@ use crate::{ErrorKind, Result, Site, Storage};
 /// - Errors of the wait ([`Stream::host_wait`](crate::Stream::host_wait)).
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
-    let site = Site { op: "read_bytes", location: Location::caller() };
+    let site = Site::here("read_bytes");
     let (storage, offset) = src;
     check_range("read_bytes", storage, offset, out.len())?;
     let base = storage.host_ptr();
@@ -57,7 +55,7 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
 /// The same as [`read_bytes`].
 #[track_caller]
 pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
-    let site = Site { op: "write_bytes", location: Location::caller() };
+    let site = Site::here("write_bytes");
     let (storage, offset) = dst;
     check_range("write_bytes", storage, offset, bytes.len())?;
     let base = storage.host_ptr();
@@ -101,7 +99,7 @@ pub fn fill_bytes<R>(
     f: impl FnOnce(&mut [u8]) -> R,
 ) -> Result<R> {
     let op = "fill_bytes";
-    let site = Site { op, location: Location::caller() };
+    let site = Site::here(op);
     let (storage, offset) = dst;
     check_range(op, storage, offset, len)?;
     let Some(base) = storage.host_ptr() else {

@@ -10,7 +10,6 @@
 //! even if a piece failed.
 
 use std::ops::Range;
-use std::panic::Location;
 use std::ptr::{NonNull, copy_nonoverlapping};
 use std::sync::PoisonError;
 
@@ -165,7 +164,7 @@ impl<'a> StagedCopy<'a> {
         let (dst, src) = if self.to_device { (device, near) } else { (near, device) };
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
-        let site = Site { op: "copy_", location: Location::caller() };
+        let site = Site::here("copy_");
         let (recorded, op) = self.stream.submit(TOKEN, |handle| {
             // A captured copy would use the ring's address in every replay.
             refuse_captured(self.stream, site)?;

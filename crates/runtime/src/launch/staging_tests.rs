@@ -316,7 +316,7 @@ fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     let from = CopyEnd::Host(NonNull::new(source.host_ptr().unwrap()).unwrap());
     let to = CopyEnd::Device { device: 0, ptr: x.device_ptr().unwrap() };
     let staged = StagedCopy::new(&runtime, &stream, to, from, 1000).unwrap();
-    let site = Site { op: "fill_", location: Location::caller() };
+    let site = Site::here("fill_");
     let copies = sim.usage().count(CallKind::MemcpyAsync);
 
     let capturing = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();

@@ -275,7 +275,7 @@ fn uses_on_one_stream_take_one_wait() {
         set(&b, first, 1);
         set(&b, last, 2);
         let before = sim.usage().count(CallKind::StreamWaitEvent);
-        let site = Site { op: "add_", location: Location::caller() };
+        let site = Site::here("add_");
         let touches = [(&x, true), (&y, true)].into_iter();
         enqueue(&a, touches, site, |_| Ok(())).unwrap();
         assert_eq!(sim.usage().count(CallKind::StreamWaitEvent) - before, 1);

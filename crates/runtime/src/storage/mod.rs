@@ -220,7 +220,7 @@ impl Storage {
     /// has received so far.
     #[track_caller]
     pub(crate) fn record_prior_owner(&self, stream: &Stream) {
-        let site = Site { op: "empty", location: Location::caller() };
+        let site = Site::here("empty");
         self.uses().record(stream, PRIOR_OWNER, true, site);
     }
 

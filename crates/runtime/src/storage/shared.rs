@@ -79,7 +79,7 @@ impl Storage {
         };
         let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
         // The memory may hold data of other users of this process.
-        let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
+        let cleared = clear(stream, &mapping, Site::here(OP));
         let id = new_memory_id();
         if let Err(error) = cleared {
             runtime.retire_shared(

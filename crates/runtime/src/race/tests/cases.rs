@@ -29,7 +29,7 @@ pub(super) fn streams<const N: usize>(runtime: &Runtime) -> [Stream; N] {
 
 #[track_caller]
 pub(super) fn run<'a>(on: &Stream, op: &'static str, touches: &[Touch<'a>]) -> Result<()> {
-    let site = Site { op, location: Location::caller() };
+    let site = Site::here(op);
     enqueue(on, touches.iter().copied(), site, |_| Ok(())).map(drop)
 }
 

@@ -2,7 +2,6 @@
 //! operations and sets of bytes: two conflicting accesses race if no path connects them.
 
 use std::collections::{BTreeMap, HashSet};
-use std::panic::Location;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -169,7 +168,7 @@ impl Model {
     fn site(&mut self) -> Site {
         self.ops += 1;
         let op = format!("op{}", self.ops).leak();
-        Site { op, location: Location::caller() }
+        Site::here(op)
     }
 
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
