@@ -89,7 +89,7 @@ impl Tensor {
         } else {
             rows.index_copy(0, &of.linear, &values)
         };
-        of.from_rows(self.size(), &rows.of(OP)?).of(OP)
+        of.unflatten_rows(self.size(), &rows.of(OP)?).of(OP)
     }
 
     /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`, or with `accumulate` a `+=` that
@@ -274,7 +274,7 @@ impl AdvancedIndexing {
 
     /// Converts rows back to the shape of the indexed tensor.
     #[track_caller]
-    fn from_rows(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
+    fn unflatten_rows(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
         let moved: Vec<isize> = self.order.iter().map(|&d| sizes[d as usize] as isize).collect();
         rows.reshape(moved)?.permute(inverse(&self.order))
     }
