@@ -20,14 +20,14 @@ macro_rules! parameter_options {
         }
 
         impl<$($generics)*> $name<$($params)*> {
-            /// Sets the dtype of the parameters. Default: the default dtype.
+            /// Sets the dtype of the parameters. Default: `float32`.
             #[must_use]
             pub fn dtype(mut self, dtype: warpline::DType) -> Self {
                 self.tensor = self.tensor.dtype(dtype);
                 self
             }
 
-            /// Sets the device of the parameters. Default: the default device. An invalid name becomes an error of the
+            /// Sets the device of the parameters. Default: the CPU. An invalid name becomes an error of the
             /// constructor.
             #[must_use]
             pub fn device(mut self, device: impl warpline::IntoDevice) -> Self {
