@@ -8,7 +8,7 @@ mod models;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline::autograd::no_grad;
-use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::functional::cross_entropy;
 use warpline::{DType, Result, Runtime, RuntimeConfig, empty, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_nn::Module;
@@ -24,8 +24,7 @@ fn step(c: &mut Criterion) {
         net.to("cuda")?;
         let x = empty([64, 256], "cuda")?;
         let y = empty([64], (DType::I64, "cuda"))?;
-        let options = CrossEntropyOptions::default();
-        let forward = || cross_entropy(&net.forward(&x)?, &y, &options);
+        let forward = || cross_entropy(&net.forward(&x)?, &y, ());
         c.bench_function("step/forward without gradients", |bench| {
             bench.iter(|| no_grad(forward).expect("a loss"));
         });

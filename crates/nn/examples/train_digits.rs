@@ -11,11 +11,12 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpline::autograd::no_grad;
 use warpline::data::{DataLoader, TensorDataset};
-use warpline::functional::{ConvOptions, CrossEntropyOptions, MaxPoolOptions, cross_entropy};
+use warpline::functional::cross_entropy;
 use warpline::{DType, Device, Generator, Result, Tensor, tensor};
 use warpline_nn::optim::{AdamW, AdamWOptions, CosineAnnealingLR, Optimizer, Scheduler};
 use warpline_nn::{
-    BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential, load_file,
+    BatchNorm2d, Conv2d, ConvOptions, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential,
+    load_file,
 };
 
 #[derive(Debug, Parser)]
@@ -58,21 +59,20 @@ fn digits() -> anyhow::Result<(Digits, Digits)> {
 }
 
 fn network(device: Device) -> Result<Sequential> {
-    let same = ConvOptions { padding: 1.into(), ..Default::default() };
-    let halves = || MaxPool2d::new([2, 2], MaxPoolOptions::default());
+    let same = || ConvOptions::new().padding(1);
     let mut net = Sequential::new()
-        .with(Conv2d::new(1, 16, [3, 3], same, ())?)
+        .with(Conv2d::new(1, 16, 3, same())?)
         .with(BatchNorm2d::new(16, ())?)
         .with(ReLU)
-        .with(Conv2d::new(16, 32, [3, 3], same, ())?)
+        .with(Conv2d::new(16, 32, 3, same())?)
         .with(BatchNorm2d::new(32, ())?)
         .with(ReLU)
-        .with(halves())
-        .with(Conv2d::new(32, 64, [3, 3], same, ())?)
+        .with(MaxPool2d::new(2, ()))
+        .with(Conv2d::new(32, 64, 3, same())?)
         .with(BatchNorm2d::new(64, ())?)
         .with(ReLU)
-        .with(halves())
-        .with(Flatten::default())
+        .with(MaxPool2d::new(2, ()))
+        .with(Flatten::new(()))
         .with(Linear::new(64 * 2 * 2, 10, ())?);
     net.to(device)?;
     Ok(net)
@@ -115,7 +115,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
             let (images, labels) = batch?;
             let read = net.forward(&images.to_non_blocking(device)?)?;
             let labels = labels.to_non_blocking(device)?;
-            let loss = cross_entropy(&read, &labels, &CrossEntropyOptions::default())?;
+            let loss = cross_entropy(&read, &labels, ())?;
             optimizer.zero_grad()?;
             loss.backward()?;
             optimizer.step()?;

@@ -124,6 +124,20 @@ impl Deref for Buffer {
     }
 }
 
+/// A parameter where a function takes an optional tensor.
+impl<'a> From<&'a Parameter> for Option<&'a Tensor> {
+    fn from(parameter: &'a Parameter) -> Self {
+        Some(parameter)
+    }
+}
+
+/// A buffer where a function takes an optional tensor.
+impl<'a> From<&'a Buffer> for Option<&'a Tensor> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Some(buffer)
+    }
+}
+
 /// Writes shape, dtype and device, but no values, because reading values would wait for the device.
 fn describe(tensor: &Tensor, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{name}({:?}, {}, {})", tensor.size(), tensor.dtype(), tensor.device())

@@ -1,5 +1,5 @@
 use warpline::data::{DataLoader, TensorDataset};
-use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::functional::cross_entropy;
 use warpline::{DType, Device, Result, Tensor, cuda, manual_seed, rand};
 use warpline_nn::optim::{
     AdamW, AdamWOptions, CosineAnnealingLR, Optimizer, Scheduler, clip_grad_norm_,
@@ -42,7 +42,7 @@ fn train(device: Device) -> Result<(Net, Vec<f32>)> {
         for batch in loader.iter()? {
             let (x, y) = batch?;
             let out = net.forward(&x.to(device)?)?;
-            let loss = cross_entropy(&out, &y.to(device)?, &CrossEntropyOptions::default())?;
+            let loss = cross_entropy(&out, &y.to(device)?, ())?;
             optimizer.zero_grad()?;
             loss.backward()?;
             clip_grad_norm_(&net.parameters(), 1.0, 2.0)?;

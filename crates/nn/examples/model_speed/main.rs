@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use models::{Gpt, GptSizes, mlp};
 use warpline::autograd::no_grad;
-use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::functional::cross_entropy;
 use warpline::{DType, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
@@ -138,11 +138,10 @@ fn small() -> Result<Vec<Figure>> {
     let mut net = mlp()?;
     net.to("cuda")?;
     let (x, y) = (randn([64, 256], "cuda")?, randint(0, 10, [64], "cuda")?);
-    let options = CrossEntropyOptions::default();
     let mut figures = Vec::new();
     let step = |optimizer: &mut dyn Optimizer| -> Result<()> {
         optimizer.zero_grad()?;
-        cross_entropy(&net.forward(&x)?, &y, &options)?.backward()?;
+        cross_entropy(&net.forward(&x)?, &y, ())?.backward()?;
         optimizer.step()
     };
     let mut sgd = Sgd::new(net.parameters(), SgdOptions { lr: 0.01, ..Default::default() })?;

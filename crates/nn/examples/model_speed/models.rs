@@ -1,8 +1,6 @@
 //! The models that `model_speed` measures.
 
-use warpline::functional::{
-    AttentionOptions, CrossEntropyOptions, cross_entropy, linear, scaled_dot_product_attention,
-};
+use warpline::functional::{AttentionOptions, cross_entropy, linear, scaled_dot_product_attention};
 use warpline::{DType, Result, Tensor, arange};
 use warpline_nn::{Embedding, LayerNorm, Linear, Module, ReLU, Sequential};
 
@@ -55,9 +53,9 @@ impl Block {
         let heads = self.heads as isize;
         let split = self.qkv.forward(&self.ln_1.forward(x)?)?.split(width as usize, 2)?;
         let apart = |t: &Tensor| t.view([b, l, heads, width / heads])?.transpose(1, 2);
-        let causal = AttentionOptions { is_causal: true, ..Default::default() };
+        let causal = AttentionOptions::new().is_causal(true);
         let (q, k, v) = (apart(&split[0])?, apart(&split[1])?, apart(&split[2])?);
-        let y = scaled_dot_product_attention(&q, &k, &v, &causal)?;
+        let y = scaled_dot_product_attention(&q, &k, &v, causal)?;
         let y = y.transpose(1, 2)?.reshape([b, l, width])?;
         let x = x.add(&self.proj.forward(&y)?)?;
         let y = self.fc.forward(&self.ln_2.forward(&x)?)?.gelu_tanh()?;
@@ -95,6 +93,6 @@ impl Gpt {
         let logits = linear(&self.ln_f.forward(&x)?, &self.wte.weight, None)?;
         let classes = logits.size()[2] as isize;
         let logits = logits.view([-1, classes])?.to(DType::F32)?;
-        cross_entropy(&logits, &targets.view([-1])?, &CrossEntropyOptions::default())
+        cross_entropy(&logits, &targets.view([-1])?, ())
     }
 }

@@ -45,13 +45,10 @@ impl Attention {
         let qkv = self.c_attn.forward(x)?;
         let qkv = qkv.reshape([batch, time, 3, self.heads, width / self.heads])?;
         let qkv = qkv.permute([2, 0, 3, 1, 4])?;
-        let options = AttentionOptions {
-            is_causal: true,
-            dropout_p: if self.training.get() { self.dropout } else { 0.0 },
-            ..Default::default()
-        };
+        let dropout_p = if self.training.get() { self.dropout } else { 0.0 };
+        let options = AttentionOptions::new().is_causal(true).dropout_p(dropout_p);
         let (q, k, v) = (qkv.select(0, 0)?, qkv.select(0, 1)?, qkv.select(0, 2)?);
-        let y = scaled_dot_product_attention(&q, &k, &v, &options)?;
+        let y = scaled_dot_product_attention(&q, &k, &v, options)?;
         let y = y.transpose(1, 2)?.reshape([batch, time, width])?;
         self.resid_dropout.forward(&self.c_proj.forward(&y)?)
     }

@@ -1,7 +1,7 @@
 //! The state of a training run and its step.
 
 use warpline::data::{Batches, DataLoader};
-use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::functional::cross_entropy;
 use warpline::{Device, Generator, Result, Tensor};
 use warpline_nn::Module;
 use warpline_nn::optim::{
@@ -101,8 +101,7 @@ impl Training {
         let (inputs, targets) = self.next_batch()?;
         self.optimizer.zero_grad()?;
         let logits = self.model.forward(&inputs)?.flatten(0, 1)?;
-        let loss =
-            cross_entropy(&logits, &targets.flatten(0, 1)?, &CrossEntropyOptions::default())?;
+        let loss = cross_entropy(&logits, &targets.flatten(0, 1)?, ())?;
         loss.backward()?;
         clip_grad_norm_(&self.model.parameters(), 1.0, 2.0)?;
         self.optimizer.step()?;

@@ -3,6 +3,7 @@
 use warpline::functional::{glu, softmin};
 use warpline::{Result, Tensor};
 
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::{Forward, Module, Parameter};
 
@@ -61,48 +62,170 @@ activations! {
     "x - tanh(x)" Tanhshrink tanhshrink;
 }
 
-/// Defines activations with settings: fields with PyTorch's defaults, and the computation.
-macro_rules! with_settings {
-    ($($doc:literal $name:ident { $($field:ident: $ty:ty = $default:expr),* } ($this:ident, $x:ident) => $body:expr;)*) => {$(
-        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). The defaults of the fields are PyTorch's.")]
-        #[derive(Clone, Copy, Debug, Module)]
-        #[allow(missing_docs)] // PyTorch's names
-        pub struct $name {
-            $(pub $field: $ty,)*
+/// Defines activations with options: their options and the computation. A number converts into options with one setter.
+macro_rules! with_options {
+    ($($doc:literal $name:ident $options:ident {
+        $($(#[$field_doc:meta])* $field:ident = $default:expr;)*
+    } |$this:ident, $x:ident| $body:expr;)*) => {$(
+        warpline::__options! {
+            #[doc = concat!("Options of [`", stringify!($name), "`].")]
+            #[derive(Clone, Copy, Debug)]
+            $options [] [] { $($(#[$field_doc])* $field: f64 = $default, f64;)* }
         }
 
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default),* }
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Copy, Debug, Module)]
+        pub struct $name {
+            #[module(skip)]
+            options: $options,
+        }
+
+        impl $name {
+            /// Creates the activation.
+            #[must_use]
+            pub fn new(options: impl Into<$options>) -> Self {
+                Self { options: options.into() }
             }
         }
 
-        forward!($name, $this, $x => $body);
+        forward!($name, this, $x => {
+            let $this = this.options;
+            $body
+        });
     )*};
 }
 
-with_settings! {
-    "The Gaussian error linear unit; `tanh` selects the approximation by a hyperbolic tangent" GELU { tanh: bool = false }
-        (s, x) => if s.tanh { x.gelu_tanh() } else { x.gelu() };
-    "x if x > 0, otherwise `negative_slope` · x" LeakyReLU { negative_slope: f64 = 0.01 }
-        (s, x) => x.leaky_relu(s.negative_slope);
-    "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)" ELU { alpha: f64 = 1.0 }
-        (s, x) => x.elu(s.alpha);
+with_options! {
+    "x if x > 0, otherwise `negative_slope` · x" LeakyReLU LeakyReLUOptions {
+        /// Sets the slope of negative elements. Default: 0.01.
+        negative_slope = 0.01;
+    } |s, x| x.leaky_relu(s.negative_slope);
+    "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)" ELU ELUOptions {
+        /// Sets the factor of negative elements. Default: 1.
+        alpha = 1.0;
+    } |s, x| x.elu(s.alpha);
     "The continuously differentiable exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x / `alpha`) - 1)"
-        CELU { alpha: f64 = 1.0 } (s, x) => x.celu(s.alpha);
-    "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`"
-        Softplus { beta: f64 = 1.0, threshold: f64 = 20.0 } (s, x) => x.softplus(s.beta, s.threshold);
-    "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink { lambd: f64 = 0.5 }
-        (s, x) => x.softshrink(s.lambd);
-    "x, and 0 where |x| ≤ `lambd`" Hardshrink { lambd: f64 = 0.5 } (s, x) => x.hardshrink(s.lambd);
-    "x clamped to `min_val` and `max_val`" Hardtanh { min_val: f64 = -1.0, max_val: f64 = 1.0 }
-        (s, x) => x.hardtanh(s.min_val, s.max_val);
-    "The softmax along a dimension" Softmax { dim: isize = -1 } (s, x) => x.softmax(s.dim);
-    "The softmax of -x along a dimension" Softmin { dim: isize = -1 } (s, x) => softmin(x, s.dim);
-    "The logarithm of the softmax along a dimension" LogSoftmax { dim: isize = -1 }
-        (s, x) => x.log_softmax(s.dim);
-    "The gated linear unit: the first half of a dimension times the sigmoid of the second half" GLU { dim: isize = -1 }
-        (s, x) => glu(x, s.dim);
+    CELU CELUOptions {
+        /// Sets the factor and the scale of negative elements. Default: 1.
+        alpha = 1.0;
+    } |s, x| x.celu(s.alpha);
+    "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`" Softplus SoftplusOptions {
+        /// Sets the scale. Default: 1.
+        beta = 1.0;
+        /// Sets the value of `beta` · x above which the result is x. Default: 20.
+        threshold = 20.0;
+    } |s, x| x.softplus(s.beta, s.threshold);
+    "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink SoftshrinkOptions {
+        /// Sets the distance. Default: 0.5.
+        lambd = 0.5;
+    } |s, x| x.softshrink(s.lambd);
+    "x, and 0 where |x| ≤ `lambd`" Hardshrink HardshrinkOptions {
+        /// Sets the magnitude up to which elements become 0. Default: 0.5.
+        lambd = 0.5;
+    } |s, x| x.hardshrink(s.lambd);
+    "x clamped to `min_val` and `max_val`" Hardtanh HardtanhOptions {
+        /// Sets the smallest result. Default: -1.
+        min_val = -1.0;
+        /// Sets the largest result. Default: 1.
+        max_val = 1.0;
+    } |s, x| x.hardtanh(s.min_val, s.max_val);
+}
+
+/// Implements the conversion of a number into options with one setter.
+macro_rules! from_number {
+    ($($options:ident $field:ident;)*) => {$(
+        impl From<f64> for $options {
+            fn from($field: f64) -> Self {
+                Self::new().$field($field)
+            }
+        }
+    )*};
+}
+
+from_number! {
+    LeakyReLUOptions negative_slope;
+    ELUOptions alpha;
+    CELUOptions alpha;
+    SoftshrinkOptions lambd;
+    HardshrinkOptions lambd;
+}
+
+/// The formula of [`GELU`] (`approximate`). `()` stands for the exact formula.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Approximate {
+    /// The exact formula (`"none"`).
+    #[default]
+    None,
+    /// An approximation by a hyperbolic tangent (`"tanh"`).
+    Tanh,
+}
+
+impl From<()> for Approximate {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}
+
+/// The Gaussian error linear unit (`torch.nn.GELU`).
+#[derive(Clone, Copy, Debug, Module)]
+pub struct GELU {
+    #[module(skip)]
+    approximate: Approximate,
+}
+
+impl GELU {
+    /// Creates the activation.
+    #[must_use]
+    pub fn new(approximate: impl Into<Approximate>) -> Self {
+        Self { approximate: approximate.into() }
+    }
+}
+
+forward!(GELU, this, x => match this.approximate {
+    Approximate::None => x.gelu(),
+    Approximate::Tanh => x.gelu_tanh(),
+});
+
+/// Defines functions along a dimension.
+macro_rules! along_dimension {
+    ($($doc:literal $name:ident |$x:ident, $dim:ident| $body:expr;)*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Copy, Debug, Module)]
+        pub struct $name {
+            dim: isize,
+        }
+
+        impl $name {
+            /// Creates the function along dimension `dim`, counted from the end if negative.
+            #[must_use]
+            pub fn new(dim: isize) -> Self {
+                Self { dim }
+            }
+        }
+
+        forward!($name, this, $x => {
+            let $dim = this.dim;
+            $body
+        });
+    )*};
+}
+
+along_dimension! {
+    "The softmax along a dimension" Softmax |x, dim| x.softmax(dim);
+    "The softmax of -x along a dimension" Softmin |x, dim| softmin(x, dim);
+    "The logarithm of the softmax along a dimension" LogSoftmax |x, dim| x.log_softmax(dim);
+    "The gated linear unit: the first half of a dimension times the sigmoid of the second half"
+    GLU |x, dim| glu(x, dim);
+}
+
+parameter_options! {
+    /// Options of [`PReLU`].
+    PReLUOptions [] [] {
+        /// Sets the number of slopes: the number of channels, or 1 for all channels. Default: 1.
+        num_parameters: usize = 1, usize;
+        /// Sets the initial slope. Default: 0.25.
+        init: f64 = 0.25, f64;
+    }
 }
 
 /// The leaky ReLU with a learned negative slope (`torch.nn.PReLU`).
@@ -113,13 +236,15 @@ pub struct PReLU {
 }
 
 impl PReLU {
-    /// Creates a module with `channels` slopes of 0.25, PyTorch's initial value.
+    /// Creates the activation.
     ///
     /// # Errors
     /// The same as [`warpline::full`].
     #[track_caller]
-    pub fn new(channels: usize, options: impl Into<warpline::TensorOptions>) -> Result<Self> {
-        let weight = warpline::full([channels], 0.25, floats(options)).and_then(Parameter::new);
+    pub fn new(options: impl Into<PReLUOptions>) -> Result<Self> {
+        let PReLUOptions { num_parameters, init, tensor } = options.into();
+        let weight =
+            warpline::full([num_parameters], init, floats(tensor)).and_then(Parameter::new);
         Ok(Self { weight: weight.of("PReLU")? })
     }
 }

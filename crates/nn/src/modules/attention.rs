@@ -1,28 +1,38 @@
 //! Multi-head attention.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
-use warpline::{Error, Result, Tensor, TensorOptions, empty, zeros};
+use warpline::{Error, Result, Tensor, empty, zeros};
 
 use super::activation::floats;
-use super::linear::Linear;
+use super::linear::{Linear, LinearOptions};
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::init::{xavier_uniform_, zeros_};
-use crate::{Module, Parameter, Training, input_device};
+use crate::{Forward, Module, Parameter, Training, input_device};
 
-/// Settings of [`MultiheadAttention`]. The defaults are PyTorch's.
-#[derive(Clone, Copy, Debug)]
-pub struct MultiheadAttentionOptions {
-    /// Probability of dropping an attention weight in training. Default: 0.
-    pub dropout: f64,
-    /// Adds biases to the projections. Default: true.
-    pub bias: bool,
-    /// Inputs and outputs are `[batch, time, width]` instead of `[time, batch, width]`. Default: false.
-    pub batch_first: bool,
+parameter_options! {
+    /// Options of [`MultiheadAttention`].
+    MultiheadAttentionOptions [] [] {
+        /// Sets the probability of dropping an attention weight in training, from 0 to 1. Default: 0.
+        dropout: f64 = 0.0, f64;
+        /// Sets whether the projections add biases. Default: `true`.
+        bias: bool = true, bool;
+        /// Sets whether inputs and outputs are `[batch, time, width]` instead of `[time, batch, width]`. Default:
+        /// `false`.
+        batch_first: bool = false, bool;
+    }
 }
 
-impl Default for MultiheadAttentionOptions {
-    fn default() -> Self {
-        Self { dropout: 0.0, bias: true, batch_first: false }
+warpline::__options! {
+    /// Options of [`MultiheadAttention::forward`].
+    #[derive(Clone, Copy, Debug)]
+    MultiheadAttentionForwardOptions ['a] ['a] {
+        /// Sets the mask, `[time, source time]` or `[batch · heads, time, source time]`. In a boolean mask, true means
+        /// that the query may **not** see the key, as in PyTorch's module. A floating-point mask is added to the
+        /// scores. Default: none.
+        attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets whether later keys are hidden. No effect if there is an `attn_mask`. Default: `false`.
+        is_causal: bool = false, bool;
     }
 }
 
@@ -43,47 +53,40 @@ pub struct MultiheadAttention {
 }
 
 impl MultiheadAttention {
-    /// Creates a module with PyTorch's default settings.
+    /// Creates a module for inputs of `width` features, which `num_heads` heads share. Parameters are initialised as in
+    /// PyTorch. Default dtype: `float32`.
     ///
     /// # Errors
-    /// The same as [`MultiheadAttention::with_settings`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_heads` does not divide `width`, or
+    /// `dropout` is not from 0 to 1; errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
-    pub fn new(width: usize, num_heads: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-        Self::with_settings(width, num_heads, MultiheadAttentionOptions::default(), options)
-    }
-
-    /// Creates a module with the given settings. Parameters are initialised as in PyTorch. Default dtype: `float32`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_heads` does not divide `width`;
-    /// errors of [`empty`] and [`Tensor::uniform_`].
-    #[track_caller]
-    pub fn with_settings(
+    pub fn new(
         width: usize,
         num_heads: usize,
-        settings: MultiheadAttentionOptions,
-        options: impl Into<TensorOptions>,
+        options: impl Into<MultiheadAttentionOptions>,
     ) -> Result<Self> {
+        let options = options.into();
         if num_heads == 0 || !width.is_multiple_of(num_heads) {
             let reason = format!("{num_heads} heads do not divide a width of {width}");
             return Err(Error::invalid("MultiheadAttention", reason));
         }
-        Self::drawn(width, num_heads, settings, &floats(options)).of("MultiheadAttention")
+        if !(0.0..=1.0).contains(&options.dropout) {
+            let reason =
+                format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
+            return Err(Error::invalid("MultiheadAttention", reason));
+        }
+        Self::drawn(width, num_heads, &options).of("MultiheadAttention")
     }
 
     #[track_caller]
-    fn drawn(
-        width: usize,
-        num_heads: usize,
-        settings: MultiheadAttentionOptions,
-        options: &TensorOptions,
-    ) -> Result<Self> {
+    fn drawn(width: usize, num_heads: usize, of: &MultiheadAttentionOptions) -> Result<Self> {
+        let options = &floats(&of.tensor);
         let weight = empty([width.saturating_mul(3), width], options)?;
         // Draw in PyTorch's order: the output projection first.
-        let out_proj = Linear::with_bias(width, width, settings.bias, options)?;
+        let out_proj = Linear::new(width, width, LinearOptions::from(options).bias(of.bias))?;
         xavier_uniform_(&weight, 1.0)?;
         let mut bias = None;
-        if settings.bias {
+        if of.bias {
             bias = Some(Parameter::new(zeros([width.saturating_mul(3)], options)?)?);
         }
         if let Some(bias) = &out_proj.bias {
@@ -94,8 +97,8 @@ impl MultiheadAttention {
             in_proj_bias: bias,
             out_proj,
             num_heads,
-            dropout: settings.dropout,
-            batch_first: settings.batch_first,
+            dropout: of.dropout,
+            batch_first: of.batch_first,
             training: Training::default(),
         })
     }
@@ -103,10 +106,6 @@ impl MultiheadAttention {
     /// Computes attention. Queries are `[time, batch, width]`, keys and values `[source time, batch, width]`; with
     /// `batch_first` the batch comes first. Inputs without a batch have two dimensions. The result has the shape of the
     /// queries.
-    ///
-    /// `attn_mask` is `[time, source time]` or `[batch · heads, time, source time]`. In a boolean mask, true means that
-    /// the query may **not** see the key, as in PyTorch's module. A floating-point mask is added to the scores.
-    /// `is_causal` hides later keys; it has no effect if there is an `attn_mask`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an input does not have two or three
@@ -119,12 +118,11 @@ impl MultiheadAttention {
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-        attn_mask: impl Into<Option<&'a Tensor>>,
-        is_causal: bool,
+        options: impl Into<MultiheadAttentionForwardOptions<'a>>,
     ) -> Result<Tensor> {
         let op = "MultiheadAttention";
         input_device::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
-        self.apply(query, key, value, attn_mask.into(), is_causal).of(op)
+        self.apply(query, key, value, options.into()).of(op)
     }
 
     #[track_caller]
@@ -133,9 +131,9 @@ impl MultiheadAttention {
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-        attn_mask: Option<&Tensor>,
-        is_causal: bool,
+        options: MultiheadAttentionForwardOptions<'_>,
     ) -> Result<Tensor> {
+        let MultiheadAttentionForwardOptions { attn_mask, is_causal } = options;
         let mask = match attn_mask {
             Some(mask) if mask.dtype() == warpline::DType::Bool => Some(mask.logical_not()?),
             mask => mask.cloned(),
@@ -163,13 +161,11 @@ impl MultiheadAttention {
         for (i, x) in [query, key, value].into_iter().enumerate() {
             heads.push(self.heads(x, &weights[i], biases.as_ref().map(|b| &b[i]))?);
         }
-        let options = AttentionOptions {
-            attn_mask: mask.as_ref(),
-            dropout_p: if self.training.get() { self.dropout } else { 0.0 },
-            is_causal: is_causal && mask.is_none(),
-            ..AttentionOptions::default()
-        };
-        let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options)?;
+        let options = AttentionOptions::new()
+            .attn_mask(mask.as_ref())
+            .dropout_p(if self.training.get() { self.dropout } else { 0.0 })
+            .is_causal(is_causal && mask.is_none());
+        let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
         // From [batch, heads, time, width / heads] to the layout of the queries.
         let out = out.transpose(1, 2)?.flatten(2, 3)?;
         let out = self.out_proj.forward(&out)?;
@@ -195,5 +191,15 @@ impl MultiheadAttention {
         let x = linear(&x, weight, bias)?;
         let width = x.size()[2] / self.num_heads;
         x.unflatten(2, [self.num_heads, width])?.transpose(1, 2)
+    }
+}
+
+/// Takes queries, keys and values.
+impl Forward<(Tensor, Tensor, Tensor)> for MultiheadAttention {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn forward(&self, (query, key, value): (Tensor, Tensor, Tensor)) -> Result<Tensor> {
+        self.forward(&query, &key, &value, ())
     }
 }

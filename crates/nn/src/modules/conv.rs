@@ -1,13 +1,14 @@
 //! Convolutions.
 
 use warpline::functional::{
-    ConvOptions, ConvTransposeOptions, PadMode, Padding, conv_transpose1d, conv_transpose2d,
-    conv_transpose3d, conv1d, conv2d, conv3d, pad,
+    self, PadMode, Padding, PerDimension, conv_transpose1d, conv_transpose2d, conv_transpose3d,
+    conv1d, conv2d, conv3d, pad,
 };
 use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
 use super::activation::forward;
 use super::linear::uniform;
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, input_device};
@@ -38,24 +39,67 @@ fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) 
     Err(Error::invalid(op, reason))
 }
 
-/// Options of a convolution or a transposed convolution.
-trait ConvSettings: Copy {
-    /// Pads the image in a mode other than zeros. Returns the padded image and the settings without the padding.
-    #[track_caller]
-    fn pad_input(self, x: &Tensor, _weight: &Tensor, _mode: PadMode) -> Result<(Tensor, Self)> {
-        Ok((x.clone(), self))
+parameter_options! {
+    /// Options of [`Conv1d`], [`Conv2d`] and [`Conv3d`]. One number sets all `D` dimensions, an array each of them.
+    ConvOptions [const D: usize] [D] {
+        /// Sets the distance from one window to the next, in elements. Default: 1.
+        stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the padding around the image: elements on both sides, or a [`Padding`]. Default: none.
+        padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
+        /// Sets the distance from one element of the window to the next, in elements. Default: 1.
+        dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the number of channel groups, which must divide the numbers of channels. Default: 1.
+        groups: usize = 1, usize;
+        /// Sets whether the convolution adds a bias. Default: `true`.
+        bias: bool = true, bool;
+        /// Sets the values of the padding. Default: zeros.
+        padding_mode: PadMode = PadMode::default(), impl Into<PadMode> => Into::into;
     }
 }
 
-impl<const D: usize> ConvSettings for ConvTransposeOptions<D> {}
+parameter_options! {
+    /// Options of [`ConvTranspose1d`], [`ConvTranspose2d`] and [`ConvTranspose3d`]. One number sets all `D` dimensions,
+    /// an array each of them.
+    ConvTransposeOptions [const D: usize] [D] {
+        /// Sets the stride of the convolution that is transposed, in elements. Default: 1.
+        stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the padding of the convolution that is transposed: this many elements are cut off on both sides of the
+        /// result. Default: 0.
+        padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the additional size at the end of the result, in elements. It must be less than the stride or the
+        /// dilation. Default: 0.
+        output_padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the number of channel groups, which must divide the numbers of channels. Default: 1.
+        groups: usize = 1, usize;
+        /// Sets whether the module adds a bias. Default: `true`.
+        bias: bool = true, bool;
+        /// Sets the dilation of the convolution that is transposed, in elements. Default: 1.
+        dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+    }
+}
 
-impl<const D: usize> ConvSettings for ConvOptions<D> {
+impl<const D: usize> ConvOptions<D> {
+    /// Returns the options of the function.
+    fn of_function(&self) -> functional::ConvOptions<D> {
+        functional::ConvOptions::new()
+            .stride(self.stride)
+            .padding(self.padding)
+            .dilation(self.dilation)
+            .groups(self.groups)
+    }
+
+    /// Pads the image in a mode other than zeros. Returns the padded image and the options without the padding.
     #[track_caller]
-    fn pad_input(self, x: &Tensor, weight: &Tensor, mode: PadMode) -> Result<(Tensor, Self)> {
+    fn pad_input(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+    ) -> Result<(Tensor, functional::ConvOptions<D>)> {
+        let options = self.of_function();
         // Leave strided `Same` padding to the convolution, which refuses it.
         let strided = self.padding == Padding::Same && self.stride != [1; D];
-        if mode == PadMode::default() || strided {
-            return Ok((x.clone(), self));
+        if self.padding_mode == PadMode::default() || strided {
+            return Ok((x.clone(), options));
         }
         let mut sides = Vec::with_capacity(2 * D);
         // `pad` expects the last dimension first.
@@ -71,7 +115,25 @@ impl<const D: usize> ConvSettings for ConvOptions<D> {
             };
             sides.extend([before, after].map(|n| isize::try_from(n).unwrap_or(isize::MAX)));
         }
-        Ok((pad(x, &sides, mode)?, Self { padding: Padding::Valid, ..self }))
+        Ok((pad(x, &sides, self.padding_mode)?, options.padding(Padding::Valid)))
+    }
+}
+
+impl<const D: usize> ConvTransposeOptions<D> {
+    /// Returns the image, and the options of the function.
+    #[track_caller]
+    fn pad_input(
+        &self,
+        x: &Tensor,
+        _weight: &Tensor,
+    ) -> Result<(Tensor, functional::ConvTransposeOptions<D>)> {
+        let options = functional::ConvTransposeOptions::new()
+            .stride(self.stride)
+            .padding(self.padding)
+            .output_padding(self.output_padding)
+            .dilation(self.dilation)
+            .groups(self.groups);
+        Ok((x.clone(), options))
     }
 }
 
@@ -87,54 +149,37 @@ macro_rules! convolutions {
             pub bias: Option<Parameter>,
             #[module(skip)]
             options: $options<$d>,
-            #[module(skip)]
-            padding_mode: PadMode,
         }
 
         impl $name {
-            /// Creates a convolution of `inputs` to `outputs` channels with a bias. Parameters are drawn uniformly from
-            /// ±1/√fan-in, with PyTorch's values for a seed.
+            /// Creates a convolution of `inputs` to `outputs` channels. `kernel_size` is one number, or one per
+            /// dimension. Parameters are drawn uniformly from ±1/√fan-in, with PyTorch's values for a seed.
             ///
             /// # Errors
-            /// The same as [`Self::with_bias`].
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `groups` does not divide
+            /// `inputs` and `outputs`; errors of [`empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(
                 inputs: usize,
                 outputs: usize,
-                kernel_size: [usize; $d],
-                settings: $options<$d>,
-                options: impl Into<TensorOptions>,
+                kernel_size: impl PerDimension<$d>,
+                options: impl Into<$options<$d>>,
             ) -> Result<Self> {
-                Self::with_bias(inputs, outputs, kernel_size, settings, true, options)
-            }
-
-            /// Creates a convolution like [`Self::new`], without a bias if `bias` is false.
-            ///
-            /// # Errors
-            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `settings.groups` does not
-            /// divide `inputs` and `outputs`; errors of [`empty`] and [`Tensor::uniform_`].
-            #[track_caller]
-            pub fn with_bias(
-                inputs: usize,
-                outputs: usize,
-                kernel_size: [usize; $d],
-                settings: $options<$d>,
-                bias: bool,
-                options: impl Into<TensorOptions>,
-            ) -> Result<Self> {
-                let (op, ($in, $out, $groups)) = (stringify!($name), (inputs, outputs, settings.groups));
-                check_groups(op, inputs, outputs, settings.groups)?;
-                let sizes = [&$sizes[..], &kernel_size].concat();
-                let (weight, bias) = parameters(op, &sizes, outputs, bias, &options.into()).of(op)?;
-                Ok(Self { weight, bias, options: settings, padding_mode: PadMode::default() })
+                let options = options.into();
+                let (op, ($in, $out, $groups)) = (stringify!($name), (inputs, outputs, options.groups));
+                check_groups(op, inputs, outputs, options.groups)?;
+                let sizes = [&$sizes[..], &kernel_size.per_dimension()].concat();
+                let (weight, bias) =
+                    parameters(op, &sizes, outputs, options.bias, &options.tensor).of(op)?;
+                Ok(Self { weight, bias, options })
             }
         }
 
         forward!($name, this, x => {
             let op = stringify!($name);
             input_device::check(op, x, "weight", &this.weight)?;
-            let (x, options) = this.options.pad_input(x, &this.weight, this.padding_mode).of(op)?;
-            $function(&x, &this.weight, this.bias.as_deref(), &options)
+            let (x, options) = this.options.pad_input(x, &this.weight).of(op)?;
+            $function(&x, &this.weight, this.bias.as_deref(), options)
         });
     )*};
 }
@@ -147,18 +192,3 @@ convolutions! {
     ConvTranspose2d 2 conv_transpose2d ConvTransposeOptions |i, o, g| [i, o / g];
     ConvTranspose3d 3 conv_transpose3d ConvTransposeOptions |i, o, g| [i, o / g];
 }
-
-macro_rules! padding_modes {
-    ($($name:ident)*) => {$(
-        impl $name {
-            /// Sets how the image is padded (`padding_mode`). Default: zeros.
-            #[must_use]
-            pub fn padding_mode(mut self, mode: PadMode) -> Self {
-                self.padding_mode = mode;
-                self
-            }
-        }
-    )*};
-}
-
-padding_modes! { Conv1d Conv2d Conv3d }

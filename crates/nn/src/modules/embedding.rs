@@ -1,8 +1,9 @@
 //! Embedding tables.
 
-use warpline::functional::embedding;
-use warpline::{Error, Result, Tensor, TensorOptions, randn};
+use warpline::functional::{self, embedding};
+use warpline::{Error, Result, Tensor, randn};
 
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::{Forward, Module, Parameter, input_device};
 
@@ -11,40 +12,35 @@ use crate::{Forward, Module, Parameter, input_device};
 pub struct Embedding {
     /// The table, `[entries, width]`.
     pub weight: Parameter,
-    padding_idx: Option<usize>,
+    padding_idx: Option<isize>,
+}
+
+parameter_options! {
+    /// Options of [`Embedding`].
+    EmbeddingOptions [] [] {
+        /// Sets the entry that is zero and gets no gradient. Negative: counted from the end. Default: none.
+        padding_idx: Option<isize> = None, impl Into<Option<isize>> => Into::into;
+    }
 }
 
 impl Embedding {
     /// Creates a table of `entries` vectors, drawn from the standard normal distribution.
     ///
     /// # Errors
-    /// The same as [`randn`].
-    #[track_caller]
-    pub fn new(entries: usize, width: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-        Self::with_padding(entries, width, None, options)
-    }
-
-    /// Creates a table like [`Embedding::new`], whose entry `padding_idx` is zero and gets no gradient.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is not below `entries`;
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is none of the entries;
     /// errors of [`randn`].
     #[track_caller]
-    pub fn with_padding(
-        entries: usize,
-        width: usize,
-        padding_idx: impl Into<Option<usize>>,
-        options: impl Into<TensorOptions>,
-    ) -> Result<Self> {
-        let padding_idx = padding_idx.into();
-        if let Some(entry) = padding_idx.filter(|entry| *entry >= entries) {
-            let reason = format!("padding_idx {entry} is none of {entries} entries");
-            return Err(Error::invalid("Embedding", reason));
-        }
+    pub fn new(entries: usize, width: usize, options: impl Into<EmbeddingOptions>) -> Result<Self> {
+        let EmbeddingOptions { padding_idx, tensor: options } = options.into();
         let op = "Embedding";
+        let rows = isize::try_from(entries).unwrap_or(isize::MAX);
+        if let Some(entry) = padding_idx.filter(|entry| !(-rows..rows).contains(entry)) {
+            let reason = format!("padding_idx {entry} is none of {entries} entries");
+            return Err(Error::invalid(op, reason));
+        }
         let weight = randn([entries, width], options).of(op)?;
         if let Some(entry) = padding_idx {
-            weight.select(0, entry as isize).of(op)?.zero_().of(op)?;
+            weight.select(0, entry).of(op)?.zero_().of(op)?;
         }
         Ok(Self { weight: Parameter::new(weight).of(op)?, padding_idx })
     }
@@ -63,8 +59,8 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         input_device::check("Embedding", indices, "weight", &self.weight)?;
-        let padding = self.padding_idx.map(|entry| entry as isize);
-        embedding(indices, &self.weight, padding)
+        let options = functional::EmbeddingOptions::new().padding_idx(self.padding_idx);
+        embedding(indices, &self.weight, options)
     }
 }
 

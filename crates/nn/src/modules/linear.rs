@@ -3,6 +3,7 @@
 use warpline::functional::linear;
 use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, input_device};
@@ -16,28 +17,34 @@ pub struct Linear {
     pub bias: Option<Parameter>,
 }
 
+parameter_options! {
+    /// Options of [`Linear`] and [`Bilinear`].
+    LinearOptions [] [] {
+        /// Sets whether the map adds a bias. Default: `true`.
+        bias: bool = true, bool;
+    }
+}
+
 impl Linear {
-    /// Creates a map with a bias. Parameters are drawn uniformly from ±1/√`inputs`, with PyTorch's values for a seed.
+    /// Creates a map of `inputs` to `outputs` features. Parameters are drawn uniformly from ±1/√`inputs`, with PyTorch's
+    /// values for a seed.
+    ///
+    /// ```
+    /// use warpline::DType;
+    /// use warpline_nn::{Linear, LinearOptions};
+    ///
+    /// let plain = Linear::new(4, 8, ())?;
+    /// assert_eq!(plain.weight.size(), [8, 4]);
+    /// let double = Linear::new(4, 8, LinearOptions::new().bias(false).dtype(DType::F64))?;
+    /// assert!(double.bias.is_none());
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
-    pub fn new(inputs: usize, outputs: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-        Self::with_bias(inputs, outputs, true, options)
-    }
-
-    /// Creates a map like [`Linear::new`], without a bias if `bias` is false.
-    ///
-    /// # Errors
-    /// The same as [`Linear::new`].
-    #[track_caller]
-    pub fn with_bias(
-        inputs: usize,
-        outputs: usize,
-        bias: bool,
-        options: impl Into<TensorOptions>,
-    ) -> Result<Self> {
-        let options = options.into();
+    pub fn new(inputs: usize, outputs: usize, options: impl Into<LinearOptions>) -> Result<Self> {
+        let LinearOptions { bias, tensor: options } = options.into();
         let op = "Linear";
         let weight = empty([outputs, inputs], &options).of(op)?;
         // With this slope the bound is 1/√in, as in PyTorch.
@@ -82,7 +89,7 @@ pub struct Bilinear {
 }
 
 impl Bilinear {
-    /// Creates a map, without a bias if `bias` is false. Parameters are drawn uniformly from ±1/√`in1`.
+    /// Creates a map of `in1` and `in2` to `outputs` features. Parameters are drawn uniformly from ±1/√`in1`.
     ///
     /// # Errors
     /// Errors of [`empty`] and [`Tensor::uniform_`].
@@ -91,10 +98,10 @@ impl Bilinear {
         in1: usize,
         in2: usize,
         outputs: usize,
-        bias: bool,
-        options: impl Into<TensorOptions>,
+        options: impl Into<LinearOptions>,
     ) -> Result<Self> {
-        let (options, bound) = (options.into(), 1.0 / (in1 as f64).sqrt());
+        let LinearOptions { bias, tensor: options } = options.into();
+        let bound = 1.0 / (in1 as f64).sqrt();
         let weight = uniform([outputs, in1, in2], bound, &options).of("Bilinear")?;
         let bias = bias.then(|| uniform([outputs], bound, &options)).transpose().of("Bilinear")?;
         Ok(Self { weight, bias })

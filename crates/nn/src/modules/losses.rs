@@ -1,34 +1,66 @@
 //! Loss functions as modules.
 
 use warpline::functional::{
-    self, CrossEntropyOptions, NllLossOptions, Reduction, binary_cross_entropy,
-    binary_cross_entropy_with_logits, huber_loss, kl_div, l1_loss, mse_loss, nll_loss,
-    smooth_l1_loss,
+    self, BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
+    HuberLossOptions, KlDivOptions, NllLossOptions, Reduction, SmoothL1LossOptions,
 };
 use warpline::{Result, Tensor};
 
 use crate::{Buffer, Forward, Module, input_device};
 
-/// Defines losses of an input and a target: fields with PyTorch's defaults, and the computation.
+/// Defines losses that take options of a function without tensors.
 macro_rules! losses {
-    ($($doc:literal $name:ident { $($field:ident: $ty:ty = $default:expr),* } ($this:ident, $x:ident, $target:ident) => $body:expr;)*) => {$(
-        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). The defaults of the fields are PyTorch's.")]
+    ($($doc:literal $name:ident $function:ident $options:ident;)*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`): [`functional::", stringify!($function), "`].")]
         #[derive(Clone, Debug, Module)]
-        #[allow(missing_docs)] // PyTorch's names
         pub struct $name {
-            $(#[module(skip)] pub $field: $ty,)*
             #[module(skip)]
-            /// Reduction of the losses of all elements. Default: their mean.
-            pub reduction: Reduction,
+            options: $options,
         }
 
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* reduction: Reduction::default() }
+        impl $name {
+            /// Creates the loss.
+            #[must_use]
+            pub fn new(options: impl Into<$options>) -> Self {
+                Self { options: options.into() }
             }
         }
 
-        loss!($name, $this, $x, $target => $body);
+        loss!($name, this, x, target => functional::$function(x, target, this.options));
+    )*};
+}
+
+/// Defines losses with optional weights, which are buffers.
+macro_rules! weighted_losses {
+    ($($doc:literal $name:ident $function:ident $options:ident {
+        $($(#[$weight_doc:meta])* $weight:ident),*; $($field:ident: $ty:ty),*
+    })*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`): [`functional::", stringify!($function), "`].")]
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            $($(#[$weight_doc])* pub $weight: Option<Buffer>,)*
+            $(#[module(skip)] $field: $ty,)*
+        }
+
+        impl $name {
+            /// Creates the loss. Weights share their memory with the given tensors.
+            #[must_use]
+            pub fn new<'a>(options: impl Into<$options<'a>>) -> Self {
+                let options = options.into();
+                Self {
+                    $($weight: options.$weight.map(|weight| Buffer::new(weight.clone())),)*
+                    $($field: options.$field,)*
+                }
+            }
+        }
+
+        loss!($name, this, x, target => {
+            $(if let Some(weight) = &this.$weight {
+                input_device::check(stringify!($name), x, stringify!($weight), weight)?;
+            })*
+            let options = $options::new()$(.$weight(this.$weight.as_deref()))*$(.$field(this.$field))*;
+            functional::$function(x, target, options)
+        });
     )*};
 }
 
@@ -60,71 +92,36 @@ macro_rules! loss {
 }
 
 losses! {
-    "The squared error" MSELoss {} (s, x, t) => mse_loss(x, t, s.reduction);
-    "The absolute error" L1Loss {} (s, x, t) => l1_loss(x, t, s.reduction);
-    "The squared error up to `beta`, and the absolute error above" SmoothL1Loss { beta: f64 = 1.0 }
-        (s, x, t) => smooth_l1_loss(x, t, s.reduction, s.beta);
-    "The squared error up to `delta`, and the absolute error above" HuberLoss { delta: f64 = 1.0 }
-        (s, x, t) => huber_loss(x, t, s.reduction, s.delta);
-    "The binary cross entropy of probabilities" BCELoss {} (s, x, t) => binary_cross_entropy(x, t, None, s.reduction);
-    "The binary cross entropy of logits" BCEWithLogitsLoss {}
-        (s, x, t) => binary_cross_entropy_with_logits(x, t, None, s.reduction, None);
-    "The Kullback-Leibler divergence of log-probabilities from a target" KLDivLoss { log_target: bool = false }
-        (s, x, t) => kl_div(x, t, s.reduction, s.log_target);
+    "The squared error" MSELoss mse_loss Reduction;
+    "The absolute error" L1Loss l1_loss Reduction;
+    "The squared error up to `beta`, and the absolute error above" SmoothL1Loss smooth_l1_loss SmoothL1LossOptions;
+    "The squared error up to `delta`, and the absolute error above" HuberLoss huber_loss HuberLossOptions;
+    "The Kullback-Leibler divergence of log-probabilities from a target" KLDivLoss kl_div KlDivOptions;
 }
 
-/// The cross entropy of logits with class indices or class probabilities (`torch.nn.CrossEntropyLoss`).
-#[derive(Clone, Debug, Module)]
-pub struct CrossEntropyLoss {
-    /// Weight of each class, `[classes]`. Default: `None`, equal weights.
-    pub weight: Option<Buffer>,
-    /// Class index of targets that are ignored. Default: -100.
-    pub ignore_index: i64,
-    /// Fraction of the target's probability that is spread evenly over all classes, from 0 to 1. Default: 0.
-    pub label_smoothing: f64,
-    /// Reduction of the losses of all elements. Default: their mean.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl Default for CrossEntropyLoss {
-    fn default() -> Self {
-        let reduction = Reduction::default();
-        Self { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction }
+weighted_losses! {
+    "The binary cross entropy of probabilities" BCELoss binary_cross_entropy BinaryCrossEntropyOptions {
+        /// Factor of each loss. Default: `None`.
+        weight;
+        reduction: Reduction
+    }
+    "The binary cross entropy of logits"
+    BCEWithLogitsLoss binary_cross_entropy_with_logits BinaryCrossEntropyWithLogitsOptions {
+        /// Factor of each loss. Default: `None`.
+        weight,
+        /// Factor of the losses of positive targets. Default: `None`.
+        pos_weight;
+        reduction: Reduction
+    }
+    "The cross entropy of logits with class indices or class probabilities"
+    CrossEntropyLoss cross_entropy CrossEntropyOptions {
+        /// Weight of each class, `[classes]`. Default: `None`, equal weights.
+        weight;
+        ignore_index: i64, reduction: Reduction, label_smoothing: f64
+    }
+    "The negative log-likelihood of log-probabilities with class indices" NLLLoss nll_loss NllLossOptions {
+        /// Weight of each class, `[classes]`. Default: `None`, equal weights.
+        weight;
+        ignore_index: i64, reduction: Reduction
     }
 }
-
-loss!(CrossEntropyLoss, s, x, t => {
-    if let Some(weight) = &s.weight {
-        input_device::check("CrossEntropyLoss", x, "weight", weight)?;
-    }
-    let weight = s.weight.as_deref();
-    let (ignore_index, reduction, label_smoothing) = (s.ignore_index, s.reduction, s.label_smoothing);
-    functional::cross_entropy(x, t, &CrossEntropyOptions { weight, ignore_index, reduction, label_smoothing })
-});
-
-/// The negative log-likelihood of log-probabilities with class indices (`torch.nn.NLLLoss`).
-#[derive(Clone, Debug, Module)]
-pub struct NLLLoss {
-    /// Weight of each class, `[classes]`. Default: `None`, equal weights.
-    pub weight: Option<Buffer>,
-    /// Class index of targets that are ignored. Default: -100.
-    pub ignore_index: i64,
-    /// Reduction of the losses of all elements. Default: their mean.
-    #[module(skip)]
-    pub reduction: Reduction,
-}
-
-impl Default for NLLLoss {
-    fn default() -> Self {
-        Self { weight: None, ignore_index: -100, reduction: Reduction::default() }
-    }
-}
-
-loss!(NLLLoss, s, x, t => {
-    if let Some(weight) = &s.weight {
-        input_device::check("NLLLoss", x, "weight", weight)?;
-    }
-    let (weight, ignore_index, reduction) = (s.weight.as_deref(), s.ignore_index, s.reduction);
-    nll_loss(x, t, &NllLossOptions { weight, ignore_index, reduction })
-});

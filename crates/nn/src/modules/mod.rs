@@ -8,20 +8,31 @@ mod embedding;
 mod linear;
 mod losses;
 mod norm;
+mod options;
 mod pool;
 mod recurrent;
 mod sequential;
 mod shape;
 
 pub use activation::*;
-pub use attention::{MultiheadAttention, MultiheadAttentionOptions};
+pub use attention::{
+    MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions,
+};
 pub use conv::*;
 pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
-pub use embedding::Embedding;
-pub use linear::{Bilinear, Linear};
+pub use embedding::{Embedding, EmbeddingOptions};
+pub use linear::{Bilinear, Linear, LinearOptions};
 pub use losses::*;
 pub use norm::*;
 pub use pool::*;
-pub use recurrent::{GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell, RecurrentOptions};
+pub use recurrent::{
+    GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell, RecurrentCellOptions, RecurrentOptions,
+};
 pub use sequential::{Layer, Sequential};
-pub use shape::{Flatten, Identity, Unflatten};
+pub use shape::{Flatten, FlattenOptions, Identity, Unflatten};
+// Options that a module shares with its function.
+pub use warpline::functional::{
+    AvgPoolOptions, BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions,
+    CrossEntropyOptions, HuberLossOptions, InterpolateOptions, KlDivOptions, MaxPoolOptions,
+    NllLossOptions, Reduction, SmoothL1LossOptions,
+};

@@ -1,20 +1,87 @@
 //! Normalisation modules.
 
-use warpline::functional::{
-    BatchNormOptions, InstanceNormOptions, batch_norm, group_norm, instance_norm, layer_norm,
-    rms_norm,
-};
+use warpline::functional::{self, batch_norm, group_norm, instance_norm, layer_norm, rms_norm};
 use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
 
 use super::activation::{floats, forward};
+use super::options::parameter_options;
 use crate::called::Called;
 use crate::{Buffer, Forward, Module, Parameter, Training, input_device};
 
-/// Creates a weight of ones and a bias of zeros.
+/// Creates a weight of ones, if the norm is affine, and a bias of zeros, if it is affine and has a bias.
 #[track_caller]
-fn affine(sizes: &[usize], options: &TensorOptions) -> Result<(Parameter, Parameter)> {
+fn affine(
+    sizes: &[usize],
+    [is_affine, has_bias]: [bool; 2],
+    options: &TensorOptions,
+) -> Result<(Option<Parameter>, Option<Parameter>)> {
     let options = floats(options);
-    Ok((Parameter::new(ones(sizes, &options)?)?, Parameter::new(zeros(sizes, &options)?)?))
+    let weight = is_affine.then(|| ones(sizes, &options).and_then(Parameter::new));
+    let bias = (is_affine && has_bias).then(|| zeros(sizes, &options).and_then(Parameter::new));
+    Ok((weight.transpose()?, bias.transpose()?))
+}
+
+parameter_options! {
+    /// Options of [`LayerNorm`].
+    LayerNormOptions [] [] {
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+        /// Sets whether the norm has a weight and a bias. Default: `true`.
+        elementwise_affine: bool = true, bool;
+        /// Sets whether an affine norm has a bias. Default: `true`.
+        bias: bool = true, bool;
+    }
+}
+
+parameter_options! {
+    /// Options of [`RMSNorm`].
+    RMSNormOptions [] [] {
+        /// Sets the number that is added to the mean square. Default: the machine epsilon of the input's dtype.
+        eps: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+        /// Sets whether the norm has a weight. Default: `true`.
+        elementwise_affine: bool = true, bool;
+    }
+}
+
+parameter_options! {
+    /// Options of [`GroupNorm`].
+    GroupNormOptions [] [] {
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+        /// Sets whether the norm has a weight and a bias. Default: `true`.
+        affine: bool = true, bool;
+    }
+}
+
+parameter_options! {
+    /// Options of [`BatchNorm1d`], [`BatchNorm2d`] and [`BatchNorm3d`].
+    BatchNormOptions [] [] {
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+        /// Sets the weight of a batch's statistics in the running statistics. Default: 0.1. `None`: the running
+        /// statistics are averages over all batches, which waits for the device once per batch.
+        momentum: Option<f64> = Some(0.1), impl Into<Option<f64>> => Into::into;
+        /// Sets whether the norm has a weight and a bias for each channel. Default: `true`.
+        affine: bool = true, bool;
+        /// Sets whether the norm keeps a running mean and variance. Without them the batch's statistics are also used
+        /// in evaluation. Default: `true`.
+        track_running_stats: bool = true, bool;
+    }
+}
+
+parameter_options! {
+    /// Options of [`InstanceNorm1d`], [`InstanceNorm2d`] and [`InstanceNorm3d`].
+    InstanceNormOptions [] [] {
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+        /// Sets the weight of a batch's statistics in the running statistics. Default: 0.1. `None`: the running
+        /// statistics do not change.
+        momentum: Option<f64> = Some(0.1), impl Into<Option<f64>> => Into::into;
+        /// Sets whether the norm has a weight and a bias for each channel. Default: `false`.
+        affine: bool = false, bool;
+        /// Sets whether the norm keeps a running mean and variance, and uses them in evaluation. Default: `false`.
+        track_running_stats: bool = false, bool;
+    }
 }
 
 /// Normalises the last dimensions to mean 0 and variance 1, then applies weight and bias (`torch.nn.LayerNorm`).
@@ -29,25 +96,20 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`, with weight, bias and `eps` 1e-5.
+    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`.
     ///
     /// # Errors
     /// Errors of [`ones`] and [`zeros`].
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
-        options: impl Into<TensorOptions>,
+        options: impl Into<LayerNormOptions>,
     ) -> Result<Self> {
+        let LayerNormOptions { eps, elementwise_affine, bias, tensor } = options.into();
         let normalized_shape = normalized_shape.into_shape().to_vec();
-        let (weight, bias) = affine(&normalized_shape, &options.into()).of("LayerNorm")?;
-        Ok(Self { weight: Some(weight), bias: Some(bias), normalized_shape, eps: 1e-5 })
-    }
-
-    /// Sets the number that is added to the variance or mean square.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+        let (weight, bias) =
+            affine(&normalized_shape, [elementwise_affine, bias], &tensor).of("LayerNorm")?;
+        Ok(Self { weight, bias, normalized_shape, eps })
     }
 }
 
@@ -55,7 +117,11 @@ forward!(LayerNorm, this, x => {
     if let Some(weight) = &this.weight {
         input_device::check("LayerNorm", x, "weight", weight)?;
     }
-    layer_norm(x, &this.normalized_shape, this.weight.as_deref(), this.bias.as_deref(), this.eps)
+    let options = functional::LayerNormOptions::new()
+        .weight(this.weight.as_deref())
+        .bias(this.bias.as_deref())
+        .eps(this.eps);
+    layer_norm(x, &this.normalized_shape, options)
 });
 
 /// Divides by the root of the mean square of the last dimensions, then applies the weight (`torch.nn.RMSNorm`).
@@ -68,26 +134,20 @@ pub struct RMSNorm {
 }
 
 impl RMSNorm {
-    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`, with a weight. Default `eps`: the
-    /// machine epsilon of the input's dtype.
+    /// Creates a norm over the last dimensions, whose sizes are `normalized_shape`.
     ///
     /// # Errors
     /// The same as [`ones`].
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
-        options: impl Into<TensorOptions>,
+        options: impl Into<RMSNormOptions>,
     ) -> Result<Self> {
+        let RMSNormOptions { eps, elementwise_affine, tensor } = options.into();
         let normalized_shape = normalized_shape.into_shape().to_vec();
-        let weight = ones(&normalized_shape, floats(options)).and_then(Parameter::new);
-        Ok(Self { weight: Some(weight.of("RMSNorm")?), normalized_shape, eps: None })
-    }
-
-    /// Sets the number that is added to the variance or mean square.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = Some(eps);
-        self
+        let (weight, _) =
+            affine(&normalized_shape, [elementwise_affine, false], &tensor).of("RMSNorm")?;
+        Ok(Self { weight, normalized_shape, eps })
     }
 }
 
@@ -95,7 +155,8 @@ forward!(RMSNorm, this, x => {
     if let Some(weight) = &this.weight {
         input_device::check("RMSNorm", x, "weight", weight)?;
     }
-    rms_norm(x, &this.normalized_shape, this.weight.as_deref(), this.eps)
+    let options = functional::RmsNormOptions::new().weight(this.weight.as_deref()).eps(this.eps);
+    rms_norm(x, &this.normalized_shape, options)
 });
 
 /// Normalises groups of channels to mean 0 and variance 1, then applies weight and bias (`torch.nn.GroupNorm`).
@@ -110,7 +171,7 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Creates a norm with weight, bias and `eps` 1e-5.
+    /// Creates a norm of `channels` channels in `num_groups` groups.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_groups` does not divide `channels`;
@@ -119,21 +180,15 @@ impl GroupNorm {
     pub fn new(
         num_groups: usize,
         channels: usize,
-        options: impl Into<TensorOptions>,
+        options: impl Into<GroupNormOptions>,
     ) -> Result<Self> {
+        let GroupNormOptions { eps, affine: is_affine, tensor } = options.into();
         if num_groups == 0 || !channels.is_multiple_of(num_groups) {
             let reason = format!("{num_groups} groups do not divide {channels} channels");
             return Err(Error::invalid("GroupNorm", reason));
         }
-        let (weight, bias) = affine(&[channels], &options.into()).of("GroupNorm")?;
-        Ok(Self { weight: Some(weight), bias: Some(bias), num_groups, eps: 1e-5 })
-    }
-
-    /// Sets the number that is added to the variance or mean square.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+        let (weight, bias) = affine(&[channels], [is_affine, true], &tensor).of("GroupNorm")?;
+        Ok(Self { weight, bias, num_groups, eps })
     }
 }
 
@@ -141,39 +196,12 @@ forward!(GroupNorm, this, x => {
     if let Some(weight) = &this.weight {
         input_device::check("GroupNorm", x, "weight", weight)?;
     }
-    group_norm(x, this.num_groups, this.weight.as_deref(), this.bias.as_deref(), this.eps)
+    let options = functional::GroupNormOptions::new()
+        .weight(this.weight.as_deref())
+        .bias(this.bias.as_deref())
+        .eps(this.eps);
+    group_norm(x, this.num_groups, options)
 });
-
-/// Settings of batch and instance norms. The defaults are PyTorch's for batch norms; [`NormOptions::instance`] has
-/// those for instance norms.
-#[derive(Clone, Copy, Debug)]
-pub struct NormOptions {
-    /// Number that is added to the variance. Default: 1e-5.
-    pub eps: f64,
-    /// Weight of a batch's statistics in the running statistics. Default: 0.1. `None`: the running statistics of a
-    /// batch norm are averages over all batches, which waits for the device once per batch; those of an instance norm
-    /// do not change.
-    pub momentum: Option<f64>,
-    /// Creates a weight and a bias for each channel. Default: true.
-    pub affine: bool,
-    /// Keeps a running mean and variance. Without them the batch's statistics are also used in evaluation. Default:
-    /// true.
-    pub track_running_stats: bool,
-}
-
-impl Default for NormOptions {
-    fn default() -> Self {
-        Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
-    }
-}
-
-impl NormOptions {
-    /// Returns PyTorch's settings for instance norms: neither parameters nor running statistics.
-    #[must_use]
-    pub fn instance() -> Self {
-        Self { affine: false, track_running_stats: false, ..Self::default() }
-    }
-}
 
 /// The common part of batch and instance norms.
 #[derive(Clone, Debug, Module)]
@@ -191,13 +219,9 @@ struct ChannelNorm {
 
 impl ChannelNorm {
     #[track_caller]
-    fn new(channels: usize, norm: NormOptions, options: TensorOptions) -> Result<Self> {
-        let options = floats(options);
-        let (mut weight, mut bias) = (None, None);
-        if norm.affine {
-            let (ones, zeros) = affine(&[channels], &options)?;
-            (weight, bias) = (Some(ones), Some(zeros));
-        }
+    fn new(channels: usize, norm: BatchNormOptions) -> Result<Self> {
+        let options = floats(norm.tensor);
+        let (weight, bias) = affine(&[channels], [norm.affine, true], &options)?;
         let (mut running_mean, mut running_var, mut num_batches_tracked) = (None, None, None);
         if norm.track_running_stats {
             running_mean = Some(Buffer::new(zeros([channels], &options)?));
@@ -245,9 +269,9 @@ impl ChannelNorm {
     }
 }
 
-/// Defines a norm of channels and its constructors. `$settings` are PyTorch's.
+/// Defines a norm of channels and its constructor.
 macro_rules! channel_norm {
-    ($name:ident, $settings:expr, $doc:expr, $default:expr) => {
+    ($name:ident, $options:ident, $doc:expr) => {
         #[doc = $doc]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
@@ -256,26 +280,17 @@ macro_rules! channel_norm {
         }
 
         impl $name {
-            #[doc = $default]
+            /// Creates a norm of `channels` channels.
             ///
             /// # Errors
             /// Errors of [`ones`] and [`zeros`].
             #[track_caller]
-            pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                Self::with_settings(channels, $settings, options)
-            }
-
-            /// Creates a norm of `channels` channels with the given settings.
-            ///
-            /// # Errors
-            /// Errors of [`ones`] and [`zeros`].
-            #[track_caller]
-            pub fn with_settings(
-                channels: usize,
-                settings: NormOptions,
-                options: impl Into<TensorOptions>,
-            ) -> Result<Self> {
-                let channels = ChannelNorm::new(channels, settings, options.into());
+            pub fn new(channels: usize, options: impl Into<$options>) -> Result<Self> {
+                let $options { eps, momentum, affine, track_running_stats, tensor } =
+                    options.into();
+                let options =
+                    BatchNormOptions { eps, momentum, affine, track_running_stats, tensor };
+                let channels = ChannelNorm::new(channels, options);
                 Ok(Self { channels: channels.of(stringify!($name))? })
             }
         }
@@ -286,26 +301,24 @@ macro_rules! batch_norms {
     ($($name:ident $dims:expr;)*) => {$(
         channel_norm!(
             $name,
-            NormOptions::default(),
+            BatchNormOptions,
             concat!(
                 "Normalises each channel to mean 0 and variance 1 (`torch.nn.", stringify!($name),
                 "`). Training uses the batch's statistics and updates the running statistics; evaluation uses the latter."
-            ),
-            "Creates a norm of `channels` channels with PyTorch's settings."
+            )
         );
 
         forward!($name, this, x => {
             let c = &this.channels;
             c.check(stringify!($name), x, &$dims)?;
             let own = c.training.get() || c.running_mean.is_none();
-            let options = BatchNormOptions {
-                weight: c.weight.as_deref(),
-                bias: c.bias.as_deref(),
-                training: own,
-                momentum: c.count_batch()?,
-                eps: c.eps,
-            };
-            batch_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), &options)
+            let options = functional::BatchNormOptions::new()
+                .weight(c.weight.as_deref())
+                .bias(c.bias.as_deref())
+                .training(own)
+                .momentum(c.count_batch()?)
+                .eps(c.eps);
+            batch_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), options)
         });
     )*};
 }
@@ -320,29 +333,27 @@ macro_rules! instance_norms {
     ($($name:ident $dims:expr;)*) => {$(
         channel_norm!(
             $name,
-            NormOptions::instance(),
+            InstanceNormOptions,
             concat!(
                 "Normalises each channel of each sample to mean 0 and variance 1 (`torch.nn.", stringify!($name), "`)."
-            ),
-            "Creates a norm of `channels` channels with PyTorch's settings: neither parameters nor running statistics."
+            )
         );
 
         forward!($name, this, x => {
             let c = &this.channels;
             c.check(stringify!($name), x, &$dims)?;
-            let options = InstanceNormOptions {
-                weight: c.weight.as_deref(),
-                bias: c.bias.as_deref(),
-                use_input_stats: c.training.get() || c.running_mean.is_none(),
-                momentum: c.momentum.unwrap_or(0.0),
-                eps: c.eps,
-            };
+            let options = functional::InstanceNormOptions::new()
+                .weight(c.weight.as_deref())
+                .bias(c.bias.as_deref())
+                .use_input_stats(c.training.get() || c.running_mean.is_none())
+                .momentum(c.momentum.unwrap_or(0.0))
+                .eps(c.eps);
             let (mean, var) = (c.running_mean.as_deref(), c.running_var.as_deref());
             if x.dim() == $dims[0] {
                 // A single sample without a batch dimension.
-                return instance_norm(&x.unsqueeze(0)?, mean, var, &options)?.squeeze(0);
+                return instance_norm(&x.unsqueeze(0)?, mean, var, options)?.squeeze(0);
             }
-            instance_norm(x, mean, var, &options)
+            instance_norm(x, mean, var, options)
         });
     )*};
 }

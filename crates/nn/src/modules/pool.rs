@@ -1,9 +1,9 @@
 //! Pooling and upsampling.
 
 use warpline::functional::{
-    AvgPoolOptions, InterpolateOptions, MaxPoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d,
-    adaptive_max_pool1d, adaptive_max_pool2d, avg_pool1d, avg_pool2d, avg_pool3d, interpolate,
-    max_pool1d, max_pool2d, max_pool3d,
+    AvgPoolOptions, InterpolateOptions, MaxPoolOptions, PerDimension, adaptive_avg_pool1d,
+    adaptive_avg_pool2d, adaptive_max_pool1d, adaptive_max_pool2d, avg_pool1d, avg_pool2d,
+    avg_pool3d, interpolate, max_pool1d, max_pool2d, max_pool3d,
 };
 use warpline::{Result, Tensor};
 
@@ -22,14 +22,18 @@ macro_rules! pools {
         }
 
         impl $name {
-            /// Creates a pool with windows of `kernel_size`. The default stride is the window size.
+            /// Creates a pool with windows of `kernel_size`: one number, or one per dimension. The default stride is
+            /// the window's size.
             #[must_use]
-            pub fn new(kernel_size: [usize; $d], settings: $options<$d>) -> Self {
-                Self { kernel_size, options: settings }
+            pub fn new(
+                kernel_size: impl PerDimension<$d>,
+                options: impl Into<$options<$d>>,
+            ) -> Self {
+                Self { kernel_size: kernel_size.per_dimension(), options: options.into() }
             }
         }
 
-        forward!($name, this, x => $function(x, this.kernel_size, &this.options));
+        forward!($name, this, x => $function(x, this.kernel_size, this.options));
     )*};
 }
 
@@ -48,9 +52,16 @@ macro_rules! adaptive {
         #[doc = concat!("(`torch.nn.", stringify!($name), "`): [`", stringify!($function), "`].")]
         #[derive(Clone, Copy, Debug, Module)]
         pub struct $name {
-            /// Spatial sizes of the output.
             #[module(skip)]
-            pub output_size: [usize; $d],
+            output_size: [usize; $d],
+        }
+
+        impl $name {
+            /// Creates a pool with outputs of these spatial sizes: one number, or one per dimension.
+            #[must_use]
+            pub fn new(output_size: impl PerDimension<$d>) -> Self {
+                Self { output_size: output_size.per_dimension() }
+            }
         }
 
         forward!($name, this, x => $function(x, this.output_size));
@@ -67,9 +78,16 @@ adaptive! {
 /// Resizes images (`torch.nn.Upsample`): [`interpolate()`].
 #[derive(Clone, Debug, Module)]
 pub struct Upsample {
-    /// The output size or scale factor, and the interpolation mode.
     #[module(skip)]
-    pub options: InterpolateOptions,
+    options: InterpolateOptions,
 }
 
-forward!(Upsample, this, x => interpolate(x, &this.options));
+impl Upsample {
+    /// Creates a module that resizes by these options, which must set `size` or `scale_factor`.
+    #[must_use]
+    pub fn new(options: impl Into<InterpolateOptions>) -> Self {
+        Self { options: options.into() }
+    }
+}
+
+forward!(Upsample, this, x => interpolate(x, this.options.clone()));

@@ -11,31 +11,49 @@ pub struct Identity;
 
 forward!(Identity, _this, x => Ok(x.clone()));
 
-/// Flattens a range of dimensions into one (`torch.nn.Flatten`). Default: all dimensions but the first.
-#[derive(Clone, Copy, Debug, Module)]
-pub struct Flatten {
-    /// First dimension of the range. Negative: counted from the end. Default: 1.
-    pub start_dim: isize,
-    /// Last dimension of the range, inclusive. Negative: counted from the end. Default: -1.
-    pub end_dim: isize,
-}
-
-impl Default for Flatten {
-    fn default() -> Self {
-        Self { start_dim: 1, end_dim: -1 }
+warpline::__options! {
+    /// Options of [`Flatten`].
+    #[derive(Clone, Copy, Debug)]
+    FlattenOptions [] [] {
+        /// Sets the first dimension of the range. Negative: counted from the end. Default: 1.
+        start_dim: isize = 1, isize;
+        /// Sets the last dimension of the range, inclusive. Negative: counted from the end. Default: -1.
+        end_dim: isize = -1, isize;
     }
 }
 
-forward!(Flatten, this, x => x.flatten(this.start_dim, this.end_dim));
+/// Flattens a range of dimensions into one (`torch.nn.Flatten`). Default: all dimensions but the first.
+#[derive(Clone, Copy, Debug, Module)]
+pub struct Flatten {
+    #[module(skip)]
+    options: FlattenOptions,
+}
+
+impl Flatten {
+    /// Creates a module that flattens a range of dimensions.
+    #[must_use]
+    pub fn new(options: impl Into<FlattenOptions>) -> Self {
+        Self { options: options.into() }
+    }
+}
+
+forward!(Flatten, this, x => x.flatten(this.options.start_dim, this.options.end_dim));
 
 /// Splits a dimension into several (`torch.nn.Unflatten`).
 #[derive(Clone, Debug, Module)]
 pub struct Unflatten {
-    /// The dimension to split. Negative: counted from the end.
-    pub dim: isize,
-    /// Sizes of the new dimensions. One size may be -1, which is inferred.
+    dim: isize,
     #[module(skip)]
-    pub sizes: Vec<isize>,
+    sizes: Vec<isize>,
+}
+
+impl Unflatten {
+    /// Creates a module that splits dimension `dim`, counted from the end if negative. One of the sizes may be -1, which
+    /// is inferred.
+    #[must_use]
+    pub fn new(dim: isize, sizes: impl Into<Vec<isize>>) -> Self {
+        Self { dim, sizes: sizes.into() }
+    }
 }
 
 forward!(Unflatten, this, x => x.unflatten(this.dim, &this.sizes));

@@ -1,6 +1,5 @@
 //! Calls of `warpline-nn`.
 
-use warpline::functional::{ConvOptions, ConvTransposeOptions};
 use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
 use warpline_nn::optim::{
@@ -8,8 +7,9 @@ use warpline_nn::optim::{
     OneCycleOptions, Optimizer, Scheduler, SequentialLR, Sgd, SgdOptions, StepLR,
 };
 use warpline_nn::{
-    BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvTranspose2d, Embedding, GroupNorm, LSTM, LSTMCell,
-    LayerNorm, Linear, MultiheadAttention, PReLU, RMSNorm,
+    BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
+    Embedding, EmbeddingOptions, GroupNorm, LSTM, LSTMCell, LayerNorm, Linear, LinearOptions,
+    MultiheadAttention, PReLU, PReLUOptions, RMSNorm,
 };
 
 use super::cases::{cases, m};
@@ -18,31 +18,30 @@ use super::{Case, ResultSummary, Summarize};
 pub(crate) const MODULES: &[Case] = cases! {
     "Linear::new" |at, n| Parameters(Linear::new(n.u, 2, at)?);
     "Linear::new" |at, n| Parameters(Linear::new(2, n.u, at)?);
-    "Linear::with_bias" |at, n| Parameters(Linear::with_bias(2, n.u, false, at)?);
-    "Bilinear::new" |at, n| Parameters(Bilinear::new(n.u, 2, 2, true, at)?);
-    "Bilinear::new" |at, n| Parameters(Bilinear::new(2, n.u, n.u, false, at)?);
-    "PReLU::new" |at, n| Parameters(PReLU::new(n.u, at)?);
+    "Linear::new" |at, n| Parameters(Linear::new(2, n.u, LinearOptions::from(at).bias(false))?);
+    "Bilinear::new" |at, n| Parameters(Bilinear::new(n.u, 2, 2, at)?);
+    "Bilinear::new" |at, n| Parameters(Bilinear::new(2, n.u, n.u, LinearOptions::from(at).bias(false))?);
+    "PReLU::new" |at, n| Parameters(PReLU::new(PReLUOptions::from(at).num_parameters(n.u))?);
     "Embedding::new" |at, n| Parameters(Embedding::new(n.u, 2, at)?);
-    "Embedding::with_padding" |at, n| Parameters(Embedding::with_padding(2, 2, n.u, at)?);
-    "Embedding::with_padding" |at, n| Parameters(Embedding::with_padding(2, n.u, 0, at)?);
+    "Embedding::new" |at, n| Parameters(Embedding::new(2, 2, EmbeddingOptions::from(at).padding_idx(n.i))?);
+    "Embedding::new" |at, n| Parameters(Embedding::new(2, n.u, EmbeddingOptions::from(at).padding_idx(0))?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, 1, at)?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(4, n.u, at)?);
-    "MultiheadAttention::with_settings" |at, n| Parameters(MultiheadAttention::with_settings(n.u, n.u, Default::default(), at)?);
+    "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, n.u, at)?);
     "LayerNorm::new" |at, n| Parameters(LayerNorm::new([n.u], at)?);
     "RMSNorm::new" |at, n| Parameters(RMSNorm::new([n.u], at)?);
     "GroupNorm::new" |at, n| Parameters(GroupNorm::new(n.u, 4, at)?);
     "GroupNorm::new" |at, n| Parameters(GroupNorm::new(1, n.u, at)?);
     "BatchNorm2d::new" |at, n| Parameters(BatchNorm2d::new(n.u, at)?);
-    "BatchNorm2d::with_settings" |at, n| Parameters(BatchNorm2d::with_settings(n.u, Default::default(), at)?);
     "LSTMCell::new" |at, n| Parameters(LSTMCell::new(n.u, 2, at)?);
     "LSTMCell::new" |at, n| Parameters(LSTMCell::new(2, n.u, at)?);
     "LSTM::new" |at, n| Parameters(LSTM::new(n.u, 2, at)?);
     "LSTM::new" |at, n| Parameters(LSTM::new(2, n.u, at)?);
-    "Conv1d::new" |at, n| Parameters(Conv1d::new(n.u, 2, [1], ConvOptions::default(), at)?);
-    "Conv1d::new" |at, n| Parameters(Conv1d::new(2, 2, [n.u], ConvOptions::default(), at)?);
-    "Conv2d::new" |at, n| Parameters(Conv2d::new(2, n.u, [1, 1], ConvOptions { groups: n.u, ..Default::default() }, at)?);
+    "Conv1d::new" |at, n| Parameters(Conv1d::new(n.u, 2, 1, at)?);
+    "Conv1d::new" |at, n| Parameters(Conv1d::new(2, 2, n.u, at)?);
+    "Conv2d::new" |at, n| Parameters(Conv2d::new(2, n.u, 1, ConvOptions::from(at).groups(n.u))?);
     "Conv2d::new" |at, n| circular(at, n.u)?;
-    "ConvTranspose2d::new" |at, n| Parameters(ConvTranspose2d::new(n.u, n.u, [2, 2], ConvTransposeOptions { groups: n.u, ..Default::default() }, at)?);
+    "ConvTranspose2d::new" |at, n| Parameters(ConvTranspose2d::new(n.u, n.u, 2, ConvTransposeOptions::from(at).groups(n.u))?);
     "save_sharded" |at, n| saved(at, n.u)?;
     "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;
     "MultiStepLR::new" |at, n| stepped(at, |o| MultiStepLR::new(o, &[n.l], 0.5))?;
@@ -79,8 +78,8 @@ impl Summarize for f64 {
 /// Runs a convolution with circular padding.
 fn circular(at: &str, n: usize) -> Result<Tensor> {
     use warpline::functional::PadMode;
-    let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
-    let conv = Conv2d::new(1, 1, [1, 1], options, at)?.padding_mode(PadMode::Circular);
+    let options = ConvOptions::from(at).padding([n, 0]).padding_mode(PadMode::Circular);
+    let conv = Conv2d::new(1, 1, 1, options)?;
     conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())
 }
 

@@ -28,10 +28,11 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("sizes", "indices of an op's own inputs"),
     ("dtype", "indices of an op's own inputs"),
     ("device", "indices of an op's own inputs"),
+    ("Unflatten::new", "stores its arguments for `unflatten`"),
 ];
 
 /// Types of parameters that contain integers.
-const TYPES: [&str; 13] = [
+const TYPES: [&str; 14] = [
     "usize",
     "isize",
     "i64",
@@ -44,6 +45,7 @@ const TYPES: [&str; 13] = [
     "IntoDim",
     "IndexRange",
     "IntoIndices",
+    "PerDimension",
     "Window",
 ];
 
@@ -74,8 +76,7 @@ fn in_text(text: &str) -> Vec<String> {
 }
 
 /// Method names of several types. The table has them with the name of the type.
-const SHARED: [&str; 6] =
-    ["new", "with_settings", "with_bias", "with_padding", "set_epoch", "step_to"];
+const SHARED: [&str; 3] = ["new", "set_epoch", "step_to"];
 
 /// Returns the name of a function in the table. `None` for a method of a type whose name a macro generates.
 fn qualified(function: Function) -> Option<String> {

@@ -12,6 +12,7 @@ mod messages;
 mod modules;
 mod moves;
 mod optim;
+mod options;
 mod random;
 mod resume;
 mod s31_modules;

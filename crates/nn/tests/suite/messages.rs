@@ -9,7 +9,7 @@ use warpline_nn::optim::{
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
-    MultiheadAttention, PReLU, RNNCell,
+    MultiheadAttention, PReLU, PReLUOptions, RNNCell,
 };
 
 /// Asserts that a call failed, and that the error names `op` and the caller's line.
@@ -36,15 +36,15 @@ fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
 fn modules_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let (x, wide) = (ones([2, 3], at)?, ones([2, 2, 4], at)?);
-        refused("PReLU", PReLU::new(2, at)?.forward(&x));
+        refused("PReLU", PReLU::new(PReLUOptions::from(at).num_parameters(2))?.forward(&x));
         let attention = MultiheadAttention::new(4, 2, at)?;
         let narrow = ones([2, 2, 3], at)?;
-        refused("MultiheadAttention", attention.forward(&narrow, &narrow, &narrow, None, false));
-        refused("MultiheadAttention", attention.forward(&wide, &narrow, &narrow, None, false));
-        refused("MultiheadAttention", attention.forward(&wide, &x, &x, None, false));
+        refused("MultiheadAttention", attention.forward(&narrow, &narrow, &narrow, ()));
+        refused("MultiheadAttention", attention.forward(&wide, &narrow, &narrow, ()));
+        refused("MultiheadAttention", attention.forward(&wide, &x, &x, ()));
         refused("linear", Linear::new(4, 2, at)?.forward(&x));
         refused("layer_norm", LayerNorm::new([4], at)?.forward(&x));
-        refused("conv2d", Conv2d::new(2, 2, [3, 3], Default::default(), at)?.forward(&wide));
+        refused("conv2d", Conv2d::new(2, 2, 3, at)?.forward(&wide));
         refused("batch_norm", BatchNorm2d::new(3, at)?.forward(&ones([2, 4, 2, 2], at)?));
         let index = tensor([9i64], at)?;
         let read = |t: Result<Tensor>| t?.to_vec::<f32>();
@@ -69,7 +69,7 @@ fn modules_fail_under_their_own_names() -> Result<()> {
 #[test]
 fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
     everywhere(|at| {
-        let map = Bilinear::new(3, 4, 6, true, at)?;
+        let map = Bilinear::new(3, 4, 6, at)?;
         let of = |a: &[usize], b: &[usize]| map.forward(&ones(a, at)?, &ones(b, at)?);
         // The same shapes are accepted and refused as in PyTorch 2.11.
         assert_eq!(of(&[3], &[4])?.size(), [6]);

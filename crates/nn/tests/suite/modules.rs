@@ -1,11 +1,12 @@
 //! Compares modules with the ops that they consist of, on every device, and checks the gradients of all parameters.
 
-use warpline::functional::{ConvOptions, MaxPoolOptions, PadMode, Padding, conv2d, pad};
+use warpline::functional::{self, PadMode, Padding, conv2d, pad};
 use warpline::{ErrorKind, Result, Tensor, manual_seed, ones, randn, tensor};
 use warpline_nn::{
-    BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell,
-    InstanceNorm1d, LSTM, LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention,
-    MultiheadAttentionOptions, PReLU, RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
+    BatchNorm2d, Conv2d, ConvOptions, CrossEntropyLoss, Dropout, Embedding, EmbeddingOptions,
+    Flatten, GRU, GRUCell, InstanceNorm1d, LSTM, LSTMCell, LayerNorm, Linear, MaxPool2d, Module,
+    MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions, PReLU, RNN,
+    RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
 };
 
 use crate::common::{World, worlds};
@@ -41,11 +42,11 @@ fn recurrent_networks_are_their_cells_one_after_the_other() {
     worlds(1, |world: &World| {
         for place in world.places() {
             manual_seed(1);
-            let settings = RecurrentOptions { bidirectional: true, ..RecurrentOptions::default() };
+            let both = RecurrentOptions::from(place).bidirectional(true);
             let x = randn([4, 2, 3], ())?.to(place)?;
             let steps: Vec<Tensor> = (0..4).map(|t| x.select(0, t)).collect::<Result<_>>()?;
 
-            let lstm = LSTM::with_settings(3, 5, settings, place)?;
+            let lstm = LSTM::new(3, 5, both)?;
             let (out, (hidden, cell)) = lstm.forward(&x, None)?;
             assert_eq!((out.size(), hidden.size()), (&[4, 2, 10][..], &[2, 2, 5][..]));
             for (direction, end) in ["_l0", "_l0_reverse"].into_iter().enumerate() {
@@ -86,15 +87,13 @@ fn recurrent_networks_are_their_cells_one_after_the_other() {
 
 #[test]
 fn layers_and_directions_have_pytorchs_names() {
-    let settings = RecurrentOptions {
-        num_layers: 2,
-        bidirectional: true,
-        batch_first: true,
-        dropout: 0.5,
-        bias: false,
-        ..RecurrentOptions::default()
-    };
-    let mut gru = GRU::with_settings(3, 4, settings, ()).unwrap();
+    let options = RecurrentOptions::new()
+        .num_layers(2)
+        .bidirectional(true)
+        .batch_first(true)
+        .dropout(0.5)
+        .bias(false);
+    let mut gru = GRU::new(3, 4, options).unwrap();
     let names: Vec<String> = gru.named_parameters().into_iter().map(|(name, _)| name).collect();
     let expected = ["l0", "l0_reverse", "l1", "l1_reverse"]
         .map(|end| [format!("weight_ih_{end}"), format!("weight_hh_{end}")])
@@ -119,10 +118,11 @@ fn attention_is_that_of_each_head() {
     worlds(1, |world: &World| {
         for place in world.places() {
             manual_seed(2);
-            let settings = MultiheadAttentionOptions { batch_first: true, ..Default::default() };
-            let net = MultiheadAttention::with_settings(6, 2, settings, place)?;
+            let options = MultiheadAttentionOptions::from(place).batch_first(true);
+            let net = MultiheadAttention::new(6, 2, options)?;
             let x = randn([3, 4, 6], ())?.to(place)?;
-            let out = net.forward(&x, &x, &x, None, true)?;
+            let causal = MultiheadAttentionForwardOptions::new().is_causal(true);
+            let out = net.forward(&x, &x, &x, causal)?;
             let all = x.matmul(&net.in_proj_weight.t()?)?;
             let mut heads = Vec::new();
             for head in 0..2 {
@@ -136,7 +136,8 @@ fn attention_is_that_of_each_head() {
             let expected = net.out_proj.forward(&warpline::cat(&heads, 2)?)?;
             assert_close(&out, &expected, "attention")?;
             let mask = ones([4, 4], place)?.triu(1)?.eq(1.0)?;
-            assert_close(&net.forward(&x, &x, &x, &mask, false)?, &out, "a mask of bools")?;
+            let masked = MultiheadAttentionForwardOptions::new().attn_mask(&mask);
+            assert_close(&net.forward(&x, &x, &x, masked)?, &out, "a mask of bools")?;
             assert_learns(&net, &out)?;
         }
         Ok(())
@@ -148,13 +149,12 @@ fn a_network_of_images_learns_on_every_device() {
     worlds(1, |world: &World| {
         for place in world.places() {
             manual_seed(3);
-            let padded = ConvOptions { padding: 1.into(), ..ConvOptions::default() };
             let mut net = Sequential::new()
-                .with(Conv2d::new(1, 4, [3, 3], padded, ())?)
+                .with(Conv2d::new(1, 4, 3, ConvOptions::new().padding(1))?)
                 .with(BatchNorm2d::new(4, ())?)
                 .with(ReLU)
-                .with(MaxPool2d::new([2, 2], MaxPoolOptions::default()))
-                .with(Flatten::default())
+                .with(MaxPool2d::new(2, ()))
+                .with(Flatten::new(()))
                 .with(Dropout::new(0.25)?)
                 .with(Linear::new(16, 3, ())?);
             net.to(place)?;
@@ -165,7 +165,7 @@ fn a_network_of_images_learns_on_every_device() {
             let x = randn([5, 1, 4, 4], ())?.to(place)?;
             let classes = tensor([0i64, 1, 2, 0, 1], place)?;
             let out = net.forward(&x)?;
-            CrossEntropyLoss::default().forward(&out, &classes)?.backward()?;
+            CrossEntropyLoss::new(()).forward(&out, &classes)?.backward()?;
             assert!(net.parameters().iter().all(|parameter| parameter.grad().is_some()));
             assert_eq!(
                 state.get("1.num_batches_tracked").map(Tensor::item::<i64>).transpose()?,
@@ -184,13 +184,13 @@ fn a_network_of_images_learns_on_every_device() {
 
 #[test]
 fn padding_is_zero_and_is_not_learned() {
-    let table = Embedding::with_padding(4, 3, 1, ()).unwrap();
+    let table = Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(1)).unwrap();
     let out = table.forward(&tensor([[1i64, 2, 1]], ()).unwrap()).unwrap();
     assert_eq!(out.select(1, 0).unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
     out.sum(()).unwrap().backward().unwrap();
     let grad = table.weight.grad().expect("a gradient");
     assert_eq!(grad.sum(1).unwrap().to_vec::<f32>().unwrap(), [0.0, 0.0, 3.0, 0.0]);
-    assert!(Embedding::with_padding(4, 3, 4, ()).is_err());
+    assert!(Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(4)).is_err());
 }
 
 #[test]
@@ -235,20 +235,23 @@ fn each_head_may_have_a_mask_of_its_own() {
     let (width, heads) = (4, 2);
     let attention = MultiheadAttention::new(width, heads, ()).unwrap();
     let x = randn([3, 2, width], ()).unwrap();
+    let attend = |mask: &Tensor| {
+        attention.forward(&x, &x, &x, MultiheadAttentionForwardOptions::new().attn_mask(mask))
+    };
     let causal = ones([3, 3], ()).unwrap().triu(1).unwrap().ne(0).unwrap();
-    let of_all = attention.forward(&x, &x, &x, &causal, false).unwrap();
+    let of_all = attend(&causal).unwrap();
     let each = causal.expand([4, 3, 3]).unwrap();
-    let of_each = attention.forward(&x, &x, &x, &each, false).unwrap();
+    let of_each = attend(&each).unwrap();
     assert_close(&of_all, &of_each, "the same mask for all heads").unwrap();
-    let error = attention.forward(&x, &x, &x, &causal.expand([3, 3, 3]).unwrap(), false);
+    let error = attend(&causal.expand([3, 3, 3]).unwrap());
     let text = error.unwrap_err().to_string();
     assert!(text.contains("mask") && text.contains("[3, 3, 3]"), "{text}");
 }
 
 #[test]
 fn a_recurrent_network_takes_no_sequences_but_not_no_steps() {
-    let settings = RecurrentOptions { num_layers: 2, bidirectional: true, ..Default::default() };
-    let net = LSTM::with_settings(3, 2, settings, ()).unwrap();
+    let options = RecurrentOptions::new().num_layers(2).bidirectional(true);
+    let net = LSTM::new(3, 2, options).unwrap();
     let (out, (hidden, _)) = net.forward(&ones([4, 0, 3], ()).unwrap(), None).unwrap();
     assert_eq!((out.size(), hidden.size()), (&[4, 0, 4][..], &[4, 0, 2][..]));
     let text = net.forward(&ones([0, 4, 3], ()).unwrap(), None).unwrap_err().to_string();
@@ -285,7 +288,7 @@ fn a_cell_refuses_states_of_other_sizes() {
 #[test]
 fn the_gradient_of_a_learned_slope_at_zero_is_the_slope() {
     let x = tensor([0f32, -1.0, 2.0], ()).unwrap().requires_grad_(true).unwrap();
-    let slopes = PReLU::new(1, ()).unwrap();
+    let slopes = PReLU::new(()).unwrap();
     slopes.forward(&x).unwrap().sum(()).unwrap().backward().unwrap();
     assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), [0.25, 0.25, 1.0]);
     assert_eq!(slopes.weight.grad().unwrap().to_vec::<f32>().unwrap(), [-1.0]);
@@ -294,19 +297,20 @@ fn the_gradient_of_a_learned_slope_at_zero_is_the_slope() {
 #[test]
 fn a_convolution_pads_in_every_mode() {
     let x = randn([2, 2, 6, 5], ()).unwrap();
-    let plain = ConvOptions { padding: Padding::Valid, dilation: [1, 2], ..Default::default() };
+    let plain = functional::ConvOptions::new().dilation([1, 2]);
+    let wide = ConvOptions::new().dilation([1, 2]);
     // The padding, and the same padding in the order of `pad`: left, right, top, bottom. The window is 2 by 3.
-    let cases = [([1, 2].into(), [2, 2, 1, 1]), (Padding::Same, [2, 2, 0, 1])];
+    let cases = [(Padding::Zeros([1, 2]), [2, 2, 1, 1]), (Padding::Same, [2, 2, 0, 1])];
     for mode in [PadMode::Reflect, PadMode::Replicate, PadMode::Circular] {
         for (padding, sides) in cases {
-            let settings = ConvOptions { padding, ..plain };
-            let conv = Conv2d::new(2, 3, [2, 3], settings, ()).unwrap().padding_mode(mode);
+            let options = wide.clone().padding(padding).padding_mode(mode);
+            let conv = Conv2d::new(2, 3, [2, 3], options).unwrap();
             let around = pad(&x, &sides, mode).unwrap();
-            let expected = conv2d(&around, &conv.weight, conv.bias.as_deref(), &plain).unwrap();
+            let expected = conv2d(&around, &conv.weight, conv.bias.as_deref(), plain).unwrap();
             assert_close(&conv.forward(&x).unwrap(), &expected, "padded").unwrap();
         }
     }
-    let strided = ConvOptions { padding: Padding::Same, stride: [2, 1], ..plain };
-    let conv = Conv2d::new(2, 3, [2, 3], strided, ()).unwrap().padding_mode(PadMode::Reflect);
+    let strided = wide.padding(Padding::Same).stride([2, 1]).padding_mode(PadMode::Reflect);
+    let conv = Conv2d::new(2, 3, [2, 3], strided).unwrap();
     assert!(conv.forward(&x).is_err());
 }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Sampler};
-use warpline::functional::{ConvOptions, dropout, dropout2d};
+use warpline::functional::{dropout, dropout2d};
 use warpline::{
     DType, ErrorKind, Generator, Result, ResultExt, Tensor, arange_start, full, manual_seed, ones,
     zeros,
@@ -56,13 +56,13 @@ fn drawn(what: &str) -> Result<Option<Tensor>> {
 fn module(what: &str) -> Result<Option<Box<dyn Module>>> {
     Ok(Some(match what.strip_prefix("init of nn.") {
         Some("Linear") => Box::new(Linear::new(7, 5, ())?),
-        Some("Conv2d") => Box::new(Conv2d::new(3, 4, [3, 3], ConvOptions::default(), ())?),
+        Some("Conv2d") => Box::new(Conv2d::new(3, 4, 3, ())?),
         Some("Embedding") => Box::new(Embedding::new(10, 3, ())?),
         Some("RNNCell") => Box::new(RNNCell::new(4, 3, ())?),
         Some("LSTM") => Box::new(LSTM::new(4, 3, ())?),
         Some("GRU") => Box::new(GRU::new(4, 3, ())?),
         Some("MultiheadAttention") => Box::new(MultiheadAttention::new(8, 2, ())?),
-        Some("Bilinear") => Box::new(Bilinear::new(3, 4, 2, true, ())?),
+        Some("Bilinear") => Box::new(Bilinear::new(3, 4, 2, ())?),
         _ => return Ok(None),
     }))
 }

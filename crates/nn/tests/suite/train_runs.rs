@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use safetensors::SafeTensors;
 use warpline::functional::{
-    AttentionOptions, BatchNormOptions, ConvOptions, CrossEntropyOptions, MaxPoolOptions,
-    batch_norm, conv2d, cross_entropy, embedding, layer_norm, linear, max_pool2d,
-    scaled_dot_product_attention,
+    AttentionOptions, BatchNormOptions, ConvOptions, LayerNormOptions, MaxPoolOptions, batch_norm,
+    conv2d, cross_entropy, embedding, layer_norm, linear, max_pool2d, scaled_dot_product_attention,
 };
 use warpline::{DType, Device, Result, Tensor, tensor};
 use warpline_nn::optim::{
@@ -81,11 +80,7 @@ impl GoldenRun {
             let logits = forward(weights, &self.tensors[&format!("x.{i}")])?;
             let classes = logits.size()[logits.dim() - 1] as isize;
             let target = self.tensors[&format!("t.{i}")].reshape([-1])?;
-            let loss = cross_entropy(
-                &logits.reshape([-1, classes])?,
-                &target,
-                &CrossEntropyOptions::default(),
-            )?;
+            let loss = cross_entropy(&logits.reshape([-1, classes])?, &target, ())?;
             near(&format!("loss {i}"), loss.item()?, self.losses[i]);
             optimizer.zero_grad()?;
             loss.backward()?;
@@ -123,19 +118,15 @@ impl Weights {
     fn layer_norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
         let width = x.size()[x.dim() - 1];
-        layer_norm(x, [width], self.get(&weight), self.get(&bias), 1e-5)
+        let options = LayerNormOptions::new().weight(self.get(&weight)).bias(self.get(&bias));
+        layer_norm(x, [width], options)
     }
 
     fn batch_norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
         let of = |part: &str| self.get(&format!("{name}.{part}"));
         of("num_batches_tracked").add_(1)?;
-        let options = BatchNormOptions {
-            weight: Some(of("weight")),
-            bias: Some(of("bias")),
-            training: true,
-            ..BatchNormOptions::default()
-        };
-        batch_norm(x, of("running_mean"), of("running_var"), &options)
+        let options = BatchNormOptions::new().weight(of("weight")).bias(of("bias")).training(true);
+        batch_norm(x, of("running_mean"), of("running_var"), options)
     }
 
     /// A residual block: two convolutions, with a third convolution as the shortcut.
@@ -150,9 +141,8 @@ impl Weights {
 }
 
 fn conv(x: &Tensor, weight: &Tensor, stride: usize, padding: usize) -> Result<Tensor> {
-    let options =
-        ConvOptions { stride: [stride; 2], padding: padding.into(), ..ConvOptions::default() };
-    conv2d(x, weight, None, &options)
+    let options = ConvOptions::new().stride(stride).padding(padding);
+    conv2d(x, weight, None, options)
 }
 
 fn near(what: &str, value: f64, expected: f64) {
@@ -188,8 +178,8 @@ fn mlp(device: Device) -> Result<()> {
 fn gpt_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
     let &[batch, length] = x.size() else { panic!("tokens are of two dimensions") };
     let positions = warpline::arange(length as i64, x.device())?;
-    let tokens = embedding(x, weights.get("wte.weight"), None)?;
-    let mut x = tokens.add(&embedding(&positions, weights.get("wpe.weight"), None)?)?;
+    let tokens = embedding(x, weights.get("wte.weight"), ())?;
+    let mut x = tokens.add(&embedding(&positions, weights.get("wpe.weight"), ())?)?;
     let width = x.size()[2];
     let (heads, sizes) = (2, [batch, length, 2, width / 2].map(|size| size as isize));
     assert_eq!(width % heads, 0);
@@ -199,8 +189,8 @@ fn gpt_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let qkv = weights.linear(&name("qkv"), &normed)?.split(width, 2)?;
         let of_heads = |t: &Tensor| t.reshape(sizes)?.transpose(1, 2);
         let (q, k, v) = (of_heads(&qkv[0])?, of_heads(&qkv[1])?, of_heads(&qkv[2])?);
-        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
-        let seen = scaled_dot_product_attention(&q, &k, &v, &options)?;
+        let options = AttentionOptions::new().is_causal(true);
+        let seen = scaled_dot_product_attention(&q, &k, &v, options)?;
         let seen = seen.transpose(1, 2)?.reshape([batch, length, width].map(|s| s as isize))?;
         x = x.add(&weights.linear(&name("proj"), &seen)?)?;
         let inner = weights.linear(&name("fc"), &weights.layer_norm(&name("ln_2"), &x)?)?;
@@ -228,9 +218,8 @@ fn gpt(device: Device) -> Result<()> {
 fn resnet_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
     let x = conv(x, weights.get("stem.weight"), 2, 3)?;
     let x = weights.batch_norm("bn", &x)?.relu()?;
-    let options =
-        MaxPoolOptions { stride: Some([2; 2]), padding: [1; 2], ..MaxPoolOptions::default() };
-    let x = max_pool2d(&x, [3; 2], &options)?;
+    let options = MaxPoolOptions::new().stride(2).padding(1);
+    let x = max_pool2d(&x, [3; 2], options)?;
     let x = weights.block("l2", &weights.block("l1", &x, 1)?, 2)?;
     weights.linear("fc", &x.mean([2, 3])?)
 }

@@ -111,7 +111,8 @@ impl Spec {
     pub(crate) fn normalized(&self) -> Result<(Tensor, [Tensor; 2])> {
         let (x, size) = (self.operand()?, self.sizes[self.sizes.len() - 1]);
         let [weight, bias] = [self.row()?.requires_grad_(true)?, self.row()?.requires_grad_(true)?];
-        let y = functional::layer_norm(&x, size, &weight, &bias, 1e-5)?;
+        let options = functional::LayerNormOptions::new().weight(&weight).bias(&bias);
+        let y = functional::layer_norm(&x, size, options)?;
         Ok((y, [weight, bias]))
     }
 
@@ -192,6 +193,6 @@ fn size(n: usize) -> String {
 
 /// Causal attention of operands `[batch, heads, time, width]`.
 pub(crate) fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let options = functional::AttentionOptions { is_causal: true, ..Default::default() };
-    functional::scaled_dot_product_attention(q, k, v, &options)
+    let options = functional::AttentionOptions::new().is_causal(true);
+    functional::scaled_dot_product_attention(q, k, v, options)
 }

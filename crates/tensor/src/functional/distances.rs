@@ -1,15 +1,47 @@
 //! Lengths and angles of vectors.
 
+use super::options::options;
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
+options! {
+    /// Options of [`normalize`].
+    #[derive(Clone, Copy, Debug)]
+    NormalizeOptions [] [] {
+        /// Sets the order of the norm. Default: 2.
+        p: f64 = 2.0, f64;
+        /// Sets the dimension. Negative: counted from the end. Default: 1.
+        dim: isize = 1, isize;
+        /// Sets the smallest divisor. Default: 1e-12.
+        eps: f64 = 1e-12, f64;
+    }
+}
+
+options! {
+    /// Options of [`cosine_similarity`].
+    #[derive(Clone, Copy, Debug)]
+    CosineSimilarityOptions [] [] {
+        /// Sets the dimension of the vectors. Negative: counted from the end. Default: 1.
+        dim: isize = 1, isize;
+        /// Sets the smallest length of a vector. Default: 1e-8.
+        eps: f64 = 1e-8, f64;
+    }
+}
+
 /// Divides by the norm of order `p` along a dimension, or by `eps` where the norm is smaller
-/// (`torch.nn.functional.normalize`). PyTorch's defaults are 2 for `p`, 1 for `dim` and 1e-12 for `eps`.
+/// (`torch.nn.functional.normalize`).
+///
+/// ```
+/// # use warpline::{functional::normalize, tensor};
+/// assert_eq!(normalize(&tensor([[0f32, 2.0]], ())?, ())?.to_vec::<f32>()?, [0.0, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
 ///
 /// # Errors
 /// The same as [`Tensor::vector_norm`].
 #[track_caller]
-pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
+pub fn normalize(input: &Tensor, options: impl Into<NormalizeOptions>) -> Result<Tensor> {
+    let NormalizeOptions { p, dim, eps } = options.into();
     let op = "normalize";
     let x = input.widened().of(op)?;
     let norm = x.vector_norm_keepdim(p, dim).of(op)?.clamp_min(eps).of(op)?;
@@ -17,12 +49,12 @@ pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor>
 }
 
 /// The cosine of the angle between vectors along a dimension (`torch.nn.functional.cosine_similarity`). Lengths
-/// count as at least `eps`. Both tensors broadcast. PyTorch's defaults are 1 for `dim` and 1e-8 for `eps`.
+/// count as at least `eps`. Both tensors broadcast.
 ///
 /// ```
 /// # use warpline::{functional::cosine_similarity, tensor};
 /// let (a, b) = (tensor([[2f32, 0.0], [2.0, 0.0]], ())?, tensor([[3f32, 0.0], [0.0, 3.0]], ())?);
-/// assert_eq!(cosine_similarity(&a, &b, 1, 1e-8)?.to_vec::<f32>()?, [1.0, 0.0]);
+/// assert_eq!(cosine_similarity(&a, &b, ())?.to_vec::<f32>()?, [1.0, 0.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -30,12 +62,18 @@ pub fn normalize(input: &Tensor, p: f64, dim: isize, eps: f64) -> Result<Tensor>
 /// [`ErrorKind::BroadcastMismatch`](crate::ErrorKind::BroadcastMismatch) if the shapes do not broadcast.
 /// Otherwise the same as [`Tensor::vector_norm`].
 #[track_caller]
-pub fn cosine_similarity(x1: &Tensor, x2: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
+pub fn cosine_similarity(
+    x1: &Tensor,
+    x2: &Tensor,
+    options: impl Into<CosineSimilarityOptions>,
+) -> Result<Tensor> {
+    let CosineSimilarityOptions { dim, eps } = options.into();
     let op = "cosine_similarity";
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;
     // `dim` is a dimension of the broadcast shape, so both tensors are broadcast first.
-    let a = normalize(&x1.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
-    let b = normalize(&x2.expand(&sizes).of(op)?.widened().of(op)?, 2.0, dim, eps).of(op)?;
+    let unit = NormalizeOptions::new().dim(dim).eps(eps);
+    let a = normalize(&x1.expand(&sizes).of(op)?.widened().of(op)?, unit).of(op)?;
+    let b = normalize(&x2.expand(&sizes).of(op)?.widened().of(op)?, unit).of(op)?;
     a.mul(&b).of(op)?.sum(dim).of(op)?.to(dtype).of(op)
 }

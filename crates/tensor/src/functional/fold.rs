@@ -5,24 +5,21 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::conv::{batched, last, mismatch, positive, window};
+use super::options::{PerDimension, options};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::{ErrorKind, Result, Tensor};
 
-/// Options of [`unfold`] and [`fold`], for height and width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FoldOptions {
-    /// Distance from one element of the window to the next. Default: 1.
-    pub dilation: [usize; 2],
-    /// Number of zeros on both sides. Default: 0.
-    pub padding: [usize; 2],
-    /// Distance from one window to the next. Default: 1.
-    pub stride: [usize; 2],
-}
-
-impl Default for FoldOptions {
-    fn default() -> Self {
-        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+options! {
+    /// Options of [`unfold`] and [`fold`]. One number sets height and width, an array each of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    FoldOptions [] [] {
+        /// Sets the distance from one element of the window to the next, in elements. Default: 1.
+        dilation: [usize; 2] = [1; 2], impl PerDimension<2> => PerDimension::per_dimension;
+        /// Sets the number of zeros on both sides. Default: 0.
+        padding: [usize; 2] = [0; 2], impl PerDimension<2> => PerDimension::per_dimension;
+        /// Sets the distance from one window to the next, in elements. Default: 1.
+        stride: [usize; 2] = [1; 2], impl PerDimension<2> => PerDimension::per_dimension;
     }
 }
 
@@ -32,12 +29,12 @@ impl Default for FoldOptions {
 ///
 /// ```
 /// use warpline::arange;
-/// use warpline::functional::{FoldOptions, fold, unfold};
+/// use warpline::functional::{fold, unfold};
 ///
 /// let image = arange(6f32, ())?.reshape([1, 1, 2, 3])?;
-/// let columns = unfold(&image, [2, 2], &FoldOptions::default())?;
+/// let columns = unfold(&image, 2, ())?;
 /// assert_eq!(columns.to_vec::<f32>()?, [0.0, 1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0]);
-/// let sums = fold(&columns, [2, 3], [2, 2], &FoldOptions::default())?;
+/// let sums = fold(&columns, [2, 3], 2, ())?;
 /// assert_eq!(sums.to_vec::<f32>()?, [0.0, 2.0, 2.0, 3.0, 8.0, 5.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -48,13 +45,17 @@ impl Default for FoldOptions {
 /// [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) -> Result<Tensor> {
+pub fn unfold(
+    input: &Tensor,
+    kernel_size: impl PerDimension<2>,
+    options: impl Into<FoldOptions>,
+) -> Result<Tensor> {
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
         let reason = format!("an image of 3 or 4 dimensions, not {:?}", input.size());
         return Err(mismatch(OP, reason));
     }
-    let window = of_images(OP, input, last(input), kernel_size, options)?;
+    let window = of_images(OP, input, last(input), kernel_size.per_dimension(), options.into())?;
     batched::<2>(input, |x| image_to_columns(x, window)).of(OP)
 }
 
@@ -68,12 +69,13 @@ pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) ->
 #[track_caller]
 pub fn fold(
     input: &Tensor,
-    output_size: [usize; 2],
-    kernel_size: [usize; 2],
-    options: &FoldOptions,
+    output_size: impl PerDimension<2>,
+    kernel_size: impl PerDimension<2>,
+    options: impl Into<FoldOptions>,
 ) -> Result<Tensor> {
     const OP: &str = "fold";
-    let window = of_images(OP, input, output_size, kernel_size, options)?;
+    let (output_size, kernel_size) = (output_size.per_dimension(), kernel_size.per_dimension());
+    let window = of_images(OP, input, output_size, kernel_size, options.into())?;
     let fits = match *input.size() {
         [.., rows, places] if input.dim() <= 3 => {
             rows.is_multiple_of(window.taps()) && places == window.places()
@@ -97,9 +99,9 @@ fn of_images(
     input: &Tensor,
     sizes: [usize; 2],
     kernel: [usize; 2],
-    options: &FoldOptions,
+    options: FoldOptions,
 ) -> Result<Window> {
-    let &FoldOptions { dilation, padding, stride } = options;
+    let FoldOptions { dilation, padding, stride } = options;
     if !input.dtype().is_float() {
         let (dtype, location) = (input.dtype(), Location::caller());
         return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));

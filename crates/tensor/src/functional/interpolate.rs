@@ -4,11 +4,12 @@ use std::panic::Location;
 
 use warpline_kernels::resample::{Kind, resample, resample_backward};
 
+use super::options::options;
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{Error, ErrorKind, IntoShape, Result, Tensor};
 
 /// The interpolation of [`interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,22 +31,47 @@ pub enum InterpolateMode {
     Area,
 }
 
-/// Options of [`interpolate`]. Exactly one of `size` and `scale_factor` is given.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct InterpolateOptions {
-    /// Sizes of the result, without batch and channels. Default: none.
-    pub size: Option<Vec<usize>>,
-    /// Factor from the image's size to the result's: one number for all dimensions, or one per dimension.
-    /// Default: none.
-    pub scale_factor: Option<Vec<f64>>,
-    /// The interpolation. Default: nearest.
-    pub mode: InterpolateMode,
-    /// Whether the centres of the corner elements of image and result are aligned, instead of their outer
-    /// edges. Only for linear and cubic modes. Default: `false`.
-    pub align_corners: bool,
-    /// Whether positions use the factor of the sizes, which are rounded down, instead of `scale_factor`.
-    /// Default: `false`.
-    pub recompute_scale_factor: bool,
+options! {
+    /// Options of [`interpolate`]. Exactly one of `size` and `scale_factor` must be set.
+    #[derive(Clone, Debug, PartialEq)]
+    InterpolateOptions [] [] {
+        /// Sets the sizes of the result, without batch and channels: one number for all dimensions, or one per
+        /// dimension. Default: none.
+        size: Option<Vec<usize>> = None, impl IntoShape => |sizes| Some(IntoShape::into_shape(sizes).to_vec());
+        /// Sets the factor from the image's size to the result's: one number for all dimensions, or one per dimension.
+        /// Default: none.
+        scale_factor: Option<ScaleFactor> = None, impl Into<ScaleFactor> => |factor| Some(Into::into(factor));
+        /// Sets the interpolation. Default: nearest.
+        mode: InterpolateMode = InterpolateMode::Nearest, InterpolateMode;
+        /// Sets whether the centres of the corner elements of image and result are aligned, instead of their outer
+        /// edges. Only for linear and cubic modes. Default: `false`.
+        align_corners: bool = false, bool;
+        /// Sets whether positions use the factor of the sizes, which are rounded down, instead of `scale_factor`.
+        /// Default: `false`.
+        recompute_scale_factor: bool = false, bool;
+    }
+}
+
+/// A factor for all dimensions of an image, or one per dimension.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleFactor(Vec<f64>);
+
+impl From<f64> for ScaleFactor {
+    fn from(factor: f64) -> Self {
+        Self(vec![factor])
+    }
+}
+
+impl<const N: usize> From<[f64; N]> for ScaleFactor {
+    fn from(factors: [f64; N]) -> Self {
+        Self(factors.to_vec())
+    }
+}
+
+impl From<&[f64]> for ScaleFactor {
+    fn from(factors: &[f64]) -> Self {
+        Self(factors.to_vec())
+    }
 }
 
 /// Resizes images: `[batch, channels, …]` with one to three spatial dimensions
@@ -56,9 +82,8 @@ pub struct InterpolateOptions {
 /// use warpline::tensor;
 ///
 /// let image = tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?.reshape([1, 1, 2, 2])?;
-/// let mode = InterpolateMode::Bilinear;
-/// let options = InterpolateOptions { size: Some(vec![1, 3]), mode, ..Default::default() };
-/// assert_eq!(interpolate(&image, &options)?.to_vec::<f32>()?, [2.0, 2.5, 3.0]);
+/// let options = InterpolateOptions::new().size([1, 3]).mode(InterpolateMode::Bilinear);
+/// assert_eq!(interpolate(&image, options)?.to_vec::<f32>()?, [2.0, 2.5, 3.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -68,7 +93,12 @@ pub struct InterpolateOptions {
 /// result has no elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
+pub fn interpolate(input: &Tensor, options: impl Into<InterpolateOptions>) -> Result<Tensor> {
+    resize(input, &options.into())
+}
+
+#[track_caller]
+fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
     const OP: &str = "interpolate";
     let (sizes, scales) = target_sizes(OP, input, options)?;
     let dims = sizes.len();
@@ -160,12 +190,15 @@ fn target_sizes(
         (Some(_), None) if options.recompute_scale_factor => {
             Err("recompute_scale_factor is not meaningful with an explicit size".into())
         }
-        (Some(size), None) => count(size.len(), "size").map(|()| (size.clone(), of_sizes(size))),
-        (None, Some(factors)) => {
-            let factors = match factors[..] {
-                [factor] => vec![factor; own.len()],
-                _ => factors.clone(),
-            };
+        (Some(size), None) => {
+            let sizes = for_all(size, own.len());
+            count(sizes.len(), "size").map(|()| {
+                let scales = of_sizes(&sizes);
+                (sizes, scales)
+            })
+        }
+        (None, Some(ScaleFactor(factors))) => {
+            let factors = for_all(factors, own.len());
             count(factors.len(), "scale_factor").and_then(|()| {
                 if factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
                     return Err(format!("scale_factor {factors:?} must be positive"));
@@ -184,6 +217,14 @@ fn target_sizes(
     match result {
         Ok(result) => Ok(result),
         Err(reason) => Err(Error::invalid(op, reason)),
+    }
+}
+
+/// Repeats a single number for all dimensions.
+fn for_all<T: Copy>(numbers: &[T], dims: usize) -> Vec<T> {
+    match *numbers {
+        [number] => vec![number; dims],
+        _ => numbers.to_vec(),
     }
 }
 

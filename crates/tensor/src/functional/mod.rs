@@ -1,16 +1,17 @@
 //! Functions that layers and losses are made of (`torch.nn.functional`).
 //!
-//! If PyTorch's function has more than two options with defaults, the function here takes a struct of options:
+//! Arguments that PyTorch gives defaults, other than a layer's bias, are one value of options in the last place: `()`
+//! for the defaults, or a struct with a setter per argument:
 //!
 //! ```
 //! use warpline::functional::{CrossEntropyOptions, cross_entropy};
 //! use warpline::{tensor, zeros};
 //!
 //! let (logits, classes) = (zeros([2, 4], ())?, tensor([1i64, 3], ())?);
-//! let loss = cross_entropy(&logits, &classes, &CrossEntropyOptions::default())?;
+//! let loss = cross_entropy(&logits, &classes, ())?;
 //! assert_eq!(loss.item::<f32>()?, 4f32.ln());
-//! let smooth = CrossEntropyOptions { label_smoothing: 0.1, ..Default::default() };
-//! assert_eq!(cross_entropy(&logits, &classes, &smooth)?.item::<f32>()?, 4f32.ln());
+//! let smooth = CrossEntropyOptions::new().label_smoothing(0.1);
+//! assert_eq!(cross_entropy(&logits, &classes, smooth)?.item::<f32>()?, 4f32.ln());
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
@@ -24,6 +25,7 @@ mod interpolate;
 mod linear;
 mod loss;
 mod norm;
+mod options;
 mod pad;
 mod pixels;
 mod pool;
@@ -34,21 +36,23 @@ pub use conv::{
     ConvOptions, ConvTransposeOptions, Padding, conv_transpose1d, conv_transpose2d,
     conv_transpose3d, conv1d, conv2d, conv3d,
 };
-pub use distances::{cosine_similarity, normalize};
+pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity, normalize};
 pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use gates::{glu, softmin};
-pub use interpolate::{InterpolateMode, InterpolateOptions, interpolate};
+pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use linear::linear;
 pub use loss::{
-    CrossEntropyOptions, NllLossOptions, Reduction, binary_cross_entropy,
-    binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse_loss,
-    nll_loss, smooth_l1_loss,
+    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
+    HuberLossOptions, KlDivOptions, NllLossOptions, Reduction, SmoothL1LossOptions,
+    binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
+    l1_loss, mse_loss, nll_loss, smooth_l1_loss,
 };
 pub use norm::{
-    BatchNormOptions, InstanceNormOptions, batch_norm, group_norm, instance_norm, layer_norm,
-    rms_norm,
+    BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RmsNormOptions,
+    batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
 };
+pub use options::PerDimension;
 pub use pad::{PadMode, pad};
 pub use pixels::{pixel_shuffle, pixel_unshuffle};
 pub use pool::{
@@ -58,4 +62,4 @@ pub use pool::{
     avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool1d_with_indices, max_pool2d,
     max_pool2d_with_indices, max_pool3d, max_pool3d_with_indices,
 };
-pub use sparse::{embedding, one_hot};
+pub use sparse::{EmbeddingOptions, OneHotOptions, embedding, one_hot};

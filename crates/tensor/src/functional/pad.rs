@@ -7,7 +7,7 @@ use crate::ErrorKind;
 use crate::called::Called;
 use crate::{Error, Result, Scalar, Tensor, cat};
 
-/// The values around a padded tensor (`mode` and `value`).
+/// The values around a padded tensor (`mode` and `value`). `()` stands for zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
     /// A number (`"constant"`).
@@ -26,6 +26,12 @@ impl Default for PadMode {
     }
 }
 
+impl From<()> for PadMode {
+    fn from((): ()) -> Self {
+        Self::default()
+    }
+}
+
 /// Pads dimensions with elements before and after them (`torch.nn.functional.pad`). The first two numbers of
 /// `pad` are for the last dimension, the next two for the dimension before it, and so on. A negative number
 /// cuts elements off.
@@ -34,7 +40,7 @@ impl Default for PadMode {
 /// # use warpline::functional::{PadMode, pad};
 /// # use warpline::tensor;
 /// let t = tensor([1i64, 2, 3], ())?;
-/// assert_eq!(pad(&t, &[1, 2], PadMode::default())?.to_vec::<i64>()?, [0, 1, 2, 3, 0, 0]);
+/// assert_eq!(pad(&t, &[1, 2], ())?.to_vec::<i64>()?, [0, 1, 2, 3, 0, 0]);
 /// assert_eq!(pad(&t, &[2, 1], PadMode::Reflect)?.to_vec::<i64>()?, [3, 2, 1, 2, 3, 2]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -45,8 +51,8 @@ impl Default for PadMode {
 /// [`PadMode::Circular`] repeats; or if the dtype cannot hold the number of [`PadMode::Constant`]. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
-    let op = "pad";
+pub fn pad(input: &Tensor, pad: &[isize], mode: impl Into<PadMode>) -> Result<Tensor> {
+    let (op, mode) = ("pad", mode.into());
     if !pad.len().is_multiple_of(2) || pad.len() / 2 > input.dim() {
         let reason = format!(
             "expects two numbers for each of at most {} dimensions, but was given {pad:?}",

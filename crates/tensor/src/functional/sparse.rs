@@ -1,19 +1,44 @@
 //! Functions with an index per element: `embedding`, `one_hot`.
 
+use super::options::options;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::embedding_padded;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
-/// Gathers the rows of `weight` that the indices in `input` name (`torch.nn.functional.embedding`). The row
-/// `padding_idx` gets no gradient; a negative `padding_idx` counts from the end. Gradients are summed in the
-/// order of the indices, so they are reproducible.
+options! {
+    /// Options of [`embedding`].
+    #[derive(Clone, Copy, Debug)]
+    EmbeddingOptions [] [] {
+        /// Sets the row that gets no gradient. Negative: counted from the end. Default: none.
+        padding_idx: Option<isize> = None, impl Into<Option<isize>> => Into::into;
+    }
+}
+
+options! {
+    /// Options of [`one_hot`]. A number of classes converts into options.
+    #[derive(Clone, Copy, Debug)]
+    OneHotOptions [] [] {
+        /// Sets the number of classes. Default: the largest index plus one, and the host waits for that index.
+        num_classes: Option<usize> = None, impl Into<Option<usize>> => Into::into;
+    }
+}
+
+impl From<usize> for OneHotOptions {
+    fn from(num_classes: usize) -> Self {
+        Self::new().num_classes(num_classes)
+    }
+}
+
+/// Gathers the rows of `weight` that the indices in `input` name (`torch.nn.functional.embedding`).
+/// Gradients are summed in the order of the indices, so they are reproducible.
 ///
 /// ```
 /// # use warpline::{functional, tensor};
 /// let weight = tensor(&[[0.5f32, 1.0], [1.5, 2.0]], ())?.requires_grad_(true)?;
-/// let rows = functional::embedding(&tensor(&[1i64, 0, 1], ())?, &weight, Some(0))?;
+/// let options = functional::EmbeddingOptions::new().padding_idx(0);
+/// let rows = functional::embedding(&tensor(&[1i64, 0, 1], ())?, &weight, options)?;
 /// rows.sum(())?.backward()?;
 /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [0.0, 0.0, 2.0, 2.0]);
 /// # Ok::<(), warpline::Error>(())
@@ -23,7 +48,12 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 /// [`ErrorKind::InvalidArgument`] if `padding_idx` is not a row of `weight`. Otherwise the same as
 /// [`crate::embedding()`].
 #[track_caller]
-pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
+pub fn embedding(
+    input: &Tensor,
+    weight: &Tensor,
+    options: impl Into<EmbeddingOptions>,
+) -> Result<Tensor> {
+    let EmbeddingOptions { padding_idx } = options.into();
     let rows = weight.size().first().copied().unwrap_or(0) as isize;
     let padding = match padding_idx {
         Some(given) if !(-rows..rows).contains(&given) => {
@@ -36,12 +66,11 @@ pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) ->
 }
 
 /// Makes a row of zeros with a 1 at the index for each index of `input`, as `int64`
-/// (`torch.nn.functional.one_hot`). Without `num_classes`, the largest index decides on the number of classes,
-/// and the host waits for that index.
+/// (`torch.nn.functional.one_hot`).
 ///
 /// ```
 /// # use warpline::{functional, tensor};
-/// let rows = functional::one_hot(&tensor(&[2i64, 0], ())?, Some(3))?;
+/// let rows = functional::one_hot(&tensor(&[2i64, 0], ())?, 3)?;
 /// assert_eq!(rows.to_vec::<i64>()?, [0, 0, 1, 1, 0, 0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -51,7 +80,8 @@ pub fn embedding(input: &Tensor, weight: &Tensor, padding_idx: Option<isize>) ->
 /// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
 /// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
+pub fn one_hot(input: &Tensor, options: impl Into<OneHotOptions>) -> Result<Tensor> {
+    let OneHotOptions { num_classes } = options.into();
     const OP: &str = "one_hot";
     if input.dtype() != DType::I64 {
         return Err(Error::invalid(

@@ -28,29 +28,29 @@ fn a_stride_or_dilation_of_two_to_the_31_has_no_effect_where_there_is_one_place(
         let image = arange(36f32, at)?.reshape([1, 1, 6, 6])?;
         let row = ones([1, 1, 64], at)?;
         for step in STEPS {
-            let options = MaxPoolOptions { dilation: [1, step], ..Default::default() };
-            let y = max_pool2d(&image, [1, 1], &options)?;
+            let options = MaxPoolOptions::new().dilation([1, step]);
+            let y = max_pool2d(&image, [1, 1], options)?;
             assert_eq!(y.to_vec::<f32>()?, image.to_vec::<f32>()?, "dilation of {step}");
-            let options = AvgPoolOptions { stride: Some([step, step]), ..Default::default() };
-            let y = avg_pool2d(&image, [2, 2], &options)?;
+            let options = AvgPoolOptions::new().stride(step);
+            let y = avg_pool2d(&image, [2, 2], options)?;
             assert_eq!(y.to_vec::<f32>()?, [3.5], "stride of {step}");
             let weight = tensor([2f32, 3.0], at)?.reshape([1, 1, 2])?;
             weight.requires_grad_(true)?;
-            let options = ConvOptions { stride: [step], ..Default::default() };
-            let y = conv1d(&row, &weight, None, &options)?;
+            let options = ConvOptions::new().stride([step]);
+            let y = conv1d(&row, &weight, None, options)?;
             assert_eq!(y.to_vec::<f32>()?, [5.0], "stride of {step}");
             y.sum(())?.backward()?;
             assert_eq!(weight.grad().expect("a gradient").to_vec::<f32>()?, [1.0, 1.0]);
-            let options = ConvTransposeOptions { stride: [step], ..Default::default() };
-            let y = conv_transpose1d(&y.detach(), &weight.detach(), None, &options)?;
+            let options = ConvTransposeOptions::new().stride([step]);
+            let y = conv_transpose1d(&y.detach(), &weight.detach(), None, options)?;
             assert_eq!(y.to_vec::<f32>()?, [10.0, 15.0], "stride of {step}");
-            let options = FoldOptions { stride: [step; 2], ..Default::default() };
-            let columns = unfold(&image, [6, 6], &options)?;
-            let back = fold(&columns, [6, 6], [6, 6], &options)?;
+            let options = FoldOptions::new().stride(step);
+            let columns = unfold(&image, [6, 6], options)?;
+            let back = fold(&columns, [6, 6], [6, 6], options)?;
             assert_eq!(back.to_vec::<f32>()?, image.to_vec::<f32>()?, "stride of {step}");
             // With two elements in the kernel, the dilation is used and does not fit.
-            let options = FoldOptions { dilation: [1, step], ..Default::default() };
-            assert!(unfold(&image, [1, 2], &options).is_err());
+            let options = FoldOptions::new().dilation([1, step]);
+            assert!(unfold(&image, [1, 2], options).is_err());
         }
         assert_eq!(image.sum(())?.item::<f32>()?, 630.0, "the device works on");
         Ok(())
@@ -62,13 +62,13 @@ fn a_padding_of_two_to_the_40_is_an_error() -> Result<()> {
     everywhere(|at| {
         let (image, row) = (ones([1, 1, 6, 6], at)?, ones([1, 1, 6], at)?);
         for padding in [1 << 31, 1 << 40, isize::MAX as usize, usize::MAX] {
-            let options = FoldOptions { padding: [padding; 2], ..Default::default() };
-            let error = unfold(&image, [2, 2], &options).unwrap_err();
+            let options = FoldOptions::new().padding(padding);
+            let error = unfold(&image, [2, 2], options).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
-            let options = ConvOptions { padding: [padding].into(), ..Default::default() };
-            assert!(conv1d(&row, &ones([1, 1, 2], at)?, None, &options).is_err());
-            let options = MaxPoolOptions { padding: [padding; 2], ..Default::default() };
-            assert!(max_pool2d(&image, [usize::MAX; 2], &options).is_err());
+            let options = ConvOptions::new().padding([padding]);
+            assert!(conv1d(&row, &ones([1, 1, 2], at)?, None, options).is_err());
+            let options = MaxPoolOptions::new().padding(padding);
+            assert!(max_pool2d(&image, [usize::MAX; 2], options).is_err());
         }
         Ok(())
     })

@@ -7,8 +7,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use warpline::functional::{
-    CrossEntropyOptions, NllLossOptions, Reduction, binary_cross_entropy, cross_entropy,
-    huber_loss, l1_loss, mse_loss, nll_loss, smooth_l1_loss,
+    CrossEntropyOptions, NllLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,
+    cross_entropy, huber_loss, l1_loss, mse_loss, nll_loss, smooth_l1_loss,
 };
 use warpline::{DType, Result, ones, tensor, zeros};
 
@@ -56,9 +56,9 @@ fn losses_warn_of_sizes_that_are_broadcast() -> Result<()> {
         tracing::subscriber::with_default(warnings.clone(), || -> Result<()> {
             mse_loss(&x, &t, Reduction::Mean)?;
             l1_loss(&x, &t, Reduction::Mean)?;
-            smooth_l1_loss(&x, &t, Reduction::Mean, 1.0)?;
-            smooth_l1_loss(&x, &t, Reduction::Mean, 0.0)?;
-            huber_loss(&x, &t, Reduction::Mean, 1.0)?;
+            smooth_l1_loss(&x, &t, ())?;
+            smooth_l1_loss(&x, &t, SmoothL1LossOptions::new().beta(0.0))?;
+            huber_loss(&x, &t, ())?;
             mse_loss(&x, &x, Reduction::Mean).map(drop)
         })?;
         let texts = warnings.0.lock().unwrap().clone();
@@ -77,13 +77,13 @@ fn a_binary_cross_entropy_outside_0_to_1_is_refused() -> Result<()> {
     let (half, mean) = (tensor([0.5f32], "cpu")?, Reduction::Mean);
     for bad in [1.5f32, -0.1, f32::NAN] {
         let bad = tensor([bad], "cpu")?;
-        let text = refused("binary_cross_entropy", binary_cross_entropy(&bad, &half, None, mean));
+        let text = refused("binary_cross_entropy", binary_cross_entropy(&bad, &half, mean));
         assert!(text.contains("all elements of the input must be from 0 to 1"), "{text}");
-        let text = refused("binary_cross_entropy", binary_cross_entropy(&half, &bad, None, mean));
+        let text = refused("binary_cross_entropy", binary_cross_entropy(&half, &bad, mean));
         assert!(text.contains("all elements of the target must be from 0 to 1"), "{text}");
     }
     let ends = tensor([0f32, 1.0], "cpu")?;
-    binary_cross_entropy(&ends, &ends, None, mean)?;
+    binary_cross_entropy(&ends, &ends, mean)?;
     Ok(())
 }
 
@@ -94,16 +94,16 @@ fn class_indices_of_other_integers_are_refused() -> Result<()> {
         let (plain, nll) = (CrossEntropyOptions::default(), NllLossOptions::default());
         for dtype in [DType::I32, DType::I16, DType::I8, DType::Bool, DType::F32] {
             let target = ones([2], (dtype, at))?;
-            let text = refused("cross_entropy", cross_entropy(&x, &target, &plain));
+            let text = refused("cross_entropy", cross_entropy(&x, &target, plain));
             assert!(text.contains("torch.int64"), "{text}");
-            refused("nll_loss", nll_loss(&x, &target, &nll));
+            refused("nll_loss", nll_loss(&x, &target, nll));
         }
         for dtype in [DType::I64, DType::U8] {
-            let loss = cross_entropy(&x, &ones([2], (dtype, at))?, &plain)?.item::<f32>()?;
+            let loss = cross_entropy(&x, &ones([2], (dtype, at))?, plain)?.item::<f32>()?;
             assert!((loss - 3f32.ln()).abs() < 1e-6, "{loss}");
         }
         let (image, bytes) = (zeros([2, 3, 4], at)?, ones([2, 4], (DType::U8, at))?);
-        refused("cross_entropy", cross_entropy(&image, &bytes, &plain));
+        refused("cross_entropy", cross_entropy(&image, &bytes, plain));
         Ok(())
     })
 }

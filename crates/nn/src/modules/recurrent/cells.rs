@@ -1,10 +1,23 @@
 //! Cells: single steps of recurrent networks.
 
-use warpline::{Error, Result, Tensor, TensorOptions};
+use warpline::{Error, Result, Tensor};
 
+use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
 use crate::called::Called;
+use crate::init::Nonlinearity;
 use crate::{Forward, Module, input_device};
+
+parameter_options! {
+    /// Options of [`RNNCell`], [`LSTMCell`] and [`GRUCell`].
+    RecurrentCellOptions [] [] {
+        /// Sets whether the cell adds biases. Default: `true`.
+        bias: bool = true, bool;
+        /// Sets the activation of an [`RNNCell`], `Tanh` or `ReLU`; the other cells have none to choose. Default:
+        /// `Tanh`.
+        nonlinearity: Option<Nonlinearity> = None, Nonlinearity => Some;
+    }
+}
 
 /// Checks device and shape of an input, and the shapes of its states, which the ops would otherwise broadcast.
 #[track_caller]
@@ -33,17 +46,28 @@ macro_rules! cells {
         pub struct $name {
             #[module(name = "")]
             weights: CellWeights,
+            #[module(skip)]
+            kind: CellKind,
         }
 
         impl $name {
-            /// Creates a cell with biases. Parameters are drawn uniformly from ±1/√`hidden`.
+            /// Creates a cell of `inputs` input features and `hidden` hidden features. Parameters are drawn uniformly
+            /// from ±1/√`hidden`.
             ///
             /// # Errors
-            /// Errors of [`warpline::empty`] and [`Tensor::uniform_`].
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the cell has no such
+            /// `nonlinearity`; errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
-            pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                let weights = CellWeights::new(CellKind::$kind, inputs, hidden, true, &options.into());
-                Ok(Self { weights: weights.of(stringify!($name))? })
+            pub fn new(
+                inputs: usize,
+                hidden: usize,
+                options: impl Into<RecurrentCellOptions>,
+            ) -> Result<Self> {
+                let op = stringify!($name);
+                let RecurrentCellOptions { bias, nonlinearity, tensor } = options.into();
+                let kind = CellKind::$kind.with_nonlinearity(op, nonlinearity)?;
+                let weights = CellWeights::new(kind, inputs, hidden, bias, &tensor).of(op)?;
+                Ok(Self { weights, kind })
             }
 
             /// Returns a zero hidden state for `x`, on the device of `x`, whichever device is current.
@@ -65,9 +89,9 @@ cells! {
 }
 
 macro_rules! forward {
-    ($name:ident $kind:ident) => {
+    ($name:ident) => {
         impl $name {
-            /// Returns the next hidden state.
+            /// Returns the next hidden state. Default for `hidden`: zeros.
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two
@@ -75,11 +99,28 @@ macro_rules! forward {
             /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
             /// access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
-            pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-                let op = stringify!($name);
-                check(op, &self.weights, x, &[hidden])?;
+            pub fn forward<'a>(
+                &self,
+                x: &Tensor,
+                hidden: impl Into<Option<&'a Tensor>>,
+            ) -> Result<Tensor> {
+                let (op, hidden) = (stringify!($name), hidden.into());
+                check(op, &self.weights, x, hidden.as_slice())?;
+                let hidden = match hidden {
+                    Some(hidden) => hidden,
+                    None => &self.weights.zeros(x).of(op)?,
+                };
                 let gates = self.weights.input_gates(x).of(op)?;
-                Ok(CellKind::$kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
+                Ok(self.kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
+            }
+        }
+
+        impl Forward<Tensor> for $name {
+            type Output = Tensor;
+
+            #[track_caller]
+            fn forward(&self, x: Tensor) -> Result<Tensor> {
+                self.forward(&x, None)
             }
         }
 
@@ -95,29 +136,48 @@ macro_rules! forward {
     };
 }
 
-forward!(RNNCell Tanh);
-forward!(GRUCell Gru);
+forward!(RNNCell);
+forward!(GRUCell);
 
 impl LSTMCell {
-    /// Returns the next hidden state and cell state.
+    /// Returns the next hidden state and cell state. `states` are the present ones. Default: zeros.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two dimensions,
     /// or a state does not fit it; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a
     /// device that cannot access the parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
         x: &Tensor,
-        (hidden, cell): (&Tensor, &Tensor),
+        states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
     ) -> Result<(Tensor, Tensor)> {
         let op = "LSTMCell";
-        check(op, &self.weights, x, &[hidden, cell])?;
+        let zeros;
+        let (hidden, cell) = match states.into() {
+            Some((hidden, cell)) => {
+                check(op, &self.weights, x, &[hidden, cell])?;
+                (hidden, cell)
+            }
+            None => {
+                check(op, &self.weights, x, &[])?;
+                zeros = self.weights.zeros(x).of(op)?;
+                (&zeros, &zeros)
+            }
+        };
         let gates = self.weights.input_gates(x).of(op)?;
-        let (hidden, next) =
-            CellKind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
+        let (hidden, next) = self.kind.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
         // An LSTM step always returns a cell state.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
+    }
+}
+
+impl Forward<Tensor> for LSTMCell {
+    type Output = (Tensor, Tensor);
+
+    #[track_caller]
+    fn forward(&self, x: Tensor) -> Result<Self::Output> {
+        self.forward(&x, None)
     }
 }
 

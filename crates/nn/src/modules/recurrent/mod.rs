@@ -3,13 +3,14 @@
 mod cells;
 mod stacked;
 
-pub use cells::{GRUCell, LSTMCell, RNNCell};
+pub use cells::{GRUCell, LSTMCell, RNNCell, RecurrentCellOptions};
 pub use stacked::{GRU, LSTM, RNN, RecurrentOptions};
 
 use warpline::functional::linear;
-use warpline::{Result, Tensor, TensorOptions};
+use warpline::{Error, Result, Tensor, TensorOptions};
 
 use super::linear::uniform;
+use crate::init::Nonlinearity;
 use crate::{Module, Parameter, Visitor, VisitorMut};
 
 /// The update rule of the hidden state.
@@ -22,6 +23,26 @@ enum CellKind {
 }
 
 impl CellKind {
+    /// Returns the kind with the given activation. Fails unless the kind is an Elman network's, or if the activation is
+    /// neither tanh nor ReLU.
+    #[track_caller]
+    fn with_nonlinearity(
+        self,
+        op: &'static str,
+        nonlinearity: Option<Nonlinearity>,
+    ) -> Result<Self> {
+        match (self, nonlinearity) {
+            (kind, None) => Ok(kind),
+            (Self::Tanh, Some(Nonlinearity::Tanh)) => Ok(Self::Tanh),
+            (Self::Tanh, Some(Nonlinearity::ReLU)) => Ok(Self::ReLU),
+            (Self::Tanh, Some(other)) => {
+                let reason = format!("nonlinearity is Tanh or ReLU, not {other:?}");
+                Err(Error::invalid(op, reason))
+            }
+            _ => Err(Error::invalid(op, format!("{op} has no nonlinearity to choose"))),
+        }
+    }
+
     /// Number of weight rows per hidden feature.
     fn gates(self) -> usize {
         match self {

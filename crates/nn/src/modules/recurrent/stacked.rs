@@ -1,40 +1,30 @@
 //! Recurrent networks over sequences, with several layers and one or two directions.
 
 use warpline::functional::dropout;
-use warpline::{Error, Result, Tensor, TensorOptions, cat, stack};
+use warpline::{Error, Result, Tensor, cat, stack};
 
+use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
 use crate::called::Called;
+use crate::init::Nonlinearity;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
 
-/// Settings of [`RNN`], [`LSTM`] and [`GRU`]. The defaults are PyTorch's.
-#[derive(Clone, Copy, Debug)]
-pub struct RecurrentOptions {
-    /// Number of stacked layers. Default: 1.
-    pub num_layers: usize,
-    /// Adds biases. Default: true.
-    pub bias: bool,
-    /// Inputs and outputs are `[batch, time, ..]` instead of `[time, batch, ..]`. Does not apply to states. Default:
-    /// false.
-    pub batch_first: bool,
-    /// Probability of dropout between layers in training. Default: 0.
-    pub dropout: f64,
-    /// Runs each layer in both directions of time and concatenates the outputs. Default: false.
-    pub bidirectional: bool,
-    /// Uses ReLU instead of tanh. Only for [`RNN`]. Default: false.
-    pub relu: bool,
-}
-
-impl Default for RecurrentOptions {
-    fn default() -> Self {
-        Self {
-            num_layers: 1,
-            bias: true,
-            batch_first: false,
-            dropout: 0.0,
-            bidirectional: false,
-            relu: false,
-        }
+parameter_options! {
+    /// Options of [`RNN`], [`LSTM`] and [`GRU`].
+    RecurrentOptions [] [] {
+        /// Sets the number of stacked layers. Default: 1.
+        num_layers: usize = 1, usize;
+        /// Sets the activation of an [`RNN`], `Tanh` or `ReLU`; the other networks have none to choose. Default: `Tanh`.
+        nonlinearity: Option<Nonlinearity> = None, Nonlinearity => Some;
+        /// Sets whether the layers add biases. Default: `true`.
+        bias: bool = true, bool;
+        /// Sets whether inputs and outputs are `[batch, time, ..]` instead of `[time, batch, ..]`. Does not apply to
+        /// states. Default: `false`.
+        batch_first: bool = false, bool;
+        /// Sets the probability of dropout between layers in training, from 0 to 1. Default: 0.
+        dropout: f64 = 0.0, f64;
+        /// Sets whether each layer runs in both directions of time and concatenates the outputs. Default: `false`.
+        bidirectional: bool = false, bool;
     }
 }
 
@@ -59,14 +49,18 @@ impl Stacked {
         inputs: usize,
         hidden: usize,
         options: RecurrentOptions,
-        tensors: &TensorOptions,
     ) -> Result<Self> {
+        let kind = kind.with_nonlinearity(op, options.nonlinearity)?;
         if hidden == 0 || options.num_layers == 0 {
-            let reason = "needs one hidden feature and one layer or more";
+            let reason = format!(
+                "hidden and num_layers must be greater than zero, but are {hidden} and {}",
+                options.num_layers
+            );
             return Err(Error::invalid(op, reason));
         }
         if !(0.0..=1.0).contains(&options.dropout) {
-            let reason = "dropout is a probability, from 0 to 1";
+            let reason =
+                format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
             return Err(Error::invalid(op, reason));
         }
         let directions = 1 + usize::from(options.bidirectional);
@@ -74,7 +68,9 @@ impl Stacked {
         for layer in 0..options.num_layers {
             let inputs = if layer == 0 { inputs } else { hidden.saturating_mul(directions) };
             for _ in 0..directions {
-                weights.push(CellWeights::new(kind, inputs, hidden, options.bias, tensors).of(op)?);
+                weights.push(
+                    CellWeights::new(kind, inputs, hidden, options.bias, &options.tensor).of(op)?,
+                );
             }
         }
         Ok(Self { kind, weights, options, training: Training::default() })
@@ -207,7 +203,7 @@ impl Module for Stacked {
 }
 
 macro_rules! networks {
-    ($($doc:literal $name:ident $relu:ident => $kind:expr;)*) => {$(
+    ($($doc:literal $name:ident $kind:ident;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
@@ -216,40 +212,30 @@ macro_rules! networks {
         }
 
         impl $name {
-            /// Creates a network of one layer and one direction, with PyTorch's default settings.
+            /// Creates a network of `inputs` input features and `hidden` hidden features. Parameters are drawn
+            /// uniformly from ±1/√`hidden`.
             ///
             /// # Errors
-            /// The same as [`Self::with_settings`].
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `hidden` or `num_layers` is 0,
+            /// `dropout` is not from 0 to 1, or the network has no such `nonlinearity`; errors of
+            /// [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
-            pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                Self::with_settings(inputs, hidden, RecurrentOptions::default(), options)
-            }
-
-            /// Creates a network with the given settings. Parameters are drawn uniformly from ±1/√`hidden`.
-            ///
-            /// # Errors
-            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `hidden` or `num_layers` is 0 or
-            /// `dropout` is not from 0 to 1; errors of [`warpline::empty`] and [`Tensor::uniform_`].
-            #[track_caller]
-            pub fn with_settings(
+            pub fn new(
                 inputs: usize,
                 hidden: usize,
-                settings: RecurrentOptions,
-                options: impl Into<TensorOptions>,
+                options: impl Into<RecurrentOptions>,
             ) -> Result<Self> {
-                let $relu = settings.relu;
-                let (kind, options) = ($kind, options.into());
-                let stacked = Stacked::new(stringify!($name), kind, inputs, hidden, settings, &options)?;
-                Ok(Self { stacked })
+                let (op, kind) = (stringify!($name), CellKind::$kind);
+                Ok(Self { stacked: Stacked::new(op, kind, inputs, hidden, options.into())? })
             }
         }
     )*};
 }
 
 networks! {
-    "An Elman network, `tanh(W x + b + U h + c)`" RNN relu => if relu { CellKind::ReLU } else { CellKind::Tanh };
-    "A long short-term memory (LSTM) network" LSTM _relu => CellKind::Lstm;
-    "A gated recurrent unit (GRU) network" GRU _relu => CellKind::Gru;
+    "An Elman network, `tanh(W x + b + U h + c)`" RNN Tanh;
+    "A long short-term memory (LSTM) network" LSTM Lstm;
+    "A gated recurrent unit (GRU) network" GRU Gru;
 }
 
 macro_rules! forward {
@@ -286,6 +272,16 @@ macro_rules! forward {
             #[track_caller]
             fn forward(&self, x: Tensor) -> Result<Self::Output> {
                 self.forward(&x, None)
+            }
+        }
+
+        /// Takes the pair of input and hidden state.
+        impl Forward<(Tensor, Tensor)> for $name {
+            type Output = (Tensor, Tensor);
+
+            #[track_caller]
+            fn forward(&self, (x, hidden): (Tensor, Tensor)) -> Result<Self::Output> {
+                self.forward(&x, &hidden)
             }
         }
     };
@@ -330,5 +326,15 @@ impl Forward<Tensor> for LSTM {
     #[track_caller]
     fn forward(&self, x: Tensor) -> Result<Self::Output> {
         self.forward(&x, None)
+    }
+}
+
+/// Takes the input, and the pair of hidden state and cell state.
+impl Forward<(Tensor, (Tensor, Tensor))> for LSTM {
+    type Output = (Tensor, (Tensor, Tensor));
+
+    #[track_caller]
+    fn forward(&self, (x, (hidden, cell)): (Tensor, (Tensor, Tensor))) -> Result<Self::Output> {
+        self.forward(&x, (&hidden, &cell))
     }
 }

@@ -8,8 +8,10 @@ use super::world::TestResult;
 
 fn net() -> Result<Sequential> {
     manual_seed(3);
-    let net =
-        Sequential::new().with(Linear::new(6, 16, 0)?).with(ReLU).with(Linear::new(16, 2, 0)?);
+    let net = Sequential::new()
+        .with(Linear::new(6, 16, "cuda:0")?)
+        .with(ReLU)
+        .with(Linear::new(16, 2, "cuda:0")?);
     for parameter in net.parameters() {
         parameter.requires_grad_(true)?;
     }

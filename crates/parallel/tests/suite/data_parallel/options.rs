@@ -92,7 +92,7 @@ fn data_parallel_is_a_module_with_pytorchs_names() {
         };
         let net = DataParallel::new(Counts::new(0)?)?;
         assert_eq!(names(net.named_buffers()), ["module.weight", "module.count"]);
-        let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
+        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?)?;
         assert_eq!(names(net.named_parameters()), ["module.weight", "module.bias"]);
         Ok(())
     });

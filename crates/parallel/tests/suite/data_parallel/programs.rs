@@ -131,7 +131,7 @@ fn no_race(devices: usize) -> TestResult {
 /// The cached copies were written on streams that the program no longer uses, and the program cannot order them.
 fn other_streams(devices: usize) -> TestResult {
     let options = DataParallelOptions::new().output_device(1);
-    let net = DataParallel::with_options(Linear::new(2, 2, 0)?, options)?;
+    let net = DataParallel::with_options(Linear::new(2, 2, "cuda:0")?, options)?;
     let x = ones([devices, 2], ())?.pin_memory()?;
     for device in 0..devices {
         cuda::synchronize(device)?;

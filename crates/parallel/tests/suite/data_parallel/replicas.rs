@@ -138,7 +138,7 @@ fn only_changed_tensors_are_copied() {
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         // A forward pass of this module changes no tensor.
-        let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
+        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?)?;
         let x = ones([3, 1], 0)?;
         let forward = || -> TestResult {
             drop(net.forward(x.clone())?);
@@ -167,7 +167,7 @@ fn only_changed_tensors_are_copied() {
 #[test]
 fn a_transposed_parameter_is_copied_anew() {
     SimBox::lazy(2).enter(|| {
-        let mut net = DataParallel::new(Linear::new(2, 2, 0)?)?;
+        let mut net = DataParallel::new(Linear::new(2, 2, "cuda:0")?)?;
         let visit = |net: &mut DataParallel<Linear>,
                      f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {
             let new = f(&net.module().weight)?;

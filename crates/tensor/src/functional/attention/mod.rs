@@ -5,28 +5,31 @@ mod plain;
 
 use warpline_kernels::attention::Weighing;
 
+use super::options::options;
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 use flash::flash_attention;
 use plain::PlainAttention;
 
-/// Options of [`scaled_dot_product_attention`].
-#[derive(Clone, Debug, Default)]
-pub struct AttentionOptions<'a> {
-    /// A mask of bools, true where a query may attend to a key, or floats to add to the scores. Broadcasts to
-    /// `[.., queries, keys]`. Default: none.
-    pub attn_mask: Option<&'a Tensor>,
-    /// Probability with which each weight is dropped, from 0 to 1. Default: 0.
-    pub dropout_p: f64,
-    /// Whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
-    /// `false`.
-    pub is_causal: bool,
-    /// Factor of the scores. Default: one over the square root of the last size of the queries.
-    pub scale: Option<f64>,
-    /// Whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each
-    /// head of keys and values then serves several heads of queries. Default: `false`.
-    pub enable_gqa: bool,
+options! {
+    /// Options of [`scaled_dot_product_attention`].
+    #[derive(Clone, Copy, Debug)]
+    AttentionOptions ['a] ['a] {
+        /// Sets a mask of bools, true where a query may attend to a key, or floats to add to the scores. Broadcasts to
+        /// `[.., queries, keys]`. Default: none.
+        attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the probability with which each weight is dropped, from 0 to 1. Default: 0.
+        dropout_p: f64 = 0.0, f64;
+        /// Sets whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
+        /// `false`.
+        is_causal: bool = false, bool;
+        /// Sets the factor of the scores. Default: one over the square root of the last size of the queries.
+        scale: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+        /// Sets whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each
+        /// head of keys and values then serves several heads of queries. Default: `false`.
+        enable_gqa: bool = false, bool;
+    }
 }
 
 /// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). The
@@ -43,8 +46,8 @@ pub struct AttentionOptions<'a> {
 /// # use warpline::{arange_start, ones};
 /// let (q, k) = (ones([1, 2, 4], ())?, ones([1, 2, 4], ())?);
 /// let v = arange_start(1.0, 3.0, ())?.reshape([1, 2, 1])?;
-/// let causal = AttentionOptions { is_causal: true, ..Default::default() };
-/// let t = scaled_dot_product_attention(&q, &k, &v, &causal)?;
+/// let causal = AttentionOptions::new().is_causal(true);
+/// let t = scaled_dot_product_attention(&q, &k, &v, causal)?;
 /// assert_eq!(t.to_vec::<f32>()?, [1.0, 1.5]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -55,7 +58,17 @@ pub struct AttentionOptions<'a> {
 /// is set, if the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0
 /// to 1. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
-pub fn scaled_dot_product_attention(
+pub fn scaled_dot_product_attention<'a>(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    options: impl Into<AttentionOptions<'a>>,
+) -> Result<Tensor> {
+    attention(query, key, value, &options.into())
+}
+
+#[track_caller]
+fn attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,

@@ -6,6 +6,7 @@ use std::panic::Location;
 
 use warpline_kernels::conv::Window;
 
+use super::options::{PerDimension, options};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -35,48 +36,52 @@ impl<const D: usize> From<[usize; D]> for Padding<D> {
     }
 }
 
-/// Options of [`conv1d`], [`conv2d`] and [`conv3d`], with one number per dimension, `D` in all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvOptions<const D: usize> {
-    /// Distance from one window to the next, in elements. Default: 1. No effect in a dimension with one result.
-    pub stride: [usize; D],
-    /// Padding around the image. Default: none.
-    pub padding: Padding<D>,
-    /// Distance from one element of the window to the next. Default: 1. No effect if the window has one
-    /// element.
-    pub dilation: [usize; D],
-    /// Number of channel groups. Each group of input channels gives one group of output channels. Default: 1.
-    pub groups: usize,
-}
-
-impl<const D: usize> Default for ConvOptions<D> {
-    fn default() -> Self {
-        Self { stride: [1; D], padding: Padding::Valid, dilation: [1; D], groups: 1 }
+options! {
+    /// Options of [`conv1d`], [`conv2d`] and [`conv3d`]. One number sets all `D` dimensions, an array each of them.
+    ///
+    /// ```
+    /// use warpline::functional::{ConvOptions, Padding, conv1d};
+    ///
+    /// let (x, weight) = (warpline::ones([1, 8], ())?, warpline::ones([1, 1, 3], ())?);
+    /// let strided = conv1d(&x, &weight, None, ConvOptions::new().stride(2).padding(1))?;
+    /// assert_eq!(strided.size(), [1, 4]);
+    /// let same = conv1d(&x, &weight, None, ConvOptions::new().padding(Padding::Same))?;
+    /// assert_eq!(same.size(), [1, 8]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    ConvOptions [const D: usize] [D] {
+        /// Sets the distance from one window to the next, in elements. Default: 1. No effect in a dimension with one
+        /// result.
+        stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the padding around the image: elements on both sides, or a [`Padding`]. Default: none.
+        padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
+        /// Sets the distance from one element of the window to the next, in elements. Default: 1. No effect if the
+        /// window has one element.
+        dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the number of channel groups. Each group of input channels gives one group of output channels.
+        /// Default: 1.
+        groups: usize = 1, usize;
     }
 }
 
-/// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`], with one number per
-/// dimension, `D` in all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvTransposeOptions<const D: usize> {
-    /// Stride of the convolution that is transposed. Default: 1.
-    pub stride: [usize; D],
-    /// Padding of the convolution that is transposed: this many elements are cut off on both sides of the
-    /// result. Default: 0.
-    pub padding: [usize; D],
-    /// Additional size at the end of the result. The convolution maps several sizes to one; this selects among
-    /// them. It must be less than the stride or the dilation. Default: 0.
-    pub output_padding: [usize; D],
-    /// Dilation of the convolution that is transposed. Default: 1.
-    pub dilation: [usize; D],
-    /// Number of channel groups of the convolution that is transposed. Default: 1.
-    pub groups: usize,
-}
-
-impl<const D: usize> Default for ConvTransposeOptions<D> {
-    fn default() -> Self {
-        let (none, one) = ([0; D], [1; D]);
-        Self { stride: one, padding: none, output_padding: none, dilation: one, groups: 1 }
+options! {
+    /// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`]. One number sets all `D`
+    /// dimensions, an array each of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    ConvTransposeOptions [const D: usize] [D] {
+        /// Sets the stride of the convolution that is transposed, in elements. Default: 1.
+        stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the padding of the convolution that is transposed: this many elements are cut off on both sides of
+        /// the result. Default: 0.
+        padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the additional size at the end of the result, in elements. The convolution maps several sizes to one;
+        /// this selects among them. It must be less than the stride or the dilation. Default: 0.
+        output_padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the number of channel groups of the convolution that is transposed. Default: 1.
+        groups: usize = 1, usize;
+        /// Sets the dilation of the convolution that is transposed, in elements. Default: 1.
+        dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
     }
 }
 
@@ -91,13 +96,22 @@ macro_rules! convolutions {
         /// floats. [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of
         /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
-        pub fn $name(
+        pub fn $name<'a>(
             input: &Tensor,
             weight: &Tensor,
-            bias: Option<&Tensor>,
-            options: &$options<$d>,
+            bias: impl Into<Option<&'a Tensor>>,
+            options: impl Into<$options<$d>>,
         ) -> Result<Tensor> {
-            $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
+            #[track_caller]
+            fn run(
+                input: &Tensor,
+                weight: &Tensor,
+                bias: Option<&Tensor>,
+                options: $options<$d>,
+            ) -> Result<Tensor> {
+                $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
+            }
+            run(input, weight, bias.into(), options.into())
         }
     )*};
 }
@@ -115,10 +129,10 @@ convolutions! {
     /// use warpline::{arange, ones};
     ///
     /// let image = arange(9f32, ())?.reshape([1, 1, 3, 3])?;
-    /// let sums = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, &ConvOptions::default())?;
+    /// let sums = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, ())?;
     /// assert_eq!(sums.to_vec::<f32>()?, [8.0, 12.0, 20.0, 24.0]);
-    /// let options = ConvOptions { stride: [2, 2], padding: 1.into(), ..Default::default() };
-    /// let strided = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, &options)?;
+    /// let options = ConvOptions::new().stride(2).padding(1);
+    /// let strided = conv2d(&image, &ones([1, 1, 2, 2], ())?, None, options)?;
     /// assert_eq!(strided.to_vec::<f32>()?, [0.0, 3.0, 9.0, 24.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -138,8 +152,8 @@ convolutions! {
     /// use warpline::{arange, ones};
     ///
     /// let image = arange(4f32, ())?.reshape([1, 2, 2])?;
-    /// let options = ConvTransposeOptions { stride: [2, 2], ..Default::default() };
-    /// let larger = conv_transpose2d(&image, &ones([1, 1, 2, 2], ())?, None, &options)?;
+    /// let options = ConvTransposeOptions::new().stride(2);
+    /// let larger = conv_transpose2d(&image, &ones([1, 1, 2, 2], ())?, None, options)?;
     /// assert_eq!(larger.size(), [1, 4, 4]);
     /// assert_eq!(larger.i(0)?.i(0)?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
     /// # Ok::<(), warpline::Error>(())
@@ -156,9 +170,9 @@ fn forward<const D: usize>(
     input: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    options: &ConvOptions<D>,
+    options: ConvOptions<D>,
 ) -> Result<Tensor> {
-    let &ConvOptions { stride, padding, dilation, groups } = options;
+    let ConvOptions { stride, padding, dilation, groups } = options;
     check::<D>(op, input, weight, bias, groups)?;
     let (channels, outputs) = (input.size()[input.dim() - D - 1], weight.size()[0]);
     let of_group = weight.size()[1];
@@ -213,9 +227,9 @@ fn transpose<const D: usize>(
     input: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    options: &ConvTransposeOptions<D>,
+    options: ConvTransposeOptions<D>,
 ) -> Result<Tensor> {
-    let &ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
+    let ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
     check::<D>(op, input, weight, bias, groups)?;
     // Channels of the input, which are the outputs of the convolution whose transpose this is.
     let outputs = input.size()[input.dim() - D - 1];

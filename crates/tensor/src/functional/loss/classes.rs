@@ -2,48 +2,12 @@
 
 use smallvec::smallvec;
 
-use super::{Reduction, fused};
+use super::{CrossEntropyOptions, NllLossOptions, Reduction, fused};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
-
-/// Options of [`cross_entropy`].
-#[derive(Clone, Debug)]
-pub struct CrossEntropyOptions<'a> {
-    /// Weight of each class, `[classes]`. Default: 1 for each.
-    pub weight: Option<&'a Tensor>,
-    /// Class index of targets that do not count. Default: -100.
-    pub ignore_index: i64,
-    /// Reduction of the losses of single elements. Default: mean.
-    pub reduction: Reduction,
-    /// Share of the target that is spread evenly over all classes, from 0 to 1. Default: 0.
-    pub label_smoothing: f64,
-}
-
-impl Default for CrossEntropyOptions<'_> {
-    fn default() -> Self {
-        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
-    }
-}
-
-/// Options of [`nll_loss`].
-#[derive(Clone, Debug)]
-pub struct NllLossOptions<'a> {
-    /// Weight of each class, `[classes]`. Default: 1 for each.
-    pub weight: Option<&'a Tensor>,
-    /// Class index of targets that do not count. Default: -100.
-    pub ignore_index: i64,
-    /// Reduction of the losses of single elements. Default: mean.
-    pub reduction: Reduction,
-}
-
-impl Default for NllLossOptions<'_> {
-    fn default() -> Self {
-        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean }
-    }
-}
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second
 /// dimension of `input`, or its only dimension. The target has a class index for each element, in the sizes of
@@ -56,7 +20,16 @@ impl Default for NllLossOptions<'_> {
 /// a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
 /// [`Tensor::log_softmax`].
 #[track_caller]
-pub fn cross_entropy(
+pub fn cross_entropy<'a>(
+    input: &Tensor,
+    target: &Tensor,
+    options: impl Into<CrossEntropyOptions<'a>>,
+) -> Result<Tensor> {
+    of_classes(input, target, &options.into())
+}
+
+#[track_caller]
+fn of_classes(
     input: &Tensor,
     target: &Tensor,
     options: &CrossEntropyOptions<'_>,
@@ -106,7 +79,20 @@ pub fn cross_entropy(
 /// # Errors
 /// The same as [`cross_entropy`].
 #[track_caller]
-pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -> Result<Tensor> {
+pub fn nll_loss<'a>(
+    input: &Tensor,
+    target: &Tensor,
+    options: impl Into<NllLossOptions<'a>>,
+) -> Result<Tensor> {
+    of_log_probabilities(input, target, &options.into())
+}
+
+#[track_caller]
+fn of_log_probabilities(
+    input: &Tensor,
+    target: &Tensor,
+    options: &NllLossOptions<'_>,
+) -> Result<Tensor> {
     let op = "nll_loss";
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;

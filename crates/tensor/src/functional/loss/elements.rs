@@ -4,13 +4,17 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 
+use super::{
+    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, HuberLossOptions, KlDivOptions,
+    SmoothL1LossOptions,
+};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
-/// The reduction of the losses of single elements (`reduction`).
+/// The reduction of the losses of single elements (`reduction`). `()` stands for the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
     /// No reduction: one loss per element (`"none"`).
@@ -22,6 +26,12 @@ pub enum Reduction {
     Sum,
     /// The sum of the losses, divided by the size of the first dimension (`"batchmean"`). For [`kl_div`] only.
     BatchMean,
+}
+
+impl From<()> for Reduction {
+    fn from((): ()) -> Self {
+        Self::Mean
+    }
 }
 
 impl Reduction {
@@ -71,7 +81,8 @@ fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
 /// # use warpline::functional::{Reduction, mse_loss};
 /// # use warpline::tensor;
 /// let (a, b) = (tensor([1f32, 2.0], ())?, tensor([1f32, 4.0], ())?);
-/// assert_eq!(mse_loss(&a, &b, Reduction::Mean)?.item::<f32>()?, 2.0);
+/// assert_eq!(mse_loss(&a, &b, ())?.item::<f32>()?, 2.0);
+/// assert_eq!(mse_loss(&a, &b, Reduction::Sum)?.item::<f32>()?, 4.0);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -79,8 +90,12 @@ fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
 /// [`ErrorKind::InvalidArgument`] if the reduction is [`Reduction::BatchMean`]. Otherwise the same as
 /// [`Tensor::sub`] and [`Tensor::mean`].
 #[track_caller]
-pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-    let op = "mse_loss";
+pub fn mse_loss(
+    input: &Tensor,
+    target: &Tensor,
+    reduction: impl Into<Reduction>,
+) -> Result<Tensor> {
+    let (op, reduction) = ("mse_loss", reduction.into());
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.square().of(op)?;
     reduction.of(op, &losses).of(op)
@@ -92,16 +107,15 @@ pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result
 /// # Errors
 /// The same as [`mse_loss`].
 #[track_caller]
-pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-    let op = "l1_loss";
+pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: impl Into<Reduction>) -> Result<Tensor> {
+    let (op, reduction) = ("l1_loss", reduction.into());
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.abs().of(op)?;
     reduction.of(op, &losses).of(op)
 }
 
 /// `0.5 * d² / beta` for an absolute difference `d` below `beta`, otherwise `d - 0.5 * beta`
-/// (`torch.nn.functional.smooth_l1_loss`). PyTorch's default for `beta` is 1. Different sizes broadcast, with a
-/// warning.
+/// (`torch.nn.functional.smooth_l1_loss`). Different sizes broadcast, with a warning.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `beta` is negative or NaN. Otherwise the same as [`mse_loss`].
@@ -109,9 +123,9 @@ pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<
 pub fn smooth_l1_loss(
     input: &Tensor,
     target: &Tensor,
-    reduction: Reduction,
-    beta: f64,
+    options: impl Into<SmoothL1LossOptions>,
 ) -> Result<Tensor> {
+    let SmoothL1LossOptions { reduction, beta } = options.into();
     let op = "smooth_l1_loss";
     if beta.is_nan() || beta < 0.0 {
         return Err(Error::invalid(op, format!("beta must not be negative, but is {beta}")));
@@ -128,8 +142,7 @@ pub fn smooth_l1_loss(
 }
 
 /// `0.5 * d²` for an absolute difference `d` of at most `delta`, otherwise `delta * (d - 0.5 * delta)`
-/// (`torch.nn.functional.huber_loss`). PyTorch's default for `delta` is 1. Different sizes broadcast, with a
-/// warning.
+/// (`torch.nn.functional.huber_loss`). Different sizes broadcast, with a warning.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `delta` is not above zero. Otherwise the same as [`mse_loss`].
@@ -137,9 +150,9 @@ pub fn smooth_l1_loss(
 pub fn huber_loss(
     input: &Tensor,
     target: &Tensor,
-    reduction: Reduction,
-    delta: f64,
+    options: impl Into<HuberLossOptions>,
 ) -> Result<Tensor> {
+    let HuberLossOptions { reduction, delta } = options.into();
     let op = "huber_loss";
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
@@ -152,7 +165,7 @@ pub fn huber_loss(
     reduction.of(op, &losses).of(op)
 }
 
-/// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`, times `weight`
+/// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`
 /// (`torch.nn.functional.binary_cross_entropy`). Logarithms are clamped to at least -100.
 ///
 /// On a GPU, elements are not checked, because the host would have to wait for them: an element of `input` that
@@ -166,16 +179,16 @@ pub fn huber_loss(
 pub fn binary_cross_entropy<'a>(
     input: &Tensor,
     target: &Tensor,
-    weight: impl Into<Option<&'a Tensor>>,
-    reduction: Reduction,
+    options: impl Into<BinaryCrossEntropyOptions<'a>>,
 ) -> Result<Tensor> {
+    let BinaryCrossEntropyOptions { weight, reduction } = options.into();
     let op = "binary_cross_entropy";
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
     check_fractions(op, "target", target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
     let losses = binary_entropy(&x, &t).of(op)?;
-    let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
+    let loss = reduction.of_weighted(op, losses, weight).of(op)?;
     loss.to(input.dtype()).of(op)
 }
 
@@ -223,8 +236,7 @@ fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 /// [`binary_cross_entropy`] of `sigmoid(input)`, without its loss of precision
-/// (`torch.nn.functional.binary_cross_entropy_with_logits`). `pos_weight` is a factor of the losses of positive
-/// targets.
+/// (`torch.nn.functional.binary_cross_entropy_with_logits`).
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the sizes of `input` and `target` differ, or if the reduction is
@@ -233,20 +245,19 @@ fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
 pub fn binary_cross_entropy_with_logits<'a>(
     input: &Tensor,
     target: &Tensor,
-    weight: impl Into<Option<&'a Tensor>>,
-    reduction: Reduction,
-    pos_weight: impl Into<Option<&'a Tensor>>,
+    options: impl Into<BinaryCrossEntropyWithLogitsOptions<'a>>,
 ) -> Result<Tensor> {
+    let BinaryCrossEntropyWithLogitsOptions { weight, reduction, pos_weight } = options.into();
     let op = "binary_cross_entropy_with_logits";
     check_sizes(op, input, target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
     let log = x.logsigmoid().of(op)?;
-    let log = match pos_weight.into() {
+    let log = match pos_weight {
         None => log,
         Some(weight) => weight.sub(1).of(op)?.mul(&t).of(op)?.add(1)?.mul(&log).of(op)?,
     };
     let losses = t.neg()?.add(1)?.mul(&x).of(op)?.sub(&log).of(op)?;
-    let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
+    let loss = reduction.of_weighted(op, losses, weight).of(op)?;
     loss.to(input.dtype()).of(op)
 }
 
@@ -275,17 +286,13 @@ fn check_sizes(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
 }
 
 /// The Kullback-Leibler divergence `target * (log(target) - input)` for an `input` of logarithms
-/// (`torch.nn.functional.kl_div`). With `log_target`, `target` is of logarithms too.
+/// (`torch.nn.functional.kl_div`).
 ///
 /// # Errors
 /// The same as [`Tensor::sub`] and [`Tensor::mean`].
 #[track_caller]
-pub fn kl_div(
-    input: &Tensor,
-    target: &Tensor,
-    reduction: Reduction,
-    log_target: bool,
-) -> Result<Tensor> {
+pub fn kl_div(input: &Tensor, target: &Tensor, options: impl Into<KlDivOptions>) -> Result<Tensor> {
+    let KlDivOptions { reduction, log_target } = options.into();
     let op = "kl_div";
     let losses = if log_target {
         target.exp().of(op)?.mul(&target.sub(input).of(op)?).of(op)?

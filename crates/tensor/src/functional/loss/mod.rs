@@ -3,9 +3,14 @@
 mod classes;
 mod elements;
 mod fused;
+mod options;
 
-pub use classes::{CrossEntropyOptions, NllLossOptions, cross_entropy, nll_loss};
+pub use classes::{cross_entropy, nll_loss};
 pub use elements::{
     Reduction, binary_cross_entropy, binary_cross_entropy_with_logits, huber_loss, kl_div, l1_loss,
     mse_loss, smooth_l1_loss,
+};
+pub use options::{
+    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
+    HuberLossOptions, KlDivOptions, NllLossOptions, SmoothL1LossOptions,
 };

@@ -5,4 +5,6 @@ mod per_channel;
 mod per_sample;
 
 pub use per_channel::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
-pub use per_sample::{group_norm, layer_norm, rms_norm};
+pub use per_sample::{
+    GroupNormOptions, LayerNormOptions, RmsNormOptions, group_norm, layer_norm, rms_norm,
+};

@@ -1,30 +1,27 @@
 //! Normalization by channel.
 
-use super::per_sample::{per_channel, scaled, standardized};
+use super::per_sample::{by_group, per_channel, scaled, standardized};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
+use crate::functional::options::options;
 use crate::{Error, Result, Tensor};
 
-/// Options of [`batch_norm`].
-#[derive(Clone, Debug)]
-pub struct BatchNormOptions<'a> {
-    /// Factor of each channel, `[channels]`. Default: none.
-    pub weight: Option<&'a Tensor>,
-    /// Summand of each channel, `[channels]`. Default: none.
-    pub bias: Option<&'a Tensor>,
-    /// Whether to use mean and variance of the batch, and to update the running ones in place. Default:
-    /// `false`.
-    pub training: bool,
-    /// Share of the batch's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
-    pub momentum: f64,
-    /// Added to the variance. Default: 1e-5.
-    pub eps: f64,
-}
-
-impl Default for BatchNormOptions<'_> {
-    fn default() -> Self {
-        Self { weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }
+options! {
+    /// Options of [`batch_norm`].
+    #[derive(Clone, Copy, Debug)]
+    BatchNormOptions ['a] ['a] {
+        /// Sets the factor of each channel, `[channels]`. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the summand of each channel, `[channels]`. Default: none.
+        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets whether to use mean and variance of the batch, and to update the running ones in place. Default:
+        /// `false`.
+        training: bool = false, bool;
+        /// Sets the share of the batch's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+        momentum: f64 = 0.1, f64;
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
     }
 }
 
@@ -37,8 +34,8 @@ impl Default for BatchNormOptions<'_> {
 /// # use warpline::functional::{BatchNormOptions, batch_norm};
 /// # use warpline::{tensor, zeros};
 /// let mean = zeros(1, ())?;
-/// let options = BatchNormOptions { training: true, eps: 0.0, ..Default::default() };
-/// let t = batch_norm(&tensor([[1f32], [3.0]], ())?, &mean, None, &options)?;
+/// let options = BatchNormOptions::new().training(true).eps(0.0);
+/// let t = batch_norm(&tensor([[1f32], [3.0]], ())?, &mean, None, options)?;
 /// assert_eq!(t.to_vec::<f32>()?, [-1.0, 1.0]);
 /// assert_eq!(mean.to_vec::<f32>()?, [0.2]);
 /// # Ok::<(), warpline::Error>(())
@@ -54,9 +51,19 @@ pub fn batch_norm<'a>(
     input: &Tensor,
     running_mean: impl Into<Option<&'a Tensor>>,
     running_var: impl Into<Option<&'a Tensor>>,
-    options: &BatchNormOptions<'a>,
+    options: impl Into<BatchNormOptions<'a>>,
 ) -> Result<Tensor> {
-    let (op, running_mean, running_var) = ("batch_norm", running_mean.into(), running_var.into());
+    by_batch(input, running_mean.into(), running_var.into(), &options.into())
+}
+
+#[track_caller]
+fn by_batch(
+    input: &Tensor,
+    running_mean: Option<&Tensor>,
+    running_var: Option<&Tensor>,
+    options: &BatchNormOptions<'_>,
+) -> Result<Tensor> {
+    let op = "batch_norm";
     let channels = check(op, input, [running_mean, running_var, options.weight, options.bias])?;
     let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
     let each = input.numel() / channels.max(1);
@@ -132,24 +139,21 @@ fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Resu
     Ok(channels)
 }
 
-/// Options of [`instance_norm`].
-#[derive(Clone, Debug)]
-pub struct InstanceNormOptions<'a> {
-    /// Factor of each channel, `[channels]`. Default: none.
-    pub weight: Option<&'a Tensor>,
-    /// Summand of each channel, `[channels]`. Default: none.
-    pub bias: Option<&'a Tensor>,
-    /// Whether to use mean and variance of the input, and to update the running ones in place. Default: `true`.
-    pub use_input_stats: bool,
-    /// Share of the input's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
-    pub momentum: f64,
-    /// Added to the variance. Default: 1e-5.
-    pub eps: f64,
-}
-
-impl Default for InstanceNormOptions<'_> {
-    fn default() -> Self {
-        Self { weight: None, bias: None, use_input_stats: true, momentum: 0.1, eps: 1e-5 }
+options! {
+    /// Options of [`instance_norm`].
+    #[derive(Clone, Copy, Debug)]
+    InstanceNormOptions ['a] ['a] {
+        /// Sets the factor of each channel, `[channels]`. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the summand of each channel, `[channels]`. Default: none.
+        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets whether to use mean and variance of the input, and to update the running ones in place. Default:
+        /// `true`.
+        use_input_stats: bool = true, bool;
+        /// Sets the share of the input's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+        momentum: f64 = 0.1, f64;
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
     }
 }
 
@@ -166,14 +170,23 @@ pub fn instance_norm<'a>(
     input: &Tensor,
     running_mean: impl Into<Option<&'a Tensor>>,
     running_var: impl Into<Option<&'a Tensor>>,
-    options: &InstanceNormOptions<'a>,
+    options: impl Into<InstanceNormOptions<'a>>,
 ) -> Result<Tensor> {
-    let (op, running_mean, running_var) =
-        ("instance_norm", running_mean.into(), running_var.into());
+    by_instance(input, running_mean.into(), running_var.into(), &options.into())
+}
+
+#[track_caller]
+fn by_instance(
+    input: &Tensor,
+    running_mean: Option<&Tensor>,
+    running_var: Option<&Tensor>,
+    options: &InstanceNormOptions<'_>,
+) -> Result<Tensor> {
+    let op = "instance_norm";
     let InstanceNormOptions { weight, bias, use_input_stats, momentum, eps } = *options;
     if !use_input_stats {
         let options = BatchNormOptions { weight, bias, training: false, momentum, eps };
-        return batch_norm(input, running_mean, running_var, &options).of(op);
+        return by_batch(input, running_mean, running_var, &options).of(op);
     }
     let channels = check(op, input, [running_mean, running_var, weight, bias])?;
     let each = input.size()[2..].iter().product::<usize>();
@@ -184,7 +197,7 @@ pub fn instance_norm<'a>(
         );
         return Err(Error::invalid(op, reason));
     }
-    let out = super::group_norm(input, channels, weight, bias, eps).of(op)?;
+    let out = by_group(input, channels, weight, bias, eps).of(op)?;
     if running_mean.is_some() || running_var.is_some() {
         let dims: Vec<isize> = (2..input.dim() as isize).collect();
         let x = input.detach().widened().of(op)?;

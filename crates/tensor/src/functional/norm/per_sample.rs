@@ -7,6 +7,7 @@ use super::fused::RowNorm;
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
+use crate::functional::options::options;
 use crate::methods::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
 
@@ -128,13 +129,50 @@ impl OpBackward<[Option<Tensor>]> for Standardize {
     }
 }
 
+options! {
+    /// Options of [`layer_norm`].
+    #[derive(Clone, Copy, Debug)]
+    LayerNormOptions ['a] ['a] {
+        /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the summand of each normalized element, of shape `normalized_shape`. Default: none.
+        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+    }
+}
+
+options! {
+    /// Options of [`rms_norm`].
+    #[derive(Clone, Copy, Debug)]
+    RmsNormOptions ['a] ['a] {
+        /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the number that is added to the mean square. Default: the machine epsilon of the input's dtype.
+        eps: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+    }
+}
+
+options! {
+    /// Options of [`group_norm`].
+    #[derive(Clone, Copy, Debug)]
+    GroupNormOptions ['a] ['a] {
+        /// Sets the factor of each channel, `[channels]`. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the summand of each channel, `[channels]`. Default: none.
+        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the number that is added to the variance. Default: 1e-5.
+        eps: f64 = 1e-5, f64;
+    }
+}
+
 /// Normalizes the last dimensions, those of `normalized_shape`, to mean 0 and variance 1, then multiplies by
-/// `weight` and adds `bias` (`torch.nn.functional.layer_norm`). PyTorch's default for `eps` is 1e-5. Half-width
-/// floats are computed in `f32`.
+/// `weight` and adds `bias` (`torch.nn.functional.layer_norm`). Half-width floats are computed in `f32`.
 ///
 /// ```
-/// # use warpline::{functional::layer_norm, tensor};
-/// let t = layer_norm(&tensor([[1f32, 3.0]], ())?, 2, None, None, 0.0)?;
+/// # use warpline::functional::{LayerNormOptions, layer_norm};
+/// # use warpline::tensor;
+/// let t = layer_norm(&tensor([[1f32, 3.0]], ())?, 2, LayerNormOptions::new().eps(0.0))?;
 /// assert_eq!(t.to_vec::<f32>()?, [-1.0, 1.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -147,14 +185,17 @@ impl OpBackward<[Option<Tensor>]> for Standardize {
 pub fn layer_norm<'a>(
     input: &Tensor,
     normalized_shape: impl IntoShape,
-    weight: impl Into<Option<&'a Tensor>>,
-    bias: impl Into<Option<&'a Tensor>>,
-    eps: f64,
+    options: impl Into<LayerNormOptions<'a>>,
 ) -> Result<Tensor> {
-    let (op, shape) = ("layer_norm", normalized_shape.into_shape());
-    let (weight, bias) = (weight.into(), bias.into());
-    let dims = normalized_dims(op, input, &shape)?;
-    check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
+    by_layer(input, &normalized_shape.into_shape(), options.into())
+}
+
+#[track_caller]
+fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> Result<Tensor> {
+    let LayerNormOptions { weight, bias, eps } = options;
+    let op = "layer_norm";
+    let dims = normalized_dims(op, input, shape)?;
+    check_parameters(op, &[("weight", weight), ("bias", bias)], shape)?;
     let rows = RowNorm { dims: dims.clone(), eps, centred: true };
     if let Some(out) = rows.fused(input, weight, bias).of(op)? {
         return Ok(out);
@@ -164,8 +205,7 @@ pub fn layer_norm<'a>(
 }
 
 /// Divides by the square root of the mean square over the last dimensions, those of `normalized_shape`, then
-/// multiplies by `weight` (`torch.nn.functional.rms_norm`). Default for `eps`: the machine epsilon of the
-/// dtype. Half-width floats are computed in `f32`.
+/// multiplies by `weight` (`torch.nn.functional.rms_norm`). Half-width floats are computed in `f32`.
 ///
 /// # Errors
 /// The same as [`layer_norm`].
@@ -173,13 +213,18 @@ pub fn layer_norm<'a>(
 pub fn rms_norm<'a>(
     input: &Tensor,
     normalized_shape: impl IntoShape,
-    weight: impl Into<Option<&'a Tensor>>,
-    eps: impl Into<Option<f64>>,
+    options: impl Into<RmsNormOptions<'a>>,
 ) -> Result<Tensor> {
-    let (op, shape, weight) = ("rms_norm", normalized_shape.into_shape(), weight.into());
-    let dims = normalized_dims(op, input, &shape)?;
-    check_parameters(op, &[("weight", weight)], &shape)?;
-    let eps = eps.into().unwrap_or(match input.dtype() {
+    by_mean_square(input, &normalized_shape.into_shape(), options.into())
+}
+
+#[track_caller]
+fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) -> Result<Tensor> {
+    let RmsNormOptions { weight, eps } = options;
+    let op = "rms_norm";
+    let dims = normalized_dims(op, input, shape)?;
+    check_parameters(op, &[("weight", weight)], shape)?;
+    let eps = eps.unwrap_or(match input.dtype() {
         DType::F16 => half::f16::EPSILON.into(),
         DType::BF16 => half::bf16::EPSILON.into(),
         DType::F64 => f64::EPSILON,
@@ -195,7 +240,7 @@ pub fn rms_norm<'a>(
 
 /// Normalizes each group of channels, with all dimensions after the channels, to mean 0 and variance 1, then
 /// multiplies by each channel's `weight` and adds its `bias` (`torch.nn.functional.group_norm`). Channels are
-/// the second dimension. PyTorch's default for `eps` is 1e-5. Half-width floats are computed in `f32`.
+/// the second dimension. Half-width floats are computed in `f32`.
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or if `weight` or `bias` does not
@@ -206,11 +251,22 @@ pub fn rms_norm<'a>(
 pub fn group_norm<'a>(
     input: &Tensor,
     num_groups: usize,
-    weight: impl Into<Option<&'a Tensor>>,
-    bias: impl Into<Option<&'a Tensor>>,
+    options: impl Into<GroupNormOptions<'a>>,
+) -> Result<Tensor> {
+    let GroupNormOptions { weight, bias, eps } = options.into();
+    by_group(input, num_groups, weight, bias, eps)
+}
+
+/// Computes [`group_norm`].
+#[track_caller]
+pub(super) fn by_group(
+    input: &Tensor,
+    num_groups: usize,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    let (op, weight, bias) = ("group_norm", weight.into(), bias.into());
+    let op = "group_norm";
     let &[batch, channels, ..] = input.size() else {
         return Err(Error::shape(
             op,

@@ -7,53 +7,42 @@ use std::panic::Location;
 use warpline_kernels::pool::{Divisor, Places, Window};
 
 use super::conv::{batched, last, mismatch, positive, window};
+use super::options::{PerDimension, options};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 use gradient::{Pooling, averages, largest};
 
-/// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`], with one number per dimension, `D` in all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaxPoolOptions<const D: usize> {
-    /// Distance from one window to the next. Default: the window's sizes.
-    pub stride: Option<[usize; D]>,
-    /// Number of elements smaller than any on both sides, at most half of the window. Default: 0.
-    pub padding: [usize; D],
-    /// Distance from one element of the window to the next. Default: 1.
-    pub dilation: [usize; D],
-    /// Whether a last window that reaches beyond the end counts. Default: `false`.
-    pub ceil_mode: bool,
-}
-
-impl<const D: usize> Default for MaxPoolOptions<D> {
-    fn default() -> Self {
-        Self { stride: None, padding: [0; D], dilation: [1; D], ceil_mode: false }
+options! {
+    /// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`]. One number sets all `D` dimensions, an array each
+    /// of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    MaxPoolOptions [const D: usize] [D] {
+        /// Sets the distance from one window to the next, in elements. Default: the window's sizes.
+        stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
+        /// Sets the number of elements smaller than any on both sides, at most half of the window. Default: 0.
+        padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets the distance from one element of the window to the next, in elements. Default: 1.
+        dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets whether a last window that reaches beyond the end counts. Default: `false`.
+        ceil_mode: bool = false, bool;
     }
 }
 
-/// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`], with one number per dimension, `D` in all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AvgPoolOptions<const D: usize> {
-    /// Distance from one window to the next. Default: the window's sizes.
-    pub stride: Option<[usize; D]>,
-    /// Number of zeros on both sides, at most half of the window. Default: 0.
-    pub padding: [usize; D],
-    /// Whether a last window that reaches beyond the end counts. Default: `false`.
-    pub ceil_mode: bool,
-    /// Whether the divisor counts the elements in the padding. Default: `true`.
-    pub count_include_pad: bool,
-    /// Divisor of the sum, instead of the number of elements. It must not be 0. Default: none.
-    pub divisor_override: Option<i64>,
-}
-
-impl<const D: usize> Default for AvgPoolOptions<D> {
-    fn default() -> Self {
-        Self {
-            stride: None,
-            padding: [0; D],
-            ceil_mode: false,
-            count_include_pad: true,
-            divisor_override: None,
-        }
+options! {
+    /// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`]. One number sets all `D` dimensions, an array each
+    /// of them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    AvgPoolOptions [const D: usize] [D] {
+        /// Sets the distance from one window to the next, in elements. Default: the window's sizes.
+        stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
+        /// Sets the number of zeros on both sides, at most half of the window. Default: 0.
+        padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
+        /// Sets whether a last window that reaches beyond the end counts. Default: `false`.
+        ceil_mode: bool = false, bool;
+        /// Sets whether the divisor counts the elements in the padding. Default: `true`.
+        count_include_pad: bool = true, bool;
+        /// Sets the divisor of the sum, which must not be 0. Default: the number of elements.
+        divisor_override: Option<i64> = None, impl Into<Option<i64>> => Into::into;
     }
 }
 
@@ -69,10 +58,14 @@ macro_rules! pools {
         #[track_caller]
         pub fn $name(
             input: &Tensor,
-            kernel_size: [usize; $d],
-            options: &MaxPoolOptions<$d>,
+            kernel_size: impl PerDimension<$d>,
+            options: impl Into<MaxPoolOptions<$d>>,
         ) -> Result<Tensor> {
-            Ok(max(stringify!($name), input, kernel_size, options).of(stringify!($name))?.0)
+            #[track_caller]
+            fn run(input: &Tensor, kernel: [usize; $d], options: MaxPoolOptions<$d>) -> Result<Tensor> {
+                Ok(max(stringify!($name), input, kernel, options).of(stringify!($name))?.0)
+            }
+            run(input, kernel_size.per_dimension(), options.into())
         }
 
         #[doc = concat!("[`", stringify!($name), "`] and the index of each largest element among the elements of its ")]
@@ -83,10 +76,18 @@ macro_rules! pools {
         #[track_caller]
         pub fn $with_indices(
             input: &Tensor,
-            kernel_size: [usize; $d],
-            options: &MaxPoolOptions<$d>,
+            kernel_size: impl PerDimension<$d>,
+            options: impl Into<MaxPoolOptions<$d>>,
         ) -> Result<(Tensor, Tensor)> {
-            max(stringify!($with_indices), input, kernel_size, options).of(stringify!($with_indices))
+            #[track_caller]
+            fn run(
+                input: &Tensor,
+                kernel: [usize; $d],
+                options: MaxPoolOptions<$d>,
+            ) -> Result<(Tensor, Tensor)> {
+                max(stringify!($with_indices), input, kernel, options).of(stringify!($with_indices))
+            }
+            run(input, kernel_size.per_dimension(), options.into())
         }
     )*};
 }
@@ -100,10 +101,10 @@ pools! {
     ///
     /// ```
     /// use warpline::arange;
-    /// use warpline::functional::{MaxPoolOptions, max_pool2d_with_indices};
+    /// use warpline::functional::max_pool2d_with_indices;
     ///
     /// let image = arange(16f32, ())?.reshape([1, 1, 4, 4])?;
-    /// let (largest, indices) = max_pool2d_with_indices(&image, [2, 2], &MaxPoolOptions::default())?;
+    /// let (largest, indices) = max_pool2d_with_indices(&image, 2, ())?;
     /// assert_eq!(largest.to_vec::<f32>()?, [5.0, 7.0, 13.0, 15.0]);
     /// assert_eq!(indices.to_vec::<i64>()?, [5, 7, 13, 15]);
     /// # Ok::<(), warpline::Error>(())
@@ -126,10 +127,14 @@ macro_rules! averages {
         #[track_caller]
         pub fn $name(
             input: &Tensor,
-            kernel_size: [usize; $d],
-            options: &AvgPoolOptions<$d>,
+            kernel_size: impl PerDimension<$d>,
+            options: impl Into<AvgPoolOptions<$d>>,
         ) -> Result<Tensor> {
-            average(stringify!($name), input, kernel_size, options).of(stringify!($name))
+            #[track_caller]
+            fn run(input: &Tensor, kernel: [usize; $d], options: AvgPoolOptions<$d>) -> Result<Tensor> {
+                average(stringify!($name), input, kernel, options).of(stringify!($name))
+            }
+            run(input, kernel_size.per_dimension(), options.into())
         }
     )*};
 }
@@ -143,10 +148,10 @@ averages! {
     ///
     /// ```
     /// use warpline::arange;
-    /// use warpline::functional::{AvgPoolOptions, avg_pool2d};
+    /// use warpline::functional::avg_pool2d;
     ///
     /// let image = arange(16f32, ())?.reshape([1, 1, 4, 4])?;
-    /// let means = avg_pool2d(&image, [2, 2], &AvgPoolOptions::default())?;
+    /// let means = avg_pool2d(&image, 2, ())?;
     /// assert_eq!(means.to_vec::<f32>()?, [2.5, 4.5, 10.5, 12.5]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -166,9 +171,13 @@ macro_rules! adaptive {
         /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
         /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
-        pub fn $avg(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
-            let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
-            adaptive_pool(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
+        pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
+            #[track_caller]
+            fn run(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
+                let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
+                adaptive_pool(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
+            }
+            run(input, output_size.per_dimension())
         }
 
         #[doc = "The largest elements of `output_size` parts of the image per dimension "]
@@ -177,7 +186,7 @@ macro_rules! adaptive {
         /// # Errors
         #[doc = concat!("The same as [`", stringify!($avg), "`].")]
         #[track_caller]
-        pub fn $max(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
+        pub fn $max(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
             Ok($with_indices(input, output_size).of(stringify!($max))?.0)
         }
 
@@ -187,10 +196,17 @@ macro_rules! adaptive {
         /// # Errors
         #[doc = concat!("The same as [`", stringify!($avg), "`].")]
         #[track_caller]
-        pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
-            let op = stringify!($with_indices);
-            let run = |pooling| max_with_indices::<$d>(input, pooling);
-            adaptive_pool(op, input, output_size).and_then(run).of(op)
+        pub fn $with_indices(
+            input: &Tensor,
+            output_size: impl PerDimension<$d>,
+        ) -> Result<(Tensor, Tensor)> {
+            #[track_caller]
+            fn run(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
+                let op = stringify!($with_indices);
+                let run = |pooling| max_with_indices::<$d>(input, pooling);
+                adaptive_pool(op, input, output_size).and_then(run).of(op)
+            }
+            run(input, output_size.per_dimension())
         }
     )*};
 }
@@ -206,9 +222,9 @@ fn max<const D: usize>(
     op: &'static str,
     input: &Tensor,
     kernel: [usize; D],
-    options: &MaxPoolOptions<D>,
+    options: MaxPoolOptions<D>,
 ) -> Result<(Tensor, Tensor)> {
-    let &MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
+    let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
     max_with_indices::<D>(input, Pooling { window, places: Places::Moving, dims: D })
@@ -228,14 +244,14 @@ fn average<const D: usize>(
     op: &'static str,
     input: &Tensor,
     kernel: [usize; D],
-    options: &AvgPoolOptions<D>,
+    options: AvgPoolOptions<D>,
 ) -> Result<Tensor> {
-    let &AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
+    let AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
         options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, [1; D]], ceil_mode)?;
     let divisor = match divisor_override {
-        Some(0) => return Err(Error::invalid(op, "divisor must be not zero")),
+        Some(0) => return Err(Error::invalid(op, "divisor_override must not be zero")),
         Some(number) => Divisor::Number(number),
         None if count_include_pad => Divisor::Padded,
         None => Divisor::Inside,

@@ -4,7 +4,8 @@ use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
 };
 use warpline::functional::{
-    CrossEntropyOptions, Reduction, cross_entropy, dropout, layer_norm, rms_norm,
+    CrossEntropyOptions, LayerNormOptions, Reduction, RmsNormOptions, cross_entropy, dropout,
+    layer_norm, rms_norm,
 };
 use warpline::{
     DType, Device, Error, Result, Tensor, cuda, manual_seed, ones, rand, randn, where_cond,
@@ -87,17 +88,23 @@ const FUNCTIONS: &[Checked] = &[
         let classes = warpline::tensor([2i64, 0, -100, 1], x[0].device())?;
         let weight = warpline::tensor([0.5, 1.0, 2.0], (DType::F64, x[0].device()))?;
         let (mean, sum) = (CrossEntropyOptions::default(), Reduction::Sum);
-        let weighted = CrossEntropyOptions { weight: Some(&weight), ..mean.clone() };
-        let both = cross_entropy(&x[0], &classes, &weighted)?
-            .mul(&cross_entropy(&x[0], &classes, &mean)?)?;
-        both.add(&cross_entropy(&x[0], &classes, &CrossEntropyOptions { reduction: sum, ..mean })?)
+        let weighted = mean.weight(&weight);
+        let both = cross_entropy(&x[0], &classes, weighted)?
+            .mul(&cross_entropy(&x[0], &classes, mean)?)?;
+        both.add(&cross_entropy(&x[0], &classes, mean.reduction(sum))?)
     }),
     ("layer norm", &[&[2, 3], &[3], &[3]], |x| {
-        let plain = layer_norm(&x[0].t()?, 2, None, None, 0.1)?;
-        layer_norm(&x[0], 3, &x[1], &x[2], 0.1)?.mul(&layer_norm(&plain.t()?, 3, &x[1], None, 0.1)?)
+        let norm = LayerNormOptions::new().eps(0.1);
+        let plain = layer_norm(&x[0].t()?, 2, norm)?;
+        layer_norm(&x[0], 3, norm.weight(&x[1]).bias(&x[2]))?.mul(&layer_norm(
+            &plain.t()?,
+            3,
+            norm.weight(&x[1]),
+        )?)
     }),
     ("rms norm", &[&[2, 3], &[2, 3]], |x| {
-        rms_norm(&x[0], 3, None, 0.1)?.mul(&rms_norm(&x[0], [2, 3], &x[1], 0.1)?)
+        let norm = RmsNormOptions::new().eps(0.1);
+        rms_norm(&x[0], 3, norm)?.mul(&rms_norm(&x[0], [2, 3], norm.weight(&x[1]))?)
     }),
     ("transposed", &[&[3, 2], &[4, 3]], |x| x[0].t()?.matmul(&x[1].t()?)),
     ("reductions", &[&[2, 3]], |x| x[0].mean(0)?.mul(&x[0].sum([1, 0])?)?.add(&x[0].prod(0)?)),

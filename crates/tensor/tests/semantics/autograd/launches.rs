@@ -2,7 +2,7 @@
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
-    AttentionOptions, CrossEntropyOptions, cross_entropy, layer_norm, linear,
+    AttentionOptions, LayerNormOptions, cross_entropy, layer_norm, linear,
     scaled_dot_product_attention,
 };
 use warpline::{
@@ -58,7 +58,7 @@ fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
             let x = linear(&x, &layers[0][0], &layers[0][1])?.relu()?;
             let x = linear(&x, &layers[1][0], &layers[1][1])?.relu()?;
             let logits = linear(&x, &layers[2][0], &layers[2][1])?;
-            cross_entropy(&logits, &classes, &CrossEntropyOptions::default())
+            cross_entropy(&logits, &classes, ())
         })?;
         let ((), backward) = enqueued(&sim, || loss.backward())?;
         // Forward: three products, three bias sums, two activations, and two launches for the loss.
@@ -78,7 +78,8 @@ fn a_layer_norm_takes_one_and_two_launches() {
         let weight = weight.reshape([-1])?.detach().requires_grad_(true)?;
         let x = randn([8, 32], Device::cuda(0))?.requires_grad_(true)?;
         let grad = randn([8, 32], Device::cuda(0))?;
-        let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, &weight, &bias, 1e-5))?;
+        let options = LayerNormOptions::new().weight(&weight).bias(&bias);
+        let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, options))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
         assert_eq!((forward, backward), (1, 2));
         Ok(())
@@ -112,9 +113,9 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
         let apart = |t: &Tensor| t.view([b, l, heads, width].map(|n| n as isize))?.transpose(1, 2);
         let (q, k, v) = (apart(&parts[0])?, apart(&parts[1])?, apart(&parts[2])?);
         let grad = of(heads * width)?;
-        let causal = AttentionOptions { is_causal: true, ..Default::default() };
+        let causal = AttentionOptions::new().is_causal(true);
         let (y, forward) = enqueued(&sim, || {
-            let y = scaled_dot_product_attention(&q, &k, &v, &causal)?;
+            let y = scaled_dot_product_attention(&q, &k, &v, causal)?;
             y.transpose(1, 2)?.reshape([b, l, heads * width].map(|n| n as isize))
         })?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;

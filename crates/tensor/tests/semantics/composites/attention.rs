@@ -8,7 +8,7 @@ use warpline::{DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, ran
 use crate::common;
 
 fn options(is_causal: bool) -> AttentionOptions<'static> {
-    AttentionOptions { is_causal, ..Default::default() }
+    AttentionOptions::new().is_causal(is_causal)
 }
 
 /// Splits the result of one linear layer into views: queries, keys and values of `[batch, heads,
@@ -27,8 +27,8 @@ fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
     let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
     let mask = ones(sizes, (DType::Bool, q.device()))?;
     let mask = if is_causal { mask.tril(0)? } else { mask };
-    let options = AttentionOptions { attn_mask: Some(&mask), ..Default::default() };
-    scaled_dot_product_attention(q, k, v, &options)
+    let options = AttentionOptions::new().attn_mask(&mask);
+    scaled_dot_product_attention(q, k, v, options)
 }
 
 fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Result<()> {
@@ -62,7 +62,7 @@ fn packed_views(device: Device) -> Result<()> {
             let packed = values.detach().to((dtype, device))?.requires_grad_(true)?;
             let heads = heads_of(&packed, 2)?;
             let out =
-                scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options(is_causal))?;
+                scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options(is_causal))?;
             assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, width][..]));
             let grad = grads.to((dtype, device))?;
             // The layout that the gradient has when the heads are put side by side again.
@@ -104,10 +104,12 @@ fn gradients_are_those_of_differences() {
                 let inputs = [leaf(q)?, leaf(k)?, leaf([k[0], k[1], 2])?];
                 for (is_causal, scale) in [(true, None), (false, Some(-0.7))] {
                     let enable_gqa = q[0] != k[0];
-                    let options =
-                        AttentionOptions { is_causal, scale, enable_gqa, ..Default::default() };
+                    let options = AttentionOptions::new()
+                        .is_causal(is_causal)
+                        .scale(scale)
+                        .enable_gqa(enable_gqa);
                     let f = |x: &[Tensor]| {
-                        Ok(vec![scaled_dot_product_attention(&x[0], &x[1], &x[2], &options)?])
+                        Ok(vec![scaled_dot_product_attention(&x[0], &x[1], &x[2], options)?])
                     };
                     gradcheck(f, &inputs, GradcheckOptions::default())?;
                     gradgradcheck(f, &inputs, GradcheckOptions::default())?;
@@ -131,7 +133,7 @@ fn only_operands_that_want_a_gradient_get_one() {
                 let mut given = all.clone();
                 given[wanting] = one.clone();
                 let [q, k, v] = &given;
-                scaled_dot_product_attention(q, k, v, &options(true))?
+                scaled_dot_product_attention(q, k, v, options(true))?
                     .square()?
                     .sum(())?
                     .backward()?;
@@ -159,7 +161,7 @@ fn gradients_of_gradients_of_halves_are_those_of_ops() {
                     t.as_ref().expect("one").detach().to(dtype)?.requires_grad_(true)
                 };
                 let x = [leaf(&all[0])?, leaf(&all[1])?, leaf(&all[2])?];
-                let out = scaled_dot_product_attention(&x[0], &x[1], &x[2], &options(is_causal))?;
+                let out = scaled_dot_product_attention(&x[0], &x[1], &x[2], options(is_causal))?;
                 let inputs = [&x[0], &x[1], &x[2]];
                 let again = GradOptions { create_graph: true, ..Default::default() };
                 let first = grad(&[&out.square()?.sum(())?], &inputs, &[], again)?;
@@ -190,7 +192,7 @@ fn nothing_to_see_or_to_compare() {
             for dtype in [DType::F32, DType::BF16] {
                 let of = |sizes: [usize; 3]| zeros(sizes, (dtype, place));
                 let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
-                    let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+                    let out = scaled_dot_product_attention(q, k, v, options(true))?;
                     out.to(DType::F32)?.to_vec::<f32>()
                 };
                 // No keys, no queries, and a width of 0, where all keys have equal weight.
@@ -227,7 +229,7 @@ fn halves_may_lie_anyhow() {
             ] {
                 let all = all.map(|t| t.detach().requires_grad_(true).expect("floats"));
                 let [q, k, v] = &all;
-                let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+                let out = scaled_dot_product_attention(q, k, v, options(true))?;
                 out.sum(())?.backward()?;
                 let of = |t: &Tensor| t.detach().to((DType::F64, "cpu"))?.requires_grad_(true);
                 let exact = [of(q)?, of(k)?, of(v)?];
@@ -251,7 +253,7 @@ fn batches_that_broadcast_are_those_of_ops() {
         let of = |sizes: &[usize]| randn(sizes, DType::F64);
         let all = [of(&[3, 2, 5, 4])?, of(&[2, 5, 4])?, of(&[1, 2, 5, 4])?];
         let [q, k, v] = &all;
-        let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+        let out = scaled_dot_product_attention(q, k, v, options(true))?;
         close(&out, &by_mask(&all, true)?, 1e-12, "broadcast")
     });
 }

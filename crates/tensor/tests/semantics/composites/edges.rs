@@ -1,7 +1,8 @@
 //! Gradients where a formula is not differentiable: PyTorch's value, or zero.
 
 use warpline::functional::{
-    AttentionOptions, Reduction, binary_cross_entropy, normalize, scaled_dot_product_attention,
+    AttentionOptions, NormalizeOptions, Reduction, binary_cross_entropy, normalize,
+    scaled_dot_product_attention,
 };
 use warpline::{DType, Result, Tensor, tensor};
 
@@ -24,7 +25,10 @@ fn norms_of_zero_have_a_gradient_of_zero() {
         assert_eq!(slope(&[0.0, 3.0], |x| x.vector_norm(2.0, 0))?, [0.0, 1.0]);
         assert_eq!(slope(&[2.0, 2.0], |x| x.std(0, 1))?, [0.0, 0.0]);
         assert_eq!(slope(&[2.0, 2.0], |x| x.cdist_of_itself())?, [0.0, 0.0]);
-        assert_eq!(slope(&[0.0, 0.0], |x| normalize(x, 2.0, 0, 0.5))?, [2.0, 2.0]);
+        assert_eq!(
+            slope(&[0.0, 0.0], |x| normalize(x, NormalizeOptions::new().dim(0).eps(0.5)))?,
+            [2.0, 2.0]
+        );
         Ok(())
     });
 }
@@ -59,7 +63,7 @@ fn logsumexp_of_infinities_is_that_of_a_limit() {
 fn certain_probabilities_have_finite_losses_and_gradients() {
     common::cpu(|_| {
         let (p, t) = (leaf(&[0.0, 1.0, 0.0])?, tensor([1f64, 1.0, 0.0], ())?);
-        let losses = binary_cross_entropy(&p, &t, None, Reduction::None)?;
+        let losses = binary_cross_entropy(&p, &t, Reduction::None)?;
         assert_eq!(losses.to_vec::<f64>()?, [100.0, 0.0, 0.0]);
         losses.sum(())?.backward()?;
         // As in PyTorch, the denominator is at least 1e-12.
@@ -78,8 +82,8 @@ fn queries_that_see_no_key_get_zeros_and_finite_gradients() {
             let q = leaf(&[1.0, 2.0])?;
             let k = tensor([3f64, 4.0], ())?.unsqueeze(1)?;
             let v = tensor([5f64, 6.0], ())?.unsqueeze(1)?;
-            let options = AttentionOptions { attn_mask: Some(&mask), ..Default::default() };
-            let out = scaled_dot_product_attention(&q.unsqueeze(1)?, &k, &v, &options)?;
+            let options = AttentionOptions::new().attn_mask(&mask);
+            let out = scaled_dot_product_attention(&q.unsqueeze(1)?, &k, &v, options)?;
             assert_eq!(out.to_vec::<f64>()?, [5.0, 0.0]);
             out.sum(())?.backward()?;
             assert_eq!(grad(&q)?, [0.0, 0.0]);

@@ -8,7 +8,10 @@ use super::sample::{Arg, mask, x};
 
 const NAME: &str = "functional::scaled_dot_product_attention";
 
-fn attention(x: &[Tensor], options: &AttentionOptions<'_>) -> warpline::Result<Tensor> {
+fn attention<'a>(
+    x: &'a [Tensor],
+    options: impl Into<AttentionOptions<'a>>,
+) -> warpline::Result<Tensor> {
     scaled_dot_product_attention(&x[0], &x[1], &x[2], options)
 }
 
@@ -24,29 +27,28 @@ pub(super) fn entries() -> Vec<Entry> {
     let causal = three(&[1, 2, 3, 4], &[1, 1, 3, 4], &[1, 1, 3, 2]);
     let entries = vec![
         Entry::new(NAME, floats, [plain.clone(), three(&[2, 3], &[2, 3], &[2, 3])], |x| {
-            attention(x, &AttentionOptions::default())
+            attention(x, ())
         }),
         Entry::new(NAME, floats, [three(&[1, 2, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2])], |x| {
-            attention(x, &AttentionOptions { is_causal: true, ..Default::default() })
+            attention(x, AttentionOptions::new().is_causal(true))
         })
         .with("causal"),
         Entry::new(NAME, floats, with(x(&[3, 4])), |x| {
             let (attn_mask, scale) = (Some(&x[3]), Some(0.3));
-            attention(x, &AttentionOptions { attn_mask, scale, ..Default::default() })
+            attention(x, AttentionOptions::new().attn_mask(attn_mask).scale(scale))
         })
         .with("mask of numbers"),
         Entry::new(NAME, floats, with(mask(&[3, 4])), |x| {
-            attention(x, &AttentionOptions { attn_mask: Some(&x[3]), ..Default::default() })
+            attention(x, AttentionOptions::new().attn_mask(&x[3]))
         })
         .with("mask of bools"),
         Entry::new(NAME, floats, [grouped], |x| {
-            attention(x, &AttentionOptions { enable_gqa: true, ..Default::default() })
+            attention(x, AttentionOptions::new().enable_gqa(true))
         })
         .with("groups"),
         Entry::new(NAME, floats, [causal], |x| {
-            let options =
-                AttentionOptions { is_causal: true, enable_gqa: true, ..Default::default() };
-            attention(x, &options)
+            let options = AttentionOptions::new().is_causal(true).enable_gqa(true);
+            attention(x, options)
         })
         .with("causal groups"),
     ];

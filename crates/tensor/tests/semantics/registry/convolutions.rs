@@ -24,75 +24,75 @@ pub(super) fn entries() -> Vec<Entry> {
 }
 
 fn convolutions() -> Vec<Entry> {
-    let all =
-        || ConvOptions { stride: [2, 1], padding: [1, 2].into(), dilation: [1, 2], groups: 2 };
+    let all = || ConvOptions::new().stride([2, 1]).padding([1, 2]).dilation([1, 2]).groups(2);
     vec![
         Entry::new("functional::conv1d", floats, two(&[1, 2, 5], &[2, 2, 3]), |x| {
-            let options = ConvOptions { padding: Padding::Same, ..Default::default() };
-            conv1d(&x[0], &x[1], None, &options)
+            let options = ConvOptions::new().padding(Padding::Same);
+            conv1d(&x[0], &x[1], None, options)
         }),
         Entry::new("functional::conv2d", floats, three(&[2, 4, 3, 4], &[2, 4, 2, 2], 2), |x| {
-            conv2d(&x[0], &x[1], Some(&x[2]), &ConvOptions::default())
+            conv2d(&x[0], &x[1], Some(&x[2]), ())
         }),
         Entry::new(
             "functional::conv2d",
             floats,
             three(&[2, 4, 3, 4], &[2, 2, 2, 2], 2),
-            move |x| conv2d(&x[0], &x[1], Some(&x[2]), &all()),
+            move |x| conv2d(&x[0], &x[1], Some(&x[2]), all()),
         )
         .with("all options"),
         Entry::new(
             "functional::conv2d",
             floats,
             two(&[2, 3, 4], &[3, 2, 1, 1]),
-            |x: &[Tensor]| conv2d(&x[0], &x[1], None, &ConvOptions::default()),
+            |x: &[Tensor]| conv2d(&x[0], &x[1], None, ()),
         )
         .with("without batch"),
         Entry::new("functional::conv3d", floats, two(&[1, 1, 2, 3, 2], &[2, 1, 2, 2, 1]), |x| {
-            conv3d(&x[0], &x[1], None, &ConvOptions::default())
+            conv3d(&x[0], &x[1], None, ())
         }),
     ]
 }
 
 fn transposed() -> Vec<Entry> {
-    let all = || ConvTransposeOptions {
-        stride: [2, 1],
-        padding: [1, 0],
-        output_padding: [1, 0],
-        dilation: [1, 2],
-        groups: 2,
+    let all = || {
+        ConvTransposeOptions::new()
+            .stride([2, 1])
+            .padding([1, 0])
+            .output_padding([1, 0])
+            .dilation([1, 2])
+            .groups(2)
     };
     vec![
         Entry::new("functional::conv_transpose1d", floats, two(&[1, 2, 4], &[2, 2, 3]), |x| {
-            conv_transpose1d(&x[0], &x[1], None, &ConvTransposeOptions::default())
+            conv_transpose1d(&x[0], &x[1], None, ())
         }),
         Entry::new(
             "functional::conv_transpose2d",
             floats,
             three(&[1, 2, 2, 3], &[2, 2, 2, 2], 4),
-            move |x| conv_transpose2d(&x[0], &x[1], Some(&x[2]), &all()),
+            move |x| conv_transpose2d(&x[0], &x[1], Some(&x[2]), all()),
         ),
         Entry::new(
             "functional::conv_transpose3d",
             floats,
             two(&[1, 1, 2, 2, 2], &[1, 2, 2, 1, 2]),
-            |x| conv_transpose3d(&x[0], &x[1], None, &ConvTransposeOptions::default()),
+            |x| conv_transpose3d(&x[0], &x[1], None, ()),
         ),
     ]
 }
 
 fn columns() -> Vec<Entry> {
-    let padded = || FoldOptions { padding: [1, 0], stride: [2, 1], ..Default::default() };
+    let padded = || FoldOptions::new().padding([1, 0]).stride([2, 1]);
     vec![
         Entry::new("functional::unfold", floats, [vec![x(&[1, 2, 4, 5])]], |x| {
-            unfold(&x[0], [2, 2], &FoldOptions::default())
+            unfold(&x[0], [2, 2], ())
         }),
         Entry::new("functional::unfold", floats, [vec![x(&[1, 2, 4, 5])]], move |x| {
-            unfold(&x[0], [2, 2], &padded())
+            unfold(&x[0], [2, 2], padded())
         })
         .with("padded"),
         Entry::new("functional::fold", floats, [vec![x(&[1, 4, 4])]], |x| {
-            fold(&x[0], [3, 3], [2, 2], &FoldOptions::default())
+            fold(&x[0], [3, 3], [2, 2], ())
         }),
     ]
 }

@@ -43,9 +43,9 @@ fn read() -> Vec<Entry> {
         ),
         Entry::new("embedding", every, [vec![x(&[3, 2]), places()]], |x| embedding(&x[0], &x[1])),
         Entry::new("functional::embedding", every, [vec![x(&[3, 2]), places()]], |x| {
-            functional::embedding(&x[1], &x[0], None)
+            functional::embedding(&x[1], &x[0], ())
         }),
-        Entry::new("functional::one_hot", every, [vec![places()]], |x| one_hot(&x[0], Some(4)))
+        Entry::new("functional::one_hot", every, [vec![places()]], |x| one_hot(&x[0], 4))
             .constant(embedded),
         Entry::new("Tensor::take", every, [vec![x(&[2, 3]), indices(&[0, 5, 0], &[3])]], |x| {
             x[0].take(&x[1])

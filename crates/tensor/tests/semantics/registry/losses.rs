@@ -19,7 +19,7 @@ pub(super) fn entries() -> Vec<Entry> {
     entries.extend(REDUCTIONS.into_iter().flat_map(classes));
     entries.push(
         Entry::new("functional::kl_div", numbers, [vec![x(&[2, 3]), positive(&[2, 3])]], |x| {
-            kl_div(&x[0], &x[1], Reduction::BatchMean, false)
+            kl_div(&x[0], &x[1], Reduction::BatchMean)
         })
         .with("BatchMean"),
     );
@@ -38,8 +38,12 @@ fn distances(reduction: Reduction) -> Vec<Entry> {
     vec![
         loss("functional::mse_loss", |a, b, reduction| mse_loss(a, b, reduction)).of(means),
         loss("functional::l1_loss", |a, b, reduction| l1_loss(a, b, reduction)).of(means),
-        loss("functional::huber_loss", |a, b, reduction| huber_loss(a, b, reduction, 0.7)),
-        loss("functional::smooth_l1_loss", |a, b, reduction| smooth_l1_loss(a, b, reduction, 0.7)),
+        loss("functional::huber_loss", |a, b, reduction| {
+            huber_loss(a, b, HuberLossOptions::from(reduction).delta(0.7))
+        }),
+        loss("functional::smooth_l1_loss", |a, b, reduction| {
+            smooth_l1_loss(a, b, SmoothL1LossOptions::from(reduction).beta(0.7))
+        }),
     ]
 }
 
@@ -52,33 +56,43 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
     };
     let entries = [
         Entry::new("functional::binary_cross_entropy", numbers, [unit()], move |x| {
-            binary_cross_entropy(&x[0], &x[1], None, reduction)
+            binary_cross_entropy(&x[0], &x[1], reduction)
         }),
         Entry::new("functional::binary_cross_entropy", numbers, weighted(), move |x| {
-            binary_cross_entropy(&x[0], &x[1], &x[2], reduction)
+            binary_cross_entropy(
+                &x[0],
+                &x[1],
+                BinaryCrossEntropyOptions::from(reduction).weight(&x[2]),
+            )
         })
         .with("weight "),
         Entry::new(
             "functional::binary_cross_entropy_with_logits",
             floats,
             [vec![x(&[2, 3]), within(&[2, 3], 0.1..0.9)]],
-            move |x| binary_cross_entropy_with_logits(&x[0], &x[1], None, reduction, None),
+            move |x| binary_cross_entropy_with_logits(&x[0], &x[1], reduction),
         ),
         Entry::new(
             "functional::binary_cross_entropy_with_logits",
             floats,
             [vec![x(&[2, 3]), within(&[2, 3], 0.1..0.9), positive(&[3])]],
-            move |x| binary_cross_entropy_with_logits(&x[0], &x[1], None, reduction, &x[2]),
+            move |x| {
+                binary_cross_entropy_with_logits(
+                    &x[0],
+                    &x[1],
+                    BinaryCrossEntropyWithLogitsOptions::from(reduction).pos_weight(&x[2]),
+                )
+            },
         )
         .with("weight of positives "),
         Entry::new(
             "functional::kl_div",
             numbers,
             [vec![x(&[2, 3]), positive(&[2, 3])]],
-            move |x| kl_div(&x[0], &x[1], reduction, false),
+            move |x| kl_div(&x[0], &x[1], reduction),
         ),
         Entry::new("functional::kl_div", numbers, [vec![x(&[2, 3]), x(&[2, 3])]], move |x| {
-            kl_div(&x[0], &x[1], reduction, true)
+            kl_div(&x[0], &x[1], KlDivOptions::from(reduction).log_target(true))
         })
         .with("logarithm "),
     ];
@@ -89,17 +103,16 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
     let classes = || indices(&[1, 0, 2], &[3]);
     let entries = [
         Entry::new("functional::cross_entropy", floats, [vec![x(&[3, 3]), classes()]], move |x| {
-            let options = CrossEntropyOptions { reduction, ..Default::default() };
-            cross_entropy(&x[0], &x[1], &options)
+            let options = CrossEntropyOptions::new().reduction(reduction);
+            cross_entropy(&x[0], &x[1], options)
         }),
         Entry::new(
             "functional::cross_entropy",
             floats,
             [vec![x(&[3, 4]), indices(&[2, -100, 0], &[3])]],
             move |x| {
-                let options =
-                    CrossEntropyOptions { label_smoothing: 0.2, reduction, ..Default::default() };
-                cross_entropy(&x[0], &x[1], &options)
+                let options = CrossEntropyOptions::new().label_smoothing(0.2).reduction(reduction);
+                cross_entropy(&x[0], &x[1], options)
             },
         )
         .with("smoothing "),
@@ -108,13 +121,12 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), classes(), positive(&[3])]],
             move |x| {
-                let options = CrossEntropyOptions {
-                    weight: Some(&x[2]),
-                    label_smoothing: 0.1,
-                    ignore_index: 0,
-                    reduction,
-                };
-                cross_entropy(&x[0], &x[1], &options)
+                let options = CrossEntropyOptions::new()
+                    .weight(&x[2])
+                    .label_smoothing(0.1)
+                    .ignore_index(0)
+                    .reduction(reduction);
+                cross_entropy(&x[0], &x[1], options)
             },
         )
         .with("weight "),
@@ -123,8 +135,8 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3])]],
             move |x| {
-                let options = CrossEntropyOptions { reduction, ..Default::default() };
-                cross_entropy(&x[0], &x[1], &options)
+                let options = CrossEntropyOptions::new().reduction(reduction);
+                cross_entropy(&x[0], &x[1], options)
             },
         )
         .with("probabilities "),
@@ -133,18 +145,16 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3]), positive(&[3])]],
             move |x| {
-                let options = CrossEntropyOptions {
-                    weight: Some(&x[2]),
-                    label_smoothing: 0.1,
-                    reduction,
-                    ..Default::default()
-                };
-                cross_entropy(&x[0], &x[1], &options)
+                let options = CrossEntropyOptions::new()
+                    .weight(&x[2])
+                    .label_smoothing(0.1)
+                    .reduction(reduction);
+                cross_entropy(&x[0], &x[1], options)
             },
         )
         .with("weighted probabilities "),
         Entry::new("functional::nll_loss", numbers, [vec![x(&[3, 3]), classes()]], move |x| {
-            nll_loss(&x[0], &x[1], &NllLossOptions { reduction, ..Default::default() })
+            nll_loss(&x[0], &x[1], NllLossOptions::new().reduction(reduction))
         }),
         Entry::new(
             "functional::nll_loss",
@@ -152,7 +162,11 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             [vec![x(&[3, 3]), classes(), positive(&[3])]],
             move |x| {
                 let weight = Some(&x[2]);
-                nll_loss(&x[0], &x[1], &NllLossOptions { weight, ignore_index: 0, reduction })
+                nll_loss(
+                    &x[0],
+                    &x[1],
+                    NllLossOptions::new().weight(weight).ignore_index(0).reduction(reduction),
+                )
             },
         )
         .with("weight "),

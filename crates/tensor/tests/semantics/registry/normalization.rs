@@ -22,25 +22,23 @@ fn rows() -> Vec<Entry> {
             "functional::layer_norm",
             floats,
             [three(&[2, 3], &[3]), three(&[2, 1, 4], &[4]), three(&[0, 3], &[3])],
-            |x| layer_norm(&x[0], x[1].size(), &x[1], &x[2], 1e-5),
+            |x| layer_norm(&x[0], x[1].size(), LayerNormOptions::new().weight(&x[1]).bias(&x[2])),
         ),
         Entry::new("functional::layer_norm", floats, [three(&[2, 2, 3], &[2, 3])], |x| {
-            layer_norm(&x[0], [2, 3], &x[1], &x[2], 1e-2)
+            layer_norm(&x[0], [2, 3], LayerNormOptions::new().weight(&x[1]).bias(&x[2]).eps(1e-2))
         })
         .with("of two dimensions"),
         Entry::new("functional::layer_norm", floats, [vec![x(&[2, 3])]], |x| {
-            layer_norm(&x[0], 3, None, None, 1e-5)
+            layer_norm(&x[0], 3, ())
         })
         .with("without weight"),
         Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3]), x(&[3])]], |x| {
-            rms_norm(&x[0], 3, &x[1], 1e-5)
+            rms_norm(&x[0], 3, RmsNormOptions::new().weight(&x[1]).eps(1e-5))
         }),
-        Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3])]], |x| {
-            rms_norm(&x[0], 3, None, None)
-        })
-        .with("without weight"),
+        Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3])]], |x| rms_norm(&x[0], 3, ()))
+            .with("without weight"),
         Entry::new("functional::group_norm", floats, [three(&[2, 4, 2], &[4])], |x| {
-            group_norm(&x[0], 2, &x[1], &x[2], 1e-5)
+            group_norm(&x[0], 2, GroupNormOptions::new().weight(&x[1]).bias(&x[2]))
         }),
     ]
 }
@@ -58,24 +56,23 @@ fn channels() -> Vec<Entry> {
             [three(&[4, 3], &[3]), three(&[3, 2, 2], &[2])],
             |x| {
                 let (weight, bias) = (Some(&x[1]), Some(&x[2]));
-                let options =
-                    BatchNormOptions { weight, bias, training: true, ..Default::default() };
-                batch_norm(&x[0], None, None, &options)
+                let options = BatchNormOptions::new().weight(weight).bias(bias).training(true);
+                batch_norm(&x[0], None, None, options)
             },
         )
         .with("training"),
         Entry::new("functional::batch_norm", numbers, evaluated(), |x| {
             let (weight, bias) = (Some(&x[1]), Some(&x[2]));
-            let options = BatchNormOptions { weight, bias, training: false, ..Default::default() };
-            batch_norm(&x[0], &x[3], &x[4], &options)
+            let options = BatchNormOptions::new().weight(weight).bias(bias).training(false);
+            batch_norm(&x[0], &x[3], &x[4], options)
         })
         .with("evaluation"),
         Entry::new("functional::instance_norm", floats, [vec![x(&[2, 2, 3])]], |x| {
-            instance_norm(&x[0], None, None, &Default::default())
+            instance_norm(&x[0], None, None, ())
         }),
         Entry::new("functional::instance_norm", floats, [vec![x(&[2, 2, 3]), x(&[2])]], |x| {
-            let options = InstanceNormOptions { weight: Some(&x[1]), ..Default::default() };
-            instance_norm(&x[0], None, None, &options)
+            let options = InstanceNormOptions::new().weight(&x[1]);
+            instance_norm(&x[0], None, None, options)
         })
         .with("weight"),
     ]

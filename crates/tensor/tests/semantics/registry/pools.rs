@@ -35,20 +35,19 @@ pub(super) fn entries() -> Vec<Entry> {
 }
 
 fn largest() -> Vec<Entry> {
-    const MAX: MaxPoolOptions<2> =
-        MaxPoolOptions { stride: Some([1, 2]), padding: [1, 1], dilation: [1, 1], ceil_mode: true };
+    fn options() -> MaxPoolOptions<2> {
+        MaxPoolOptions::new().stride([1, 2]).padding(1).ceil_mode(true)
+    }
     vec![
-        of("functional::max_pool1d", rows(), |x| max_pool1d(x, [2], &Default::default())),
-        of("functional::max_pool1d_with_indices", rows(), |x| {
-            max_pool1d_with_indices(x, [2], &Default::default())
-        }),
-        of("functional::max_pool2d", images(), |x| max_pool2d(x, [2, 3], &MAX)),
+        of("functional::max_pool1d", rows(), |x| max_pool1d(x, [2], ())),
+        of("functional::max_pool1d_with_indices", rows(), |x| max_pool1d_with_indices(x, [2], ())),
+        of("functional::max_pool2d", images(), |x| max_pool2d(x, [2, 3], options())),
         of("functional::max_pool2d_with_indices", images(), |x| {
-            max_pool2d_with_indices(x, [2, 3], &MAX)
+            max_pool2d_with_indices(x, [2, 3], options())
         }),
-        of("functional::max_pool3d", volumes(), |x| max_pool3d(x, [2, 1, 2], &Default::default())),
+        of("functional::max_pool3d", volumes(), |x| max_pool3d(x, [2, 1, 2], ())),
         of("functional::max_pool3d_with_indices", volumes(), |x| {
-            max_pool3d_with_indices(x, [2, 1, 2], &Default::default())
+            max_pool3d_with_indices(x, [2, 1, 2], ())
         }),
         of("functional::adaptive_max_pool1d", rows(), |x| adaptive_max_pool1d(x, [3])),
         of("functional::adaptive_max_pool1d_with_indices", rows(), |x| {
@@ -66,17 +65,13 @@ fn largest() -> Vec<Entry> {
 }
 
 fn averages() -> Vec<Entry> {
-    const OPTIONS: AvgPoolOptions<2> = AvgPoolOptions {
-        stride: Some([2, 2]),
-        padding: [1, 1],
-        ceil_mode: true,
-        count_include_pad: false,
-        divisor_override: None,
-    };
+    fn options() -> AvgPoolOptions<2> {
+        AvgPoolOptions::new().stride(2).padding(1).ceil_mode(true).count_include_pad(false)
+    }
     vec![
-        of("functional::avg_pool1d", rows(), |x| avg_pool1d(x, [2], &Default::default())),
-        of("functional::avg_pool2d", images(), |x| avg_pool2d(x, [2, 3], &OPTIONS)),
-        of("functional::avg_pool3d", volumes(), |x| avg_pool3d(x, [2, 1, 2], &Default::default())),
+        of("functional::avg_pool1d", rows(), |x| avg_pool1d(x, [2], ())),
+        of("functional::avg_pool2d", images(), |x| avg_pool2d(x, [2, 3], options())),
+        of("functional::avg_pool3d", volumes(), |x| avg_pool3d(x, [2, 1, 2], ())),
         of("functional::adaptive_avg_pool1d", rows(), |x| adaptive_avg_pool1d(x, [3])),
         of("functional::adaptive_avg_pool2d", images(), |x| adaptive_avg_pool2d(x, [3, 2])),
         of("functional::adaptive_avg_pool3d", volumes(), |x| adaptive_avg_pool3d(x, [2, 1, 2])),
@@ -97,9 +92,9 @@ fn resized() -> Vec<Entry> {
         (InterpolateMode::Trilinear, &[1, 1, 2, 3, 2], vec![3, 2, 4]),
     ];
     let entries = images.into_iter().chain(others).map(|(mode, sizes, size)| {
-        let options = InterpolateOptions { size: Some(size), mode, ..Default::default() };
+        let options = InterpolateOptions::new().size(size).mode(mode);
         Entry::new("functional::interpolate", floats, [vec![x(sizes)]], move |x: &[Tensor]| {
-            interpolate(&x[0], &options)
+            interpolate(&x[0], options.clone())
         })
         .with(format!("{mode:?}"))
     });
@@ -120,10 +115,8 @@ fn padded() -> Vec<Entry> {
         .with(format!("{mode:?}"))
     });
     let others = [
-        Entry::new("functional::pad", every, [vec![x(&[3, 3])]], |x| {
-            pad(&x[0], &[-1, 2], PadMode::default())
-        })
-        .with("negative"),
+        Entry::new("functional::pad", every, [vec![x(&[3, 3])]], |x| pad(&x[0], &[-1, 2], ()))
+            .with("negative"),
         Entry::new("functional::pixel_shuffle", every, [vec![x(&[1, 4, 2, 2])]], |x| {
             pixel_shuffle(&x[0], 2)
         }),

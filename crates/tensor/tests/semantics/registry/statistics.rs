@@ -57,7 +57,7 @@ fn norms() -> Vec<Entry> {
             .with("p = 0")
             .constant("the result is a count"),
     );
-    let call = |x: &[Tensor]| normalize(&x[0], 2.0, 1, 1e-12);
+    let call = |x: &[Tensor]| normalize(&x[0], ());
     entries.push(Entry::new("functional::normalize", floats, matrices(), call));
     entries
 }
@@ -75,7 +75,7 @@ fn distances() -> Vec<Entry> {
     let call = |x: &[Tensor]| x[0].cdist(&x[1], 2.0);
     entries.push(Entry::new("Tensor::cdist", floats, many, call).with("by a product"));
     let pairs = [vec![x(&[2, 3]), x(&[2, 3])], vec![x(&[2, 3]), x(&[1, 3])]];
-    let call = |x: &[Tensor]| cosine_similarity(&x[0], &x[1], 1, 1e-8);
+    let call = |x: &[Tensor]| cosine_similarity(&x[0], &x[1], ());
     entries.push(Entry::new("functional::cosine_similarity", floats, pairs, call));
     entries
 }

@@ -14,28 +14,27 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
     let bias = || args.tensor(2).ok();
     macro_rules! conv {
         ($name:ident) => {
-            one(input().and_then(|x| f::$name(x, args.tensor(1)?, bias(), &options(args))))
+            one(input().and_then(|x| f::$name(x, args.tensor(1)?, bias(), options(args))))
         };
     }
     macro_rules! conv_transpose {
         ($name:ident) => {
-            one(input().and_then(|x| f::$name(x, args.tensor(1)?, bias(), &transposed(args))))
+            one(input().and_then(|x| f::$name(x, args.tensor(1)?, bias(), transposed(args))))
         };
     }
     macro_rules! max_pool {
         ($name:ident $with_indices:ident) => {{
             let kernel = sizes(args, "kernel_size", 1);
             if args.flag("return_indices") {
-                pair(input().and_then(|x| f::$with_indices(x, kernel, &max_options(args))))
+                pair(input().and_then(|x| f::$with_indices(x, kernel, max_options(args))))
             } else {
-                one(input().and_then(|x| f::$name(x, kernel, &max_options(args))))
+                one(input().and_then(|x| f::$name(x, kernel, max_options(args))))
             }
         }};
     }
     macro_rules! avg_pool {
         ($name:ident) => {
-            one(input()
-                .and_then(|x| f::$name(x, sizes(args, "kernel_size", 1), &avg_options(args))))
+            one(input().and_then(|x| f::$name(x, sizes(args, "kernel_size", 1), avg_options(args))))
         };
     }
     macro_rules! adaptive {
@@ -57,12 +56,11 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         "adaptive_avg_pool2d" => adaptive!(adaptive_avg_pool2d),
         "adaptive_max_pool2d" => adaptive!(adaptive_max_pool2d),
         "im2col" => {
-            let options = FoldOptions {
-                stride: sizes(args, "stride", 1),
-                padding: sizes(args, "padding", 0),
-                dilation: sizes(args, "dilation", 1),
-            };
-            one(input().and_then(|x| f::unfold(x, sizes(args, "kernel_size", 1), &options)))
+            let options = FoldOptions::new()
+                .stride(sizes(args, "stride", 1))
+                .padding(sizes(args, "padding", 0))
+                .dilation(sizes(args, "dilation", 1));
+            one(input().and_then(|x| f::unfold(x, sizes(args, "kernel_size", 1), options)))
         }
         "interpolate" => {
             let numbers = |name: &str| args.attrs[name].as_array().into_iter().flatten();
@@ -70,22 +68,24 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
             let factors: Vec<f64> =
                 numbers("scale_factor").filter_map(Value::as_f64).chain(factor).collect();
             let size: Vec<usize> = args.ints("size").iter().map(|&n| n as usize).collect();
-            let options = InterpolateOptions {
-                size: (!size.is_empty()).then_some(size),
-                scale_factor: (!factors.is_empty()).then_some(factors),
-                mode: match args.attrs["mode"].as_str() {
-                    Some("nearest-exact") => InterpolateMode::NearestExact,
-                    Some("linear") => InterpolateMode::Linear,
-                    Some("bilinear") => InterpolateMode::Bilinear,
-                    Some("bicubic") => InterpolateMode::Bicubic,
-                    Some("trilinear") => InterpolateMode::Trilinear,
-                    Some("area") => InterpolateMode::Area,
-                    _ => InterpolateMode::Nearest,
-                },
-                align_corners: args.flag("align_corners"),
-                ..Default::default()
+            let mode = match args.attrs["mode"].as_str() {
+                Some("nearest-exact") => InterpolateMode::NearestExact,
+                Some("linear") => InterpolateMode::Linear,
+                Some("bilinear") => InterpolateMode::Bilinear,
+                Some("bicubic") => InterpolateMode::Bicubic,
+                Some("trilinear") => InterpolateMode::Trilinear,
+                Some("area") => InterpolateMode::Area,
+                _ => InterpolateMode::Nearest,
             };
-            one(input().and_then(|x| f::interpolate(x, &options)))
+            let mut options =
+                InterpolateOptions::new().mode(mode).align_corners(args.flag("align_corners"));
+            if !size.is_empty() {
+                options = options.size(size);
+            }
+            if !factors.is_empty() {
+                options = options.scale_factor(&factors[..]);
+            }
+            one(input().and_then(|x| f::interpolate(x, options)))
         }
         _ => None,
     }
@@ -103,44 +103,35 @@ fn options<const D: usize>(args: &Args<'_>) -> ConvOptions<D> {
         Some(_) => Padding::Valid,
         None => Padding::Zeros(sizes(args, "padding", 0)),
     };
-    ConvOptions {
-        stride: sizes(args, "stride", 1),
-        padding,
-        dilation: sizes(args, "dilation", 1),
-        groups: args.int("groups").unwrap_or(1) as usize,
-    }
+    ConvOptions::new()
+        .stride(sizes(args, "stride", 1))
+        .padding(padding)
+        .dilation(sizes(args, "dilation", 1))
+        .groups(args.int("groups").unwrap_or(1) as usize)
 }
 
 fn transposed<const D: usize>(args: &Args<'_>) -> ConvTransposeOptions<D> {
-    ConvTransposeOptions {
-        stride: sizes(args, "stride", 1),
-        padding: sizes(args, "padding", 0),
-        output_padding: sizes(args, "output_padding", 0),
-        dilation: sizes(args, "dilation", 1),
-        groups: args.int("groups").unwrap_or(1) as usize,
-    }
-}
-
-/// Reads `stride`, if the case has it.
-fn stride<const D: usize>(args: &Args<'_>) -> Option<[usize; D]> {
-    (!args.attrs["stride"].is_null()).then(|| sizes(args, "stride", 1))
+    ConvTransposeOptions::new()
+        .stride(sizes(args, "stride", 1))
+        .padding(sizes(args, "padding", 0))
+        .output_padding(sizes(args, "output_padding", 0))
+        .dilation(sizes(args, "dilation", 1))
+        .groups(args.int("groups").unwrap_or(1) as usize)
 }
 
 fn max_options<const D: usize>(args: &Args<'_>) -> MaxPoolOptions<D> {
-    MaxPoolOptions {
-        stride: stride(args),
-        padding: sizes(args, "padding", 0),
-        dilation: sizes(args, "dilation", 1),
-        ceil_mode: args.flag("ceil_mode"),
-    }
+    let options = MaxPoolOptions::new()
+        .padding(sizes(args, "padding", 0))
+        .dilation(sizes(args, "dilation", 1))
+        .ceil_mode(args.flag("ceil_mode"));
+    if args.attrs["stride"].is_null() { options } else { options.stride(sizes(args, "stride", 1)) }
 }
 
 fn avg_options<const D: usize>(args: &Args<'_>) -> AvgPoolOptions<D> {
-    AvgPoolOptions {
-        stride: stride(args),
-        padding: sizes(args, "padding", 0),
-        ceil_mode: args.flag("ceil_mode"),
-        count_include_pad: args.attrs["count_include_pad"].as_bool().unwrap_or(true),
-        divisor_override: args.int("divisor_override").ok().map(|v| v as i64),
-    }
+    let options = AvgPoolOptions::new()
+        .padding(sizes(args, "padding", 0))
+        .ceil_mode(args.flag("ceil_mode"))
+        .count_include_pad(args.attrs["count_include_pad"].as_bool().unwrap_or(true))
+        .divisor_override(args.int("divisor_override").ok().map(|v| v as i64));
+    if args.attrs["stride"].is_null() { options } else { options.stride(sizes(args, "stride", 1)) }
 }

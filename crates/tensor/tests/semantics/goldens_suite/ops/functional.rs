@@ -48,8 +48,15 @@ fn simple(op: &str, args: &Args<'_>) -> Result<Tensor> {
         }
         "glu" => f::glu(a, args.int("dim")?),
         "softmin" => f::softmin(a, args.int("dim")?),
-        "normalize" => f::normalize(a, float(args, "p", 2.0), args.int("dim")?, 1e-12),
-        "cosine_similarity" => f::cosine_similarity(a, args.tensor(1)?, args.int("dim")?, 1e-8),
+        "normalize" => f::normalize(
+            a,
+            f::NormalizeOptions::new().p(float(args, "p", 2.0)).dim(args.int("dim")?),
+        ),
+        "cosine_similarity" => f::cosine_similarity(
+            a,
+            args.tensor(1)?,
+            f::CosineSimilarityOptions::new().dim(args.int("dim")?),
+        ),
         "pixel_shuffle" => f::pixel_shuffle(a, args.int("upscale_factor")? as usize),
         "pixel_unshuffle" => f::pixel_unshuffle(a, args.int("downscale_factor")? as usize),
         _ => f::linear(a, args.tensor(1)?, args.tensor(2).ok()),
@@ -61,30 +68,35 @@ fn norm(op: &str, args: &Args<'_>) -> Result<Tensor> {
     let shape: Vec<usize> = args.ints("normalized_shape").iter().map(|&n| n as usize).collect();
     let (weight, bias) = (args.tensor(1).ok(), args.tensor(2).ok());
     match op {
-        "layer_norm" => f::layer_norm(a, shape, weight, bias, eps),
-        "rms_norm" => f::rms_norm(a, shape, weight, eps),
-        "group_norm" => f::group_norm(a, args.int("num_groups")? as usize, weight, bias, eps),
+        "layer_norm" => {
+            f::layer_norm(a, shape, f::LayerNormOptions::new().weight(weight).bias(bias).eps(eps))
+        }
+        "rms_norm" => f::rms_norm(a, shape, f::RmsNormOptions::new().weight(weight).eps(eps)),
+        "group_norm" => f::group_norm(
+            a,
+            args.int("num_groups")? as usize,
+            f::GroupNormOptions::new().weight(weight).bias(bias).eps(eps),
+        ),
         "instance_norm" => {
-            let options = InstanceNormOptions { eps, ..Default::default() };
-            f::instance_norm(a, None, None, &options)
+            let options = InstanceNormOptions::new().eps(eps);
+            f::instance_norm(a, None, None, options)
         }
         _ => {
             let training = args.flag("training");
-            let options = BatchNormOptions { weight, bias, training, eps, ..Default::default() };
-            f::batch_norm(a, args.tensor(3).ok(), args.tensor(4).ok(), &options)
+            let options =
+                BatchNormOptions::new().weight(weight).bias(bias).training(training).eps(eps);
+            f::batch_norm(a, args.tensor(3).ok(), args.tensor(4).ok(), options)
         }
     }
 }
 
 fn attention(args: &Args<'_>) -> Result<Tensor> {
-    let options = AttentionOptions {
-        attn_mask: args.tensor(3).ok(),
-        is_causal: args.flag("is_causal"),
-        scale: args.attrs["scale"].as_f64(),
-        enable_gqa: args.flag("enable_gqa"),
-        ..Default::default()
-    };
-    f::scaled_dot_product_attention(args.tensor(0)?, args.tensor(1)?, args.tensor(2)?, &options)
+    let options = AttentionOptions::new()
+        .attn_mask(args.tensor(3).ok())
+        .is_causal(args.flag("is_causal"))
+        .scale(args.attrs["scale"].as_f64())
+        .enable_gqa(args.flag("enable_gqa"));
+    f::scaled_dot_product_attention(args.tensor(0)?, args.tensor(1)?, args.tensor(2)?, options)
 }
 
 fn loss(op: &str, args: &Args<'_>) -> Result<Tensor> {
@@ -99,20 +111,42 @@ fn loss(op: &str, args: &Args<'_>) -> Result<Tensor> {
     match op {
         "cross_entropy" => {
             let label_smoothing = float(args, "label_smoothing", 0.0);
-            let options =
-                CrossEntropyOptions { weight, reduction, label_smoothing, ..Default::default() };
-            f::cross_entropy(a, target, &options)
+            let options = CrossEntropyOptions::new()
+                .weight(weight)
+                .reduction(reduction)
+                .label_smoothing(label_smoothing);
+            f::cross_entropy(a, target, options)
         }
         "nll_loss" => {
-            let options = NllLossOptions { weight, reduction, ..Default::default() };
-            f::nll_loss(a, target, &options)
+            let options = NllLossOptions::new().weight(weight).reduction(reduction);
+            f::nll_loss(a, target, options)
         }
         "mse_loss" => f::mse_loss(a, target, reduction),
         "l1_loss" => f::l1_loss(a, target, reduction),
-        "smooth_l1_loss" => f::smooth_l1_loss(a, target, reduction, float(args, "beta", 1.0)),
-        "huber_loss" => f::huber_loss(a, target, reduction, float(args, "delta", 1.0)),
-        "binary_cross_entropy" => f::binary_cross_entropy(a, target, weight, reduction),
-        "kl_div" => f::kl_div(a, target, reduction, args.flag("log_target")),
-        _ => f::binary_cross_entropy_with_logits(a, target, weight, reduction, None),
+        "smooth_l1_loss" => f::smooth_l1_loss(
+            a,
+            target,
+            f::SmoothL1LossOptions::from(reduction).beta(float(args, "beta", 1.0)),
+        ),
+        "huber_loss" => f::huber_loss(
+            a,
+            target,
+            f::HuberLossOptions::from(reduction).delta(float(args, "delta", 1.0)),
+        ),
+        "binary_cross_entropy" => f::binary_cross_entropy(
+            a,
+            target,
+            f::BinaryCrossEntropyOptions::from(reduction).weight(weight),
+        ),
+        "kl_div" => f::kl_div(
+            a,
+            target,
+            f::KlDivOptions::from(reduction).log_target(args.flag("log_target")),
+        ),
+        _ => f::binary_cross_entropy_with_logits(
+            a,
+            target,
+            f::BinaryCrossEntropyWithLogitsOptions::from(reduction).weight(weight),
+        ),
     }
 }

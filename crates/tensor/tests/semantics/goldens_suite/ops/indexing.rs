@@ -13,7 +13,13 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         "gather" => one(a.and_then(|a| a.gather(args.int("dim")?, index()?))),
         "embedding" => {
             let padding = args.int("padding_idx").ok();
-            one(a.and_then(|a| functional::embedding(index()?, a, padding)))
+            one(a.and_then(|a| {
+                functional::embedding(
+                    index()?,
+                    a,
+                    functional::EmbeddingOptions::new().padding_idx(padding),
+                )
+            }))
         }
         "scatter" if args.inputs.len() == 2 => {
             one(a
@@ -52,7 +58,9 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         "nonzero" => one(a.and_then(Tensor::nonzero)),
         "one_hot" => {
             let classes = args.int("num_classes").ok().map(|n| n as usize);
-            one(a.and_then(|a| functional::one_hot(a, classes)))
+            one(a.and_then(|a| {
+                functional::one_hot(a, functional::OneHotOptions::new().num_classes(classes))
+            }))
         }
         "bincount" => one(a.and_then(|a| {
             let least = args.int("minlength").unwrap_or(0) as usize;

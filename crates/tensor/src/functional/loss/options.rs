@@ -1,0 +1,116 @@
+//! Options of losses.
+
+use super::Reduction;
+#[cfg(doc)]
+use super::{
+    binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
+    nll_loss, smooth_l1_loss,
+};
+use crate::Tensor;
+use crate::functional::options::options;
+
+options! {
+    /// Options of [`cross_entropy`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    CrossEntropyOptions ['a] ['a] {
+        /// Sets the weight of each class, `[classes]`. Default: 1 for each.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the class index of targets that do not count. Default: -100.
+        ignore_index: i64 = -100, i64;
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+        /// Sets the share of the target that is spread evenly over all classes, from 0 to 1. Default: 0.
+        label_smoothing: f64 = 0.0, f64;
+    }
+}
+
+options! {
+    /// Options of [`nll_loss`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    NllLossOptions ['a] ['a] {
+        /// Sets the weight of each class, `[classes]`. Default: 1 for each.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the class index of targets that do not count. Default: -100.
+        ignore_index: i64 = -100, i64;
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+    }
+}
+
+options! {
+    /// Options of [`smooth_l1_loss`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    SmoothL1LossOptions [] [] {
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+        /// Sets the difference below which the loss is a square. It must not be negative. Default: 1.
+        beta: f64 = 1.0, f64;
+    }
+}
+
+options! {
+    /// Options of [`huber_loss`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    HuberLossOptions [] [] {
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+        /// Sets the difference up to which the loss is a square. It must be above zero. Default: 1.
+        delta: f64 = 1.0, f64;
+    }
+}
+
+options! {
+    /// Options of [`binary_cross_entropy`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    BinaryCrossEntropyOptions ['a] ['a] {
+        /// Sets the factor of each loss, which broadcasts. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+    }
+}
+
+options! {
+    /// Options of [`binary_cross_entropy_with_logits`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    BinaryCrossEntropyWithLogitsOptions ['a] ['a] {
+        /// Sets the factor of each loss, which broadcasts. Default: none.
+        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+        /// Sets the factor of the losses of positive targets, which broadcasts. Default: none.
+        pos_weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+    }
+}
+
+options! {
+    /// Options of [`kl_div`]. A [`Reduction`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    KlDivOptions [] [] {
+        /// Sets the reduction of the losses of single elements. Default: mean.
+        reduction: Reduction = Reduction::Mean, Reduction;
+        /// Sets whether the target is of logarithms too. Default: `false`.
+        log_target: bool = false, bool;
+    }
+}
+
+/// Implements the conversion of a [`Reduction`] into options.
+macro_rules! reduces {
+    ($($options:ty)*) => {$(
+        impl From<Reduction> for $options {
+            fn from(reduction: Reduction) -> Self {
+                Self::new().reduction(reduction)
+            }
+        }
+    )*};
+}
+
+reduces! {
+    CrossEntropyOptions<'_>
+    NllLossOptions<'_>
+    SmoothL1LossOptions
+    HuberLossOptions
+    BinaryCrossEntropyOptions<'_>
+    BinaryCrossEntropyWithLogitsOptions<'_>
+    KlDivOptions
+}

@@ -1,0 +1,87 @@
+//! Options of functions and modules: `()`, or a struct with one setter per optional argument.
+
+/// Defines a struct of options: its defaults, its setters, and the conversion from `()`. A field is `name: type =
+/// default, type of the setter's argument`, followed by `=>` and a conversion if the two types differ. Its comment
+/// documents the setter.
+///
+/// Functions read the fields; the hidden names keep setters the only way to write them.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __options {
+    (
+        $(#[$meta:meta])*
+        $name:ident [$($generics:tt)*] [$($params:tt)*] {
+            $($(#[$doc:meta])* $field:ident: $ty:ty = $default:expr, $arg:ty $(=> $convert:expr)?;)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[non_exhaustive]
+        pub struct $name<$($generics)*> {
+            $(#[doc(hidden)] pub $field: $ty,)*
+        }
+
+        impl<$($generics)*> Default for $name<$($params)*> {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl<$($generics)*> From<()> for $name<$($params)*> {
+            fn from((): ()) -> Self {
+                Self::default()
+            }
+        }
+
+        impl<$($generics)*> $name<$($params)*> {
+            /// Creates options with the defaults.
+            #[must_use]
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $field(mut self, $field: $arg) -> Self {
+                    self.$field = $crate::__options!(@value $field $($convert)?);
+                    self
+                }
+            )*
+        }
+    };
+    (@value $field:ident) => { $field };
+    (@value $field:ident $convert:expr) => { ($convert)($field) };
+}
+
+pub(super) use crate::__options as options;
+
+/// A number for each of `D` dimensions: one number for all dimensions, or an array with one per dimension.
+///
+/// ```
+/// use warpline::functional::max_pool2d;
+///
+/// let image = warpline::ones([1, 4, 4], ())?;
+/// assert_eq!(max_pool2d(&image, 2, ())?.size(), [1, 2, 2]);
+/// assert_eq!(max_pool2d(&image, [1, 2], ())?.size(), [1, 4, 2]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no number per dimension",
+    label = "expected a `usize` for all dimensions, or `[usize; {D}]`"
+)]
+pub trait PerDimension<const D: usize> {
+    /// Returns one number per dimension.
+    fn per_dimension(self) -> [usize; D];
+}
+
+impl<const D: usize> PerDimension<D> for usize {
+    fn per_dimension(self) -> [usize; D] {
+        [self; D]
+    }
+}
+
+impl<const D: usize> PerDimension<D> for [usize; D] {
+    fn per_dimension(self) -> [usize; D] {
+        self
+    }
+}
