@@ -64,7 +64,8 @@ pub use methods::{
     ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
     arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin,
     linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type,
-    searchsorted, stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
+    searchsorted, stack, tensor, tensor_of_literals, tril_indices, triu_indices, vstack, where_cond,
+    zeros,
 };
 pub use options::TensorOptions;
 pub use shape::{IntoShape, IntoSizes};

@@ -9,6 +9,7 @@ mod elementwise;
 mod factories;
 pub(crate) mod indexing;
 mod inplace;
+mod literal;
 mod matmul;
 mod new_like;
 mod operators;
@@ -38,6 +39,7 @@ pub use factories::{
 };
 pub(crate) use indexing::embedding_padded;
 pub use indexing::{Index, IndexRange, IntoIndices, ScatterReduce, embedding};
+pub use literal::tensor_of_literals;
 pub use order::{isin, searchsorted};
 pub use pending::Pending;
 pub use powers::RoundingMode;
