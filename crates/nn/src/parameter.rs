@@ -4,11 +4,24 @@ use std::fmt;
 use std::ops::Deref;
 
 use warpline::autograd::mark_moved;
+use warpline::expr::Operand;
 use warpline::{Result, Tensor};
 
 use crate::module::{Member, MemberMut, Module, Visitor, VisitorMut};
 
 /// A tensor that is learned (`torch.nn.Parameter`). Dereferences to [`Tensor`].
+///
+/// A parameter is an operand in formulas:
+///
+/// ```
+/// use warpline::{expr, tensor};
+/// use warpline_nn::Parameter;
+///
+/// let scale = Parameter::new(tensor![2.0, 3.0]?)?;
+/// let y = expr!(scale * 2 + scale.sum(()))?;
+/// assert_eq!(y.to_vec::<f32>()?, [9.0, 11.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]
@@ -123,6 +136,20 @@ impl Deref for Buffer {
         &self.tensor
     }
 }
+
+macro_rules! operands {
+    ($($name:ident),*) => {$(
+        impl<'a> Operand for &'a $name {
+            type Operand = &'a Tensor;
+
+            fn operand(self) -> &'a Tensor {
+                self
+            }
+        }
+    )*};
+}
+
+operands!(Parameter, Buffer);
 
 /// Writes shape, dtype and device, but no values, because reading values would wait for the device.
 fn describe(tensor: &Tensor, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

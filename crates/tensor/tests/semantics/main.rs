@@ -44,6 +44,7 @@ mod extreme_arguments;
 mod factories;
 mod failures;
 mod formats;
+mod formulas;
 mod hazards;
 mod indexing;
 mod loss_arguments;
