@@ -69,7 +69,7 @@ pub use methods::{
     where_cond, zeros,
 };
 pub use options::TensorOptions;
-pub use shape::{IntoShape, IntoSizes};
+pub use shape::{Integer, IntoShape, IntoSizes};
 pub use tensor::Tensor;
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///

@@ -31,7 +31,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Types of parameters that contain integers.
-const TYPES: [&str; 13] = [
+const TYPES: [&str; 14] = [
     "usize",
     "isize",
     "i64",
@@ -42,6 +42,7 @@ const TYPES: [&str; 13] = [
     "IntoSizes",
     "IntoDims",
     "IntoDim",
+    "Integer",
     "IndexRange",
     "IntoIndices",
     "Window",
