@@ -19,6 +19,7 @@ mod powers;
 mod print;
 mod products;
 mod promote;
+mod read;
 mod reduce;
 mod reduce_backward;
 mod shapes;

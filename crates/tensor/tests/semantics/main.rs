@@ -61,6 +61,7 @@ mod ported;
 mod races;
 mod random;
 mod registry;
+mod sizes;
 mod sticky;
 mod streams;
 mod threads;
