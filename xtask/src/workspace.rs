@@ -40,6 +40,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-runtime",
         ],
     ),
+    ("warpline-macros", &[]),
     (
         "warpline",
         &[
@@ -51,9 +52,9 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-stream",
             "warpline-runtime",
             "warpline-kernels",
+            "warpline-macros",
         ],
     ),
-    ("warpline-nn-derive", &[]),
     (
         "warpline-nn",
         &[
@@ -66,7 +67,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-runtime",
             "warpline-kernels",
             "warpline",
-            "warpline-nn-derive",
+            "warpline-macros",
         ],
     ),
     (

@@ -35,7 +35,7 @@ pub use module::{
 };
 pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
-pub use warpline_nn_derive::Module;
+pub use warpline_macros::Module;
 
 /// Runs the programs of `docs/training.md` as documentation tests.
 #[cfg(doctest)]

@@ -4,11 +4,24 @@ use std::fmt;
 use std::ops::Deref;
 
 use warpline::autograd::mark_moved;
+use warpline::expr::Operand;
 use warpline::{Result, Tensor};
 
 use crate::module::{Member, MemberMut, Module, Visitor, VisitorMut};
 
 /// A tensor that is learned (`torch.nn.Parameter`). Dereferences to [`Tensor`].
+///
+/// A parameter is an operand in formulas:
+///
+/// ```
+/// use warpline::{expr, tensor};
+/// use warpline_nn::Parameter;
+///
+/// let scale = Parameter::new(tensor![2.0, 3.0]?)?;
+/// let y = expr!(scale * 2 + scale.sum(()))?;
+/// assert_eq!(y.to_vec::<f32>()?, [9.0, 11.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]
@@ -124,19 +137,26 @@ impl Deref for Buffer {
     }
 }
 
-/// A parameter where a function takes an optional tensor.
-impl<'a> From<&'a Parameter> for Option<&'a Tensor> {
-    fn from(parameter: &'a Parameter) -> Self {
-        Some(parameter)
-    }
+/// A parameter or buffer as the operand of a formula, and where a function takes an optional tensor.
+macro_rules! as_tensor {
+    ($($name:ident),*) => {$(
+        impl<'a> Operand for &'a $name {
+            type Operand = &'a Tensor;
+
+            fn operand(self) -> &'a Tensor {
+                self
+            }
+        }
+
+        impl<'a> From<&'a $name> for Option<&'a Tensor> {
+            fn from(tensor: &'a $name) -> Self {
+                Some(tensor)
+            }
+        }
+    )*};
 }
 
-/// A buffer where a function takes an optional tensor.
-impl<'a> From<&'a Buffer> for Option<&'a Tensor> {
-    fn from(buffer: &'a Buffer) -> Self {
-        Some(buffer)
-    }
-}
+as_tensor!(Parameter, Buffer);
 
 /// Writes shape, dtype and device, but no values, because reading values would wait for the device.
 fn describe(tensor: &Tensor, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

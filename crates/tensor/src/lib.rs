@@ -44,6 +44,7 @@ pub mod data;
 mod device;
 mod environment;
 mod exec;
+pub mod expr;
 pub mod functional;
 mod generator;
 #[cfg(doc)]
@@ -64,11 +65,39 @@ pub use methods::{
     ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
     arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin,
     linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type,
-    searchsorted, stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
+    searchsorted, stack, tensor, tensor_of_literals, tril_indices, triu_indices, vstack,
+    where_cond, zeros,
 };
 pub use options::TensorOptions;
-pub use shape::{IntoShape, IntoSizes};
+pub use shape::{Integer, IntoShape, IntoSizes};
 pub use tensor::Tensor;
+/// Computes a formula of tensors and numbers. Its value is a [`Result`].
+///
+/// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.
+///
+/// ```
+/// use warpline::{expr, tensor};
+///
+/// let (a, b, x) = (tensor![1.0, 2.0]?, tensor![3.0, 4.0]?, tensor![0.5, -0.5]?);
+/// let y = expr!(a + b * x - 2 * x.pow(2))?;
+/// assert_eq!(y.to_vec::<f32>()?, [2.0, -0.5]);
+/// let clipped = expr!(x * (x > 0) + (a - b).abs().mean(()))?;
+/// assert_eq!(clipped.to_vec::<f32>()?, [2.5, 2.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// - Operands are tensors, parameters and numbers of every type ([`expr::Operand`]). A variable, a field or an element
+///   of a slice is used by reference and is not moved.
+/// - The operators are `+ - * / % & | ^ << >>`, unary `-` and `!`, and the comparisons `== != < <= > >=`, which give a
+///   tensor of bools as in PyTorch. Between two numbers, all of them are those of Rust.
+/// - A call that returns a [`Result`] gives its value: `x.pow(2).sum(())` needs no `?`. To handle the `Result` of a
+///   call, take the call out of the formula.
+/// - `?`, `return`, `break 'label` and `continue 'label` do the same as outside. `break` and `continue` need a label.
+/// - Blocks, `if`, `match` and loops may contain formulas. Closures are plain Rust.
+///
+/// # Errors
+/// The first error of an operator or a call, in the order of evaluation.
+pub use warpline_macros::expr;
 pub use warpline_runtime::{
     Access, Category, DType, Device, Element, Error, ErrorKind, HostCacheStats, InvalidVariable,
     MemoryFormat, Race, RaceReport, RacingUse, Result, ResultExt, Runtime, RuntimeConfig, Scalar,

@@ -3,12 +3,12 @@
 use smallvec::SmallVec;
 use warpline_runtime::Sizes;
 
-/// The sizes of a new tensor: `[2, 3]`, `&[2, 3]`, a slice or `Vec` of `usize`, one `usize` for a tensor of one
-/// dimension, or `()` for a tensor without dimensions.
+/// The sizes of a new tensor: `[2, 3]`, `&[2, 3]`, `(2, 3)`, a slice or `Vec` of `usize`, one `usize` for a tensor of
+/// one dimension, or `()` for a tensor without dimensions.
 ///
 /// ```
 /// # use warpline::zeros;
-/// for t in [zeros([2, 3], ())?, zeros(&[2, 3], ())?, zeros(vec![2, 3], ())?] {
+/// for t in [zeros([2, 3], ())?, zeros(&[2, 3], ())?, zeros((2, 3), ())?, zeros(vec![2, 3], ())?] {
 ///     assert_eq!(t.size(), [2, 3]);
 /// }
 /// assert_eq!((zeros(3, ())?.size(), zeros((), ())?.dim()), (&[3][..], 0));
@@ -17,28 +17,63 @@ use warpline_runtime::Sizes;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no shape of a new tensor",
     label = "expected sizes such as `[2, 3]`",
-    note = "sizes are `usize`: an array, a reference to one, a slice, a `Vec`, one number, or `()`"
+    note = "sizes are `usize`: an array, a reference to one, a slice, a `Vec`, a tuple, one number, or `()`"
 )]
 pub trait IntoShape {
     /// Returns the sizes.
     fn into_shape(self) -> Sizes;
 }
 
+/// An integer argument, such as a dimension or an index: a `usize`, `isize`, `i32` or `i64`. A negative dimension or
+/// index counts from the end.
+///
+/// ```
+/// # use warpline::zeros;
+/// let t = zeros([2, 3], ())?;
+/// let last = t.dim() - 1;
+/// assert_eq!(t.softmax(last)?.size(), t.softmax(-1)?.size());
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no integer argument",
+    label = "expected an integer such as `-1`",
+    note = "integers are `usize`, `isize`, `i32` and `i64`"
+)]
+pub trait Integer: Copy {
+    /// Returns the integer. An integer above `isize::MAX`, which is no tensor's dimension, index or size, becomes
+    /// `isize::MAX`.
+    fn into_isize(self) -> isize;
+}
+
+macro_rules! integers {
+    ($($int:ty),*) => {$(
+        impl Integer for $int {
+            fn into_isize(self) -> isize {
+                isize::try_from(self).unwrap_or(if self > 0 { isize::MAX } else { isize::MIN })
+            }
+        }
+    )*};
+}
+
+integers!(i32, i64, isize, usize);
+
 /// The sizes that [`reshape`](crate::Tensor::reshape) and similar methods take. A size may be -1: `reshape`
-/// computes it from the other sizes. Arrays, slices and `Vec`s of `i32`, `i64`, `isize` or `usize`, one number,
-/// and `()` are sizes.
+/// computes it from the other sizes. Sizes are arrays, slices and `Vec`s of [`Integer`]s, tuples of up to six,
+/// whose types may differ, one number, and `()`.
 ///
 /// ```
 /// # use warpline::arange;
 /// let t = arange(6, ())?;
 /// assert_eq!(t.reshape([2, -1])?.size(), [2, 3]);
+/// let rows: usize = 3;
+/// assert_eq!(t.reshape((rows, -1))?.size(), [3, 2]);
 /// assert_eq!(t.reshape(arange(6, ())?.reshape([3, 2])?.size())?.reshape(-1)?.size(), [6]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no shape",
     label = "expected sizes such as `[2, -1]`",
-    note = "sizes are integers: an array, a reference to one, a slice, a `Vec`, one number, or `()`"
+    note = "sizes are integers: an array, a reference to one, a slice, a `Vec`, a tuple, one number, or `()`"
 )]
 pub trait IntoSizes {
     /// Returns the sizes.
@@ -82,29 +117,56 @@ shapes! {
     [] &Sizes;
 }
 
-macro_rules! sizes {
-    ($($int:ty),*) => {$(
-        sizes!(@list $int, [<const N: usize>] [$int; N]);
-        sizes!(@list $int, [<const N: usize>] &[$int; N]);
-        sizes!(@list $int, [] &[$int]);
-        sizes!(@list $int, [] Vec<$int>);
-        sizes!(@list $int, [] &Vec<$int>);
-        sizes!(@list $int, [] &SmallVec<[$int; 6]>);
+impl<I: Integer> IntoSizes for I {
+    fn into_sizes(self) -> SmallVec<[isize; 6]> {
+        SmallVec::from_iter([self.into_isize()])
+    }
+}
 
-        impl IntoSizes for $int {
+macro_rules! sizes {
+    ($([$($generic:tt)*] $ty:ty;)*) => {$(
+        impl<I: Integer, $($generic)*> IntoSizes for $ty {
             fn into_sizes(self) -> SmallVec<[isize; 6]> {
-                [self].into_sizes()
+                self.iter().map(|size| size.into_isize()).collect()
             }
         }
     )*};
-    (@list $int:ty, [$($generic:tt)*] $ty:ty) => {
-        impl $($generic)* IntoSizes for $ty {
-            fn into_sizes(self) -> SmallVec<[isize; 6]> {
-                // Saturates sizes that exceed `isize`: no tensor is as large as `isize::MAX`.
-                self.iter().map(|&size| isize::try_from(size).unwrap_or(isize::MAX)).collect()
-            }
-        }
-    };
 }
 
-sizes!(i32, i64, isize, usize);
+sizes! {
+    [const N: usize] [I; N];
+    [const N: usize] &[I; N];
+    [] &[I];
+    [] Vec<I>;
+    [] &Vec<I>;
+    [] &SmallVec<[I; 6]>;
+}
+
+macro_rules! tuples {
+    ($($($name:ident: $usize:ty),+;)*) => {$(
+        impl IntoShape for ($($usize,)+) {
+            fn into_shape(self) -> Sizes {
+                #[allow(non_snake_case)] // the tuple's parts are named after their types
+                let ($($name,)+) = self;
+                Sizes::from_slice(&[$($name),+])
+            }
+        }
+
+        impl<$($name: Integer),+> IntoSizes for ($($name,)+) {
+            fn into_sizes(self) -> SmallVec<[isize; 6]> {
+                #[allow(non_snake_case)]
+                let ($($name,)+) = self;
+                SmallVec::from_iter([$($name.into_isize()),+])
+            }
+        }
+    )*};
+}
+
+tuples! {
+    A: usize;
+    A: usize, B: usize;
+    A: usize, B: usize, C: usize;
+    A: usize, B: usize, C: usize, D: usize;
+    A: usize, B: usize, C: usize, D: usize, E: usize;
+    A: usize, B: usize, C: usize, D: usize, E: usize, F: usize;
+}

@@ -249,6 +249,19 @@ pub enum Scalar {
     Float(f64),
 }
 
+/// Integers that have no dtype of their own. An integer above [`i64::MAX`] becomes the nearest float.
+macro_rules! wide_integers {
+    ($($ty:ty),*) => {$(
+        impl From<$ty> for Scalar {
+            fn from(value: $ty) -> Self {
+                i64::try_from(value).map_or(Self::Float(value as f64), Self::Int)
+            }
+        }
+    )*};
+}
+
+wide_integers!(u16, u32, u64, u128, usize, i128, isize);
+
 impl Scalar {
     /// Returns the category of the number.
     #[must_use]

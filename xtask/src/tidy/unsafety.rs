@@ -51,9 +51,9 @@ const SAFE_CRATES: &[&str] = &[
     "crates/files/src/lib.rs",
     "crates/alloc/src/lib.rs",
     "crates/stream/src/lib.rs",
+    "crates/macros/src/lib.rs",
     "crates/tensor/src/lib.rs",
     "crates/nn/src/lib.rs",
-    "crates/nn-derive/src/lib.rs",
     "crates/parallel/src/lib.rs",
     "xtask/src/main.rs",
 ];

@@ -32,7 +32,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Types of parameters that contain integers.
-const TYPES: [&str; 14] = [
+const TYPES: [&str; 15] = [
     "usize",
     "isize",
     "i64",
@@ -43,6 +43,7 @@ const TYPES: [&str; 14] = [
     "IntoSizes",
     "IntoDims",
     "IntoDim",
+    "Integer",
     "IndexRange",
     "IntoIndices",
     "PerDimension",

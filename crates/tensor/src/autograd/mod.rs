@@ -43,8 +43,8 @@ pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
 pub use mode::{
-    Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
-    is_inference_mode_enabled, no_grad, set_grad_enabled,
+    ModeGuard, Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled,
+    is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
 pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;

@@ -1,6 +1,7 @@
 //! Modes of a thread, such as whether ops are recorded.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadModes {
@@ -18,19 +19,69 @@ pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
 }
 
+/// A guard: until it is dropped, this thread records ops or does not, like the functions of the same names. Of nested
+/// guards, drop the last one first.
+///
+/// ```
+/// use warpline::autograd::{ModeGuard, is_grad_enabled};
+/// use warpline::ones;
+///
+/// let weight = ones([2], ())?.requires_grad_(true)?;
+/// {
+///     let _guard = ModeGuard::no_grad();
+///     weight.mul_(0.5)?;
+/// }
+/// assert!(is_grad_enabled());
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the mode ends when the guard is dropped"]
+pub struct ModeGuard {
+    former: ThreadModes,
+    /// The guard must be dropped by its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl ModeGuard {
+    fn new(change: impl FnOnce(&mut ThreadModes)) -> Self {
+        let former = get();
+        let mut mode = former;
+        change(&mut mode);
+        MODE.set(mode);
+        Self { former, thread: PhantomData }
+    }
+
+    /// Does not record ops (`torch.no_grad`). See [`no_grad`].
+    pub fn no_grad() -> Self {
+        Self::set_grad_enabled(false)
+    }
+
+    /// Records ops (`torch.enable_grad`). See [`enable_grad`].
+    pub fn enable_grad() -> Self {
+        Self::set_grad_enabled(true)
+    }
+
+    /// Records ops or does not (`torch.set_grad_enabled`). See [`set_grad_enabled`].
+    pub fn set_grad_enabled(enabled: bool) -> Self {
+        Self::new(|mode| mode.grad = enabled)
+    }
+
+    /// Does not record ops, and makes tensors that are never recorded (`torch.inference_mode`). See
+    /// [`inference_mode`].
+    pub fn inference_mode() -> Self {
+        Self::new(|mode| (mode.grad, mode.inference) = (false, true))
+    }
+}
+
+impl Drop for ModeGuard {
+    fn drop(&mut self) {
+        MODE.set(self.former);
+    }
+}
+
 /// Runs `f` in a mode, and restores the previous mode, even if `f` panics.
 fn within<R>(change: impl FnOnce(&mut ThreadModes), f: impl FnOnce() -> R) -> R {
-    struct Restore(ThreadModes);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            MODE.with(|mode| mode.set(self.0));
-        }
-    }
-    let former = get();
-    let _restore = Restore(former);
-    let mut mode = former;
-    change(&mut mode);
-    MODE.with(|slot| slot.set(mode));
+    let _guard = ModeGuard::new(change);
     f()
 }
 
@@ -77,7 +128,7 @@ pub fn is_anomaly_enabled() -> bool {
     get().anomaly
 }
 
-/// Runs `f` without recording (`torch.no_grad`). Its results have no gradient. The mode applies to this thread
+/// Runs `f` without recording (`torch.no_grad`); [`ModeGuard::no_grad`] does the same to the end of a block. The results have no gradient. The mode applies to this thread
 /// only; ops in threads that `f` starts are recorded.
 ///
 /// ```
@@ -89,24 +140,28 @@ pub fn is_anomaly_enabled() -> bool {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
-    set_grad_enabled(false, f)
+    let _guard = ModeGuard::no_grad();
+    f()
 }
 
 /// Runs `f` with recording, even within [`no_grad`] (`torch.enable_grad`).
 pub fn enable_grad<R>(f: impl FnOnce() -> R) -> R {
-    set_grad_enabled(true, f)
+    let _guard = ModeGuard::enable_grad();
+    f()
 }
 
 /// Runs `f` with or without recording (`torch.set_grad_enabled`).
 pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> R) -> R {
-    within(|mode| mode.grad = enabled, f)
+    let _guard = ModeGuard::set_grad_enabled(enabled);
+    f()
 }
 
 /// Runs `f` without recording, like [`no_grad`] (`torch.inference_mode`). Its results
 /// can never require a gradient, be saved for one, or be changed in place where ops are recorded. Copies of them
 /// that are made outside can.
 pub fn inference_mode<R>(f: impl FnOnce() -> R) -> R {
-    within(|mode| (mode.grad, mode.inference) = (false, true), f)
+    let _guard = ModeGuard::inference_mode();
+    f()
 }
 
 /// Runs `f` such that a backward pass in it fails at the first NaN in a gradient

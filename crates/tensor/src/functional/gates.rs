@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Integer, Result, Tensor};
 
 /// The first half of a dimension times the sigmoid of the second half (`torch.nn.functional.glu`). PyTorch's
 /// default for `dim` is -1.
@@ -12,7 +12,8 @@ use crate::{Error, Result, Tensor};
 /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
 /// dimension's size is odd. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
+pub fn glu(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
     let op = "glu";
     let d = input.layout().dim(dim).of(op)?;
     let size = input.size().get(d).copied().unwrap_or(1);
@@ -30,6 +31,7 @@ pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
 /// # Errors
 /// The same as [`Tensor::softmax`].
 #[track_caller]
-pub fn softmin(input: &Tensor, dim: isize) -> Result<Tensor> {
+pub fn softmin(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
     input.neg().of("softmin")?.softmax(dim).of("softmin")
 }

@@ -4,6 +4,8 @@
 use warpline_kernels::elementwise as table;
 
 use super::binary::apply;
+use super::elementwise::TensorOrScalar;
+use crate::expr::{Compare, Number};
 use crate::{Result, Scalar, Tensor};
 
 macro_rules! operators {
@@ -51,19 +53,35 @@ macro_rules! operators {
                 apply(&table::$op, (&self).into(), number.into().into())
             }
         }
-        $(operators!(@left $left $trait $method $op);)*
+        operators!(@left [S: Into<Scalar>] Number<S>, $trait $method $op);
+        $(operators!(@left [] $left, $trait $method $op);)*
+        impl<L: std::ops::$trait<R>, R> std::ops::$trait<Number<R>> for Number<L> {
+            type Output = Result<Number<L::Output>>;
+            fn $method(self, other: Number<R>) -> Self::Output {
+                Ok(Number(self.0.$method(other.0)))
+            }
+        }
     )*};
-    // On the left, only `f64` and `i64` are implemented, so that the type of a literal can be inferred.
-    (@left $ty:ident $trait:ident $method:ident $op:ident) => {
-        impl std::ops::$trait<&Tensor> for $ty {
+    (@left [$($generic:tt)*] $ty:ty, $trait:ident $method:ident $op:ident) => {
+        impl<$($generic)*> std::ops::$trait<&Tensor> for $ty {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, tensor: &Tensor) -> Result<Tensor> {
                 apply(&table::$op, self.into(), tensor.into())
             }
         }
+        impl<$($generic)*> std::ops::$trait<Tensor> for $ty {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, tensor: Tensor) -> Result<Tensor> {
+                apply(&table::$op, self.into(), (&tensor).into())
+            }
+        }
     };
 }
+
+// Of Rust's own numbers, only `f64` and `i64` are implemented on the left. With a second type of floats, the type of
+// `1.0 / &t` would not be known before the end of the function, and `(1.0 / &t)?.exp()` would not compile.
 
 operators! {
     Add add ADD f64 i64;
@@ -94,10 +112,89 @@ macro_rules! prefixes {
                 Tensor::$name(&self)
             }
         }
+        impl<S: std::ops::$trait> std::ops::$trait for Number<S> {
+            type Output = Result<Number<S::Output>>;
+            fn $method(self) -> Self::Output {
+                Ok(Number(self.0.$method()))
+            }
+        }
     )*};
 }
 
 prefixes! {
     Neg neg neg;
     Not not bitwise_not;
+}
+
+/// Operands of an op, by reference.
+trait AsOperand {
+    fn as_operand(&self) -> TensorOrScalar<'_>;
+}
+
+impl AsOperand for Tensor {
+    fn as_operand(&self) -> TensorOrScalar<'_> {
+        self.into()
+    }
+}
+
+impl AsOperand for &Tensor {
+    fn as_operand(&self) -> TensorOrScalar<'_> {
+        (*self).into()
+    }
+}
+
+impl<S: Into<Scalar> + Copy> AsOperand for Number<S> {
+    fn as_operand(&self) -> TensorOrScalar<'_> {
+        self.0.into().into()
+    }
+}
+
+macro_rules! comparisons {
+    ($([$($generic:tt)*] $left:ty, $right:ty;)*) => {$(
+        impl<$($generic)*> Compare<$right> for $left {
+            type Output = Tensor;
+            comparisons! { @methods $left, $right;
+                eq EQ; ne NE; lt LT; le LE; gt GT; ge GE;
+            }
+        }
+    )*};
+    (@methods $left:ty, $right:ty; $($method:ident $op:ident;)*) => {$(
+        #[track_caller]
+        fn $method(self, other: $right) -> Result<Tensor> {
+            apply(&table::$op, self.as_operand(), other.as_operand())
+        }
+    )*};
+}
+
+comparisons! {
+    [] Tensor, Tensor;
+    [] Tensor, &Tensor;
+    [] &Tensor, Tensor;
+    [] &Tensor, &Tensor;
+    [S: Into<Scalar> + Copy] Tensor, Number<S>;
+    [S: Into<Scalar> + Copy] &Tensor, Number<S>;
+    [S: Into<Scalar> + Copy] Number<S>, Tensor;
+    [S: Into<Scalar> + Copy] Number<S>, &Tensor;
+}
+
+impl<L: PartialOrd<R>, R> Compare<Number<R>> for Number<L> {
+    type Output = Number<bool>;
+    fn eq(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 == other.0))
+    }
+    fn ne(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 != other.0))
+    }
+    fn lt(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 < other.0))
+    }
+    fn le(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 <= other.0))
+    }
+    fn gt(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 > other.0))
+    }
+    fn ge(self, other: Number<R>) -> Result<Number<bool>> {
+        Ok(Number(self.0 >= other.0))
+    }
 }

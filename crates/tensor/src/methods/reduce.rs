@@ -10,14 +10,14 @@ use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 use crate::ErrorKind;
 use crate::autograd::{record, should_record};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Integer, Result, Tensor};
 
 /// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
 /// dimensions count from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` names no dimensions",
     label = "expected `()` for all, one such as `-1`, or several such as `[0, 2]`",
-    note = "dimensions are `isize`, since negative ones count from the end"
+    note = "dimensions are `usize`, `isize`, `i32` or `i64`; negative ones count from the end"
 )]
 pub trait IntoDims {
     /// Returns the dimensions; an empty list stands for all.
@@ -30,53 +30,63 @@ impl IntoDims for () {
     }
 }
 
-impl IntoDims for isize {
+impl<I: Integer> IntoDims for I {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
-        SmallVec::from_iter([self])
+        SmallVec::from_iter([self.into_isize()])
     }
 }
 
+// Not of every integer, so that the type of `None` can be inferred.
 impl IntoDims for Option<isize> {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
         self.into_iter().collect()
     }
 }
 
-impl IntoDims for Vec<isize> {
-    fn into_dims(self) -> SmallVec<[isize; 6]> {
-        self.into()
-    }
+macro_rules! dims {
+    ($([$($generic:tt)*] $ty:ty;)*) => {$(
+        impl<I: Integer, $($generic)*> IntoDims for $ty {
+            fn into_dims(self) -> SmallVec<[isize; 6]> {
+                self.iter().map(|dim| dim.into_isize()).collect()
+            }
+        }
+    )*};
 }
 
-impl IntoDims for &Vec<isize> {
-    fn into_dims(self) -> SmallVec<[isize; 6]> {
-        self.as_slice().into()
-    }
+dims! {
+    [] Vec<I>;
+    [] &Vec<I>;
+    [] &[I];
+    [const N: usize] [I; N];
+    [const N: usize] &[I; N];
 }
 
-impl IntoDims for &[isize] {
-    fn into_dims(self) -> SmallVec<[isize; 6]> {
-        self.into()
-    }
+macro_rules! tuples {
+    ($($($name:ident)+;)*) => {$(
+        impl<$($name: Integer),+> IntoDims for ($($name,)+) {
+            fn into_dims(self) -> SmallVec<[isize; 6]> {
+                #[allow(non_snake_case)] // the tuple's parts are named after their types
+                let ($($name,)+) = self;
+                SmallVec::from_iter([$($name.into_isize()),+])
+            }
+        }
+    )*};
 }
 
-impl<const N: usize> IntoDims for [isize; N] {
-    fn into_dims(self) -> SmallVec<[isize; 6]> {
-        self.as_slice().into()
-    }
-}
-
-impl<const N: usize> IntoDims for &[isize; N] {
-    fn into_dims(self) -> SmallVec<[isize; 6]> {
-        self.as_slice().into()
-    }
+tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+    A B C D E;
+    A B C D E F;
 }
 
 /// One dimension, or `()` or `None` for all. A negative dimension counts from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` names no dimension",
     label = "expected `()` for all, or one such as `-1`",
-    note = "dimensions are `isize`, since negative ones count from the end"
+    note = "dimensions are `usize`, `isize`, `i32` or `i64`; negative ones count from the end"
 )]
 pub trait IntoDim {
     /// Returns the dimension; `None` stands for all.
@@ -89,9 +99,9 @@ impl IntoDim for () {
     }
 }
 
-impl IntoDim for isize {
+impl<I: Integer> IntoDim for I {
     fn into_dim(self) -> Option<isize> {
-        Some(self)
+        Some(self.into_isize())
     }
 }
 
@@ -223,7 +233,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::argmax`].
     #[track_caller]
-    pub fn max(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn max(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         Ok((self.amax(dim).of("max")?, self.argmax(dim).of("max")?))
     }
 
@@ -232,7 +243,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::argmin`].
     #[track_caller]
-    pub fn min(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn min(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         Ok((self.amin(dim).of("min")?, self.argmin(dim).of("min")?))
     }
 
@@ -242,7 +254,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::UnsupportedDType`] if the
     /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn softmax(&self, dim: isize) -> Result<Self> {
+    pub fn softmax(&self, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         self.softmax_or_log(dim, false)
     }
 
@@ -252,7 +265,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::softmax`].
     #[track_caller]
-    pub fn log_softmax(&self, dim: isize) -> Result<Self> {
+    pub fn log_softmax(&self, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         self.softmax_or_log(dim, true)
     }
 

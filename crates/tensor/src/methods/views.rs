@@ -14,7 +14,7 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, IntoSizes, MemoryFormat, Result, Tensor};
+use crate::{Error, ErrorKind, Integer, IntoSizes, MemoryFormat, Result, Tensor};
 
 impl Tensor {
     /// Returns the elements in another shape (`torch.reshape`): a view if the strides allow it, otherwise a
@@ -106,7 +106,8 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions.
     #[track_caller]
-    pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
+    pub fn transpose(&self, dim0: impl Integer, dim1: impl Integer) -> Result<Self> {
+        let (dim0, dim1) = (dim0.into_isize(), dim1.into_isize());
         if self.dim() == 0 {
             resolve_dim(dim0, 0).of("transpose")?;
             resolve_dim(dim1, 0).of("transpose")?;
@@ -182,10 +183,18 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
-    /// indices are not all in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    /// indices are not all in the dimension. [`ErrorKind::InvalidArgument`] if `length` is negative.
+    /// [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
-    pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
+    pub fn narrow(
+        &self,
+        dim: impl Integer,
+        start: impl Integer,
+        length: impl Integer,
+    ) -> Result<Self> {
+        let (dim, start) = (dim.into_isize(), start.into_isize());
         self.check_has_dims("narrow")?;
+        let length = not_negative("narrow", "length", length)?;
         let layout = self.layout().narrow(dim, start, length).of("narrow")?;
         self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
     }
@@ -197,7 +206,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
     /// index is not in the dimension. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
-    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
+    pub fn select(&self, dim: impl Integer, index: impl Integer) -> Result<Self> {
+        let (dim, index) = (dim.into_isize(), index.into_isize());
         self.check_has_dims("select")?;
         let layout = self.layout().select(dim, index).of("select")?;
         self.viewed_part("select", layout, move |whole| whole.select(dim, index))
@@ -217,10 +227,17 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `step`
-    /// is zero. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    /// is zero or negative. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
-    pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
+    pub fn slice(
+        &self,
+        dim: impl Integer,
+        range: impl IndexRange,
+        step: impl Integer,
+    ) -> Result<Self> {
+        let dim = dim.into_isize();
         self.check_has_dims("slice")?;
+        let step = not_negative("slice", "step", step)?;
         let size = self.size()[self.layout().dim(dim).of("slice")?];
         let range = basic::within(range.bounds(), size);
         let (start, end) = (range.start, range.end);
@@ -256,7 +273,8 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range.
     #[track_caller]
-    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
+    pub fn unsqueeze(&self, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
         self.viewed_reshaped("unsqueeze", layout)
     }
@@ -268,7 +286,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
     /// if `start` comes after `end`. Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
     #[track_caller]
-    pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
+    pub fn flatten(&self, start: impl Integer, end: impl Integer) -> Result<Self> {
+        let (start, end) = (start.into_isize(), end.into_isize());
         let (first, last) =
             (self.layout().dim(start).of("flatten")?, self.layout().dim(end).of("flatten")?);
         if first > last {
@@ -292,7 +311,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`crate::cat`].
     #[track_caller]
-    pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+    pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         cat(tensors, dim)
     }
 
@@ -301,7 +321,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`crate::stack`].
     #[track_caller]
-    pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+    pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         stack(tensors, dim)
     }
 
@@ -346,6 +367,16 @@ impl Tensor {
     }
 }
 
+/// Returns a length or a step as an unsigned number.
+#[track_caller]
+fn not_negative(op: &'static str, name: &str, number: impl Integer) -> Result<usize> {
+    let number = number.into_isize();
+    match usize::try_from(number) {
+        Ok(number) => Ok(number),
+        Err(_) => Err(Error::invalid(op, format!("the {name} is {number}"))),
+    }
+}
+
 /// Joins tensors along an existing dimension (`torch.cat`). As in PyTorch, dtypes are promoted, and empty
 /// tensors of one dimension are skipped.
 ///
@@ -354,7 +385,8 @@ impl Tensor {
 /// another dimension, or a tensor has no dimensions. [`ErrorKind::DimOutOfRange`] if the tensors lack the
 /// dimension. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
     let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
         return Err(Error::invalid("cat", "expected at least one tensor"));
@@ -445,7 +477,8 @@ impl OpBackward for Cat {
 /// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
 /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
     let Some(head) = tensors.first().map(Borrow::borrow) else {
         return Err(Error::invalid("stack", "expected at least one tensor"));
     };

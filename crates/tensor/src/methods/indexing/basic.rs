@@ -1,4 +1,6 @@
-//! Basic indexing: `t.i((1, .., 2..5))`.
+//! Indexing: `t.i((1, .., 2..5))`, also with tensors of indices.
+
+use std::convert::Infallible;
 
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
@@ -7,10 +9,10 @@ use warpline_runtime::Layout;
 
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// The index of one dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Index {
     /// A single index, which removes the dimension. A negative index counts from the end.
@@ -18,6 +20,30 @@ pub enum Index {
     /// The indices from a start up to but excluding an end, as in Python: negative bounds count from the end,
     /// and bounds outside the dimension are clamped. `None` is the start or end of the dimension.
     Slice(Option<isize>, Option<isize>),
+    /// A new dimension of size 1: `None`, as in Python.
+    NewAxis,
+    /// The indices in a tensor, or the indices of a mask's true elements, as in [`Tensor::index`]. A mask is the
+    /// index of as many dimensions as the mask has.
+    Tensor(Tensor),
+}
+
+/// `None` makes a new dimension.
+impl From<Option<Infallible>> for Index {
+    fn from(_: Option<Infallible>) -> Self {
+        Self::NewAxis
+    }
+}
+
+impl From<&Tensor> for Index {
+    fn from(indices: &Tensor) -> Self {
+        Self::Tensor(indices.clone())
+    }
+}
+
+impl From<Tensor> for Index {
+    fn from(indices: Tensor) -> Self {
+        Self::Tensor(indices)
+    }
 }
 
 /// A range of indices in Rust's syntax: `1..3`, `1..=3`, `1..`, `..-1`, `..`. Bounds are `i32`, `i64`, `isize`
@@ -94,7 +120,7 @@ pub(in crate::methods) fn within(
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no index",
     label = "expected an index, a range such as `1..3` or `..`, or a tuple of up to six of them",
-    note = "a tensor of indices is for `index_select` and `gather`"
+    note = "an index is an integer, a range, a tensor of indices or bools, or `None` for a new dimension"
 )]
 pub trait IntoIndices {
     /// Returns the indices, for the first dimensions in order.
@@ -109,7 +135,7 @@ impl<I: Into<Index>> IntoIndices for I {
 
 impl IntoIndices for &[Index] {
     fn into_indices(self) -> SmallVec<[Index; 6]> {
-        self.iter().copied().collect()
+        self.iter().cloned().collect()
     }
 }
 
@@ -135,8 +161,9 @@ tuples! {
 }
 
 impl Tensor {
-    /// Returns a view by basic indexing. The indices are for the first dimensions, in order; further dimensions
-    /// stay whole.
+    /// Returns the elements at indices, as Python's `t[…]` does. The indices are for the first dimensions, in order;
+    /// further dimensions stay whole. Integers, ranges and `None` give a view. With a tensor of indices or a mask
+    /// among the indices, the result is a copy, with dimensions in the order of [`Tensor::index`].
     ///
     /// ```
     /// # use warpline::arange;
@@ -144,37 +171,89 @@ impl Tensor {
     /// assert_eq!(t.i(1)?.size(), [3, 4]);
     /// assert_eq!(t.i((.., -1, 1..3))?.to_vec::<i64>()?, [9, 10, 21, 22]);
     /// assert_eq!(t.i((0, 1..=1, ..=-3))?.to_vec::<i64>()?, [4, 5]);
+    /// assert_eq!(t.i((.., None, 0))?.size(), [2, 1, 4]);
+    /// let columns = arange(2, ())?;
+    /// assert_eq!(t.i((0, .., &columns))?.to_vec::<i64>()?, [0, 1, 4, 5, 8, 9]);
+    /// assert_eq!(t.i(t.gt(21)?)?.to_vec::<i64>()?, [22, 23]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`ErrorKind::IndexOutOfRange`] if a single index is outside its dimension.
-    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions.
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions. With a tensor among the indices, also
+    /// the errors of [`Tensor::index`].
     #[doc(alias = "index")]
     #[doc(alias = "get")]
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
         let indices = indices.into_indices();
-        if indices.len() > self.dim() {
+        let used: usize = indices.iter().map(Index::dims).sum();
+        if used > self.dim() {
             return Err(Error::invalid(
                 "i",
                 format!("too many indices for a tensor of dimension {}", self.dim()),
             ));
         }
-        let mut layout = self.layout().clone();
-        let mut dim = 0;
-        for (own, index) in indices.iter().copied().enumerate() {
+        // The view keeps the dimensions that tensors index.
+        let mut basic = SmallVec::<[Index; 6]>::new();
+        let mut tensors = Vec::new();
+        for index in indices {
             match index {
+                Index::At(_) => basic.push(index),
+                Index::Slice(..) | Index::NewAxis => {
+                    basic.push(index);
+                    tensors.push(None);
+                }
+                Index::Tensor(ref indices) => {
+                    basic.extend((0..index.dims()).map(|_| Index::Slice(None, None)));
+                    tensors.push(Some(indices.clone()));
+                }
+            }
+        }
+        let view = self.basic_view(basic)?;
+        if tensors.iter().all(Option::is_none) {
+            return Ok(view);
+        }
+        let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+        view.index(&tensors).of("i")
+    }
+
+    /// Returns the view at indices without tensors.
+    #[track_caller]
+    fn basic_view(&self, indices: SmallVec<[Index; 6]>) -> Result<Self> {
+        let mut layout = self.layout().clone();
+        let (mut dim, mut own) = (0, 0);
+        for index in &indices {
+            match *index {
                 Index::At(index) => layout = select(&layout, dim, index, own).of("i")?,
                 Index::Slice(start, end) => {
                     let range = within((start, end), layout.sizes()[dim as usize]);
                     layout = layout.narrow(dim, range.start as isize, range.len()).of("i")?;
                     dim += 1;
                 }
+                Index::NewAxis => {
+                    layout = layout.unsqueeze(dim).of("i")?;
+                    dim += 1;
+                }
+                Index::Tensor(_) => {
+                    return Err(Error::invalid("i", "a view has no tensors of indices"));
+                }
             }
+            own += index.dims();
         }
         self.viewed("index", layout, BasicIndexing(indices))
+    }
+}
+
+impl Index {
+    /// Returns the number of dimensions that are indexed.
+    fn dims(&self) -> usize {
+        match self {
+            Self::NewAxis => 0,
+            Self::Tensor(mask) if mask.dtype() == DType::Bool => mask.dim(),
+            _ => 1,
+        }
     }
 }
 
@@ -185,7 +264,7 @@ impl Saved for BasicIndexing {}
 
 impl OpBackward for BasicIndexing {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
-        Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.i(&self.0[..]))?)])
+        Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.basic_view(self.0.clone()))?)])
     }
 }
 

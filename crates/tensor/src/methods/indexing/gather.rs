@@ -8,7 +8,7 @@ use super::as_indices;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Result, Site, Tensor};
+use crate::{Integer, Result, Site, Tensor};
 
 impl Tensor {
     /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
@@ -36,7 +36,8 @@ impl Tensor {
     /// several dimensions. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has
     /// another dtype. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
+    pub fn index_select(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
+        let dim = dim.into_isize();
         check_together("index_select", self, index)?;
         let dim = self.layout().dim(dim).of("index_select")?;
         let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
@@ -71,7 +72,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` does not fit the tensor.
     /// Otherwise the same as [`Tensor::index_select`].
     #[track_caller]
-    pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
+    pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
+        let dim = dim.into_isize();
         self.gather_as("gather", dim, index)
     }
 

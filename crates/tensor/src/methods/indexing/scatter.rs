@@ -15,7 +15,7 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{DType, Result, RoundingMode, Scalar, Tensor};
+use crate::{DType, Integer, Result, RoundingMode, Scalar, Tensor};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -57,10 +57,11 @@ impl Tensor {
     #[track_caller]
     pub fn scatter<'a>(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         src: impl Into<TensorOrScalar<'a>>,
     ) -> Result<Self> {
+        let dim = dim.into_isize();
         self.put("scatter", dim, index, src.into(), false)
     }
 
@@ -72,10 +73,11 @@ impl Tensor {
     #[track_caller]
     pub fn scatter_<'a>(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         src: impl Into<TensorOrScalar<'a>>,
     ) -> Result<&Self> {
+        let dim = dim.into_isize();
         self.put("scatter_", dim, index, src.into(), true)?;
         Ok(self)
     }
@@ -95,7 +97,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::scatter`].
     #[track_caller]
-    pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Self> {
+    pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
+        let dim = dim.into_isize();
         self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
     }
 
@@ -104,7 +107,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::scatter_`].
     #[track_caller]
-    pub fn scatter_add_(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<&Self> {
+    pub fn scatter_add_(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<&Self> {
+        let dim = dim.into_isize();
         self.scattered("scatter_add_", dim, index, src, Reduce::Sum, true)?;
         Ok(self)
     }
@@ -118,12 +122,13 @@ impl Tensor {
     #[track_caller]
     pub fn scatter_reduce(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Self> {
+        let dim = dim.into_isize();
         const OP: &str = "scatter_reduce";
         let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
@@ -150,12 +155,13 @@ impl Tensor {
     #[track_caller]
     pub fn scatter_reduce_(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<&Self> {
+        let dim = dim.into_isize();
         const OP: &str = "scatter_reduce_";
         if should_record_in_place(self, &[src]) {
             // The gradient may read the elements that the op overwrites.

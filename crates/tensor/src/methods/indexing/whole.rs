@@ -12,7 +12,7 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Result, Scalar, Tensor};
+use crate::{Error, Integer, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Adds each slice of `source` along `dim` to the slice of this tensor that `index` names
@@ -31,7 +31,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
-    pub fn index_add(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
+    pub fn index_add(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
+        let dim = dim.into_isize();
         self.added("index_add", dim, index, source, false)
     }
 
@@ -41,7 +42,8 @@ impl Tensor {
     /// The same as [`Tensor::index_add`]. [`ErrorKind::OverlappingOperands`] if `source` shares memory with
     /// this tensor.
     #[track_caller]
-    pub fn index_add_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
+    pub fn index_add_(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<&Self> {
+        let dim = dim.into_isize();
         self.added("index_add_", dim, index, source, true)?;
         Ok(self)
     }
@@ -53,11 +55,12 @@ impl Tensor {
     #[track_caller]
     pub fn index_add_scaled(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
+        let dim = dim.into_isize();
         let op = "index_add_scaled";
         self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, false)
     }
@@ -69,11 +72,12 @@ impl Tensor {
     #[track_caller]
     pub fn index_add_scaled_(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let dim = dim.into_isize();
         let op = "index_add_scaled_";
         self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, true)?;
         Ok(self)
@@ -85,7 +89,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
-    pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
+    pub fn index_copy(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
+        let dim = dim.into_isize();
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
         self.put("index_copy", dim, &index, source.into(), false)
     }
@@ -95,7 +100,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::index_add_`].
     #[track_caller]
-    pub fn index_copy_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
+    pub fn index_copy_(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<&Self> {
+        let dim = dim.into_isize();
         let index = self.parts("index_copy_", dim, index, Some(source.size()))?;
         self.put("index_copy_", dim, &index, source.into(), true)?;
         Ok(self)
@@ -106,7 +112,13 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::scatter`] of a number.
     #[track_caller]
-    pub fn index_fill(&self, dim: isize, index: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+    pub fn index_fill(
+        &self,
+        dim: impl Integer,
+        index: &Tensor,
+        value: impl Into<Scalar>,
+    ) -> Result<Self> {
+        let dim = dim.into_isize();
         let index = self.parts("index_fill", dim, index, None)?;
         self.put("index_fill", dim, &index, value.into().into(), false)
     }
@@ -118,10 +130,11 @@ impl Tensor {
     #[track_caller]
     pub fn index_fill_(
         &self,
-        dim: isize,
+        dim: impl Integer,
         index: &Tensor,
         value: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let dim = dim.into_isize();
         let index = self.parts("index_fill_", dim, index, None)?;
         self.put("index_fill_", dim, &index, value.into().into(), true)?;
         Ok(self)

@@ -5,7 +5,7 @@ use warpline_kernels::scan::{ScanOp, scan};
 
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Result, Tensor, where_cond};
+use crate::{DType, Integer, Result, Tensor, where_cond};
 
 impl Tensor {
     /// The cumulative sum along a dimension (`torch.cumsum`). Integers and bools give `int64`.
@@ -20,7 +20,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension. Errors
     /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn cumsum(&self, dim: isize) -> Result<Self> {
+    pub fn cumsum(&self, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
@@ -33,7 +34,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cumsum_(&self, dim: isize) -> Result<&Self> {
+    pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
+        let dim = dim.into_isize();
         let all = self.cumsum(dim).of("cumsum_")?;
         self.copy_(&all, false).of("cumsum_")
     }
@@ -44,7 +46,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cumprod(&self, dim: isize) -> Result<Self> {
+    pub fn cumprod(&self, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
@@ -58,7 +61,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::cumprod`].
     #[track_caller]
-    pub fn cumprod_(&self, dim: isize) -> Result<&Self> {
+    pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
+        let dim = dim.into_isize();
         // The gradient reads the elements that this op overwrites.
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
@@ -72,7 +76,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cummax(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn cummax(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         self.extremes("cummax", ScanOp::Max, dim)
     }
 
@@ -82,7 +87,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cummin(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn cummin(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         self.extremes("cummin", ScanOp::Min, dim)
     }
 

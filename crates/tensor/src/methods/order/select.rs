@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Integer, Result, Tensor};
 
 impl Tensor {
     /// The `k`-th smallest element along a dimension, and its index (`torch.kthvalue`). `k` counts from 1.
@@ -12,7 +12,8 @@ impl Tensor {
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` is 0 or exceeds the size of the
     /// dimension.
     #[track_caller]
-    pub fn kthvalue(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
+    pub fn kthvalue(&self, k: usize, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
         squeeze_both(&values, &indices, dim).of("kthvalue")
     }
@@ -22,7 +23,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::kthvalue`].
     #[track_caller]
-    pub fn kthvalue_keepdim(&self, k: usize, dim: isize) -> Result<(Self, Self)> {
+    pub fn kthvalue_keepdim(&self, k: usize, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         const OP: &str = "kthvalue_keepdim";
         let d = self.layout().dim(dim).of(OP)?;
         let size = self.size().get(d).copied().unwrap_or(1);
@@ -44,7 +46,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if the dimension has size 0.
     #[track_caller]
-    pub fn median(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn median(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         let (values, indices) = self.median_keepdim(dim).of("median")?;
         squeeze_both(&values, &indices, dim).of("median")
     }
@@ -54,7 +57,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::median`].
     #[track_caller]
-    pub fn median_keepdim(&self, dim: isize) -> Result<(Self, Self)> {
+    pub fn median_keepdim(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         const OP: &str = "median_keepdim";
         let d = self.layout().dim(dim).of(OP)?;
         let size = self.size().get(d).copied().unwrap_or(1);

@@ -7,7 +7,7 @@ use warpline_kernels::sort;
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Integer, Result, Tensor};
 
 impl Tensor {
     /// Sorts the elements along a dimension, and returns them with their former indices (`torch.sort`). The
@@ -24,7 +24,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
+    pub fn sort(&self, dim: impl Integer, descending: bool) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         const OP: &str = "sort";
         let d = self.layout().dim(dim).of(OP)?;
         let exec = self.exec()?;
@@ -44,7 +45,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::sort`].
     #[track_caller]
-    pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
+    pub fn argsort(&self, dim: impl Integer, descending: bool) -> Result<Self> {
+        let dim = dim.into_isize();
         Ok(self.detach().sort(dim, descending).of("argsort")?.1)
     }
 
@@ -63,7 +65,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` exceeds the size of the dimension.
     #[track_caller]
-    pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
+    pub fn topk(&self, k: usize, dim: impl Integer, largest: bool) -> Result<(Self, Self)> {
+        let dim = dim.into_isize();
         const OP: &str = "topk";
         let d = self.layout().dim(dim).of(OP)?;
         let size = self.size().get(d).copied().unwrap_or(1);

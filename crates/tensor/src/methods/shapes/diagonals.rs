@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Tensor, cat};
+use crate::{Error, Integer, Result, Tensor, cat};
 
 impl Tensor {
     /// Makes a matrix with a vector on a diagonal and 0 elsewhere, or copies the diagonal of a matrix
@@ -25,7 +25,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor is neither a vector nor a matrix. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diag(&self, diagonal: isize) -> Result<Self> {
+    pub fn diag(&self, diagonal: impl Integer) -> Result<Self> {
+        let diagonal = diagonal.into_isize();
         match self.dim() {
             1 => self.diag_embed(diagonal, 0, 1).of("diag"),
             2 => self.diagonal(diagonal, 0, 1).of("diag")?.copy().of("diag"),
@@ -44,7 +45,13 @@ impl Tensor {
     /// if the two dimensions are the same. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors
     /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
+    pub fn diag_embed(
+        &self,
+        offset: impl Integer,
+        dim1: impl Integer,
+        dim2: impl Integer,
+    ) -> Result<Self> {
+        let (offset, dim1, dim2) = (offset.into_isize(), dim1.into_isize(), dim2.into_isize());
         let op = "diag_embed";
         let Some(&length) = self.size().last() else {
             return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));

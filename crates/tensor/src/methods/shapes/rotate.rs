@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, IntoDims, Result, Tensor};
+use crate::{Error, Integer, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// Rotates by 90 degrees `k` times, from the first of two dimensions towards the second (`torch.rot90`). A
@@ -20,7 +20,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
     /// if `dims` are not two different dimensions. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn rot90(&self, k: isize, dims: impl IntoDims) -> Result<Self> {
+    pub fn rot90(&self, k: impl Integer, dims: impl IntoDims) -> Result<Self> {
+        let k = k.into_isize();
         let (op, dims) = ("rot90", dims.into_dims());
         let &[from, to] = &dims[..] else {
             return Err(Error::invalid(op, format!("expects two dimensions, not {dims:?}")));

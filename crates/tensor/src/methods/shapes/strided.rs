@@ -5,7 +5,7 @@ use warpline_runtime::{Layout, Sizes, Strides, resolve_dim};
 
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, IntoDims, IntoShape, IntoSizes, Result, Tensor};
+use crate::{Error, ErrorKind, Integer, IntoDims, IntoShape, IntoSizes, Result, Tensor};
 
 impl Tensor {
     /// Returns a view of a diagonal of two dimensions, as the last dimension (`torch.diagonal`). A positive
@@ -22,7 +22,13 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
     /// if the two dimensions are the same.
     #[track_caller]
-    pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
+    pub fn diagonal(
+        &self,
+        offset: impl Integer,
+        dim1: impl Integer,
+        dim2: impl Integer,
+    ) -> Result<Self> {
+        let (offset, dim1, dim2) = (offset.into_isize(), dim1.into_isize(), dim2.into_isize());
         let layout = self.layout();
         let (d1, d2) = (layout.dim(dim1).of("diagonal")?, layout.dim(dim2).of("diagonal")?);
         if d1 == d2 {
@@ -114,7 +120,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`
     /// exceeds the dimension's size, or if `step` is zero.
     #[track_caller]
-    pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
+    pub fn unfold(&self, dim: impl Integer, size: usize, step: usize) -> Result<Self> {
+        let dim = dim.into_isize();
         let d = self.layout().dim(dim).of("unfold")?;
         let own = if self.dim() == 0 { 1 } else { self.size()[d] };
         if size > own {
@@ -198,7 +205,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidReshape`] if the
     /// sizes do not multiply to the dimension's size.
     #[track_caller]
-    pub fn unflatten(&self, dim: isize, sizes: impl IntoSizes) -> Result<Self> {
+    pub fn unflatten(&self, dim: impl Integer, sizes: impl IntoSizes) -> Result<Self> {
+        let dim = dim.into_isize();
         let (d, mut inner) = (self.layout().dim(dim).of("unflatten")?, sizes.into_sizes());
         let own = if self.dim() == 0 { 1 } else { self.size()[d] } as isize;
         let known: isize = inner.iter().filter(|&&n| n != -1).fold(1, |a, n| a.saturating_mul(*n));

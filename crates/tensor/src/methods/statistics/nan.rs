@@ -1,7 +1,7 @@
 //! Reductions that ignore NaN, and others.
 
 use crate::called::Called;
-use crate::{DType, IntoDim, IntoDims, Result, Tensor};
+use crate::{DType, Integer, IntoDim, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// [`Tensor::sum`] of the elements that are not NaN (`torch.nansum`).
@@ -114,7 +114,8 @@ impl Tensor {
     /// [`crate::ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diff(&self, n: usize, dim: isize) -> Result<Self> {
+    pub fn diff(&self, n: usize, dim: impl Integer) -> Result<Self> {
+        let dim = dim.into_isize();
         let d = self.layout().dim(dim).of("diff")?;
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();

@@ -1,6 +1,9 @@
 //! `no_grad`, `enable_grad`, `inference_mode`, `detect_anomaly`.
 
-use warpline::autograd::{self, detect_anomaly, enable_grad, inference_mode, no_grad};
+use warpline::autograd::{
+    self, ModeGuard, detect_anomaly, enable_grad, inference_mode, is_grad_enabled,
+    is_inference_mode_enabled, no_grad,
+};
 use warpline::{DType, ErrorKind, ones};
 
 use super::leaf;
@@ -64,4 +67,27 @@ fn an_anomaly_is_an_error_that_names_the_forward_op() {
         assert!(text.contains("NaN") && text.contains("autograd/modes.rs"), "{text}");
         ones([1], DType::F32).map(drop)
     });
+}
+
+#[test]
+fn a_guard_holds_a_mode_to_the_end_of_its_block() {
+    {
+        let _outer = ModeGuard::no_grad();
+        assert!(!is_grad_enabled());
+        {
+            let _inner = ModeGuard::enable_grad();
+            assert!(is_grad_enabled());
+        }
+        assert!(!is_grad_enabled());
+    }
+    assert!(is_grad_enabled());
+    let guard = ModeGuard::inference_mode();
+    assert!(is_inference_mode_enabled() && !is_grad_enabled());
+    drop(guard);
+    assert!(!is_inference_mode_enabled() && is_grad_enabled());
+    let panicked = std::panic::catch_unwind(|| {
+        let _guard = ModeGuard::set_grad_enabled(false);
+        panic!("restores the mode");
+    });
+    assert!(panicked.is_err() && is_grad_enabled());
 }

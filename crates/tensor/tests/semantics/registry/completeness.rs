@@ -20,6 +20,8 @@ const NO_OPS: &[(&str, &str)] = &[
     ("get_rng_state", STATE),
     ("cuda::get_rng_state", STATE),
     ("multiprocessing::Channel::recv", "receives another process's tensor"),
+    ("tensor_of_literals", "the function `tensor`, with the default dtype"),
+    ("Tensor::iter", "the views of `unbind`"),
     ("apply_elementwise", "calls the table's entries, which the registry has"),
 ];
 

@@ -1,22 +1,11 @@
-//! The derive macro `Module` of `warpline-nn`, which re-exports and documents it.
+//! The derive macro `Module`.
 
-#![forbid(unsafe_code)]
-
-use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::quote;
 use syn::{Data, DeriveInput, Error, Field, Fields, Index, LitStr, Member, parse_quote};
 
-/// Implements `warpline_nn::Module` for a struct. Each field becomes a member with the field's name (its index in a
-/// tuple struct), in declaration order. `#[module(name = "…")]` renames a member; `#[module(skip)]` leaves out the
-/// field. Each type parameter gets the bound `Module`.
-#[proc_macro_derive(Module, attributes(module))]
-pub fn derive_module(input: TokenStream) -> TokenStream {
-    let input = syn::parse_macro_input!(input as DeriveInput);
-    expand(input).unwrap_or_else(Error::into_compile_error).into()
-}
-
-fn expand(mut input: DeriveInput) -> Result<Tokens, Error> {
+/// Returns the implementation of `Module` for `input`.
+pub(crate) fn expand(mut input: DeriveInput) -> Result<Tokens, Error> {
     let Data::Struct(data) = &input.data else {
         return Err(Error::new_spanned(&input.ident, "a module is a struct"));
     };

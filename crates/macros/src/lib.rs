@@ -1,0 +1,25 @@
+//! The procedural macros of Warpline. `warpline` re-exports and documents [`expr!`](expr()), and `warpline-nn` the
+//! derive macro [`Module`](macro@Module).
+
+#![forbid(unsafe_code)]
+
+mod expr;
+mod module;
+
+use proc_macro::TokenStream;
+use syn::{DeriveInput, Error, Expr, parse_macro_input};
+
+/// Computes a formula of tensors and numbers. Its value is a `Result`.
+#[proc_macro]
+pub fn expr(input: TokenStream) -> TokenStream {
+    expr::expand(parse_macro_input!(input as Expr)).into()
+}
+
+/// Implements `warpline_nn::Module` for a struct. Each field becomes a member with the field's name (its index in a
+/// tuple struct), in declaration order. `#[module(name = "…")]` renames a member; `#[module(skip)]` leaves out the
+/// field. Each type parameter gets the bound `Module`.
+#[proc_macro_derive(Module, attributes(module))]
+pub fn derive_module(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    module::expand(input).unwrap_or_else(Error::into_compile_error).into()
+}

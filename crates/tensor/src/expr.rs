@@ -1,0 +1,269 @@
+//! Operands of the formulas of [`expr!`](crate::expr!), and literals of [`tensor!`](crate::tensor!).
+//!
+//! A program that writes formulas needs nothing of this module. A type of its own becomes an operand by implementing
+//! [`Operand`].
+
+use crate::{Result, Scalar, Tensor};
+
+/// A type besides numbers that can be an operand in [`expr!`](crate::expr!): a [`Tensor`], or a reference to one.
+///
+/// ```
+/// use warpline::expr::Operand;
+/// use warpline::{Tensor, expr, tensor};
+///
+/// struct Scale(Tensor);
+///
+/// impl<'a> Operand for &'a Scale {
+///     type Operand = &'a Tensor;
+///     fn operand(self) -> &'a Tensor {
+///         &self.0
+///     }
+/// }
+///
+/// let scale = Scale(tensor![2.0, 3.0]?);
+/// assert_eq!(expr!(scale * 2)?.to_vec::<f32>()?, [4.0, 6.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no operand of a formula",
+    label = "expected a tensor, a parameter or a number",
+    note = "a variable that holds a `Result` needs a `?`"
+)]
+pub trait Operand {
+    /// The type that the operators take: `Tensor` or `&Tensor`.
+    type Operand;
+
+    /// Returns the operand.
+    fn operand(self) -> Self::Operand;
+}
+
+impl Operand for Tensor {
+    type Operand = Self;
+    fn operand(self) -> Self {
+        self
+    }
+}
+
+impl Operand for &Tensor {
+    type Operand = Self;
+    fn operand(self) -> Self {
+        self
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'a, T: ?Sized> Operand for &&'a T
+where
+    &'a T: Operand,
+{
+    type Operand = <&'a T as Operand>::Operand;
+    fn operand(self) -> Self::Operand {
+        (*self).operand()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'a, T: ?Sized> Operand for &'a &mut T
+where
+    &'a T: Operand,
+{
+    type Operand = <&'a T as Operand>::Operand;
+    fn operand(self) -> Self::Operand {
+        (&**self).operand()
+    }
+}
+
+/// A number as an operand. Two numbers are computed as Rust computes them.
+#[derive(Clone, Copy, Debug)]
+pub struct Number<S>(pub S);
+
+/// The types of numbers.
+pub trait Numeric: Copy + Into<Scalar> {}
+
+macro_rules! numbers {
+    ($($ty:ty),*) => {$(
+        impl Numeric for $ty {}
+    )*};
+}
+
+numbers!(bool, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
+numbers!(half::f16, half::bf16, Scalar);
+
+/// A term of a formula, before it becomes an operand. The compiler takes the first of these methods that the type
+/// allows: that of [`TensorTerm`], which takes the term by value, of [`NumberTerm`], by reference, or of [`OtherTerm`],
+/// by mutable reference, whose bound fails with the message of [`Operand`]. A method instead of one trait, because the
+/// compiler chooses it even if it knows of a number only that it is a float.
+#[derive(Debug)]
+pub struct Term<T>(pub T);
+
+/// Terms that are tensors.
+pub trait TensorTerm {
+    /// The tensor, or a reference to it.
+    type Operand;
+
+    /// Returns the operand.
+    fn operand(self) -> Self::Operand;
+}
+
+impl<T: Operand> TensorTerm for Term<T> {
+    type Operand = T::Operand;
+    fn operand(self) -> T::Operand {
+        self.0.operand()
+    }
+}
+
+/// Terms that are numbers, or references to numbers. `References` is a marker of their kind; it keeps the
+/// implementations apart.
+pub trait NumberTerm<References> {
+    /// The type of the number.
+    type Number;
+
+    /// Returns the operand.
+    fn operand(&self) -> Number<Self::Number>;
+}
+
+macro_rules! number_terms {
+    ($($marker:ty: $ty:ty, $self:ident => $value:expr;)*) => {$(
+        impl<S: Numeric> NumberTerm<$marker> for Term<$ty> {
+            type Number = S;
+            fn operand(&$self) -> Number<S> {
+                Number($value)
+            }
+        }
+    )*};
+}
+
+number_terms! {
+    (): S, self => self.0;
+    &(): &S, self => *self.0;
+    &&(): &&S, self => **self.0;
+    &mut (): &mut S, self => *self.0;
+    &&mut (): &&mut S, self => **self.0;
+}
+
+/// Terms that are no operands.
+pub trait OtherTerm<T> {
+    /// Does not compile.
+    fn operand(&mut self) -> T::Operand
+    where
+        T: Operand;
+}
+
+impl<T> OtherTerm<T> for Term<T> {
+    fn operand(&mut self) -> T::Operand
+    where
+        T: Operand,
+    {
+        unreachable!("an operand is a `TensorTerm`")
+    }
+}
+
+/// The traits whose methods the code of [`expr!`](crate::expr!) calls.
+pub mod traits {
+    pub use super::{NumberTerm as _, OtherTerm as _, TensorTerm as _, UnwrapValue as _};
+}
+
+impl<S: Into<Scalar>> From<Number<S>> for Scalar {
+    fn from(number: Number<S>) -> Self {
+        number.0.into()
+    }
+}
+
+/// The result of an operator, which becomes a value of the caller.
+pub trait Value {
+    /// The type of the value: [`Tensor`] or a number.
+    type Value;
+
+    /// Returns the value.
+    fn into_value(self) -> Self::Value;
+}
+
+impl Value for Tensor {
+    type Value = Self;
+    fn into_value(self) -> Self {
+        self
+    }
+}
+
+impl<S> Value for Number<S> {
+    type Value = S;
+    fn into_value(self) -> S {
+        self.0
+    }
+}
+
+/// The value of a call in a formula. `unwrap_value` is a method of its own for a [`Result`], and that of [`UnwrapValue`]
+/// for all other values.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<T>(pub T);
+
+impl<T> Called<Result<T>> {
+    /// Returns the call's result.
+    ///
+    /// # Errors
+    /// The error of the call.
+    pub fn unwrap_value(self) -> Result<T> {
+        self.0
+    }
+}
+
+/// Values of calls that cannot fail.
+pub trait UnwrapValue {
+    /// The type of the value.
+    type Value;
+
+    /// Returns the value.
+    ///
+    /// # Errors
+    /// None.
+    fn unwrap_value(self) -> Result<Self::Value>;
+}
+
+impl<T> UnwrapValue for Called<T> {
+    type Value = T;
+    fn unwrap_value(self) -> Result<T> {
+        Ok(self.0)
+    }
+}
+
+/// Comparisons of operands, which give a tensor of bools, or a `bool` for two numbers.
+pub trait Compare<Other> {
+    /// The result of a comparison: [`Tensor`] or [`Number`].
+    type Output;
+
+    /// Computes `self == other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::eq`].
+    fn eq(self, other: Other) -> Result<Self::Output>;
+
+    /// Computes `self != other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::ne`].
+    fn ne(self, other: Other) -> Result<Self::Output>;
+
+    /// Computes `self < other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::lt`].
+    fn lt(self, other: Other) -> Result<Self::Output>;
+
+    /// Computes `self <= other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::le`].
+    fn le(self, other: Other) -> Result<Self::Output>;
+
+    /// Computes `self > other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::gt`].
+    fn gt(self, other: Other) -> Result<Self::Output>;
+
+    /// Computes `self >= other`.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::ge`].
+    fn ge(self, other: Other) -> Result<Self::Output>;
+}
