@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// A system call of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum SaveCall {
     /// Creates the temporary file.
     Create,
     /// Writes to the temporary file.
@@ -23,7 +23,7 @@ pub enum Call {
 
 #[cfg(not(any(test, feature = "testing")))]
 #[inline]
-pub(crate) fn begin(_: Call) -> io::Result<()> {
+pub(crate) fn begin(_: SaveCall) -> io::Result<()> {
     Ok(())
 }
 
@@ -37,9 +37,9 @@ mod watched {
     use std::cell::RefCell;
     use std::io;
 
-    use super::Call;
+    use super::SaveCall;
 
-    type Watcher = Box<dyn FnMut(Call) -> io::Result<()>>;
+    type Watcher = Box<dyn FnMut(SaveCall) -> io::Result<()>>;
 
     thread_local! {
         static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
@@ -48,7 +48,7 @@ mod watched {
     /// Runs `f`, and runs `watcher` before each system call of a save that `f` makes on this thread. If `watcher`
     /// returns an error, the system call is skipped and fails with that error.
     pub fn watch<R>(
-        watcher: impl FnMut(Call) -> io::Result<()> + 'static,
+        watcher: impl FnMut(SaveCall) -> io::Result<()> + 'static,
         f: impl FnOnce() -> R,
     ) -> R {
         WATCHER.set(Some(Box::new(watcher)));
@@ -57,7 +57,7 @@ mod watched {
         result
     }
 
-    pub(crate) fn begin(call: Call) -> io::Result<()> {
+    pub(crate) fn begin(call: SaveCall) -> io::Result<()> {
         WATCHER.with_borrow_mut(|watcher| watcher.as_mut().map_or(Ok(()), |watcher| watcher(call)))
     }
 }
@@ -67,6 +67,6 @@ mod watched {
 /// # Errors
 /// Errors of [`std::fs::remove_file`].
 pub fn remove(path: &Path) -> io::Result<()> {
-    begin(Call::Remove)?;
+    begin(SaveCall::Remove)?;
     fs::remove_file(path)
 }

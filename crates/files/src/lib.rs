@@ -10,6 +10,6 @@ mod open;
 
 #[cfg(any(test, feature = "testing"))]
 pub use calls::watch;
-pub use calls::{Call, remove};
+pub use calls::{SaveCall, remove};
 pub use new_file::{NewFile, random};
 pub use open::{lock_folder, open};

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::calls::{Call, begin, remove};
+use crate::calls::{SaveCall, begin, remove};
 
 /// Maximum number of temporary names to try. A random 64-bit name is in use only if another process guesses names.
 const ATTEMPTS: usize = 16;
@@ -54,7 +54,7 @@ impl NewFile {
         let mut attempt = 0;
         loop {
             let temporary = path.with_file_name(format!(".{name}.{:016x}.part", random()));
-            begin(Call::Create)?;
+            begin(SaveCall::Create)?;
             match OpenOptions::new().write(true).create_new(true).open(&temporary) {
                 Ok(file) => {
                     return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
@@ -90,19 +90,19 @@ impl NewFile {
     /// The system's error. After an error the previous file is still at the path, unless only the sync of the folder
     /// failed. In that case the new file is at the path, but a power loss may restore the previous file.
     pub fn commit(mut self) -> io::Result<()> {
-        begin(Call::Sync)?;
+        begin(SaveCall::Sync)?;
         self.file.sync_all()?;
-        begin(Call::Rename)?;
+        begin(SaveCall::Rename)?;
         fs::rename(&self.temporary, &self.path)?;
         self.committed = true;
-        begin(Call::SyncFolder)?;
+        begin(SaveCall::SyncFolder)?;
         sync_folder(&self.path)
     }
 }
 
 impl Write for NewFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        begin(Call::Write)?;
+        begin(SaveCall::Write)?;
         self.file.write(bytes)
     }
 
@@ -201,7 +201,13 @@ mod tests {
             Ok(())
         };
         watch(note, || save(&folder.0.join("a"), "text")).unwrap();
-        let order = [Call::Create, Call::Write, Call::Sync, Call::Rename, Call::SyncFolder];
+        let order = [
+            SaveCall::Create,
+            SaveCall::Write,
+            SaveCall::Sync,
+            SaveCall::Rename,
+            SaveCall::SyncFolder,
+        ];
         assert_eq!(*log.borrow(), order);
         assert_eq!(folder.names(), ["a"]);
     }
@@ -216,7 +222,7 @@ mod tests {
             let fail = move |call| {
                 calls += 1;
                 // The removal of the temporary file follows the injected error, so it does not fail itself.
-                if calls == failing + 1 && call != Call::Remove {
+                if calls == failing + 1 && call != SaveCall::Remove {
                     return Err(io::Error::other("injected"));
                 }
                 Ok(())

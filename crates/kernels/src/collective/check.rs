@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_cuda_sys_safe::owned::Communicator;
 
-use super::{Op, nccl_type};
+use super::{CollectiveOp, nccl_type};
 use warpline_runtime::{CudaDevice, DType, Device, Error, ErrorKind, Result, View};
 
 /// Returns an error unless the communicator has the device and the driver of the target.
@@ -29,7 +29,7 @@ fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<(
 
 /// Checks one call by itself.
 #[track_caller]
-pub(super) fn call(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+pub(super) fn call(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
     let (input, output) = call.views();
     for view in input.iter().chain(&output) {
         nccl_type(op, view.dtype)?;
@@ -57,17 +57,17 @@ pub(super) fn call(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resu
         return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: output.dtype }.of(op));
     }
     match *call {
-        Op::AllReduce { input, op: ReduceOp::Avg, .. }
-        | Op::Reduce { input, op: ReduceOp::Avg, .. }
-        | Op::ReduceScatter { input, op: ReduceOp::Avg, .. }
+        CollectiveOp::AllReduce { input, op: ReduceOp::Avg, .. }
+        | CollectiveOp::Reduce { input, op: ReduceOp::Avg, .. }
+        | CollectiveOp::ReduceScatter { input, op: ReduceOp::Avg, .. }
             if input.dtype == DType::Bool =>
         {
             return Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op));
         }
-        Op::Broadcast { root: rank, .. }
-        | Op::Reduce { root: rank, .. }
-        | Op::Send { peer: rank, .. }
-        | Op::Recv { peer: rank, .. }
+        CollectiveOp::Broadcast { root: rank, .. }
+        | CollectiveOp::Reduce { root: rank, .. }
+        | CollectiveOp::Send { peer: rank, .. }
+        | CollectiveOp::Recv { peer: rank, .. }
             if rank >= comm.ranks() =>
         {
             let reason = format!("there is no rank {rank}: there are {}", comm.ranks());
@@ -80,21 +80,23 @@ pub(super) fn call(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resu
 }
 
 #[track_caller]
-fn check_sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_sizes(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = match call {
-        Op::AllGather { .. } => (comm.ranks(), 1),
-        Op::ReduceScatter { .. } => (1, comm.ranks()),
+        CollectiveOp::AllGather { .. } => (comm.ranks(), 1),
+        CollectiveOp::ReduceScatter { .. } => (1, comm.ranks()),
         _ => (1, 1),
     };
     if input.numel().checked_mul(from) == output.numel().checked_mul(to) {
         return Ok(());
     }
     let rule = match call {
-        Op::AllGather { .. } => {
+        CollectiveOp::AllGather { .. } => {
             "the output has to have as many elements as the inputs of all ranks"
         }
-        Op::ReduceScatter { .. } => "the input has to have as many elements for each rank",
+        CollectiveOp::ReduceScatter { .. } => {
+            "the input has to have as many elements for each rank"
+        }
         _ => "both have to have as many elements",
     };
     Err(Error::shape(
@@ -111,12 +113,12 @@ fn check_sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<(
 /// Returns an error if the output shares memory with the input, except at the place that NCCL
 /// defines as in-place.
 #[track_caller]
-fn check_in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+fn check_in_place(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = (bytes(&input), bytes(&output));
     let allowed = match call {
-        Op::AllGather { .. } => from.start == to.start + comm.rank() * from.len(),
-        Op::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
+        CollectiveOp::AllGather { .. } => from.start == to.start + comm.rank() * from.len(),
+        CollectiveOp::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
         _ => from == to,
     };
     if allowed || !overlap(&input, &output) {
@@ -128,7 +130,11 @@ fn check_in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
 /// Checks the calls against each other. The group does not order its calls, so no output may
 /// overlap another call's view. A send to this rank needs a receive in the same group.
 #[track_caller]
-pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> Result<()> {
+pub(super) fn group(
+    op: &'static str,
+    comm: &Communicator,
+    calls: &[CollectiveOp<'_>],
+) -> Result<()> {
     for (i, a) in calls.iter().enumerate() {
         for b in &calls[i + 1..] {
             let ((a_in, a_out), (b_in, b_out)) = (a.views(), b.views());
@@ -142,8 +148,14 @@ pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> 
         }
     }
     let own = comm.rank();
-    let to = calls.iter().filter(|c| matches!(c, Op::Send { peer, .. } if *peer == own)).count();
-    let from = calls.iter().filter(|c| matches!(c, Op::Recv { peer, .. } if *peer == own)).count();
+    let to = calls
+        .iter()
+        .filter(|c| matches!(c, CollectiveOp::Send { peer, .. } if *peer == own))
+        .count();
+    let from = calls
+        .iter()
+        .filter(|c| matches!(c, CollectiveOp::Recv { peer, .. } if *peer == own))
+        .count();
     if to == from {
         return Ok(());
     }

@@ -23,11 +23,11 @@ use warpline_runtime::{
 
 /// A collective call on a communicator, for contiguous tensors on the communicator's device.
 ///
-/// `output` may be `input` itself. In [`Op::AllGather`], `input` may be this rank's part of
-/// `output`; in [`Op::ReduceScatter`], `output` may be this rank's part of `input`. Any other
+/// `output` may be `input` itself. In [`CollectiveOp::AllGather`], `input` may be this rank's part of
+/// `output`; in [`CollectiveOp::ReduceScatter`], `output` may be this rank's part of `input`. Any other
 /// overlap is an error.
 #[derive(Clone, Copy, Debug)]
-pub enum Op<'a> {
+pub enum CollectiveOp<'a> {
     /// Combines the `input` of all ranks into the `output` of every rank.
     AllReduce {
         /// This rank's contribution.
@@ -133,7 +133,7 @@ impl fmt::Debug for Watched<'_> {
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
 /// Enqueues calls on a communicator as one NCCL group. The group does not order its calls, so an
-/// all-to-all is an [`Op::Send`] to and an [`Op::Recv`] from every rank. Calls without elements are
+/// all-to-all is an [`CollectiveOp::Send`] to and an [`CollectiveOp::Recv`] from every rank. Calls without elements are
 /// skipped, so a call must be empty on all ranks or on none.
 ///
 /// Bools are sent as `u8`. [`ReduceOp::Sum`] of bools is computed as their maximum, as in PyTorch.
@@ -149,7 +149,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///   call.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if an output shares memory with another view of the group,
-///   except where [`Op`] permits this within a call.
+///   except where [`CollectiveOp`] permits this within a call.
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous, if `root` or `peer` is not a rank,
 ///   or if the group sends to this rank itself a different number of times than it receives.
 /// - [`ErrorKind::Driver`] if NCCL fails.
@@ -159,7 +159,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// use std::{panic::Location, thread, time::Duration};
 /// use warpline_cuda_sys_safe::nccl::ReduceOp;
 /// use warpline_cuda_sys_safe::{owned::Communicator, sim::SimConfig};
-/// use warpline_kernels::collective::{self, Op};
+/// use warpline_kernels::collective::{self, CollectiveOp};
 /// use warpline_kernels::fill;
 /// use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 ///
@@ -175,7 +175,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///     let (storage, layout) = (Storage::device(&runtime, 16, &stream)?, Layout::contiguous(&[4])?);
 ///     let x = View { storage: &storage, layout: &layout, dtype: DType::F32 };
 ///     fill::fill(target, x, 1.5.into())?;
-///     let sum = Op::AllReduce { input: x, output: x, op: ReduceOp::Sum };
+///     let sum = CollectiveOp::AllReduce { input: x, output: x, op: ReduceOp::Sum };
 ///     collective::run(target, &comm, "all_reduce", &[sum], Location::caller())?;
 ///     stream.synchronize()?; // before the communicator is dropped, which ends what is under way
 ///     Ok(())
@@ -190,7 +190,7 @@ pub fn run<'a>(
     target: Target<'_>,
     comm: impl Into<Watched<'a>>,
     name: &'static str,
-    ops: &[Op<'_>],
+    ops: &[CollectiveOp<'_>],
     location: &'static Location<'static>,
 ) -> Result<()> {
     let Watched { comm, number, replays } = comm.into();
@@ -235,7 +235,7 @@ pub fn run<'a>(
 /// None: the function does nothing.
 unsafe fn no_host(_: &HostLaunch<'_>) {}
 
-impl<'a> Op<'a> {
+impl<'a> CollectiveOp<'a> {
     /// Returns the input and the output, each `None` if the call has none.
     fn views(&self) -> (Option<View<'a>>, Option<View<'a>>) {
         match *self {

@@ -29,7 +29,7 @@ impl Rank<'_> {
         Target::Cuda(self.runtime, self.device, &self.stream)
     }
 
-    fn run(&self, stream: &Stream, ops: &[Op<'_>]) -> Result<()> {
+    fn run(&self, stream: &Stream, ops: &[CollectiveOp<'_>]) -> Result<()> {
         let target = Target::Cuda(self.runtime, self.device, stream);
         run(target, &self.comm, "collective", ops, Location::caller())
     }
@@ -65,8 +65,8 @@ fn schedules() -> impl Iterator<Item = Schedule> {
     [Schedule::Lazy, Schedule::Eager].into_iter().chain((0..seeds).map(Schedule::Seeded))
 }
 
-fn sum<'a>(input: &'a Tensor, output: &'a Tensor) -> Op<'a> {
-    Op::AllReduce { input: input.view(), output: output.view(), op: ReduceOp::Sum }
+fn sum<'a>(input: &'a Tensor, output: &'a Tensor) -> CollectiveOp<'a> {
+    CollectiveOp::AllReduce { input: input.view(), output: output.view(), op: ReduceOp::Sum }
 }
 
 #[test]
@@ -84,18 +84,22 @@ fn each_collective_gives_its_documented_result() {
             let out = blank(2);
             rank.run(on, &[sum(&mine, &out)]).unwrap();
             check(&out, &[3.0, 30.0]);
-            rank.run(on, &[Op::Broadcast { input: mine.view(), output: out.view(), root: 2 }])
-                .unwrap();
+            rank.run(
+                on,
+                &[CollectiveOp::Broadcast { input: mine.view(), output: out.view(), root: 2 }],
+            )
+            .unwrap();
             check(&out, &[2.0, 10.0]);
             let out = blank(2);
             let (input, output, op) = (mine.view(), out.view(), ReduceOp::Avg);
-            rank.run(on, &[Op::Reduce { input, output, op, root: 1 }]).unwrap();
+            rank.run(on, &[CollectiveOp::Reduce { input, output, op, root: 1 }]).unwrap();
             check(&out, if me == 1.0 { &[1.0, 10.0] } else { &[77.0, 77.0] });
             let all = blank(6);
-            rank.run(on, &[Op::AllGather { input: mine.view(), output: all.view() }]).unwrap();
+            rank.run(on, &[CollectiveOp::AllGather { input: mine.view(), output: all.view() }])
+                .unwrap();
             check(&all, &[0.0, 10.0, 1.0, 10.0, 2.0, 10.0]);
             let (input, output, op) = (all.view(), out.view(), ReduceOp::Sum);
-            rank.run(on, &[Op::ReduceScatter { input, output, op }]).unwrap();
+            rank.run(on, &[CollectiveOp::ReduceScatter { input, output, op }]).unwrap();
             check(&out, &[3.0 * me, 30.0]);
 
             // All-to-all: rank r sends 10 r + p to rank p.
@@ -104,8 +108,8 @@ fn each_collective_gives_its_documented_result() {
             let got: Vec<Tensor> = (0..3).map(|_| blank(1)).collect();
             let mut ops = Vec::new();
             for peer in 0..3 {
-                ops.push(Op::Send { input: parts[peer].view(), peer });
-                ops.push(Op::Recv { output: got[peer].view(), peer });
+                ops.push(CollectiveOp::Send { input: parts[peer].view(), peer });
+                ops.push(CollectiveOp::Recv { output: got[peer].view(), peer });
             }
             rank.run(on, &ops).unwrap();
             for (peer, got) in got.iter().enumerate() {
@@ -124,7 +128,7 @@ fn bools_are_sent_as_bytes_whose_sum_is_the_largest() {
         rank.run(&rank.stream, &[sum(&bools, &bools)]).unwrap();
         assert_eq!(bools.floats(rank.target()), [1.0, 1.0, 0.0]);
         let view = bools.view();
-        let mean = Op::AllReduce { input: view, output: view, op: ReduceOp::Avg };
+        let mean = CollectiveOp::AllReduce { input: view, output: view, op: ReduceOp::Avg };
         let refused = rank.run(&rank.stream, &[mean]);
         assert!(matches!(
             refused.kind(),
@@ -242,16 +246,17 @@ fn collectives_that_nccl_cannot_run_are_refused_beforehand() {
         let whole = rank.tensor(DType::I32, &[4], &[0.0; 4]);
         let turned = x.with(|layout| layout.transpose(0, 1));
         let part = x.with(|layout| layout.narrow(0, 0, 1));
-        let text = |ops: &[Op<'_>]| rank.run(&rank.stream, ops).unwrap_err().to_string();
+        let text = |ops: &[CollectiveOp<'_>]| rank.run(&rank.stream, ops).unwrap_err().to_string();
         assert!(text(&[sum(&x, &small)]).contains("both have to have as many elements"));
         assert!(text(&[sum(&x, &whole)]).contains("torch.float32"));
         assert!(text(&[sum(&turned, &turned)]).contains("is not contiguous"));
-        let gather = Op::AllGather { input: x.view(), output: small.view() };
+        let gather = CollectiveOp::AllGather { input: x.view(), output: small.view() };
         assert!(text(&[gather]).contains("as many elements as the inputs of all ranks"));
-        let far = Op::Broadcast { input: x.view(), output: x.view(), root: 1 };
+        let far = CollectiveOp::Broadcast { input: x.view(), output: x.view(), root: 1 };
         assert!(text(&[far]).contains("there is no rank 1: there are 1"));
         assert!(
-            text(&[Op::Send { input: x.view(), peer: 0 }]).contains("sends 1 tensors to itself")
+            text(&[CollectiveOp::Send { input: x.view(), peer: 0 }])
+                .contains("sends 1 tensors to itself")
         );
         assert!(text(&[sum(&x, &x), sum(&part, &part)]).contains("share some"));
 

@@ -27,7 +27,7 @@ pub struct Entry {
     pub short: bool,
     pub host: fn(DType) -> Option<Host>,
     pub rounds: NumberRounding,
-    pub rules: &'static [Rule],
+    pub rules: &'static [OperandRule],
     pub backward: Option<Backward>,
     pub program: Program,
 }
@@ -85,7 +85,7 @@ pub struct Input {
 
 /// A treatment of operands that an op requires of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum OperandRule {
     /// Return an error for bools, also beside operands of other dtypes.
     RefusesBools,
     /// Return an error if the second operand is the number 0 and the operands are integers.

@@ -60,7 +60,7 @@ pub use backward::{Backward, apply_backward};
 pub use bitwise::*;
 pub use comparison::*;
 pub use division::*;
-pub use entry::Rule;
+pub use entry::OperandRule;
 pub use exponential::*;
 pub use extremes::*;
 pub use formula::{Condition, Expr, Formula, MAX_OPERANDS, Step};
@@ -141,7 +141,7 @@ impl Op {
 
     /// Returns whether the op asks its callers for the given treatment of operands.
     #[must_use]
-    pub fn has_rule(&self, rule: Rule) -> bool {
+    pub fn has_rule(&self, rule: OperandRule) -> bool {
         self.entry.rules.contains(&rule)
     }
 

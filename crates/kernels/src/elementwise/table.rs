@@ -97,7 +97,7 @@ macro_rules! elementwise_ops {
                 short: entry::is_short($cuda, INPUTS.len()),
                 host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
-                rules: &[$($($crate::elementwise::Rule::$rule),+)?],
+                rules: &[$($($crate::elementwise::OperandRule::$rule),+)?],
                 backward: $crate::__elementwise_backward!(
                     $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
                 ),

@@ -147,7 +147,7 @@ cuda_struct! {
 /// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, the fields
 /// that say so are read from there instead, as `float64` values in the order of the fields.
 #[derive(Clone, Copy, Debug)]
-pub enum Rule {
+pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
     Sgd {
         /// Learning rate. Read from `rates` if given.
@@ -215,12 +215,12 @@ pub struct Tensors<'a> {
     pub param: View<'a>,
     /// The gradient of the parameter.
     pub grad: Option<View<'a>>,
-    /// State tensors, in the order that the [`Rule`] names. A state that the rule does not use may
+    /// State tensors, in the order that the [`UpdateRule`] names. A state that the rule does not use may
     /// be `None`.
     pub state: [Option<View<'a>>; 3],
 }
 
-impl Rule {
+impl UpdateRule {
     fn op(&self) -> &'static str {
         match self {
             Self::Sgd { .. } => "sgd_step",
@@ -278,12 +278,12 @@ pub fn takes(view: View<'_>) -> bool {
 
 /// Applies an optimizer step to parameters of one dtype, several per launch.
 ///
-/// `rates` holds the numbers that change between replays of a captured step: [`Rule::Adam`] reads
+/// `rates` holds the numbers that change between replays of a captured step: [`UpdateRule::Adam`] reads
 /// three, every other rule one.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is not of
-///   `float64`, not contiguous or too short, if the rule is [`Rule::Scale`] and `rates` is `None`,
+///   `float64`, not contiguous or too short, if the rule is [`UpdateRule::Scale`] and `rates` is `None`,
 ///   or if a gradient or a state that the rule needs is missing.
 /// - [`ErrorKind::DTypeMismatch`] if a tensor has another dtype than the first parameter.
 /// - [`ErrorKind::ShapeMismatch`] if a gradient or state has other sizes than its parameter.
@@ -293,13 +293,13 @@ pub fn takes(view: View<'_>) -> bool {
 #[track_caller]
 pub fn step(
     target: Target<'_>,
-    rule: &Rule,
+    rule: &UpdateRule,
     tensors: &[Tensors<'_>],
     rates: Option<View<'_>>,
 ) -> Result<()> {
     let op = rule.op();
     let need = match rule {
-        Rule::Adam { .. } => 3,
+        UpdateRule::Adam { .. } => 3,
         _ => 1,
     };
     if let Some(rates) = rates
@@ -308,15 +308,15 @@ pub fn step(
         let reason = format!("rates are {need} contiguous floats of 64 bits");
         return Err(Error::invalid(op, reason));
     }
-    if matches!(rule, Rule::Scale) && rates.is_none() {
+    if matches!(rule, UpdateRule::Scale) && rates.is_none() {
         return Err(Error::invalid(op, "there is nothing to scale by"));
     }
     let update = rule.update(rates.is_some());
     match rule {
-        Rule::Sgd { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
-        Rule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, tensors, rates),
-        Rule::RmsProp { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
-        Rule::Scale => launch(target, op, &SCALE_STEP, &update, tensors, rates),
+        UpdateRule::Sgd { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
+        UpdateRule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, tensors, rates),
+        UpdateRule::RmsProp { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
+        UpdateRule::Scale => launch(target, op, &SCALE_STEP, &update, tensors, rates),
     }
 }
 

@@ -29,10 +29,10 @@ fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
 }
 
 /// Applies the rule to one element of each operand, in double precision.
-fn by_hand(rule: &Rule, x: &mut [f64]) {
+fn by_hand(rule: &UpdateRule, x: &mut [f64]) {
     let signed = |g: f64, maximize: bool| if maximize { -g } else { g };
     match *rule {
-        Rule::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+        UpdateRule::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
             let mut g = signed(x[1], maximize) + weight_decay * x[0];
             if let Some((momentum, dampening)) = momentum {
                 x[2] = if first { g } else { momentum * x[2] + (1.0 - dampening) * g };
@@ -40,7 +40,7 @@ fn by_hand(rule: &Rule, x: &mut [f64]) {
             }
             x[0] -= lr * g;
         }
-        Rule::Adam { rate, root, kept, betas, eps, weight_decay, amsgrad, maximize } => {
+        UpdateRule::Adam { rate, root, kept, betas, eps, weight_decay, amsgrad, maximize } => {
             let g = signed(x[1], maximize) + weight_decay * x[0];
             x[2] += (1.0 - betas.0) * (g - x[2]);
             x[3] = betas.1 * x[3] + (1.0 - betas.1) * g * g;
@@ -51,7 +51,7 @@ fn by_hand(rule: &Rule, x: &mut [f64]) {
             }
             x[0] = kept * x[0] - rate * x[2] / (square.sqrt() / root + eps);
         }
-        Rule::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+        UpdateRule::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
             let g = signed(x[1], maximize) + weight_decay * x[0];
             x[2] = alpha * x[2] + (1.0 - alpha) * g * g;
             let mut square = x[2];
@@ -66,17 +66,17 @@ fn by_hand(rule: &Rule, x: &mut [f64]) {
             }
             x[0] -= lr * by;
         }
-        Rule::Scale => x[0] *= 0.25,
+        UpdateRule::Scale => x[0] *= 0.25,
     }
 }
 
-fn rules() -> Vec<Rule> {
+fn rules() -> Vec<UpdateRule> {
     let mut all = Vec::new();
     for flag in [false, true] {
         for momentum in [None, Some((0.9, 0.25))] {
             let first = flag && momentum.is_some();
             let (lr, weight_decay) = (0.125, if flag { 0.01 } else { 0.0 });
-            all.push(Rule::Sgd {
+            all.push(UpdateRule::Sgd {
                 lr,
                 momentum,
                 nesterov: !flag,
@@ -85,7 +85,7 @@ fn rules() -> Vec<Rule> {
                 maximize: flag,
             });
             // The variance would be negative if the mean square were less than the squared mean.
-            all.push(Rule::RmsProp {
+            all.push(UpdateRule::RmsProp {
                 lr,
                 alpha: 0.75,
                 eps: 1e-3,
@@ -95,7 +95,7 @@ fn rules() -> Vec<Rule> {
                 maximize: flag,
             });
         }
-        all.push(Rule::Adam {
+        all.push(UpdateRule::Adam {
             rate: 0.125,
             root: 0.5,
             kept: 0.875,
@@ -106,7 +106,7 @@ fn rules() -> Vec<Rule> {
             maximize: !flag,
         });
     }
-    all.push(Rule::Scale);
+    all.push(UpdateRule::Scale);
     all
 }
 
@@ -125,7 +125,7 @@ fn every_rule(target: Target<'_>) {
                 })
                 .collect();
             let rates = Tensor::new(target, F64, &[1], &[0.25]);
-            let rates = matches!(rule, Rule::Scale).then_some(rates.view());
+            let rates = matches!(rule, UpdateRule::Scale).then_some(rates.view());
             step(target, &rule, &tensors, rates).unwrap();
             for (i, &n) in SIZES.iter().enumerate() {
                 let after: Vec<Vec<f64>> = all.iter().map(|list| list[i].floats(target)).collect();
@@ -148,7 +148,7 @@ fn every_rule(target: Target<'_>) {
 
 /// Rates in memory have the same effect as rates in the rule.
 fn rates_from_memory(target: Target<'_>) {
-    let rule = |rate: f64, root: f64, kept: f64| Rule::Adam {
+    let rule = |rate: f64, root: f64, kept: f64| UpdateRule::Adam {
         rate,
         root,
         kept,
@@ -158,7 +158,7 @@ fn rates_from_memory(target: Target<'_>) {
         amsgrad: false,
         maximize: false,
     };
-    let run = |rule: Rule, rates: Option<&[f64]>| {
+    let run = |rule: UpdateRule, rates: Option<&[f64]>| {
         let all = lists(target, F32, LISTS);
         let of = |i: usize| Tensors {
             param: all[0][i].view(),
@@ -211,7 +211,7 @@ fn bad_input_is_an_error() {
     on_every_target(|target| {
         let t = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let (p, g, wide, long) = (t(F32, &[3]), t(F32, &[3]), t(F64, &[3]), t(F32, &[4]));
-        let rule = Rule::Sgd {
+        let rule = UpdateRule::Sgd {
             lr: 0.1,
             momentum: None,
             nesterov: false,

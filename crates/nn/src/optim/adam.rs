@@ -1,7 +1,7 @@
 //! Adam and AdamW.
 
 use warpline::{DType, Device, Error, Result, Tensor, cat, full};
-use warpline_kernels::optim::Rule as Kernel;
+use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused::{buckets, rate};
 use super::optimizer::{Optim, counter, is_capturing};

@@ -130,7 +130,7 @@ fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
         });
         let exec = bucket[0].exec()?;
         let tensors: Vec<_> = tensors.collect();
-        kernels::step(exec.target(), &kernels::Rule::Scale, &tensors, Some(by.as_view()))?;
+        kernels::step(exec.target(), &kernels::UpdateRule::Scale, &tensors, Some(by.as_view()))?;
     }
     others.into_iter().try_for_each(|tensor| tensor.mul_(&by.to(tensor.device())?).map(drop))
 }

@@ -26,7 +26,7 @@ impl<K> Bucket<'_, '_, K> {
 
     /// Runs the step. `rates` are the values that the kernel reads from device memory.
     #[track_caller]
-    pub(super) fn run(&self, rule: &kernels::Rule, rates: Option<&Tensor>) -> Result<()> {
+    pub(super) fn run(&self, rule: &kernels::UpdateRule, rates: Option<&Tensor>) -> Result<()> {
         let Some(first) = self.slots.first() else { return Ok(()) };
         let tensors = self.slots.iter().map(|slot| {
             let [a, b, c] = &slot.state.tensors;

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use warpline::Result;
-use warpline_kernels::optim::Rule as Kernel;
+use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused::{buckets, rate};
 use super::optimizer::{Optim, check_not_capturing};

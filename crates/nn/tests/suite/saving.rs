@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use warpline::full;
-use warpline_files::{Call, watch};
+use warpline_files::{SaveCall, watch};
 use warpline_nn::{FileError, StateDict, load_file, save_file, save_sharded};
 
 use crate::files::Folder;
@@ -242,7 +242,7 @@ fn a_process_killed_at_any_call_of_a_save_leaves_the_older_or_the_newer_model() 
 }
 
 /// Returns the file system calls of a save, in order.
-fn calls(save: impl FnOnce()) -> Vec<Call> {
+fn calls(save: impl FnOnce()) -> Vec<SaveCall> {
     let log = Rc::new(RefCell::new(Vec::new()));
     let noted = Rc::clone(&log);
     watch(
@@ -257,7 +257,7 @@ fn calls(save: impl FnOnce()) -> Vec<Call> {
 
 #[test]
 fn a_save_writes_syncs_renames_and_syncs_the_folder_in_this_order() {
-    use Call::{Create, Remove, Rename, Sync, SyncFolder, Write};
+    use SaveCall::{Create, Remove, Rename, Sync, SyncFolder, Write};
     let one = [Create, Write, Sync, Rename, SyncFolder];
     let folder = Folder::new("order");
     let path = folder.file("model.safetensors");
@@ -289,7 +289,7 @@ fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
         let mut count = 0;
         let fail = move |call| {
             count += 1;
-            match count == failing + 1 && call != Call::Remove {
+            match count == failing + 1 && call != SaveCall::Remove {
                 true => Err(std::io::Error::other("injected")),
                 false => Ok(()),
             }

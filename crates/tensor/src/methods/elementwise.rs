@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, Rule};
+use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, OperandRule};
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
@@ -122,7 +122,7 @@ impl<'a, 'o> CheckedOperands<'a, 'o> {
                 }
                 TensorOrScalar::Tensor(t)
                     if counts_as_number(t, main, common, || {
-                        k == 1 && op.has_rule(Rule::WideSecond)
+                        k == 1 && op.has_rule(OperandRule::WideSecond)
                     }) =>
                 {
                     // Converts as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number
@@ -310,14 +310,14 @@ pub(crate) fn counts_as_number(
     main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
 }
 
-/// Fails if an op with [`Rule::RefusesBools`] has operands of bools.
+/// Fails if an op with [`OperandRule::RefusesBools`] has operands of bools.
 #[track_caller]
 fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
     let is_bool = |operand: &TensorOrScalar<'_>| match operand {
         TensorOrScalar::Tensor(tensor) => tensor.dtype() == DType::Bool,
         TensorOrScalar::Scalar(number) => number.category() == Category::Bool,
     };
-    if op.has_rule(Rule::RefusesBools) && operands.iter().any(is_bool) {
+    if op.has_rule(OperandRule::RefusesBools) && operands.iter().any(is_bool) {
         return Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op.name()));
     }
     Ok(())
@@ -329,10 +329,10 @@ fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> R
     if k != 1 || compute.is_float() {
         return Ok(());
     }
-    if number.to_i64() == 0 && op.has_rule(Rule::DividesIntegers) {
+    if number.to_i64() == 0 && op.has_rule(OperandRule::DividesIntegers) {
         return Err(Error::invalid(op.name(), "integers cannot be divided by zero"));
     }
-    if number.to_i64() < 0 && op.has_rule(Rule::RaisesIntegers) {
+    if number.to_i64() < 0 && op.has_rule(OperandRule::RaisesIntegers) {
         let reason = "integers to negative integer powers are not allowed; convert them to floats";
         return Err(Error::invalid(op.name(), reason));
     }

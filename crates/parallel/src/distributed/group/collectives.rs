@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 use warpline::{DType, Tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_kernels::collective::{self, Op};
+use warpline_kernels::collective::{self, CollectiveOp};
 
 use super::super::signature::Signature;
 use super::super::{Result, Work};
@@ -67,7 +67,7 @@ impl ProcessGroup {
         self.launch((signature, async_op), location, tensors.into(), |target, comm| {
             let ops = tensors.iter().map(Tensor::as_view);
             let ops: SmallVec<[_; 1]> =
-                ops.map(|view| Op::AllReduce { input: view, output: view, op }).collect();
+                ops.map(|view| CollectiveOp::AllReduce { input: view, output: view, op }).collect();
             collective::run(target, comm, name, &ops, location)
         })
     }
@@ -81,7 +81,7 @@ impl ProcessGroup {
     pub fn broadcast(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
         let view = tensor.as_view();
-        let op = Op::Broadcast { input: view, output: view, root: src };
+        let op = CollectiveOp::Broadcast { input: view, output: view, root: src };
         let signature = Signature::new("broadcast").of(tensor).root(src);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             collective::run(target, comm, "broadcast", &[op], location)
@@ -104,7 +104,7 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let location = Location::caller();
         let view = tensor.as_view();
-        let call = Op::Reduce { input: view, output: view, op, root: dst };
+        let call = CollectiveOp::Reduce { input: view, output: view, op, root: dst };
         let signature = Signature::new("reduce").of(tensor).reduce(op).root(dst);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             collective::run(target, comm, "reduce", &[call], location)
@@ -127,7 +127,7 @@ impl ProcessGroup {
         async_op: bool,
     ) -> Result<Work> {
         let location = Location::caller();
-        let op = Op::AllGather { input: input.as_view(), output: output.as_view() };
+        let op = CollectiveOp::AllGather { input: input.as_view(), output: output.as_view() };
         let signature = Signature::new("all_gather_into_tensor").of(output).of(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
@@ -149,7 +149,8 @@ impl ProcessGroup {
         async_op: bool,
     ) -> Result<Work> {
         let location = Location::caller();
-        let call = Op::ReduceScatter { input: input.as_view(), output: output.as_view(), op };
+        let call =
+            CollectiveOp::ReduceScatter { input: input.as_view(), output: output.as_view(), op };
         let signature = Signature::new("reduce_scatter_tensor").of(output).of(input).reduce(op);
         let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
@@ -176,7 +177,7 @@ impl ProcessGroup {
         }
         let Some(tensor) = shared.barrier.get() else { return Ok(()) };
         let view = tensor.as_view();
-        let op = Op::AllReduce { input: view, output: view, op: ReduceOp::Max };
+        let op = CollectiveOp::AllReduce { input: view, output: view, op: ReduceOp::Max };
         let signature = Signature::new("barrier");
         let work = self.launch(
             (signature, false),

@@ -5,7 +5,7 @@ use std::panic::Location;
 use smallvec::smallvec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_kernels::collective::{self, Op};
+use warpline_kernels::collective::{self, CollectiveOp};
 
 use super::super::signature::Signature;
 use super::super::work::Tensors;
@@ -51,7 +51,7 @@ impl ProcessGroup {
         let rank = self.rank();
         let ops = outputs.iter().enumerate().map(|(root, output)| {
             let source = if root == rank { input } else { output };
-            Op::Broadcast { input: source.as_view(), output: output.as_view(), root }
+            CollectiveOp::Broadcast { input: source.as_view(), output: output.as_view(), root }
         });
         let ops: Vec<_> = ops.collect();
         let signature = outputs.iter().fold(Signature::new(NAME), Signature::of);
@@ -85,7 +85,7 @@ impl ProcessGroup {
         let rank = self.rank();
         let ops = inputs.iter().enumerate().map(|(root, input)| {
             let target = if root == rank { output } else { input };
-            Op::Reduce { input: input.as_view(), output: target.as_view(), op, root }
+            CollectiveOp::Reduce { input: input.as_view(), output: target.as_view(), op, root }
         });
         let ops: Vec<_> = ops.collect();
         let signature = inputs.iter().fold(Signature::new(NAME).reduce(op), Signature::of);
@@ -181,9 +181,10 @@ impl ProcessGroup {
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let sends = inputs.iter().enumerate();
-        let sends = sends.map(|(peer, input)| Op::Send { input: input.as_view(), peer });
+        let sends = sends.map(|(peer, input)| CollectiveOp::Send { input: input.as_view(), peer });
         let recvs = outputs.iter().enumerate();
-        let recvs = recvs.map(|(peer, output)| Op::Recv { output: output.as_view(), peer });
+        let recvs =
+            recvs.map(|(peer, output)| CollectiveOp::Recv { output: output.as_view(), peer });
         let ops: Vec<_> = sends.chain(recvs).collect();
         let name = signature.op;
         let call = match self.shared().parts.debug {
@@ -221,8 +222,9 @@ impl ProcessGroup {
         let location = Location::caller();
         let outputs = self.list_at(NAME, outputs, dst)?;
         let recvs = outputs.iter().enumerate();
-        let recvs = recvs.map(|(peer, output)| Op::Recv { output: output.as_view(), peer });
-        let send = Op::Send { input: tensor.as_view(), peer: dst };
+        let recvs =
+            recvs.map(|(peer, output)| CollectiveOp::Recv { output: output.as_view(), peer });
+        let send = CollectiveOp::Send { input: tensor.as_view(), peer: dst };
         let ops: Vec<_> = recvs.chain([send]).collect();
         let signature = Signature::new(NAME).of(tensor).root(dst);
         let keep = outputs.iter().chain([tensor]).cloned().collect();
@@ -248,8 +250,8 @@ impl ProcessGroup {
         let location = Location::caller();
         let inputs = self.list_at(NAME, inputs, src)?;
         let sends = inputs.iter().enumerate();
-        let sends = sends.map(|(peer, input)| Op::Send { input: input.as_view(), peer });
-        let recv = Op::Recv { output: tensor.as_view(), peer: src };
+        let sends = sends.map(|(peer, input)| CollectiveOp::Send { input: input.as_view(), peer });
+        let recv = CollectiveOp::Recv { output: tensor.as_view(), peer: src };
         let ops: Vec<_> = sends.chain([recv]).collect();
         let signature = Signature::new(NAME).of(tensor).root(src);
         let keep = [tensor].into_iter().chain(inputs).cloned().collect();

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 use warpline::Tensor;
-use warpline_kernels::collective::{self, Op};
+use warpline_kernels::collective::{self, CollectiveOp};
 
 use super::super::signature::Signature;
 use super::super::{Result, Work};
@@ -32,7 +32,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn send(&self, tensor: &Tensor, dst: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
-        let op = Op::Send { input: tensor.as_view(), peer: dst };
+        let op = CollectiveOp::Send { input: tensor.as_view(), peer: dst };
         let signature = Signature::new("send").of(tensor).peer(dst, true);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             collective::run(target, comm, "send", &[op], location)
@@ -46,7 +46,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn recv(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
         let location = Location::caller();
-        let op = Op::Recv { output: tensor.as_view(), peer: src };
+        let op = CollectiveOp::Recv { output: tensor.as_view(), peer: src };
         let signature = Signature::new("recv").of(tensor).peer(src, false);
         self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             collective::run(target, comm, "recv", &[op], location)
@@ -73,8 +73,8 @@ impl ProcessGroup {
         };
         let all: Vec<_> = calls.iter().map(op).collect();
         let ops = all.iter().map(|(tensor, peer, sends)| match sends {
-            true => Op::Send { input: tensor.as_view(), peer: *peer },
-            false => Op::Recv { output: tensor.as_view(), peer: *peer },
+            true => CollectiveOp::Send { input: tensor.as_view(), peer: *peer },
+            false => CollectiveOp::Recv { output: tensor.as_view(), peer: *peer },
         });
         let ops: Vec<_> = ops.collect();
         // The call has no single peer.

@@ -2,7 +2,7 @@
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Scalar, Tensor, TensorOrScalar, apply_elementwise};
-use warpline_kernels::elementwise::{Op, Rule, table};
+use warpline_kernels::elementwise::{Op, OperandRule, table};
 
 use super::entry::Entry;
 use super::sample::{Arg, mask, within};
@@ -70,7 +70,8 @@ pub(super) fn op_of(name: &str) -> &'static Op {
 pub(super) fn takes(op: &'static Op) -> impl Fn(DType) -> bool {
     // Subtraction of bools is computed, but refused to callers.
     move |dtype| {
-        op.dtypes(dtype).is_ok() && !(op.has_rule(Rule::RefusesBools) && dtype == DType::Bool)
+        op.dtypes(dtype).is_ok()
+            && !(op.has_rule(OperandRule::RefusesBools) && dtype == DType::Bool)
     }
 }
 
@@ -158,7 +159,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
     // With integers or bools, a float operand determines the dtype.
     let takes = move |dtype: DType| {
         op.dtypes(if dtype.is_float() { dtype } else { DType::F32 }).is_ok()
-            && !(op.has_rule(Rule::RefusesBools) && dtype == DType::Bool)
+            && !(op.has_rule(OperandRule::RefusesBools) && dtype == DType::Bool)
     };
     let name = format!("elementwise::{}", op.name());
     let variant = match number {
