@@ -31,7 +31,7 @@ pub use files::{
     save_sharded,
 };
 pub use module::{
-    Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
+    Apply, Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };
 pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};

@@ -91,9 +91,9 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Sgd<C>(Hyperparameters<C>);
+pub(super) struct SGD<C>(Hyperparameters<C>);
 
-impl<C: Real> ElementUpdate<C> for Sgd<C> {
+impl<C: Real> ElementUpdate<C> for SGD<C> {
     const LISTS: usize = 3;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -145,12 +145,12 @@ impl<C: Real> ElementUpdate<C> for Adam<C> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct RmsProp<C> {
+pub(super) struct RMSprop<C> {
     of: Hyperparameters<C>,
     rest: C,
 }
 
-impl<C: Real> ElementUpdate<C> for RmsProp<C> {
+impl<C: Real> ElementUpdate<C> for RMSprop<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {

@@ -29,11 +29,11 @@ const LISTS: usize = 5;
 const CHUNK: u32 = BLOCK * 8;
 
 static SGD: Program =
-    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "Sgd", 3, ty)).with_ptx(committed);
+    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "SGD", 3, ty)).with_ptx(committed);
 static ADAM: Program =
     Program::new("adam", FLOATS, &[""], |_, ty| source("adam", "Adam", 5, ty)).with_ptx(committed);
 static RMSPROP: Program =
-    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RmsProp", 5, ty))
+    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RMSprop", 5, ty))
         .with_ptx(committed);
 static SCALE: Program =
     Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
@@ -50,7 +50,7 @@ const fn operands(lists: usize) -> usize {
 // element. The bits that tell the kernel whether to read and write an operand are the bits by which
 // `launch` declares the operand. `step` checks that `rates` has as many numbers as the rule reads.
 static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
-    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
+    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::SGD<<T as HostElement>::Compute>>))
 };
 // SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
 // accesses follow the declared bits, as for `SGD_STEP`.
@@ -60,7 +60,7 @@ static ADAM_STEP: Kernel<Update, { operands(5) }> = unsafe {
 // SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
 // accesses follow the declared bits, as for `SGD_STEP`.
 static RMSPROP_STEP: Kernel<Update, { operands(5) }> = unsafe {
-    let hosts = hosts!(float T => cpu::run::<T, cpu::RmsProp<<T as HostElement>::Compute>>);
+    let hosts = hosts!(float T => cpu::run::<T, cpu::RMSprop<<T as HostElement>::Compute>>);
     Kernel::new(&RMSPROP, "", hosts)
 };
 // SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
@@ -149,7 +149,7 @@ cuda_struct! {
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
-    Sgd {
+    SGD {
         /// Learning rate. Read from `rates` if given.
         lr: f64,
         /// Momentum and dampening. `None`: no momentum.
@@ -187,7 +187,7 @@ pub enum UpdateRule {
     },
     /// `torch.optim.RMSprop`. `state` holds the running mean square, then the momentum buffer if
     /// there is a momentum, then the running mean if `centered`.
-    RmsProp {
+    RMSprop {
         /// Learning rate. Read from `rates` if given.
         lr: f64,
         /// Decay rate of the running means.
@@ -223,9 +223,9 @@ pub struct Tensors<'a> {
 impl UpdateRule {
     fn op(&self) -> &'static str {
         match self {
-            Self::Sgd { .. } => "sgd_step",
+            Self::SGD { .. } => "sgd_step",
             Self::Adam { .. } => "adam_step",
-            Self::RmsProp { .. } => "rmsprop_step",
+            Self::RMSprop { .. } => "rmsprop_step",
             Self::Scale => "scale",
         }
     }
@@ -238,7 +238,7 @@ impl UpdateRule {
         let mut numbers = [0.0; 8];
         let mut put = |values: &[f64]| numbers[..values.len()].copy_from_slice(values);
         let (flags, reads, writes) = match *self {
-            Self::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+            Self::SGD { lr, momentum, nesterov, first, weight_decay, maximize } => {
                 let (kept, dampening) = momentum.unwrap_or_default();
                 put(&[lr, kept, 1.0 - dampening, weight_decay]);
                 let moves = momentum.is_some();
@@ -254,7 +254,7 @@ impl UpdateRule {
                 let flags = flag(maximize, MAXIMIZE) | flag(amsgrad, AMSGRAD);
                 (flags, 0b1111 | most, 0b1101 | most)
             }
-            Self::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+            Self::RMSprop { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
                 put(&[lr, alpha, eps, weight_decay, momentum.unwrap_or(0.0)]);
                 let moves = momentum.is_some();
                 let kept = flag(moves, 0b1000) | flag(centered, 0b10000);
@@ -313,9 +313,9 @@ pub fn step(
     }
     let update = rule.update(rates.is_some());
     match rule {
-        UpdateRule::Sgd { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
+        UpdateRule::SGD { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
         UpdateRule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, tensors, rates),
-        UpdateRule::RmsProp { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
+        UpdateRule::RMSprop { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
         UpdateRule::Scale => launch(target, op, &SCALE_STEP, &update, tensors, rates),
     }
 }

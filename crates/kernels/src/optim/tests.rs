@@ -32,7 +32,7 @@ fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
 fn by_hand(rule: &UpdateRule, x: &mut [f64]) {
     let signed = |g: f64, maximize: bool| if maximize { -g } else { g };
     match *rule {
-        UpdateRule::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+        UpdateRule::SGD { lr, momentum, nesterov, first, weight_decay, maximize } => {
             let mut g = signed(x[1], maximize) + weight_decay * x[0];
             if let Some((momentum, dampening)) = momentum {
                 x[2] = if first { g } else { momentum * x[2] + (1.0 - dampening) * g };
@@ -51,7 +51,7 @@ fn by_hand(rule: &UpdateRule, x: &mut [f64]) {
             }
             x[0] = kept * x[0] - rate * x[2] / (square.sqrt() / root + eps);
         }
-        UpdateRule::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+        UpdateRule::RMSprop { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
             let g = signed(x[1], maximize) + weight_decay * x[0];
             x[2] = alpha * x[2] + (1.0 - alpha) * g * g;
             let mut square = x[2];
@@ -76,7 +76,7 @@ fn rules() -> Vec<UpdateRule> {
         for momentum in [None, Some((0.9, 0.25))] {
             let first = flag && momentum.is_some();
             let (lr, weight_decay) = (0.125, if flag { 0.01 } else { 0.0 });
-            all.push(UpdateRule::Sgd {
+            all.push(UpdateRule::SGD {
                 lr,
                 momentum,
                 nesterov: !flag,
@@ -85,7 +85,7 @@ fn rules() -> Vec<UpdateRule> {
                 maximize: flag,
             });
             // The variance would be negative if the mean square were less than the squared mean.
-            all.push(UpdateRule::RmsProp {
+            all.push(UpdateRule::RMSprop {
                 lr,
                 alpha: 0.75,
                 eps: 1e-3,
@@ -211,7 +211,7 @@ fn bad_input_is_an_error() {
     on_every_target(|target| {
         let t = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let (p, g, wide, long) = (t(F32, &[3]), t(F32, &[3]), t(F64, &[3]), t(F32, &[4]));
-        let rule = UpdateRule::Sgd {
+        let rule = UpdateRule::SGD {
             lr: 0.1,
             momentum: None,
             nesterov: false,

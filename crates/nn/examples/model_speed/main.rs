@@ -17,7 +17,7 @@ use warpline::autograd::no_grad;
 use warpline::functional::cross_entropy;
 use warpline::{DType, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
-use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
+use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, SGD, SGDOptions};
 
 /// A measurement. `pytorch.py` prints the measurement of the same step under the same name.
 struct Figure {
@@ -144,7 +144,7 @@ fn small() -> Result<Vec<Figure>> {
         cross_entropy(&net.forward(&x)?, &y, ())?.backward()?;
         optimizer.step()
     };
-    let mut sgd = Sgd::new(net.parameters(), SgdOptions { lr: 0.01, ..Default::default() })?;
+    let mut sgd = SGD::new(net.parameters(), SGDOptions { lr: 0.01, ..Default::default() })?;
     figures.push(median("mlp 3x256 SGD", 100, 9, || step(&mut sgd))?);
     let mut adam = AdamW::new(net.parameters(), AdamWOptions::default())?;
     figures.push(median("mlp 3x256 AdamW", 100, 9, || step(&mut adam))?);

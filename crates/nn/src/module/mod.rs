@@ -15,6 +15,7 @@
 //! Invariant: a state with mismatched names or shapes changes nothing. `load_state_dict` first compares all names and
 //! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
 
+mod apply;
 mod fields;
 mod state;
 mod visitor;
@@ -25,6 +26,7 @@ use std::panic::Location;
 use warpline::autograd::mark_moved;
 use warpline::{DType, Device, Error, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions};
 
+pub use apply::Apply;
 pub use state::{LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 

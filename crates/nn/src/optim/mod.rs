@@ -1,14 +1,14 @@
 //! Optimizers, learning-rate schedulers and gradient clipping (`torch.optim`).
 //!
 //! ```
-//! use warpline_nn::optim::{Optimizer, Sgd, SgdOptions};
+//! use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
 //! use warpline_nn::{Linear, Module};
 //!
 //! let net = Linear::new(2, 1, ())?;
 //! for parameter in net.parameters() {
 //!     parameter.requires_grad_(true)?;
 //! }
-//! let mut sgd = Sgd::new(net.parameters(), SgdOptions { lr: 0.1, ..Default::default() })?;
+//! let mut sgd = SGD::new(net.parameters(), SGDOptions { lr: 0.1, ..Default::default() })?;
 //! let x = warpline::ones([4, 2], ())?;
 //! for _ in 0..3 {
 //!     sgd.zero_grad()?;
@@ -33,12 +33,12 @@ pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{clip_grad_norm_, clip_grad_value_, get_total_norm};
 pub use group::ParamGroup;
 pub use optimizer::{Optim, Optimizer};
-pub use rmsprop::{RmsProp, RmsPropOptions};
+pub use rmsprop::{RMSprop, RMSpropOptions};
 pub use rule::Rule;
 pub use schedulers::{
     Anneal, Chained, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR,
     LambdaLR, LinearLR, MultiStepLR, OneCycleLR, OneCycleOptions, PlateauOptions,
     ReduceLROnPlateau, Scheduler, SchedulerState, SequentialLR, StepLR, Threshold,
 };
-pub use sgd::{Sgd, SgdOptions};
+pub use sgd::{SGD, SGDOptions};
 pub use state::{GroupState, OptimizerState};

@@ -93,8 +93,8 @@ pub trait Optimizer {
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }
 
-/// An optimizer with the update rule `R`. Its aliases are [`Sgd`](super::Sgd), [`Adam`](super::Adam),
-/// [`AdamW`](super::AdamW) and [`RmsProp`](super::RmsProp).
+/// An optimizer with the update rule `R`. Its aliases are [`SGD`](super::SGD), [`Adam`](super::Adam),
+/// [`AdamW`](super::AdamW) and [`RMSprop`](super::RMSprop).
 #[derive(Debug)]
 pub struct Optim<R> {
     pub(super) groups: Vec<ParamGroup<R>>,

@@ -8,11 +8,11 @@ use super::optimizer::Optim;
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
 /// RMSprop (`torch.optim.RMSprop`).
-pub type RmsProp = Optim<RmsPropOptions>;
+pub type RMSprop = Optim<RMSpropOptions>;
 
-/// Settings of [`RmsProp`].
+/// Settings of [`RMSprop`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RmsPropOptions {
+pub struct RMSpropOptions {
     /// Learning rate. Default: 1e-2.
     pub lr: f64,
     /// Decay rate of the running average of squared gradients. Default: 0.99.
@@ -29,7 +29,7 @@ pub struct RmsPropOptions {
     pub maximize: bool,
 }
 
-impl Default for RmsPropOptions {
+impl Default for RMSpropOptions {
     fn default() -> Self {
         Self {
             lr: 1e-2,
@@ -43,8 +43,8 @@ impl Default for RmsPropOptions {
     }
 }
 
-impl Rule for RmsPropOptions {
-    const NAME: &'static str = "RmsProp";
+impl Rule for RMSpropOptions {
+    const NAME: &'static str = "RMSprop";
     const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
     settings! {
@@ -78,7 +78,7 @@ impl Rule for RmsPropOptions {
                 Rate::Number(lr) => (*lr, None),
                 Rate::Tensor(lr) => (0.0, Some(rate(lr, bucket.device())?)),
             };
-            let rule = Kernel::RmsProp {
+            let rule = Kernel::RMSprop {
                 lr: number,
                 alpha: self.alpha,
                 eps: self.eps,
@@ -93,7 +93,7 @@ impl Rule for RmsPropOptions {
     }
 }
 
-impl RmsPropOptions {
+impl RMSpropOptions {
     /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {

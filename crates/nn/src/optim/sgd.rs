@@ -8,11 +8,11 @@ use super::optimizer::{Optim, check_not_capturing};
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
-pub type Sgd = Optim<SgdOptions>;
+pub type SGD = Optim<SGDOptions>;
 
-/// Settings of [`Sgd`].
+/// Settings of [`SGD`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdOptions {
+pub struct SGDOptions {
     /// Learning rate. Default: 1e-3.
     pub lr: f64,
     /// Momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
@@ -27,7 +27,7 @@ pub struct SgdOptions {
     pub maximize: bool,
 }
 
-impl Default for SgdOptions {
+impl Default for SGDOptions {
     fn default() -> Self {
         Self {
             lr: 1e-3,
@@ -40,8 +40,8 @@ impl Default for SgdOptions {
     }
 }
 
-impl Rule for SgdOptions {
-    const NAME: &'static str = "Sgd";
+impl Rule for SGDOptions {
+    const NAME: &'static str = "SGD";
     const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
     settings! {
@@ -74,7 +74,7 @@ impl Rule for SgdOptions {
                 Rate::Number(lr) => (*lr, None),
                 Rate::Tensor(lr) => (0.0, Some(rate(lr, bucket.device())?)),
             };
-            let rule = Kernel::Sgd {
+            let rule = Kernel::SGD {
                 lr: number,
                 momentum: (self.momentum != 0.0).then_some((self.momentum, self.dampening)),
                 nesterov: self.nesterov,
@@ -88,7 +88,7 @@ impl Rule for SgdOptions {
     }
 }
 
-impl SgdOptions {
+impl SGDOptions {
     /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {

@@ -4,7 +4,7 @@ use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
 use warpline_nn::optim::{
     ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, LinearLR, MultiStepLR, OneCycleLR,
-    OneCycleOptions, Optimizer, Scheduler, SequentialLR, Sgd, SgdOptions, StepLR,
+    OneCycleOptions, Optimizer, SGD, SGDOptions, Scheduler, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
@@ -83,10 +83,10 @@ fn circular(at: &str, n: usize) -> Result<Tensor> {
     conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())
 }
 
-fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> Result<f64> {
+fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut SGD) -> Result<S>) -> Result<f64> {
     let weight = ones([1], at)?.requires_grad_(true)?.clone();
     let run = || -> Result<f64> {
-        let mut sgd = Sgd::new(vec![weight], SgdOptions::default())?;
+        let mut sgd = SGD::new(vec![weight], SGDOptions::default())?;
         let mut scheduler = make(&mut sgd)?;
         for _ in 0..3 {
             scheduler.step(&mut sgd)?;

@@ -4,8 +4,8 @@ use std::panic::Location;
 
 use warpline::{Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::optim::{
-    ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau,
-    Scheduler, SchedulerState, SequentialLR, Sgd, SgdOptions, StepLR,
+    ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau, SGD,
+    SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
@@ -90,7 +90,7 @@ fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
 fn schedules_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let weight = || ones([1], at)?.requires_grad_(true);
-        let mut sgd = Sgd::new(vec![weight()?], SgdOptions::default())?;
+        let mut sgd = SGD::new(vec![weight()?], SGDOptions::default())?;
         refused("StepLR", StepLR::new(&mut sgd, 0, 0.5));
         let mut step = StepLR::new(&mut sgd, 1, 0.5)?;
         let mut power = ExponentialLR::new(&mut sgd, 0.5)?;
@@ -102,16 +102,16 @@ fn schedules_fail_under_their_own_names() -> Result<()> {
         let plateau = PlateauOptions { factor: 2.0, ..Default::default() };
         refused("ReduceLROnPlateau", ReduceLROnPlateau::new(&sgd, plateau));
         let mut sequence = SequentialLR::new(&mut sgd, vec![Box::new(step)], &[])?;
-        let mut others = Sgd::new(vec![weight()?], SgdOptions::default())?;
+        let mut others = SGD::new(vec![weight()?], SGDOptions::default())?;
         others.add_param_group(warpline_nn::optim::ParamGroup::new(
             vec![weight()?],
-            SgdOptions::default(),
+            SGDOptions::default(),
         ))?;
         refused("StepLR", sequence.step(&mut others));
         refused("StepLR", sequence.restart(&mut others));
         refused("ExponentialLR", power.step(&mut others));
-        refused("Sgd", sgd.set_lr(7, 0.1));
-        refused("Sgd", sgd.set_setting(0, "no such setting", 0.1));
+        refused("SGD", sgd.set_lr(7, 0.1));
+        refused("SGD", sgd.set_setting(0, "no such setting", 0.1));
         Ok(())
     })
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpline::autograd::HookHandle;
 use warpline::{DType, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions, ones, randn, zeros};
-use warpline_nn::optim::{Optimizer, Sgd, SgdOptions, clip_grad_norm_};
+use warpline_nn::optim::{Optimizer, SGD, SGDOptions, clip_grad_norm_};
 use warpline_nn::{Buffer, Linear, Module, Parameter};
 
 use crate::boxes::SimBox;
@@ -107,8 +107,8 @@ impl Net {
     }
 }
 
-fn sgd(net: &impl Module) -> Result<Sgd> {
-    Sgd::new(net.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })
+fn sgd(net: &impl Module) -> Result<SGD> {
+    SGD::new(net.parameters(), SGDOptions { lr: 0.1, momentum: 0.9, ..SGDOptions::default() })
 }
 
 /// Asserts that a call failed because a parameter was moved. The error must name `op`, the parameter `name` and the
@@ -140,7 +140,7 @@ fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
             let old = net.parameters();
             net.to(to)?;
             moved("step", "layers.0.weight", optimizer.step());
-            moved("Sgd", "layers.0.weight", Sgd::new(old.clone(), SgdOptions::default()));
+            moved("SGD", "layers.0.weight", SGD::new(old.clone(), SGDOptions::default()));
             moved("clip_grad_norm_", "layers.0.weight", clip_grad_norm_(&old, 1.0, 2.0));
             // An optimizer of the new parameters continues with the gradients and the state.
             let mut optimizer = sgd(&net)?;

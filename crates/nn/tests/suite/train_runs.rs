@@ -9,7 +9,7 @@ use warpline::functional::{
 };
 use warpline::{DType, Device, Result, Tensor, tensor};
 use warpline_nn::optim::{
-    AdamW, AdamWOptions, LambdaLR, Optimizer, Scheduler, Sgd, SgdOptions, clip_grad_norm_,
+    AdamW, AdamWOptions, LambdaLR, Optimizer, SGD, SGDOptions, Scheduler, clip_grad_norm_,
 };
 
 use crate::common::{World, cpu, golden_json, goldens, gpu, worlds};
@@ -162,14 +162,14 @@ fn all_near(what: &str, value: &Tensor, expected: &Tensor) -> Result<()> {
 fn mlp(device: Device) -> Result<()> {
     let Some(run) = GoldenRun::load("mlp", device)? else { return Ok(()) };
     let weights = run.weights()?;
-    let options = SgdOptions {
+    let options = SGDOptions {
         lr: 0.1,
         momentum: 0.9,
         weight_decay: 1e-3,
         nesterov: true,
-        ..SgdOptions::default()
+        ..SGDOptions::default()
     };
-    let mut sgd = Sgd::new(weights.all(), options)?;
+    let mut sgd = SGD::new(weights.all(), options)?;
     let forward =
         |weights: &Weights, x: &Tensor| weights.linear("fc2", &weights.linear("fc1", x)?.relu()?);
     run.train(&weights, &mut sgd, forward, |_, optimizer| optimizer.step())
@@ -227,8 +227,8 @@ fn resnet_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
 fn resnet(device: Device) -> Result<()> {
     let Some(run) = GoldenRun::load("resnet", device)? else { return Ok(()) };
     let weights = run.weights()?;
-    let options = SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() };
-    let mut sgd = Sgd::new(weights.all(), options)?;
+    let options = SGDOptions { lr: 0.05, momentum: 0.9, ..SGDOptions::default() };
+    let mut sgd = SGD::new(weights.all(), options)?;
     run.train(&weights, &mut sgd, resnet_forward, |_, optimizer| optimizer.step())
 }
 

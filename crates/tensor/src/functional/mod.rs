@@ -15,6 +15,7 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+mod activation;
 mod attention;
 mod conv;
 mod distances;
@@ -31,6 +32,11 @@ mod pixels;
 mod pool;
 mod sparse;
 
+pub use activation::{
+    celu, elu, gelu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,
+    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, softmax, softplus, softshrink, softsign,
+    tanh, tanhshrink, threshold,
+};
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
     ConvOptions, ConvTransposeOptions, Padding, conv_transpose1d, conv_transpose2d,

@@ -68,6 +68,7 @@ mod threads;
 mod visible;
 
 mod footprints;
+mod functional_activations;
 mod goldens_dtypes;
 mod goldens_ops;
 mod goldens_print;

@@ -28,10 +28,10 @@ use crate::called::Called;
 /// belongs to one optimizer. Its constructor sets the rates of epoch 0.
 ///
 /// ```
-/// use warpline_nn::optim::{ExponentialLR, Optimizer, Scheduler, Sgd, SgdOptions};
+/// use warpline_nn::optim::{ExponentialLR, Optimizer, Scheduler, SGD, SGDOptions};
 ///
 /// let weight = warpline::zeros([2], ())?.requires_grad_(true)?;
-/// let mut sgd = Sgd::new(vec![weight], SgdOptions { lr: 1.0, ..Default::default() })?;
+/// let mut sgd = SGD::new(vec![weight], SGDOptions { lr: 1.0, ..Default::default() })?;
 /// let mut scheduler = ExponentialLR::new(&mut sgd, 0.5)?;
 /// for lr in [1.0, 0.5, 0.25] {
 ///     assert_eq!(sgd.lr(0), lr);

@@ -2,7 +2,7 @@
 
 use warpline::{DType, Device, Result, tensor};
 use warpline_nn::optim::{
-    AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, RmsPropOptions, Rule, SgdOptions,
+    AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, RMSpropOptions, Rule, SGDOptions,
 };
 
 use super::{close, params, set_grads, values};
@@ -35,12 +35,12 @@ fn stepped<R: Rule>(options: R, steps: usize, device: Device) -> Result<Vec<Vec<
 fn formulas_are_pytorchs() {
     worlds(1, |world: &World| {
         for place in world.places() {
-            let sgd = SgdOptions {
+            let sgd = SGDOptions {
                 lr: 0.1,
                 momentum: 0.9,
                 dampening: 0.3,
                 weight_decay: 0.01,
-                ..SgdOptions::default()
+                ..SGDOptions::default()
             };
             let expected = by_hand(
                 |p, g, s| {
@@ -89,12 +89,12 @@ fn formulas_are_pytorchs() {
                 close(&stepped(options, 5, place)?[0], &adam(amsgrad, true));
             }
             for centered in [false, true] {
-                let options = RmsPropOptions {
+                let options = RMSpropOptions {
                     alpha: 0.9,
                     momentum: 0.5,
                     weight_decay: 0.01,
                     centered,
-                    ..RmsPropOptions::default()
+                    ..RMSpropOptions::default()
                 };
                 let expected = by_hand(
                     |p, g, s| {

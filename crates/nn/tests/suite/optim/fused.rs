@@ -2,8 +2,8 @@
 
 use warpline::{DType, Device, Result, Tensor, full, tensor};
 use warpline_nn::optim::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, ParamGroup, RmsProp, RmsPropOptions,
-    Rule, SgdOptions, clip_grad_norm_,
+    Adam, AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, ParamGroup, RMSprop, RMSpropOptions,
+    Rule, SGDOptions, clip_grad_norm_,
 };
 
 use super::{close, params, set_grads, values};
@@ -39,10 +39,10 @@ fn steps_of_many_are_those_of_each() {
     worlds(1, |world: &World| {
         for place in world.places() {
             for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
-                let sgd = SgdOptions { lr: 0.1, momentum, nesterov, ..SgdOptions::default() };
+                let sgd = SGDOptions { lr: 0.1, momentum, nesterov, ..SGDOptions::default() };
                 alone_and_together(sgd, place)?;
-                alone_and_together(SgdOptions { weight_decay: 0.1, maximize: true, ..sgd }, place)?;
-                let rms = RmsPropOptions { momentum, centered: nesterov, ..Default::default() };
+                alone_and_together(SGDOptions { weight_decay: 0.1, maximize: true, ..sgd }, place)?;
+                let rms = RMSpropOptions { momentum, centered: nesterov, ..Default::default() };
                 alone_and_together(rms, place)?;
             }
             for (amsgrad, capturable) in [(false, false), (true, false), (false, true)] {
@@ -106,10 +106,10 @@ fn gpu_captured_steps_are_replayed() {
 }
 
 fn all_replay() -> Result<()> {
-    replays(SgdOptions { momentum: 0.9, nesterov: true, ..SgdOptions::default() })?;
+    replays(SGDOptions { momentum: 0.9, nesterov: true, ..SGDOptions::default() })?;
     replays(AdamOptions { capturable: true, ..AdamOptions::default() })?;
     replays(AdamWOptions { capturable: true, amsgrad: true, ..AdamWOptions::default() })?;
-    replays(RmsPropOptions { momentum: 0.9, centered: true, ..RmsPropOptions::default() })
+    replays(RMSpropOptions { momentum: 0.9, centered: true, ..RMSpropOptions::default() })
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_step_that_cannot_be_captured_is_an_error() {
         adam.step()?;
         let error = warpline::cuda::graph(|| adam.step()).expect_err("the host counts").to_string();
         assert!(error.contains("capturable"), "{error}");
-        let mut rms = RmsProp::new(params, RmsPropOptions::default())?;
+        let mut rms = RMSprop::new(params, RMSpropOptions::default())?;
         let error = warpline::cuda::graph(|| rms.step()).expect_err("the first step").to_string();
         assert!(error.contains("take a step before"), "{error}");
         Ok(())

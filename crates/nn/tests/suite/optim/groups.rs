@@ -2,7 +2,7 @@
 
 use warpline::{DType, Device, Result, full};
 use warpline_nn::optim::{
-    Optimizer, ParamGroup, Sgd, SgdOptions, clip_grad_norm_, clip_grad_value_,
+    Optimizer, ParamGroup, SGD, SGDOptions, clip_grad_norm_, clip_grad_value_,
 };
 
 use super::{close, params, set_grads, values};
@@ -12,12 +12,12 @@ use crate::common::{World, worlds};
 fn groups_have_their_own_settings_and_gradients_come_and_go() {
     worlds(1, |_| {
         let p = params(Device::Cpu, DType::F64)?;
-        let slow = SgdOptions { lr: 0.1, ..SgdOptions::default() };
+        let slow = SGDOptions { lr: 0.1, ..SGDOptions::default() };
         let groups = vec![
             ParamGroup::new(p[..1].to_vec(), slow),
-            ParamGroup::new(p[1..].to_vec(), SgdOptions { lr: 0.0, ..slow }),
+            ParamGroup::new(p[1..].to_vec(), SGDOptions { lr: 0.0, ..slow }),
         ];
-        let mut sgd = Sgd::with_groups(groups)?;
+        let mut sgd = SGD::with_groups(groups)?;
         let before = values(&p)?;
         set_grads(&p, 0)?;
         sgd.step()?;
@@ -33,7 +33,7 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
             (ParamGroup::new(vec![], slow), "empty"),
             (ParamGroup::new(p[..1].to_vec(), slow), "given before"),
             (ParamGroup::new(vec![p[0].mul(2.0)?], slow), "leaves"),
-            (ParamGroup::new(vec![full([1], 0.0, ())?], SgdOptions { lr: -1.0, ..slow }), "lr"),
+            (ParamGroup::new(vec![full([1], 0.0, ())?], SGDOptions { lr: -1.0, ..slow }), "lr"),
         ] {
             let error = sgd.add_param_group(group).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
@@ -82,8 +82,8 @@ fn a_step_uses_the_rate_in_a_tensor() {
         for place in world.places() {
             let weight = full([2], 1.0, place)?.requires_grad_(true)?;
             let lr = full([], 0.5, place)?;
-            let group = ParamGroup::new(vec![weight.clone()], SgdOptions::default());
-            let mut sgd = Sgd::with_groups(vec![group.with_lr_tensor(lr)?])?;
+            let group = ParamGroup::new(vec![weight.clone()], SGDOptions::default());
+            let mut sgd = SGD::with_groups(vec![group.with_lr_tensor(lr)?])?;
             weight.set_grad(Some(full([2], 1.0, place)?))?;
             sgd.step()?;
             assert_eq!(weight.detach().to_vec::<f32>()?, [0.5; 2]);

@@ -4,21 +4,21 @@ use warpline::{Result, full};
 use warpline_nn::optim::{
     Anneal, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LinearLR,
     MultiStepLR, OneCycleLR, OneCycleOptions, Optimizer, OptimizerState, PlateauOptions,
-    ReduceLROnPlateau, Scheduler, SchedulerState, SequentialLR, Sgd, SgdOptions, StepLR,
+    ReduceLROnPlateau, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 
 use super::close;
 
-fn sgd_of(lr: f64) -> Result<Sgd> {
+fn sgd_of(lr: f64) -> Result<SGD> {
     let weight = full([1], 0.0, ())?.requires_grad_(true)?;
-    Sgd::new(vec![weight], SgdOptions { lr, momentum: 0.9, ..SgdOptions::default() })
+    SGD::new(vec![weight], SGDOptions { lr, momentum: 0.9, ..SGDOptions::default() })
 }
 
 /// Returns the learning rates of epochs 0 to `epochs`. Checks that a run restored halfway has the same rates.
 fn rates(
     lr: f64,
     epochs: usize,
-    make: impl Fn(&mut Sgd) -> Result<Box<dyn Scheduler>>,
+    make: impl Fn(&mut SGD) -> Result<Box<dyn Scheduler>>,
 ) -> Result<Vec<f64>> {
     let mut sgd = sgd_of(lr)?;
     let mut scheduler = make(&mut sgd)?;
@@ -47,7 +47,7 @@ fn rates(
 
 macro_rules! boxed {
     ($scheduler:ident($($argument:expr),*)) => {
-        |sgd: &mut Sgd| Ok(Box::new($scheduler::new(sgd, $($argument),*)?) as Box<dyn Scheduler>)
+        |sgd: &mut SGD| Ok(Box::new($scheduler::new(sgd, $($argument),*)?) as Box<dyn Scheduler>)
     };
 }
 
@@ -138,7 +138,7 @@ fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
 
 #[test]
 fn an_optimizers_error_names_the_line_that_called() {
-    let none = Sgd::new(Vec::new(), SgdOptions::default()).unwrap_err().to_string();
+    let none = SGD::new(Vec::new(), SGDOptions::default()).unwrap_err().to_string();
     let mut sgd = sgd_of(0.1).unwrap();
     let state = OptimizerState::default();
     let other = sgd.load_state_dict(&state).unwrap_err().to_string();

@@ -3,8 +3,8 @@
 use warpline::{DType, Device, Result, Tensor, full};
 use warpline_nn::StateDict;
 use warpline_nn::optim::{
-    Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState, RmsPropOptions, Rule, Sgd,
-    SgdOptions,
+    Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState, RMSpropOptions, Rule, SGD,
+    SGDOptions,
 };
 
 use super::{params, set_grads, values};
@@ -46,14 +46,14 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
 fn runs_resume_to_the_bit() {
     worlds(1, |world: &World| {
         for place in world.places() {
-            let momentum = SgdOptions { momentum: 0.9, nesterov: true, ..SgdOptions::default() };
-            resumes(momentum, SgdOptions::default(), place)?;
+            let momentum = SGDOptions { momentum: 0.9, nesterov: true, ..SGDOptions::default() };
+            resumes(momentum, SGDOptions::default(), place)?;
             let amsgrad = AdamOptions { amsgrad: true, lr: 0.3, ..AdamOptions::default() };
             resumes(amsgrad, AdamOptions::default(), place)?;
             let on_device = AdamWOptions { capturable: true, ..AdamWOptions::default() };
             resumes(on_device, AdamWOptions::default(), place)?;
-            let rms = RmsPropOptions { momentum: 0.1, centered: true, ..RmsPropOptions::default() };
-            resumes(rms, RmsPropOptions::default(), place)?;
+            let rms = RMSpropOptions { momentum: 0.1, centered: true, ..RMSpropOptions::default() };
+            resumes(rms, RMSpropOptions::default(), place)?;
         }
         Ok(())
     });
@@ -80,9 +80,9 @@ fn states_have_pytorchs_names_and_invalid_states_change_nothing() {
         let error = adam.load_state_dict(&wrong).expect_err("a shape is wrong").to_string();
         assert!(error.contains("exp_avg of parameter 2") && error.contains("[4]"), "{error}");
         assert_eq!(adam.lr(0), 1e-3);
-        let mut sgd = Sgd::new(params, SgdOptions::default())?;
+        let mut sgd = SGD::new(params, SGDOptions::default())?;
         let error = sgd.load_state_dict(&state).expect_err("another optimizer's").to_string();
-        assert!(error.contains("Sgd has no setting amsgrad"), "{error}");
+        assert!(error.contains("SGD has no setting amsgrad"), "{error}");
         Ok(())
     });
 }
