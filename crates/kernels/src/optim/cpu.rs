@@ -91,9 +91,9 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct SGD<C>(Hyperparameters<C>);
+pub(super) struct Sgd<C>(Hyperparameters<C>);
 
-impl<C: Real> ElementUpdate<C> for SGD<C> {
+impl<C: Real> ElementUpdate<C> for Sgd<C> {
     const LISTS: usize = 3;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {

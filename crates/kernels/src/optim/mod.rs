@@ -29,11 +29,11 @@ const LISTS: usize = 5;
 const CHUNK: u32 = BLOCK * 8;
 
 static SGD: Program =
-    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "SGD", 3, ty)).with_ptx(committed);
+    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "Sgd", 3, ty)).with_ptx(committed);
 static ADAM: Program =
     Program::new("adam", FLOATS, &[""], |_, ty| source("adam", "Adam", 5, ty)).with_ptx(committed);
 static RMSPROP: Program =
-    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RMSprop", 5, ty))
+    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RmsProp", 5, ty))
         .with_ptx(committed);
 static SCALE: Program =
     Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
@@ -50,7 +50,7 @@ const fn operands(lists: usize) -> usize {
 // element. The bits that tell the kernel whether to read and write an operand are the bits by which
 // `launch` declares the operand. `step` checks that `rates` has as many numbers as the rule reads.
 static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
-    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::SGD<<T as HostElement>::Compute>>))
+    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
 };
 // SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
 // accesses follow the declared bits, as for `SGD_STEP`.
