@@ -2,9 +2,9 @@
 //!
 //! The `saved!` macro declares the state as a struct, which implements [`OpBackward`]. `backward` computes
 //! the gradients of the inputs with tensor ops. These ops are recorded under `create_graph`, which gives
-//! gradients of gradients. `fused` computes the same gradients with kernels that are not recorded. The
-//! engine calls `fused` first, and under `create_graph` calls only `backward`, so no op has to check
-//! the mode.
+//! gradients of gradients. `fused` computes the same gradients with kernels that are not recorded.
+//! [`RecordedOp`] calls `fused` first, and under `create_graph` calls only `backward`, so no op has to
+//! check the mode.
 //!
 //! A linear op with one input saves nothing. [`linear`] creates its state from a function that is
 //! `Copy` and therefore owns no tensor.
@@ -30,7 +30,7 @@ pub(crate) trait OpBackward<G: ?Sized = Tensor>: Saved {
     fn backward(&self, grad: &G, inputs: &NodeInputs<'_>) -> Result<Gradients>;
 
     /// Returns the gradients of the inputs, computed with kernels that are not recorded. `None`: use
-    /// [`Self::backward`]. The engine does not call this method under `create_graph`.
+    /// [`Self::backward`]. Not called under `create_graph`.
     fn fused(&self, grad: &G, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let _ = (grad, inputs);
         Ok(None)

@@ -178,7 +178,8 @@ fn replace_with_returned(
 impl Tensor {
     /// Registers a hook that a backward pass calls with each gradient of this tensor before it is passed on
     /// (`Tensor.register_hook`). A gradient that the hook returns is passed on instead; with `None` the
-    /// gradient stays.
+    /// gradient stays. Hooks run on the thread that called `backward`, with the stream of the tensor's op as the
+    /// current stream, and in the order of their registration.
     ///
     /// ```
     /// use warpline::ones;
