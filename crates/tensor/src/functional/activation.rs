@@ -1,4 +1,4 @@
-//! Activations of single elements and of rows as functions. Each calls the method of the same name.
+//! Activations as functions. Each function calls the tensor method of the same name.
 
 use crate::{Integer, Result, Scalar, Tensor};
 

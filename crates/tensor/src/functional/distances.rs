@@ -12,7 +12,7 @@ options! {
         p: f64 = 2.0, f64;
         /// Sets the dimension. Negative: counted from the end. Default: 1.
         dim: isize = 1, isize;
-        /// Sets the smallest divisor. Default: 1e-12.
+        /// Sets the lower bound of the norms that the input is divided by. Default: 1e-12.
         eps: f64 = 1e-12, f64;
     }
 }
@@ -23,7 +23,7 @@ options! {
     CosineSimilarityOptions [] [] {
         /// Sets the dimension of the vectors. Negative: counted from the end. Default: 1.
         dim: isize = 1, isize;
-        /// Sets the smallest length of a vector. Default: 1e-8.
+        /// Sets the lower bound of the lengths that the vectors are divided by. Default: 1e-8.
         eps: f64 = 1e-8, f64;
     }
 }
@@ -48,8 +48,8 @@ pub fn normalize(input: &Tensor, options: impl Into<NormalizeOptions>) -> Result
     x.div(&norm).of(op)?.to(input.dtype()).of(op)
 }
 
-/// The cosine of the angle between vectors along a dimension (`torch.nn.functional.cosine_similarity`). Lengths
-/// count as at least `eps`. Both tensors broadcast.
+/// The cosine of the angle between vectors along a dimension (`torch.nn.functional.cosine_similarity`). A vector
+/// shorter than `eps` is divided by `eps` instead of its length. Both tensors broadcast.
 ///
 /// ```
 /// # use warpline::{functional::cosine_similarity, tensor};

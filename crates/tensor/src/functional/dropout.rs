@@ -22,8 +22,8 @@ use crate::{DType, Error, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] if the tensor is
-/// not of floats. Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] if elements are dropped
+/// with a `p` below 1 and the tensor is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     drop_elements("dropout", input, p, training, input.dim())

@@ -1,14 +1,14 @@
-//! Images as the columns that a convolution multiplies, and back.
+//! Copies windows of images into columns (im2col), and adds columns to images (col2im).
 
 use std::panic::Location;
 
 use warpline_kernels::conv::{Window, col2im, im2col};
 
-use super::conv::{batched, last, mismatch, positive, window};
 use super::options::{PerDimension, options};
+use super::window::{batched, last, positive, window};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
-use crate::{ErrorKind, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Tensor};
 
 options! {
     /// Options of [`unfold`] and [`fold`]. One number sets height and width, an array each of them.
@@ -40,10 +40,9 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window does not fit
-/// the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero.
-/// [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
-/// [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window does not fit the
+/// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero.
+/// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn unfold(
     input: &Tensor,
@@ -53,7 +52,7 @@ pub fn unfold(
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
         let reason = format!("an image of 3 or 4 dimensions, not {:?}", input.size());
-        return Err(mismatch(OP, reason));
+        return Err(Error::shape(OP, reason));
     }
     let window = of_images(OP, input, last(input), kernel_size.per_dimension(), options.into())?;
     batched::<2>(input, |x| image_to_columns(x, window)).of(OP)
@@ -64,8 +63,8 @@ pub fn unfold(
 /// An input without a batch gives a result without a batch.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input is not columns of a window on such an image. Otherwise the same as
-/// [`unfold`].
+/// [`ErrorKind::ShapeMismatch`] if the input's sizes are not those of [`unfold`] for such an image. Otherwise the same
+/// as [`unfold`].
 #[track_caller]
 pub fn fold(
     input: &Tensor,
@@ -88,7 +87,7 @@ pub fn fold(
             input.size(),
             window.places()
         );
-        return Err(mismatch(OP, reason));
+        return Err(Error::shape(OP, reason));
     }
     batched::<1>(input, |x| columns_to_image(x, window)).of(OP)
 }
@@ -117,7 +116,7 @@ fn of_images(
             let reason = format!(
                 "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
             );
-            return Err(mismatch(op, reason));
+            return Err(Error::shape(op, reason));
         }
         output[d] = (padded - reach) / stride[d] + 1;
     }

@@ -1,4 +1,4 @@
-//! Activations of several elements.
+//! Activations whose results depend on several elements.
 
 #[cfg(doc)]
 use crate::ErrorKind;

@@ -46,8 +46,8 @@ options! {
         /// Sets whether the centres of the corner elements of image and result are aligned, instead of their outer
         /// edges. Only for linear and cubic modes. Default: `false`.
         align_corners: bool = false, bool;
-        /// Sets whether positions use the factor of the sizes, which are rounded down, instead of `scale_factor`.
-        /// Default: `false`.
+        /// Sets whether positions are computed from the ratio of the image's size to the result's rounded size, instead
+        /// of from `scale_factor`. Default: `false`.
         recompute_scale_factor: bool = false, bool;
     }
 }
@@ -88,9 +88,9 @@ impl From<&[f64]> for ScaleFactor {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the options contradict each other, or do not fit the number of spatial
-/// dimensions. [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, or image or
-/// result has no elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [`ErrorKind::InvalidArgument`] if the options contradict each other, or do not fit the number of spatial dimensions.
+/// [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, or image or result has no
+/// elements. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn interpolate(input: &Tensor, options: impl Into<InterpolateOptions>) -> Result<Tensor> {
@@ -252,7 +252,8 @@ fn resized(image: &Tensor, of: DimResize) -> Result<Tensor> {
     record("interpolate", out, &[image], linear(move |grad, _| resized_gradient(grad, of)))
 }
 
-/// Computes the gradient of [`resized`], its transpose. The gradient of the transpose is [`resized`].
+/// Computes the gradient of [`resized`], which is the transpose of [`resized`]. The gradient of the transpose is
+/// [`resized`].
 #[track_caller]
 fn resized_gradient(grad: &Tensor, of: DimResize) -> Result<Tensor> {
     let y = no_grad(|| grad.contiguous())?;

@@ -1,7 +1,7 @@
-//! Functions that layers and losses are made of (`torch.nn.functional`).
+//! Functions that layers and losses consist of (`torch.nn.functional`).
 //!
-//! Arguments that PyTorch gives defaults, other than a layer's bias, are one value of options in the last place: `()`
-//! for the defaults, or a struct with a setter per argument:
+//! The last argument holds the options: the arguments that have defaults in PyTorch, except a layer's bias. Pass `()`
+//! for the defaults, or a struct with a setter per option:
 //!
 //! ```
 //! use warpline::functional::{CrossEntropyOptions, cross_entropy};
@@ -31,6 +31,7 @@ mod pad;
 mod pixels;
 mod pool;
 mod sparse;
+mod window;
 
 pub use activation::{
     celu, elu, gelu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,

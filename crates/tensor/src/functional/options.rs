@@ -1,10 +1,11 @@
 //! Options of functions and modules: `()`, or a struct with one setter per optional argument.
 
-/// Defines a struct of options: its defaults, its setters, and the conversion from `()`. A field is `name: type =
-/// default, type of the setter's argument`, followed by `=>` and a conversion if the two types differ. Its comment
-/// documents the setter.
+/// Defines a struct of options: its defaults, its setters, and the conversion from `()`. A field is
+/// `name: type = default, type of the setter's argument`, followed by `=>` and a conversion if the two types differ.
+/// The comment of a field documents the setter.
 ///
-/// Functions read the fields; the hidden names keep setters the only way to write them.
+/// The fields are public so that functions of other crates can read them, and hidden from the documentation so that
+/// callers use the setters.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __options {

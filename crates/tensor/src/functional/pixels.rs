@@ -1,4 +1,4 @@
-//! Channels as pixels.
+//! Rearrangement of channels into pixels, and of pixels into channels.
 
 #[cfg(doc)]
 use crate::ErrorKind;

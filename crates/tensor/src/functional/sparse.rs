@@ -20,7 +20,7 @@ options! {
     /// Options of [`one_hot`]. A number of classes converts into options.
     #[derive(Clone, Copy, Debug)]
     OneHotOptions [] [] {
-        /// Sets the number of classes. Default: the largest index plus one, and the host waits for that index.
+        /// Sets the number of classes. Default: the largest index plus one, for which the host waits.
         num_classes: Option<usize> = None, impl Into<Option<usize>> => Into::into;
     }
 }
@@ -65,8 +65,7 @@ pub fn embedding(
     embedding_padded(weight, input, padding)
 }
 
-/// Makes a row of zeros with a 1 at the index for each index of `input`, as `int64`
-/// (`torch.nn.functional.one_hot`).
+/// Returns one row per index of `input`, as `int64`: a 1 at the index, zeros elsewhere (`torch.nn.functional.one_hot`).
 ///
 /// ```
 /// # use warpline::{functional, tensor};

@@ -16,8 +16,8 @@ options! {
     /// Options of [`scaled_dot_product_attention`].
     #[derive(Clone, Copy, Debug)]
     AttentionOptions ['a] ['a] {
-        /// Sets a mask of bools, true where a query may attend to a key, or floats to add to the scores. Broadcasts to
-        /// `[.., queries, keys]`. Default: none.
+        /// Sets the mask. A boolean mask is true where a query may attend to a key; a floating-point mask is added to
+        /// the scores. Broadcasts to `[.., queries, keys]`. Default: none.
         attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
         /// Sets the probability with which each weight is dropped, from 0 to 1. Default: 0.
         dropout_p: f64 = 0.0, f64;
@@ -36,10 +36,10 @@ options! {
 /// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
 /// `[.., queries, values]`. A query that may attend to no key gets zeros.
 ///
-/// Scores of half-width floats are computed in `f32`. Without a mask and dropout, half-width floats whose width
-/// is a multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute
-/// capability 8.0 or higher). Other operands use a few kernels and store the weights in their dtype. With a
-/// mask or dropout, everything is computed in `f32`.
+/// Scores of half-width floats are computed in `f32`. Without a mask and dropout, half-width floats whose width is a
+/// multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0
+/// or higher). Other operands use a few kernels and store the weights in their dtype. With a mask or dropout,
+/// half-width floats are computed in `f32` throughout.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -53,10 +53,10 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the
-/// dtypes differ. [`ErrorKind::InvalidArgument`] if the mask is of integers, if there is a mask and `is_causal`
-/// is set, if the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0
-/// to 1. Otherwise the same as [`Tensor::matmul`].
+/// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
+/// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
+/// if `enable_gqa` is set and a tensor has fewer than three dimensions, if the heads of keys and values do not divide
+/// those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,

@@ -165,8 +165,8 @@ fn transposed(t: &Tensor) -> Result<Tensor> {
     t.detach().transpose(1, 2)
 }
 
-/// Multiplies pairs of matrices. The product has this dtype, which may be `f32` for half-width floats, and is
-/// not recorded.
+/// Multiplies pairs of matrices. The product has dtype `dtype`, which may be `f32` for half-width operands. It is not
+/// recorded.
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let (exec, sizes) = (a.exec()?, [a.size()[0], a.size()[1], b.size()[2]]);

@@ -45,7 +45,7 @@ pub(super) fn convolution(
     )
 }
 
-/// Computes the gradient of the images from the gradient of the results. With a bias, this is a transposed
+/// Computes the gradient of the images from the gradient of the results. With a bias, computes a transposed
 /// convolution.
 #[track_caller]
 pub(super) fn transposed(
@@ -143,7 +143,7 @@ impl OpBackward for WeightGradient {
     }
 }
 
-// These methods are not recorded for autograd.
+// Autograd does not record these methods.
 impl ConvGeometry {
     /// Returns the shape of a batch: batch size, channels, and the last `dims` dimensions of `window`.
     fn sizes(&self, batch: usize, channels: usize, window: &[usize; 3]) -> Sizes {

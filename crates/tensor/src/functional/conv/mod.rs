@@ -4,9 +4,8 @@ mod gradient;
 
 use std::panic::Location;
 
-use warpline_kernels::conv::Window;
-
 use super::options::{PerDimension, options};
+use super::window::{batched, last, positive, window};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, Result, Tensor};
@@ -17,8 +16,8 @@ use gradient::{ConvGeometry, convolution, transposed};
 pub enum Padding<const D: usize> {
     /// Number of zeros on both sides of each dimension.
     Zeros([usize; D]),
-    /// Zeros such that the result has the image's sizes (`"same"`). An odd zero is at the end. The stride must
-    /// be 1.
+    /// Zeros such that the result has the image's sizes (`"same"`). If the number of zeros is odd, the end gets one
+    /// more. The stride must be 1.
     Same,
     /// No padding (`"valid"`).
     Valid,
@@ -75,8 +74,9 @@ options! {
         /// Sets the padding of the convolution that is transposed: this many elements are cut off on both sides of
         /// the result. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
-        /// Sets the additional size at the end of the result, in elements. The convolution maps several sizes to one;
-        /// this selects among them. It must be less than the stride or the dilation. Default: 0.
+        /// Sets the additional size at the end of the result, in elements. A strided convolution maps several image
+        /// sizes to one result size; this option selects the image size. It must be less than the stride or the
+        /// dilation. Default: 0.
         output_padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the number of channel groups of the convolution that is transposed. Default: 1.
         groups: usize = 1, usize;
@@ -90,11 +90,10 @@ macro_rules! convolutions {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if input, weight, bias and groups do not fit together, or the window
-        /// does not fit the padded image. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is
-        /// zero, or if options contradict each other. [`ErrorKind::UnsupportedDType`] if the input is not of
-        /// floats. [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of
-        /// [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if input, weight, bias and groups do not fit together, or the window does not
+        /// fit the padded image. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is zero, or if
+        /// options contradict each other. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
+        /// [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name<'a>(
             input: &Tensor,
@@ -184,7 +183,7 @@ fn forward<const D: usize>(
             of_group.saturating_mul(groups),
             input.size()
         );
-        return Err(mismatch(op, reason));
+        return Err(Error::shape(op, reason));
     }
     check_bias(op, bias, outputs)?;
     let sizes: [usize; D] = last(input);
@@ -212,7 +211,7 @@ fn forward<const D: usize>(
             let reason = format!(
                 "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
             );
-            return Err(mismatch(op, reason));
+            return Err(Error::shape(op, reason));
         }
         output[d] = (padded - reach) / stride[d] + 1;
     }
@@ -231,7 +230,7 @@ fn transpose<const D: usize>(
 ) -> Result<Tensor> {
     let ConvTransposeOptions { stride, padding, output_padding, dilation, groups } = options;
     check::<D>(op, input, weight, bias, groups)?;
-    // Channels of the input, which are the outputs of the convolution whose transpose this is.
+    // The input's channels are the output channels of the convolution that is transposed.
     let outputs = input.size()[input.dim() - D - 1];
     let channels = weight.size()[1].saturating_mul(groups);
     if weight.size()[0] != outputs || !outputs.is_multiple_of(groups) {
@@ -241,7 +240,7 @@ fn transpose<const D: usize>(
             weight.size()[0],
             input.size()
         );
-        return Err(mismatch(op, reason));
+        return Err(Error::shape(op, reason));
     }
     check_bias(op, bias, channels)?;
     let sizes: [usize; D] = last(input);
@@ -264,7 +263,7 @@ fn transpose<const D: usize>(
         let Some(size) = all.filter(|n| *n > 0 && sizes[d] > 0 && kernel[d] > 0) else {
             let reason =
                 format!("padding {padding:?} leaves nothing of an input of {:?}", input.size());
-            return Err(mismatch(op, reason));
+            return Err(Error::shape(op, reason));
         };
         result[d] = size;
     }
@@ -276,55 +275,6 @@ fn transpose<const D: usize>(
 /// Returns the extent of a window of `kernel` elements with this dilation.
 fn window_extent(kernel: usize, dilation: usize) -> usize {
     kernel.max(1).saturating_sub(1).saturating_mul(dilation).saturating_add(1)
-}
-
-#[track_caller]
-pub(super) fn mismatch(op: &'static str, reason: String) -> Error {
-    Error::shape(op, reason)
-}
-
-#[track_caller]
-pub(super) fn positive(op: &'static str, name: &str, value: usize) -> Result<()> {
-    if value > 0 {
-        return Ok(());
-    }
-    Err(Error::invalid(op, format!("{name} must be greater than zero")))
-}
-
-/// Returns the sizes of the last `D` dimensions.
-pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
-    let at = tensor.dim() - D;
-    std::array::from_fn(|d| tensor.size()[at + d])
-}
-
-/// Creates and checks a three-dimensional window from input sizes, output sizes, kernel, stride, padding and
-/// dilation, in this order.
-#[track_caller]
-pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
-    let filled = |values: [usize; D], none: usize| {
-        let mut all = [none; 3];
-        all[3 - D..].copy_from_slice(&values);
-        all
-    };
-    let window = Window {
-        input: filled(of[0], 1),
-        output: filled(of[1], 1),
-        kernel: filled(of[2], 1),
-        stride: filled(of[3], 1),
-        padding: filled(of[4], 0),
-        dilation: filled(of[5], 1),
-    };
-    window.check(op)?;
-    Ok(window)
-}
-
-/// Calls `run` with a batch. Adds a batch dimension to an input without one, and removes it from the result.
-#[track_caller]
-pub(super) fn batched<const D: usize>(
-    input: &Tensor,
-    run: impl FnOnce(&Tensor) -> Result<Tensor>,
-) -> Result<Tensor> {
-    if input.dim() == D + 2 { run(input) } else { run(&input.unsqueeze(0)?)?.squeeze(0) }
 }
 
 #[track_caller]
@@ -345,7 +295,7 @@ fn check<const D: usize>(
             weight.size(),
             input.size()
         );
-        return Err(mismatch(op, reason));
+        return Err(Error::shape(op, reason));
     }
     positive(op, "groups", groups)?;
     if !input.dtype().is_float() {
@@ -367,7 +317,7 @@ fn check_bias(op: &'static str, bias: Option<&Tensor>, outputs: usize) -> Result
     match bias {
         Some(bias) if bias.size() != [outputs] => {
             let reason = format!("a bias of {:?} for {outputs} outputs", bias.size());
-            Err(mismatch(op, reason))
+            Err(Error::shape(op, reason))
         }
         _ => Ok(()),
     }

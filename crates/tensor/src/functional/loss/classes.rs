@@ -1,4 +1,4 @@
-//! Losses of classes.
+//! Classification losses.
 
 use smallvec::smallvec;
 
@@ -9,16 +9,15 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
-/// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second
-/// dimension of `input`, or its only dimension. The target has a class index for each element, in the sizes of
-/// `input` without the classes. A target of floats with the sizes of `input` has a probability for each class.
+/// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
+/// `input`, or its only dimension. The target has a class index for each element, in the sizes of `input` without the
+/// classes. A floating-point target has the sizes of `input`, with a probability for each class.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the target has other sizes, if there is not one weight per class, or if
-/// `input` has no dimensions. [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for
-/// a target of at most one dimension), or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if
-/// a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
-/// [`Tensor::log_softmax`].
+/// [`ErrorKind::ShapeMismatch`] if the target has the wrong sizes, if there is not one weight per class, or if `input`
+/// has no dimensions. [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for a target of at
+/// most one dimension), or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if a class index is out
+/// of range, as described at [`Tensor::index_select`]. Otherwise the same as [`Tensor::log_softmax`].
 #[track_caller]
 pub fn cross_entropy<'a>(
     input: &Tensor,
@@ -103,7 +102,7 @@ fn of_log_probabilities(
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
-/// Class indices, and a mask of the ignored ones.
+/// Class indices, and a mask of the ignored targets.
 struct ClassTargets {
     ignored: Tensor,
     /// The indices, with a dimension of size 1 for the classes. Ignored elements have index 0, which is
@@ -243,7 +242,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     let mut sizes = input.size().to_vec();
     sizes.remove(dim as usize);
     if target.size() == &sizes[..] {
-        // PyTorch also accepts `uint8`, but only for at most one dimension of targets.
+        // PyTorch also accepts `uint8`, but only for targets of at most one dimension.
         let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
         if target.dtype() == DType::I64 || bytes {
             return Ok(());

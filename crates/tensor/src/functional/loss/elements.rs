@@ -235,7 +235,7 @@ fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
     Ok([x.log()?.clamp_min(-100)?, x.neg()?.log1p()?.clamp_min(-100)?])
 }
 
-/// [`binary_cross_entropy`] of `sigmoid(input)`, without its loss of precision
+/// [`binary_cross_entropy`] of `sigmoid(input)`, without the loss of precision of a separate sigmoid
 /// (`torch.nn.functional.binary_cross_entropy_with_logits`).
 ///
 /// # Errors
@@ -285,8 +285,8 @@ fn check_sizes(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
     Err(Error::invalid(op, reason))
 }
 
-/// The Kullback-Leibler divergence `target * (log(target) - input)` for an `input` of logarithms
-/// (`torch.nn.functional.kl_div`).
+/// The Kullback-Leibler divergence `target * (log(target) - input)`, or with `log_target`
+/// `exp(target) * (target - input)`, for an `input` of logarithms (`torch.nn.functional.kl_div`).
 ///
 /// # Errors
 /// The same as [`Tensor::sub`] and [`Tensor::mean`].

@@ -1,4 +1,4 @@
-//! Losses: those of elements, and those of classes.
+//! Losses that compare elements, and classification losses.
 
 mod classes;
 mod elements;

@@ -15,7 +15,7 @@ options! {
     CrossEntropyOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
         weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
-        /// Sets the class index of targets that do not count. Default: -100.
+        /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
@@ -30,7 +30,7 @@ options! {
     NllLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
         weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
-        /// Sets the class index of targets that do not count. Default: -100.
+        /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
@@ -89,7 +89,7 @@ options! {
     KlDivOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
-        /// Sets whether the target is of logarithms too. Default: `false`.
+        /// Sets whether the target, like the input, consists of logarithms. Default: `false`.
         log_target: bool = false, bool;
     }
 }

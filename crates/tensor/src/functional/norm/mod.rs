@@ -1,4 +1,4 @@
-//! Normalisation: `layer_norm`, `batch_norm` and their like.
+//! Normalization: `layer_norm`, `rms_norm`, `group_norm`, `batch_norm` and `instance_norm`.
 
 mod fused;
 mod per_channel;

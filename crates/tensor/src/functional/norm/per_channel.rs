@@ -15,20 +15,20 @@ options! {
         weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
         /// Sets the summand of each channel, `[channels]`. Default: none.
         bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
-        /// Sets whether to use mean and variance of the batch, and to update the running ones in place. Default:
+        /// Sets whether to use mean and variance of the batch, and to update the running statistics in place. Default:
         /// `false`.
         training: bool = false, bool;
-        /// Sets the share of the batch's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+        /// Sets the weight of the batch's statistics in the running statistics, from 0 to 1. Default: 0.1.
         momentum: f64 = 0.1, f64;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
 }
 
-/// Normalizes each channel, which is the second dimension, to mean 0 and variance 1, then multiplies by
-/// `weight` and adds `bias` (`torch.nn.functional.batch_norm`). In training, mean and variance are those of the
-/// batch, and `running_mean` and `running_var`, if given, are updated in place. Otherwise mean and variance are
-/// the running ones. Half-width floats are computed in `f32`.
+/// Normalizes each channel, which is the second dimension, to mean 0 and variance 1, then multiplies by `weight` and
+/// adds `bias` (`torch.nn.functional.batch_norm`). In training, mean and variance are computed over the batch, and
+/// `running_mean` and `running_var`, if given, are updated in place. Otherwise mean and variance are `running_mean` and
+/// `running_var`. Half-width floats are computed in `f32`.
 ///
 /// ```
 /// # use warpline::functional::{BatchNormOptions, batch_norm};
@@ -42,10 +42,10 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one
-/// element per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or
-/// if running statistics are missing otherwise. [`ErrorKind::UnsupportedDType`] if the input is not of floats.
-/// Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one element
+/// per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or if running
+/// statistics are missing outside training. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors
+/// of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
@@ -95,7 +95,7 @@ fn by_batch(
     };
     let centred = x.sub(&mean).of(op)?;
     let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
-    // Combines scale and weight to one factor per channel, which saves a pass over the input.
+    // Combines scale and weight into one factor per channel, which saves a pass over the input.
     let factor = match &weight {
         Some(weight) => scale.mul(weight).of(op)?,
         None => scale,
@@ -147,24 +147,24 @@ options! {
         weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
         /// Sets the summand of each channel, `[channels]`. Default: none.
         bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
-        /// Sets whether to use mean and variance of the input, and to update the running ones in place. Default:
+        /// Sets whether to use mean and variance of the input, and to update the running statistics in place. Default:
         /// `true`.
         use_input_stats: bool = true, bool;
-        /// Sets the share of the input's mean and variance in the updated running ones, from 0 to 1. Default: 0.1.
+        /// Sets the weight of the input's statistics in the running statistics, from 0 to 1. Default: 0.1.
         momentum: f64 = 0.1, f64;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
 }
 
-/// Normalizes each channel of each batch element to mean 0 and variance 1, then multiplies by the channel's
-/// `weight` and adds its `bias` (`torch.nn.functional.instance_norm`). By default, mean and variance are those
-/// of the input. Their means over the batch then update `running_mean` and `running_var`, if given, in place.
-/// Half-width floats are computed in `f32`.
+/// Normalizes each channel of each batch element to mean 0 and variance 1, then multiplies by the channel's `weight`
+/// and adds its `bias` (`torch.nn.functional.instance_norm`). By default, mean and variance are computed from the
+/// input, and their averages over the batch update `running_mean` and `running_var`, if given, in place. Without
+/// `use_input_stats`, mean and variance are `running_mean` and `running_var`. Half-width floats are computed in `f32`.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if there is only one value per channel with `use_input_stats`, or if running
-/// statistics are missing without. Otherwise the same as [`batch_norm`].
+/// statistics are missing without `use_input_stats`. Otherwise the same as [`batch_norm`].
 #[track_caller]
 pub fn instance_norm<'a>(
     input: &Tensor,

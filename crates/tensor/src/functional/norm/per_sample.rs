@@ -11,7 +11,7 @@ use crate::functional::options::options;
 use crate::methods::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
 
-/// Returns the dimensions to normalize, the last of the input. Fails if `shape` does not match their sizes.
+/// Returns the dimensions to normalize: the last dimensions of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
 fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
     if shape.is_empty() || !input.size().ends_with(shape) {
@@ -178,9 +178,9 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if `normalized_shape` is not the shape of the input's last dimensions, or
-/// `weight` or `bias` has another shape. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors
-/// of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`] if `normalized_shape` is not the shape of the input's last dimensions, or `weight` or
+/// `bias` has another shape. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn layer_norm<'a>(
     input: &Tensor,
@@ -243,9 +243,9 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) 
 /// the second dimension. Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or if `weight` or `bias` does not
-/// have one element per channel. [`ErrorKind::InvalidArgument`] if `num_groups` is zero or does not divide the
-/// channels. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+/// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or if `weight` or `bias` does not have one
+/// element per channel. [`ErrorKind::InvalidArgument`] if `num_groups` is zero or does not divide the channels.
+/// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn group_norm<'a>(

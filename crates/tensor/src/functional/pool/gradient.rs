@@ -63,7 +63,7 @@ impl OpBackward for MaxPoolBackward {
     }
 }
 
-/// Computes the gradient of the image of [`largest`].
+/// Computes the gradient of the image from the gradient of the result of [`largest`].
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
@@ -90,7 +90,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
 }
 
-/// Computes the gradient of the image of [`averages`].
+/// Computes the gradient of the image from the gradient of the result of [`averages`].
 #[track_caller]
 fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = y.exec()?;

@@ -6,8 +6,8 @@ use std::panic::Location;
 
 use warpline_kernels::pool::{Divisor, Places, Window};
 
-use super::conv::{batched, last, mismatch, positive, window};
 use super::options::{PerDimension, options};
+use super::window::{batched, last, positive, window};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 use gradient::{Pooling, averages, largest};
@@ -19,11 +19,12 @@ options! {
     MaxPoolOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: the window's sizes.
         stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
-        /// Sets the number of elements smaller than any on both sides, at most half of the window. Default: 0.
+        /// Sets the padding on both sides, in elements, at most half of the window. Elements of the padding are smaller
+        /// than any number. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the distance from one element of the window to the next, in elements. Default: 1.
         dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
-        /// Sets whether a last window that reaches beyond the end counts. Default: `false`.
+        /// Sets whether the result includes a last window that extends beyond the padded image. Default: `false`.
         ceil_mode: bool = false, bool;
     }
 }
@@ -37,7 +38,7 @@ options! {
         stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
         /// Sets the number of zeros on both sides, at most half of the window. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
-        /// Sets whether a last window that reaches beyond the end counts. Default: `false`.
+        /// Sets whether the result includes a last window that extends beyond the padded image. Default: `false`.
         ceil_mode: bool = false, bool;
         /// Sets whether the divisor counts the elements in the padding. Default: `true`.
         count_include_pad: bool = true, bool;
@@ -51,10 +52,10 @@ macro_rules! pools {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
-        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation
-        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
-        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the window does not fit the
+        /// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero, or the
+        /// padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
+        /// Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -94,10 +95,10 @@ macro_rules! pools {
 
 pools! {
     /// The largest element under each position of a window (`torch.nn.functional.max_pool1d`). `input` is
-    /// `[batch, channels, width]` or `[channels, width]`. A NaN is the largest.
+    /// `[batch, channels, width]` or `[channels, width]`. NaN counts as larger than any number.
     max_pool1d max_pool1d_with_indices 1;
     /// The largest element under each position of a window (`torch.nn.functional.max_pool2d`). `input` is
-    /// `[batch, channels, height, width]` or `[channels, height, width]`. A NaN is the largest.
+    /// `[batch, channels, height, width]` or `[channels, height, width]`. NaN counts as larger than any number.
     ///
     /// ```
     /// use warpline::arange;
@@ -111,7 +112,8 @@ pools! {
     /// ```
     max_pool2d max_pool2d_with_indices 2;
     /// The largest element under each position of a window (`torch.nn.functional.max_pool3d`). `input` is
-    /// `[batch, channels, depth, height, width]` or `[channels, depth, height, width]`. A NaN is the largest.
+    /// `[batch, channels, depth, height, width]` or `[channels, depth, height, width]`. NaN counts as larger than any
+    /// number.
     max_pool3d max_pool3d_with_indices 3;
 }
 
@@ -120,10 +122,10 @@ macro_rules! averages {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the window does not
-        /// fit the padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the divisor
-        /// is zero, or the padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
-        /// not of floats. Errors of [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the window does not fit the
+        /// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the divisor is zero, or the
+        /// padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
+        /// Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -156,8 +158,8 @@ averages! {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     avg_pool2d 2;
-    /// The average under each position of a window (`torch.nn.functional.avg_pool3d`). `input` is `[batch,
-    /// channels, depth, height, width]` or `[channels, depth, height, width]`.
+    /// The average under each position of a window (`torch.nn.functional.avg_pool3d`). `input` is
+    /// `[batch, channels, depth, height, width]` or `[channels, depth, height, width]`.
     avg_pool3d 3;
 }
 
@@ -167,8 +169,8 @@ macro_rules! adaptive {
             stringify!($avg), "`).")]
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has another number of dimensions, or the image has no
-        /// elements. [`ErrorKind::UnsupportedDType`] if the input is not of floats. Errors of
+        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the image has no elements.
+        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
         /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
@@ -264,7 +266,7 @@ fn average<const D: usize>(
 fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
     if input.dim() != D + 1 && input.dim() != D + 2 {
         let of = input.size();
-        return Err(mismatch(
+        return Err(Error::shape(
             op,
             format!("an input of {} or {} dimensions, not {of:?}", D + 1, D + 2),
         ));
@@ -308,7 +310,7 @@ fn pool_window<const D: usize>(
             let reason = format!(
                 "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
             );
-            return Err(mismatch(op, reason));
+            return Err(Error::shape(op, reason));
         }
         output[d] = rest as usize / stride[d] + 1;
         // The last window must begin inside the image or the padding before it.
@@ -332,7 +334,7 @@ fn adaptive_pool<const D: usize>(
     let sizes: [usize; D] = last(input);
     if sizes.contains(&0) {
         let reason = format!("an image of {sizes:?} has no elements");
-        return Err(mismatch(op, reason));
+        return Err(Error::shape(op, reason));
     }
     let window = window(op, [sizes, output, [1; D], [1; D], [0; D], [1; D]])?;
     Ok(Pooling { window, places: Places::Adaptive, dims: D })

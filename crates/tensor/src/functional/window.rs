@@ -1,0 +1,50 @@
+//! Windows over images, as convolutions, pools and `unfold` use them.
+
+use warpline_kernels::conv::Window;
+
+use crate::{Error, Result, Tensor};
+
+/// Fails unless the option `name` is above zero.
+#[track_caller]
+pub(super) fn positive(op: &'static str, name: &str, value: usize) -> Result<()> {
+    if value > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format!("{name} must be greater than zero")))
+}
+
+/// Returns the sizes of the last `D` dimensions.
+pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
+    let at = tensor.dim() - D;
+    std::array::from_fn(|d| tensor.size()[at + d])
+}
+
+/// Creates and checks a three-dimensional window from input sizes, output sizes, kernel, stride, padding and
+/// dilation, in this order.
+#[track_caller]
+pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
+    let filled = |values: [usize; D], none: usize| {
+        let mut all = [none; 3];
+        all[3 - D..].copy_from_slice(&values);
+        all
+    };
+    let window = Window {
+        input: filled(of[0], 1),
+        output: filled(of[1], 1),
+        kernel: filled(of[2], 1),
+        stride: filled(of[3], 1),
+        padding: filled(of[4], 0),
+        dilation: filled(of[5], 1),
+    };
+    window.check(op)?;
+    Ok(window)
+}
+
+/// Calls `run` with a batch. Adds a batch dimension to an input without one, and removes it from the result.
+#[track_caller]
+pub(super) fn batched<const D: usize>(
+    input: &Tensor,
+    run: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if input.dim() == D + 2 { run(input) } else { run(&input.unsqueeze(0)?)?.squeeze(0) }
+}
