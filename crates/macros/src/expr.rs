@@ -12,10 +12,10 @@
 //!
 //! In a block, unlike a closure, `?`, `return` and labeled `break`s of the formula keep their meaning. The tokens of an
 //! operator's call have the span of the operator, so `Location::caller()` names the operator. All other generated
-//! tokens are marked as a macro's: lints skip them, and names do not collide with the caller's.
+//! tokens have the hygiene of a macro: lints skip them, and their names do not collide with the caller's.
 //!
-//! A place is an operand by reference, so that nothing is moved. A literal is marked as a number (`Number(2)`), so that
-//! the operator's implementation is known before the literal's type is inferred.
+//! A place expression is passed by reference, so that no variable is moved. A literal is marked as a number
+//! (`Number(2)`), so that the operator's implementation is known before the literal's type is inferred.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
@@ -35,15 +35,15 @@ pub(crate) fn expand(mut formula: Expr) -> TokenStream {
     }
 }
 
-/// Replaces each operator and each call of a formula by an expression of its value.
+/// Replaces each operator and each call of a formula by code that computes its value or leaves the block.
 struct Formula;
 
 impl VisitMut for Formula {
     fn visit_expr_mut(&mut self, expr: &mut Expr) {
         match expr {
-            // A failure inside these cannot leave the block.
+            // A failure inside a closure, an async block or a constant block cannot leave the block of the formula.
             Expr::Closure(_) | Expr::Async(_) | Expr::Const(_) => {}
-            // Their values are no part of the formula.
+            // The values of `return` and `break` are not part of the formula.
             Expr::Return(_) | Expr::Break(_) => {}
             _ if is_literal(expr) => {}
             _ if operator_of(expr).is_some() => {
@@ -67,7 +67,7 @@ impl VisitMut for Formula {
         }
     }
 
-    // Constants and items are no part of the formula.
+    // Constants and items are not part of the formula.
     fn visit_expr_repeat_mut(&mut self, repeat: &mut ExprRepeat) {
         self.visit_expr_mut(&mut repeat.expr);
     }
@@ -77,7 +77,7 @@ impl VisitMut for Formula {
     fn visit_item_mut(&mut self, _: &mut Item) {}
 }
 
-/// Returns an expression of the operand that `expr` is: a tensor, a reference to one, or a `Number`.
+/// Returns the code that passes `expr` to an operator: as a tensor, as a reference to a tensor, or as a `Number`.
 fn operand(expr: &mut Expr) -> TokenStream {
     match expr {
         Expr::Paren(inner) => return operand(&mut inner.expr),
@@ -109,7 +109,7 @@ fn operand(expr: &mut Expr) -> TokenStream {
     or_leave(at, call)
 }
 
-/// Returns an expression of the value of the result `call`. An error leaves the block.
+/// Returns the code that unwraps the `Result` of `call`, or leaves the block with its error.
 fn or_leave(span: Span, call: TokenStream) -> TokenStream {
     quote_spanned! { here(span) =>
         (match #call {
@@ -119,7 +119,7 @@ fn or_leave(span: Span, call: TokenStream) -> TokenStream {
     }
 }
 
-/// Returns the location of `span` for tokens of the macro.
+/// Returns a span at the location of `span`, with the hygiene of the macro.
 fn here(span: Span) -> Span {
     Span::mixed_site().located_at(span)
 }

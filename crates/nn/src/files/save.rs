@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// The longest header that readers accept, in bytes.
 const MAX_HEADER: usize = 100_000_000;
 
-/// Returns the bytes of a file before its data, and the tensors in the order of their data.
+/// Returns the header of a file, including its length field, and the tensors in the order of their data.
 fn header<'a>(
     state: &'a StateDict,
     metadata: &BTreeMap<String, String>,
@@ -135,9 +135,9 @@ const INDEX: &str = "model.safetensors.index.json";
 ///
 /// The index is replaced atomically, as by [`save_file`], after all files that it names. These files have names that no
 /// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the previous index stays valid until it is replaced.
-/// Afterwards all files with names of that form that the new index does not name are removed: those of the previous
-/// save and of saves that were killed. Saves to the same folder take turns; each waits up to ten minutes. On a file
-/// system without locks nothing is removed.
+/// Afterwards all files that have such a name and are not in the new index are removed: files of the previous save and
+/// of killed saves. Saves to the same folder take turns; each waits up to ten minutes. On a file system without locks
+/// nothing is removed.
 ///
 /// # Errors
 /// The same as [`save_file`]; [`FileError::Io`] with the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if other

@@ -62,7 +62,7 @@ activations! {
     "x - tanh(x)" Tanhshrink tanhshrink;
 }
 
-/// Defines activations with options: their options and the computation. A number converts into options with one setter.
+/// Defines activations that have options, and their options. A number converts into options with one setter.
 macro_rules! with_options {
     ($($doc:literal $name:ident $options:ident {
         $($(#[$field_doc:meta])* $field:ident = $default:expr;)*
@@ -116,7 +116,7 @@ with_options! {
         threshold = 20.0;
     } |s, x| x.softplus(s.beta, s.threshold);
     "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink SoftshrinkOptions {
-        /// Sets the distance. Default: 0.5.
+        /// Sets the distance by which elements move towards zero. Default: 0.5.
         lambd = 0.5;
     } |s, x| x.softshrink(s.lambd);
     "x, and 0 where |x| ≤ `lambd`" Hardshrink HardshrinkOptions {

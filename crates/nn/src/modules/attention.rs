@@ -31,7 +31,8 @@ warpline::__options! {
         /// that the query may **not** see the key, as in PyTorch's module. A floating-point mask is added to the
         /// scores. Default: none.
         attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
-        /// Sets whether later keys are hidden. No effect if there is an `attn_mask`. Default: `false`.
+        /// Sets whether a query attends only to keys up to its own position. No effect if there is an `attn_mask`.
+        /// Default: `false`.
         is_causal: bool = false, bool;
     }
 }
@@ -42,7 +43,7 @@ warpline::__options! {
 pub struct MultiheadAttention {
     /// Projections of queries, keys and values, `[3 · width, width]`.
     pub in_proj_weight: Parameter,
-    /// Biases of these projections, `[3 · width]`.
+    /// Biases of the projections of queries, keys and values, `[3 · width]`.
     pub in_proj_bias: Option<Parameter>,
     /// The output projection.
     pub out_proj: Linear,
@@ -109,7 +110,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an input does not have two or three
-    /// dimensions, or the mask has another shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch)
+    /// dimensions, or the mask has the wrong shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch)
     /// if `query` is on a device that cannot access the parameters; errors of [`linear()`] and
     /// [`scaled_dot_product_attention`].
     #[track_caller]

@@ -8,7 +8,7 @@ use warpline::{Result, Tensor};
 
 use crate::{Buffer, Forward, Module, input_device};
 
-/// Defines losses that take options of a function without tensors.
+/// Defines losses whose options contain no tensors.
 macro_rules! losses {
     ($($doc:literal $name:ident $function:ident $options:ident;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`): [`functional::", stringify!($function), "`].")]

@@ -14,7 +14,7 @@ pub struct ParamGroup<R> {
     /// The settings. May be changed between steps.
     pub options: R,
     /// Learning rate in device memory, so that it can change between replays of a captured step. Takes precedence over
-    /// the one in `options`.
+    /// the learning rate in `options`.
     pub(super) lr_tensor: Option<Tensor>,
     /// Learning rate at the creation of the first scheduler.
     pub(super) initial_lr: Option<f64>,

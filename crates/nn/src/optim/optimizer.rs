@@ -23,7 +23,7 @@ pub trait Optimizer {
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
-    /// Returns all parameters, in the order of their numbers in [`OptimizerState`].
+    /// Returns all parameters, in the order of their indices in [`OptimizerState`].
     fn parameters(&self) -> Vec<Tensor>;
 
     /// Removes the gradients of all parameters (`zero_grad`). The next step skips parameters without a gradient.
@@ -62,7 +62,7 @@ pub trait Optimizer {
     #[track_caller]
     fn set_setting(&mut self, group: usize, name: &str, value: f64) -> Result<()>;
 
-    /// Returns the learning rate of a group that was set last. 0 if there is no such group.
+    /// Returns the most recently set learning rate of a group. 0 if there is no such group.
     fn lr(&self, group: usize) -> f64 {
         self.setting(group, "lr").unwrap_or(0.0)
     }

@@ -26,7 +26,7 @@ pub struct OptimizerState {
 pub struct GroupState {
     /// Settings by PyTorch's names. A flag is 0 or 1; `betas` are `betas.0` and `betas.1`.
     pub settings: BTreeMap<String, f64>,
-    /// Numbers of the group's parameters.
+    /// Indices of the group's parameters, as in [`OptimizerState::state`].
     pub params: Vec<usize>,
 }
 

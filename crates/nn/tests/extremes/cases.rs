@@ -36,7 +36,7 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
-/// Marks an error as one of the preparation, not of the tested call.
+/// Marks an error as an error of the preparation, not of the tested call.
 fn made<T>(operand: Result<T>) -> Result<T> {
     operand.map_err(|error| error.of(super::PREPARATION))
 }

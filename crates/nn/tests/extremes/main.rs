@@ -217,8 +217,8 @@ fn call(
 /// Op name of errors in the preparation of a case.
 const PREPARATION: &str = "preparation";
 
-/// Functions whose errors have another name: the name of PyTorch's function, of an op that is an argument, or of the
-/// built type.
+/// Functions whose errors have another name: that of PyTorch's function, of the op that the function takes as an
+/// argument, or of the type that the function builds.
 const OTHER_NAMES: [(&str, &str); 6] = [
     ("batch_size", "DataLoader"),
     ("index_select_sizes", "index_select"),

@@ -33,8 +33,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller guarantees that this allocator returned `at` for `layout`; all of its memory is of
-        // `System`.
+        // SAFETY: the caller guarantees that this allocator returned `at` for `layout`, and this allocator takes all
+        // memory from `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -50,7 +50,7 @@ const TYPES: [&str; 15] = [
     "Window",
 ];
 
-/// Returns the names of the functions, each with its file.
+/// Returns the file and the name of each public function with integer parameters.
 pub(crate) fn functions() -> Vec<(String, String)> {
     // Cargo runs tests in the folder of the package.
     let crates = Path::new("..");
@@ -76,7 +76,7 @@ fn in_text(text: &str) -> Vec<String> {
     functions.filter(|f| !f.from_macro && has_integer(f)).filter_map(qualified).collect()
 }
 
-/// Method names of several types. The table has them with the name of the type.
+/// Method names that several types share. In the table, the name of the type precedes them.
 const SHARED: [&str; 3] = ["new", "set_epoch", "step_to"];
 
 /// Returns the name of a function in the table. `None` for a method of a type whose name a macro generates.

@@ -32,7 +32,7 @@ fn moves(world: &World) -> Result<()> {
         net.to(place)?;
         assert!(net.parameters().iter().all(|p| p.device() == place));
         assert_eq!(values(&mut net)?, before);
-        // Parameters that are on the device already stay the same.
+        // Parameters that are already on the device are not replaced.
         let addresses = |net: &mut RNNCell| -> Vec<u64> {
             net.parameters().iter().map(Tensor::data_ptr).collect()
         };

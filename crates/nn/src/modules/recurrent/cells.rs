@@ -13,8 +13,8 @@ parameter_options! {
     RecurrentCellOptions [] [] {
         /// Sets whether the cell adds biases. Default: `true`.
         bias: bool = true, bool;
-        /// Sets the activation of an [`RNNCell`], `Tanh` or `ReLU`; the other cells have none to choose. Default:
-        /// `Tanh`.
+        /// Sets the activation of an [`RNNCell`], `Tanh` or `ReLU`. The activations of the other cells are fixed.
+        /// Default: `Tanh`.
         nonlinearity: Option<Nonlinearity> = None, Nonlinearity => Some;
     }
 }
@@ -95,7 +95,7 @@ macro_rules! forward {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two
-            /// dimensions, or `hidden` does not fit it;
+            /// dimensions, or `hidden` has the wrong shape;
             /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
             /// access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
@@ -140,12 +140,13 @@ forward!(RNNCell);
 forward!(GRUCell);
 
 impl LSTMCell {
-    /// Returns the next hidden state and cell state. `states` are the present ones. Default: zeros.
+    /// Returns the next hidden state and cell state. `states` are the current hidden state and cell state. Default:
+    /// zeros.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two dimensions,
-    /// or a state does not fit it; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a
-    /// device that cannot access the parameters; errors of [`warpline::functional::linear()`].
+    /// or a state has the wrong shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on
+    /// a device that cannot access the parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
     pub fn forward<'a>(
         &self,

@@ -23,8 +23,8 @@ enum CellKind {
 }
 
 impl CellKind {
-    /// Returns the kind with the given activation. Fails unless the kind is an Elman network's, or if the activation is
-    /// neither tanh nor ReLU.
+    /// Returns the kind with the given activation. Fails if the kind is not that of an Elman network, or the activation
+    /// is neither tanh nor ReLU.
     #[track_caller]
     fn with_nonlinearity(
         self,

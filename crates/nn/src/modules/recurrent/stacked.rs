@@ -14,7 +14,8 @@ parameter_options! {
     RecurrentOptions [] [] {
         /// Sets the number of stacked layers. Default: 1.
         num_layers: usize = 1, usize;
-        /// Sets the activation of an [`RNN`], `Tanh` or `ReLU`; the other networks have none to choose. Default: `Tanh`.
+        /// Sets the activation of an [`RNN`], `Tanh` or `ReLU`. The activations of the other networks are fixed.
+        /// Default: `Tanh`.
         nonlinearity: Option<Nonlinearity> = None, Nonlinearity => Some;
         /// Sets whether the layers add biases. Default: `true`.
         bias: bool = true, bool;
@@ -38,7 +39,8 @@ struct Stacked {
     training: Training,
 }
 
-/// The last layer's hidden states at all times, the final hidden state of each layer, and an LSTM's final cell states.
+/// The last layer's hidden states at all times, the final hidden state of each layer, and the final cell state of each
+/// layer of an LSTM.
 type StackedOutput = (Tensor, Tensor, Option<Tensor>);
 
 impl Stacked {
@@ -250,7 +252,7 @@ macro_rules! forward {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-            /// dimensions or no time steps, or `hidden` does not fit it;
+            /// dimensions or has no time steps, or `hidden` has the wrong shape;
             /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
             /// access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
@@ -300,9 +302,9 @@ impl LSTM {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-    /// dimensions or has no time steps, or a state does not fit it;
-    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access
-    /// the parameters; errors of [`warpline::functional::linear()`].
+    /// dimensions or has no time steps, or a state has the wrong shape;
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access the
+    /// parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
     pub fn forward<'a>(
         &self,

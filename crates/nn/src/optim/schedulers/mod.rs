@@ -123,7 +123,7 @@ impl SchedulerState {
         }
     }
 
-    /// Returns as many numbers as there are in `values`.
+    /// Returns the numbers that `put_all` stored for a list as long as `values`.
     #[track_caller]
     fn get_all(&self, name: &str, values: &[f64]) -> Result<Vec<f64>> {
         let mut all = Vec::with_capacity(values.len());

@@ -37,8 +37,8 @@ pub struct OneCycleOptions {
     pub div_factor: f64,
     /// Initial learning rate divided by the final one. Default: 1e4.
     pub final_div_factor: f64,
-    /// Lowers the learning rate to the initial one in as many steps as it rises, then to the final one. Default: false,
-    /// lowers it to the final one directly.
+    /// Splits the decrease into two phases: to the initial learning rate, in as many steps as the increase takes, then
+    /// to the final learning rate. Default: false, one phase.
     pub three_phase: bool,
 }
 

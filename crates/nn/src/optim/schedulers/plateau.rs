@@ -32,7 +32,7 @@ pub struct PlateauOptions {
     pub cooldown: u32,
     /// Lowest learning rate. Default: 0.
     pub min_lr: f64,
-    /// A reduction is skipped unless it changes the learning rate by more than this. Default: 1e-8.
+    /// A reduction is skipped unless it changes the learning rate by more than this number. Default: 1e-8.
     pub eps: f64,
 }
 

@@ -155,7 +155,7 @@ fn counters_separate_where_gradients_are_missing() {
     });
 }
 
-/// The number of launches does not grow with each parameter.
+/// One launch updates up to sixteen parameters.
 #[test]
 fn sixteen_parameters_take_one_launch() {
     let sim = crate::boxes::SimBox::lazy(1);

@@ -74,7 +74,7 @@ fn schedules_have_pytorchs_values() {
             Ok(Box::new(all) as Box<dyn Scheduler>)
         })
         .map(|mut rates| {
-            // The linear schedule gives 1/4, 1/2 and 3/4; the other schedule begins there.
+            // The linear schedule gives 1/4, 1/2 and 3/4. The exponential schedule starts at the initial rate.
             close(&rates[..3], &[0.25, 0.5, 0.75]);
             rates[2] = 1.0;
             rates
