@@ -111,7 +111,7 @@ impl Snapshot {
     /// Returns the snapshot as JSON, with PyTorch's keys.
     ///
     /// # Errors
-    /// Errors of the serializer. Currently none occur.
+    /// Errors of `serde_json`. A snapshot has no value that `serde_json` refuses.
     pub fn to_json(&self) -> io::Result<String> {
         Ok(serde_json::to_string(&AsJson(self))?)
     }

@@ -255,7 +255,7 @@ unsafe impl Driver for CudaDriver {
         stream: StreamHandle,
         f: Box<dyn FnOnce() + Send>,
     ) -> Result<()> {
-        // SAFETY: the caller satisfies the same contract.
+        // SAFETY: the caller guarantees a live stream, and a closure that may run on another thread.
         unsafe { self.enqueue_host(stream, f) }
     }
 
@@ -323,7 +323,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: the caller satisfies the same contract.
+        // SAFETY: the caller guarantees a live stream, and that the code accesses only the footprints.
         unsafe { self.enqueue(stream, launch) }
     }
 
@@ -392,7 +392,7 @@ unsafe impl Driver for CudaDriver {
 
     #[cfg(unix)]
     unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
-        // SAFETY: the caller satisfies the same contract.
+        // SAFETY: the caller guarantees that the memory is not released.
         unsafe { self.export(memory) }
     }
 

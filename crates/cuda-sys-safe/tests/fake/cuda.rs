@@ -7,16 +7,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Mutex;
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     answers: HashMap<String, u32>,
     calls: HashMap<String, u32>,
     order: Vec<String>,
     arguments: Vec<u64>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: Mutex<Option<FakeState>> = Mutex::new(None);
 
-fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+fn with<T>(f: impl FnOnce(&mut FakeState) -> T) -> T {
     f(STATE.lock().unwrap().get_or_insert_default())
 }
 

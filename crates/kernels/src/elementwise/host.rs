@@ -135,7 +135,8 @@ where
     F: Function<T::Compute, I, Out = O::Compute>,
 {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that the operands have the dtypes in `numbers` and the
+        // elements of `index`.
         unsafe { over::<T, O, I, N>(launch, index, *numbers, F::run) }
     }
 }

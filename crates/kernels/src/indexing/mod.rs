@@ -20,7 +20,7 @@ use crate::dim::check_dim;
 use crate::programs::committed;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
+use warpline_runtime::iter::{BLOCK, Index, IterPlan, halves};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
@@ -371,7 +371,7 @@ fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedD
         (sizes, strides)
     };
     let (sizes, to) = seen(out, false);
-    let plan = Plan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
+    let plan = IterPlan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
     if !plan.fits() {
         return halves(&views, |views| launch(target, site, views, along));
     }

@@ -164,7 +164,7 @@ pub trait Module {
     /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// Never fails.
+    /// Errors of [`Parameter::set_grad`](crate::Parameter), which accepts `None` for every parameter.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))

@@ -29,7 +29,7 @@ pub trait Optimizer {
     /// Removes the gradients of all parameters (`zero_grad`). The next step skips parameters without a gradient.
     ///
     /// # Errors
-    /// The default implementation never fails.
+    /// Errors of an optimizer's own implementation. The default implementation always succeeds.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))

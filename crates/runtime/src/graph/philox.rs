@@ -132,7 +132,7 @@ impl<'a> Sequence<'a> {
     /// Returns the layout of the state: two words in a graph, no elements outside.
     ///
     /// # Errors
-    /// Currently none.
+    /// [`ErrorKind::SizeOverflow`](crate::ErrorKind::SizeOverflow), which two words never cause.
     #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
         Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
-use super::{BLOCK, Flat, Index, Params, Plan, Space, halves};
+use super::{BLOCK, Flat, Index, IterPlan, Params, Space, halves};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::host::params;
@@ -31,7 +31,7 @@ pub unsafe trait HostLoop<A, const N: usize> {
     /// The operands of `launch` have the loop's element types and the elements of `space`. No other
     /// code writes to these elements during the call.
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, args: &A) {
-        // SAFETY: the index has the elements of `space`; the rest is this function's contract.
+        // SAFETY: the index has the elements of `space`, which the caller guarantees to be the operands'.
         unsafe { Self::strided(launch, &space.index(), args) }
     }
 
@@ -222,7 +222,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         if numel == 0 {
             return Ok(());
         }
-        let plan = Plan::new(sizes, views.map(|v| v.strides()));
+        let plan = IterPlan::new(sizes, views.map(|v| v.strides()));
         if !plan.fits() {
             return halves(&views, |part| {
                 let declared = self.operands(part, untouched);
@@ -272,7 +272,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let (params, checks_indices) = (Params::new(space, args), false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
-        // SAFETY: the callers of this function and of `new` guarantee the contract of `run`.
+        // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only
+        // the operands; the caller of this function, that `space` has the operands' elements.
         unsafe { launch::run(target, &call) }
     }
 }

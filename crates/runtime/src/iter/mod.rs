@@ -21,7 +21,7 @@ use crate::{Layout, Result, View};
 pub use kernels::{HostLoop, HostLoops, Kernels};
 pub use params::Params;
 pub use runs::Runs;
-pub use space::{Bits, Flat, Index, Plan, Space, magic};
+pub use space::{Bits, Flat, Index, IterPlan, Space, magic};
 pub use walk::{Dim, Walk};
 
 /// Names of the kernels of this layer's programs.

@@ -11,7 +11,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::space::{Index, Plan, magic};
+use super::space::{Index, IterPlan, magic};
 use super::walk::Dim;
 use crate::Result;
 
@@ -113,8 +113,8 @@ impl Runs {
     }
 }
 
-impl<const N: usize> Plan<N> {
-    /// Creates a kernel's parameters as [`Plan::index`] does, for a kernel whose threads take runs
+impl<const N: usize> IterPlan<N> {
+    /// Creates a kernel's parameters as [`IterPlan::index`] does, for a kernel whose threads take runs
     /// of `vector` elements. `start` is the result's offset in its storage, in elements, from which
     /// the boundaries of its vectors follow.
     ///
@@ -220,7 +220,7 @@ mod tests {
                 (strides[0][order[d]], strides[1][d]) = (next[0], next[1]);
                 next = [next[0] * sizes[order[d]] as isize, next[1] * (sizes[d] + gap) as isize];
             }
-            let plan = Plan::new(&sizes, [&strides[0], &strides[1]]);
+            let plan = IterPlan::new(&sizes, [&strides[0], &strides[1]]);
             let index = plan.clone().in_runs("test", vector, start).unwrap();
             let dims: Vec<Dim<2>> =
                 (0..index.ndim()).map(|d| (index.size(d), index.strides(d))).collect();
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn tiles_are_taken_where_an_operand_lies_the_other_way_round() {
         let of = |sizes: &[usize], a: &[isize], out: &[isize]| {
-            Plan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
+            IterPlan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
         };
         // Both operands are row-major, with gaps between the rows, so there are no tiles.
         let rows = of(&[100, 64], &[80, 1], &[64, 1]);
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn thread_counts_that_overflow_are_not_used() {
-        let plan = Plan::new(&[1 << 27, 2, 2], [&[4, 1, 2], &[4, 2, 1]]);
+        let plan = IterPlan::new(&[1 << 27, 2, 2], [&[4, 1, 2], &[4, 2, 1]]);
         let runs = plan.in_runs("test", 1, 0).unwrap().runs;
         assert_eq!((runs.lanes, runs.threads), (8, 1 << 29));
     }

@@ -117,7 +117,7 @@ impl<const N: usize> Index<N> {
         at
     }
 
-    /// Returns the distribution among threads. Empty unless [`Plan::in_runs`] made the index.
+    /// Returns the distribution among threads. Empty unless [`IterPlan::in_runs`] made the index.
     #[must_use]
     pub fn runs(&self) -> &Runs {
         &self.runs
@@ -158,12 +158,12 @@ impl<const N: usize> Space<N> for Flat {
 /// Sizes and strides of `N` operands after normalization: dimensions of size 1 are removed, the
 /// others sorted by stride, and neighbours merged. The innermost dimension comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan<const N: usize> {
+pub struct IterPlan<const N: usize> {
     pub(super) dims: SmallVec<[Dim<N>; 4]>,
     pub(super) numel: usize,
 }
 
-impl<const N: usize> Plan<N> {
+impl<const N: usize> IterPlan<N> {
     /// Creates a plan for `N` operands of these sizes. `strides` are in elements; the last operand
     /// is written. Every element is visited exactly once, in the order that suits the operands'
     /// memory.
@@ -209,7 +209,7 @@ impl<const N: usize> Plan<N> {
         self.numel <= i32::MAX as usize && (0..N).all(|k| reach(k) <= i32::MAX as usize)
     }
 
-    /// Returns the plan as a kernel's parameters. Only valid if [`Plan::fits`].
+    /// Returns the plan as a kernel's parameters. Only valid if [`IterPlan::fits`].
     ///
     /// # Errors
     /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
@@ -307,7 +307,7 @@ mod tests {
                 let n = b.len();
                 b.rotate_left(permutation as usize % n);
             }
-            let plan = Plan::new(&sizes, [&a, &b]);
+            let plan = IterPlan::new(&sizes, [&a, &b]);
             let expected = naive(&sizes, [&a, &b]);
             prop_assert_eq!(plan.numel, expected.len());
             if plan.numel == 0 {
@@ -331,7 +331,7 @@ mod tests {
             cut in any::<prop::sample::Index>(),
         ) {
             let strides: Vec<isize> = (0..sizes.len()).map(|d| 7 * d as isize + 2).collect();
-            let index = Plan::new(&sizes, [&strides]).index("test").unwrap();
+            let index = IterPlan::new(&sizes, [&strides]).index("test").unwrap();
             let cut = cut.index(index.numel());
             let walk = |ends: &[usize]| {
                 let mut seen = Vec::new();
@@ -356,26 +356,26 @@ mod tests {
     #[test]
     fn neighbours_merge_and_order_follows_the_result() {
         // Contiguous operands with four dimensions merge into one dimension.
-        let plan = Plan::new(&[2, 3, 1, 4], [&[12, 4, 77, 1], &[12, 4, 5, 1]]);
+        let plan = IterPlan::new(&[2, 3, 1, 4], [&[12, 4, 77, 1], &[12, 4, 5, 1]]);
         assert!(plan.is_contiguous());
         assert_eq!(plan.dims.as_slice(), [(24, [1, 1])]);
         // Operands that are transposed alike merge into one dimension too.
-        assert!(Plan::new(&[3, 4], [&[1, 3], &[1, 3]]).is_contiguous());
+        assert!(IterPlan::new(&[3, 4], [&[1, 3], &[1, 3]]).is_contiguous());
         // Two dimensions remain if a row is broadcast over rows.
-        let plan = Plan::new(&[5, 4], [&[0, 1], &[4, 1]]);
+        let plan = IterPlan::new(&[5, 4], [&[0, 1], &[4, 1]]);
         assert_eq!(plan.dims.as_slice(), [(4, [1, 1]), (5, [0, 4])]);
         // The strides of the written operand determine the order.
-        let plan = Plan::new(&[3, 4], [&[1, 3], &[4, 1]]);
+        let plan = IterPlan::new(&[3, 4], [&[1, 3], &[4, 1]]);
         assert_eq!(plan.dims.as_slice(), [(4, [3, 1]), (3, [1, 4])]);
         // A single element needs no dimension.
-        assert!(Plan::<2>::new(&[1, 1], [&[0, 0], &[9, 9]]).is_contiguous());
+        assert!(IterPlan::<2>::new(&[1, 1], [&[0, 0], &[9, 9]]).is_contiguous());
     }
 
     #[test]
     fn too_many_dimensions_are_an_error() {
         let sizes = [2usize; 17];
         let strides: Vec<isize> = (0..17).map(|d| 3isize.pow(d)).collect();
-        let plan = Plan::new(&sizes, [&strides]);
+        let plan = IterPlan::new(&sizes, [&strides]);
         assert!(matches!(plan.index("add").kind(), Some(ErrorKind::TooManyDims { ndim: 17, .. })));
         let distinct: BTreeSet<_> = strides.iter().collect();
         assert_eq!(distinct.len(), 17);
@@ -383,8 +383,8 @@ mod tests {
 
     #[test]
     fn offsets_beyond_32_bits_do_not_fit() {
-        assert!(Plan::new(&[1 << 30, 1], [&[1, 1]]).fits());
-        assert!(!Plan::new(&[1 << 31], [&[1]]).fits());
-        assert!(!Plan::new(&[3, 2], [&[1 << 30, 1]]).fits());
+        assert!(IterPlan::new(&[1 << 30, 1], [&[1, 1]]).fits());
+        assert!(!IterPlan::new(&[1 << 31], [&[1]]).fits());
+        assert!(!IterPlan::new(&[3, 2], [&[1 << 30, 1]]).fits());
     }
 }

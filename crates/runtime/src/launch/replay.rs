@@ -62,7 +62,7 @@ impl Replay<'_> {
     #[track_caller]
     pub(crate) unsafe fn enqueue(&self, stream: &Stream, site: Site) -> Result<()> {
         let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
-        // SAFETY: the caller guarantees the conditions of `enqueue`.
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept.
         with_host_locks(site.op, pinned, || unsafe { self.in_order(stream, site) })
             .map_err(|e| located(e, stream, site))
     }
@@ -80,7 +80,7 @@ impl Replay<'_> {
         let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
         let mut all = !attaches;
         loop {
-            // SAFETY: the caller guarantees the conditions of `enqueue`.
+            // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept.
             match unsafe { self.attempt(stream, site, policy, [attaches, all]) }? {
                 Attempt::Launched => return Ok(()),
                 Attempt::Overtaken => {}
@@ -130,7 +130,7 @@ impl Replay<'_> {
             work.inputs = inputs;
             guard = Some(begun);
         }
-        // SAFETY: the caller guarantees the conditions of `enqueue`. The replay is recorded as a
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept. The replay is recorded as a
         // use of the storages below, before their locks are released, so their memory is not reused
         // before the replay is complete.
         let op = match unsafe { self.submit(stream, site, &result_marks, guard.as_ref()) } {

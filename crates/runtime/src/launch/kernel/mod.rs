@@ -194,11 +194,11 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         names: [&str; M],
         hosts: Hosts<P>,
     ) -> [Self; M] {
-        // SAFETY: the caller guarantees the conditions of `new`.
+        // SAFETY: the caller guarantees that every launch of this kernel is sound.
         let mut all = [unsafe { Self::new(program, names[0], hosts) }; M];
         let mut at = 1;
         while at < M {
-            // SAFETY: the caller guarantees the conditions of `new`.
+            // SAFETY: the caller guarantees that every launch of this kernel is sound.
             all[at] = unsafe { Self::new(program, names[at], hosts) };
             at += 1;
         }

@@ -43,26 +43,26 @@ unsafe fn size_of_type<T>(launch: &HostLaunch<'_>, p: &Plain) {
     }
 }
 
-// SAFETY: nothing but two words of the last operand is touched, as each launch in this file declares.
+// SAFETY: only two words of the last operand are touched, as each launch in this file declares.
 static SECOND: Kernel<Plain, 2> =
     unsafe { Kernel::new(&SOME, "second", hosts!(I32 | F64, T => size_of_type::<T>)) };
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static BITS: Kernel<Plain, 2> =
     unsafe { Kernel::new(&SIZES, "", hosts!(bits T => size_of_type::<T>)) };
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static EACH: Kernel<Plain, 2> =
     unsafe { Kernel::new(&ALL, "", hosts!(all T => size_of_type::<T>)) };
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static ANY: Kernel<Plain, 2> = unsafe { Kernel::new(&ONE, "", hosts!(any size_of_type::<u16>)) };
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static BOTH: [Kernel<Plain, 2>; 2] = unsafe {
     let hosts = hosts!(float T => size_of_type::<T>).in_variant("f16");
     Kernel::array(&SOME, ["second", "first"], hosts.with_variant(DType::F64, "f64"))
 };
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static BY_LAST: Kernel<Plain, 2> =
     unsafe { Kernel::new(&ALL, "", hosts!(all T => size_of_type::<T>)) }.selected_by(1);
-// SAFETY: the same as for `SECOND`.
+// SAFETY: only two words of the last operand are touched.
 static EITHER: Kernel<Plain, 2> = unsafe {
     let hosts = hosts!(I32, T => size_of_type::<T>);
     Kernel::new(&SOME, "second", hosts.or(hosts!(I32 | F64, T => size_of_type::<u8>)))

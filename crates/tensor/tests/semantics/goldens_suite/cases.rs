@@ -15,7 +15,7 @@ use crate::common;
 pub(crate) struct Case {
     pub(crate) id: String,
     pub(crate) op: String,
-    pub(crate) inputs: Vec<Source>,
+    pub(crate) inputs: Vec<CaseSource>,
     pub(crate) attrs: Value,
     #[serde(default)]
     pub(crate) outputs: Vec<String>,
@@ -30,7 +30,7 @@ pub(crate) struct Case {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Source {
+pub(crate) enum CaseSource {
     Tensor {
         tensor: String,
         #[serde(default)]
@@ -40,7 +40,7 @@ pub(crate) enum Source {
         scalar: Value,
     },
     List {
-        list: Vec<Source>,
+        list: Vec<CaseSource>,
     },
 }
 
@@ -96,14 +96,14 @@ impl Goldens {
     /// `leaves`. The tensors for which `case` has gradients require a gradient.
     pub(crate) fn input(
         &self,
-        source: &Source,
+        source: &CaseSource,
         device: Device,
         case: &Case,
         leaves: &mut BTreeMap<String, Tensor>,
     ) -> Result<Input> {
         match source {
-            Source::Scalar { scalar } => Ok(Input::Scalar(number(scalar)?)),
-            Source::Tensor { tensor: name, view } => {
+            CaseSource::Scalar { scalar } => Ok(Input::Scalar(number(scalar)?)),
+            CaseSource::Tensor { tensor: name, view } => {
                 let tensor = self.tensor(name)?.to(device)?;
                 if case.grads.contains_key(name) {
                     tensor.requires_grad_(true)?;
@@ -111,7 +111,7 @@ impl Goldens {
                 leaves.insert(name.clone(), tensor.clone());
                 Ok(Input::Tensor(view.iter().try_fold(tensor, step)?))
             }
-            Source::List { list } => {
+            CaseSource::List { list } => {
                 let parts = list.iter().map(|s| match self.input(s, device, case, leaves)? {
                     Input::Tensor(tensor) => Ok(tensor),
                     other => Err(bad(format!("{other:?} in a list"))),

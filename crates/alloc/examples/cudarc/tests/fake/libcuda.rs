@@ -19,7 +19,7 @@ const TOTAL: usize = 1 << 28;
 const PAGE: usize = 2 << 20;
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     /// Sizes of allocations, by address.
     memory: HashMap<usize, usize>,
     /// Numbers of enqueued and of completed operations, by stream.
@@ -30,9 +30,9 @@ struct State {
     handles: usize,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: Mutex<Option<FakeState>> = Mutex::new(None);
 
-fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+fn with<T>(f: impl FnOnce(&mut FakeState) -> T) -> T {
     f(STATE.lock().unwrap().get_or_insert_default())
 }
 
@@ -51,7 +51,7 @@ fn work(stream: usize) -> u32 {
     }))
 }
 
-impl State {
+impl FakeState {
     fn handle(&mut self) -> usize {
         // Skips the handles 1 and 2, which CUDA reserves for default streams.
         self.handles += 16;
@@ -97,7 +97,7 @@ calls! {
     }
     cuCtxGetCurrent(context: *mut usize) { give(context, 1) }
     cuCtxSetCurrent(_context: usize) { SUCCESS }
-    cuCtxSynchronize() { with(State::wait_for_all); SUCCESS }
+    cuCtxSynchronize() { with(FakeState::wait_for_all); SUCCESS }
     cuStreamCreate(stream: *mut usize, _flags: u32) {
         give(stream, with(|s| {
             let handle = s.handle();
