@@ -142,31 +142,49 @@ sizes! {
     [] &SmallVec<[I; 6]>;
 }
 
-macro_rules! tuples {
-    ($($($name:ident: $usize:ty),+;)*) => {$(
+macro_rules! shape_tuples {
+    ($($usize:ty)+) => {
         impl IntoShape for ($($usize,)+) {
             fn into_shape(self) -> Sizes {
+                Sizes::from_slice(&<[usize; _]>::from(self))
+            }
+        }
+    };
+}
+
+shape_tuples!(usize);
+shape_tuples!(usize usize);
+shape_tuples!(usize usize usize);
+shape_tuples!(usize usize usize usize);
+shape_tuples!(usize usize usize usize usize);
+shape_tuples!(usize usize usize usize usize usize);
+
+/// Implements a trait whose method lists the parts of an argument for tuples of up to six parts. `convert` makes an
+/// item of a part.
+macro_rules! list_tuples {
+    ($name:ident::$method:ident -> [$item:ty], $part:path, $convert:ident) => {
+        crate::shape::list_tuples! {
+            @ $name::$method -> [$item], $part, $convert;
+            A;
+            A B;
+            A B C;
+            A B C D;
+            A B C D E;
+            A B C D E F;
+        }
+    };
+    (@ $name:ident::$method:ident -> [$item:ty], $part:path, $convert:ident;) => {};
+    (@ $name:ident::$method:ident -> [$item:ty], $part:path, $convert:ident; $($ty:ident)+; $($rest:tt)*) => {
+        impl<$($ty: $part),+> $name for ($($ty,)+) {
+            fn $method(self) -> SmallVec<[$item; 6]> {
                 #[allow(non_snake_case)] // the tuple's parts are named after their types
-                let ($($name,)+) = self;
-                Sizes::from_slice(&[$($name),+])
+                let ($($ty,)+) = self;
+                SmallVec::from_iter([$($ty.$convert()),+])
             }
         }
-
-        impl<$($name: Integer),+> IntoSizes for ($($name,)+) {
-            fn into_sizes(self) -> SmallVec<[isize; 6]> {
-                #[allow(non_snake_case)]
-                let ($($name,)+) = self;
-                SmallVec::from_iter([$($name.into_isize()),+])
-            }
-        }
-    )*};
+        crate::shape::list_tuples! { @ $name::$method -> [$item], $part, $convert; $($rest)* }
+    };
 }
+pub(crate) use list_tuples;
 
-tuples! {
-    A: usize;
-    A: usize, B: usize;
-    A: usize, B: usize, C: usize;
-    A: usize, B: usize, C: usize, D: usize;
-    A: usize, B: usize, C: usize, D: usize, E: usize;
-    A: usize, B: usize, C: usize, D: usize, E: usize, F: usize;
-}
+list_tuples!(IntoSizes::into_sizes -> [isize], Integer, into_isize);

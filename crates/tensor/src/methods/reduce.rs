@@ -10,6 +10,7 @@ use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 use crate::ErrorKind;
 use crate::autograd::{record, should_record};
 use crate::called::Called;
+use crate::shape::list_tuples;
 use crate::{Error, Integer, Result, Tensor};
 
 /// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
@@ -61,26 +62,7 @@ dims! {
     [const N: usize] &[I; N];
 }
 
-macro_rules! tuples {
-    ($($($name:ident)+;)*) => {$(
-        impl<$($name: Integer),+> IntoDims for ($($name,)+) {
-            fn into_dims(self) -> SmallVec<[isize; 6]> {
-                #[allow(non_snake_case)] // the tuple's parts are named after their types
-                let ($($name,)+) = self;
-                SmallVec::from_iter([$($name.into_isize()),+])
-            }
-        }
-    )*};
-}
-
-tuples! {
-    A;
-    A B;
-    A B C;
-    A B C D;
-    A B C D E;
-    A B C D E F;
-}
+list_tuples!(IntoDims::into_dims -> [isize], Integer, into_isize);
 
 /// One dimension, or `()` or `None` for all. A negative dimension counts from the end.
 #[diagnostic::on_unimplemented(

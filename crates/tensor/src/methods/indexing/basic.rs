@@ -9,6 +9,7 @@ use warpline_runtime::Layout;
 
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
+use crate::shape::list_tuples;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// The index of one dimension.
@@ -139,26 +140,7 @@ impl IntoIndices for &[Index] {
     }
 }
 
-macro_rules! tuples {
-    ($($($name:ident)+;)*) => {$(
-        impl<$($name: Into<Index>),+> IntoIndices for ($($name,)+) {
-            fn into_indices(self) -> SmallVec<[Index; 6]> {
-                #[allow(non_snake_case)] // the tuple's parts are named after their types
-                let ($($name,)+) = self;
-                SmallVec::from_iter([$($name.into()),+])
-            }
-        }
-    )*};
-}
-
-tuples! {
-    A;
-    A B;
-    A B C;
-    A B C D;
-    A B C D E;
-    A B C D E F;
-}
+list_tuples!(IntoIndices::into_indices -> [Index], Into<Index>, into);
 
 impl Tensor {
     /// Returns the elements at indices, as Python's `t[…]` does. The indices are for the first dimensions, in order;
