@@ -131,8 +131,10 @@ pub(crate) fn with_host_locks<'a, R>(
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     let distinct = distinct(storages);
-    // Without storages there is no lock to wait for.
-    let _holding = if distinct.is_empty() { None } else { Some(HostLockScope::begin(op)?) };
+    if distinct.is_empty() {
+        return f();
+    }
+    let _holding = HostLockScope::begin(op)?;
     let mut reads: SmallVec<[_; 4]> = SmallVec::new();
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for &(storage, write) in &distinct {

@@ -132,7 +132,10 @@ impl ResultMarks<'_> {
         let own = self.own.borrow();
         let none = inputs.is_empty() && own.is_empty();
         if !none || uses.iter().any(|uses| !uses.marks.is_empty()) {
-            self.update_marks(inputs, &own, touches, storages, uses, live);
+            // A replay whose storages are all attached visits none.
+            if !uses.is_empty() {
+                self.update_marks(inputs, &own, touches, storages, uses, live);
+            }
             if let Some((stream, _)) = live {
                 for ((storage, _), uses) in storages.iter().zip(uses) {
                     storage.set_marked(!uses.marks.is_empty());

@@ -171,6 +171,10 @@ fn wait_for_uses(
     storages: &[(&Storage, bool)],
     uses: &[MutexGuard<'_, Uses>],
 ) -> Result<()> {
+    // A replay whose storages are all attached visits none.
+    if storages.is_empty() {
+        return Ok(());
+    }
     // `Uses` replaces earlier uses by a write, and host code waits only for recorded uses.
     // Therefore uses of page-locked memory are ordered under either policy.
     let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();

@@ -254,8 +254,6 @@ impl ReplayGuard<'_> {
         let Some(own) = last.own.iter().find_map(Dependency::launch) else {
             return Some(Dependencies::new());
         };
-        let loop_carried =
-            self.replays.loop_carried.as_ref().map(|kernels| own.of_kernels(kernels));
         match own.outcome() {
             CheckOutcome::Pending => {
                 // A visited storage may have lost the last replay's results to an overwrite, so the
@@ -264,7 +262,9 @@ impl ReplayGuard<'_> {
                     visited.iter().filter_map(|visited| visited.captured_marks.as_deref());
                 let exact = !captured_marks
                     .any(|captured_marks| loop_carried_in(captured_marks).next().is_some());
-                exact.then(|| loop_carried.into_iter().map(Dependency::Launch).collect())
+                let kernels = self.replays.loop_carried.iter();
+                let inputs = || kernels.map(|kernels| Dependency::Launch(own.of_kernels(kernels)));
+                exact.then(|| inputs().collect())
             }
             CheckOutcome::Passed => Some(Dependencies::new()),
             CheckOutcome::Failed(_) => None,
@@ -299,8 +299,9 @@ impl ReplayGuard<'_> {
         let launch = own.iter().find_map(Dependency::launch);
         // The dependencies that the next replay assumes for its inputs in attached storages.
         let loop_carried = launch.zip(self.replays.loop_carried.as_ref());
-        let loop_carried =
-            loop_carried.map(|(launch, kernels)| Dependency::Launch(launch.of_kernels(kernels)));
+        let loop_carried = loop_carried
+            .filter(|_| !visited.is_empty())
+            .map(|(launch, kernels)| Dependency::Launch(launch.of_kernels(kernels)));
         detached.clear();
         for (visited, uses) in visited.iter().zip(uses) {
             if !visited.storage.is_device_memory() {
