@@ -8,12 +8,16 @@ mod weights;
 
 use warpline_runtime::module::Program;
 
-pub use fused::{Weighing, attention, attention_backward, attention_takes, has_attention};
+pub use fused::{
+    Weighing, attention, attention_backward, attention_takes, few_queries, has_attention,
+    has_few_queries,
+};
 pub use weights::{attention_weights, attention_weights_backward};
 
 pub(crate) const PROGRAMS: &[&Program] = &[
     &fused::ATTENTION,
     &fused::ATTENTION_BACKWARD,
+    &fused::FEW_QUERIES,
     &weights::ATTENTION_WEIGHTS,
     &weights::ATTENTION_WEIGHTS_BACKWARD,
 ];

@@ -58,11 +58,7 @@ impl Gemm {
         // A column-major result is a transposed row-major one: Cᵀ = Bᵀ · Aᵀ.
         let (swapped, p, ldc) = match MatrixOrder::of(p.m, p.n, p.c)? {
             MatrixOrder::Rows(ldc) => (false, *p, ldc),
-            MatrixOrder::Columns(ldc) => {
-                let turned = |s: Steps| Steps { row: s.column, column: s.row, ..s };
-                let (a, b, c) = (turned(p.b), turned(p.a), turned(p.c));
-                (true, Product { m: p.n, n: p.m, a, b, c, ..*p }, ldc)
-            }
+            MatrixOrder::Columns(ldc) => (true, p.transposed(), ldc),
         };
         // cuBLAS is column-major, so a row-major matrix is its transpose there. The call computes
         // the transposed result from the transposed operands in reverse order.

@@ -1,8 +1,9 @@
-//! Matrix products. Large products use cuBLAS if it is installed. Small products, and products that
-//! cuBLAS does not support, use this crate's kernels.
+//! Matrix products. Large products use cuBLAS if it is installed. Small products, products of few
+//! rows (`few_rows.rs`), and products that cuBLAS does not support, use this crate's kernels.
 
 mod blas;
 mod cpu;
+mod few_rows;
 #[cfg(test)]
 mod tests;
 mod vector;
@@ -12,6 +13,7 @@ use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use crate::programs::{HALVES, NUMBERS, committed};
 use blas::Gemm;
+use few_rows::FewRows;
 use warpline_runtime::launch::{Grid, Hosts, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
@@ -33,7 +35,14 @@ const SMALL: u64 = 1 << 22;
 /// Length of the sum of one thread up to which a product counts as small.
 const SMALL_DEPTH: u64 = 256;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL, &MATMUL_SMALL, &MATMUL_F32, &MATMUL_SMALL_F32];
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &MATMUL,
+    &MATMUL_SMALL,
+    &MATMUL_F32,
+    &MATMUL_SMALL_F32,
+    &few_rows::FEW_ROWS,
+    &few_rows::FEW_ROWS_FLOATS,
+];
 
 static MATMUL: Program =
     Program::new("matmul", NUMBERS, &[""], |program, ty| tiles(program, ty, ty))
@@ -103,6 +112,10 @@ impl Steps {
         Self { batch: at(3), row: at(2), column: at(1) }
     }
 
+    fn transposed(self) -> Self {
+        Self { row: self.column, column: self.row, ..self }
+    }
+
     fn at(self, batch: i64, row: i64, column: i64) -> isize {
         (batch * self.batch + row * self.row + column * self.column) as isize
     }
@@ -122,6 +135,12 @@ cuda_struct! {
 }
 
 impl Product {
+    /// Returns the transposed product `cᵀ = bᵀ · aᵀ`, whose first operand is `b`.
+    fn transposed(&self) -> Self {
+        let [a, b, c] = [self.b, self.a, self.c].map(Steps::transposed);
+        Self { m: self.n, n: self.m, a, b, c, ..*self }
+    }
+
     fn is_small(&self) -> bool {
         let sums = self.m.saturating_mul(self.n).saturating_mul(self.batch);
         self.k <= SMALL_DEPTH && sums.saturating_mul(self.k.max(1)) <= SMALL
@@ -160,6 +179,9 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     };
     kernel.check_dtype(OP, a.dtype)?;
     let operands = [a.read(), b.read(), out.write()];
+    if !small && let Some(few) = FewRows::new(target, [a, b], out, &params) {
+        return few.launch(target, operands);
+    }
     if let Target::Cuda(runtime, device, _) = target
         && !small
         && runtime.uses_cublas()

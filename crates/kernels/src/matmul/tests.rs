@@ -148,6 +148,83 @@ fn vectors_of_any_length() {
     });
 }
 
+/// Layouts that the kernels for few rows support, and layouts that they nearly support.
+fn few_rows_or_columns(target: Target<'_>) {
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        for [m, n, k] in [
+            [1, 64, 8192],
+            [2, 100, 2056],
+            [4, 65, 2040],
+            [5, 515, 1032],
+            [9, 64, 4100],
+            [16, 130, 2048],
+            [17, 64, 2048],
+        ] {
+            // The matrix has contiguous columns. Its columns lie side by side, or apart, or begin at
+            // an odd element.
+            for (extra, from) in [(0, 0isize), (16, 8), (9, 1)] {
+                let a = matrix(target, dtype, [1, m, k], 0, 1);
+                let stored = [1, n, k + extra];
+                let stored =
+                    Tensor::new(target, dtype, &stored, &values(dtype, n * (k + extra), 2));
+                let b = stored.with(|l| l.narrow(2, from, k)).with(|l| l.transpose(1, 2));
+                let out = Tensor::garbage(target, dtype, &[1, m, n]);
+                check(target, &a, &b, &out);
+                let out = Tensor::garbage(target, dtype, &[1, n, m + 1]);
+                let turned = out.with(|l| l.narrow(2, 1, m));
+                check(
+                    target,
+                    &b.with(|l| l.transpose(1, 2)),
+                    &a.with(|l| l.transpose(1, 2)),
+                    &turned,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_few_rows_or_columns_are_right() {
+    on_every_target(few_rows_or_columns);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_products_of_few_rows_or_columns_are_right() {
+    on_gpu(few_rows_or_columns);
+}
+
+#[test]
+fn few_rows_have_a_kernel_if_their_loads_are_whole_vectors() {
+    on_every_target(|target| {
+        let takes = |dtype, [m, k]: [usize; 2], from: usize| {
+            let a = Tensor::garbage(target, dtype, &[m, k]);
+            let weight = Tensor::garbage(target, dtype, &[64, k + 8]);
+            let b = weight.with(|l| l.narrow(1, from as isize, k)).with(|l| l.transpose(0, 1));
+            let out = Tensor::garbage(target, dtype, &[m, 64]);
+            let product = super::check(a.view(), b.view(), out.view()).unwrap();
+            FewRows::new(target, [a.view(), b.view()], out.view(), &product).is_some()
+        };
+        let is_device = matches!(target, Target::Cuda(..));
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            for (sizes, from, expected) in [
+                ([1, 512], 0, true),
+                ([16, 512], 8, true),
+                ([17, 512], 0, false),
+                ([2, 510], 0, false),
+                ([2, 512], 1, false),
+            ] {
+                assert_eq!(
+                    takes(dtype, sizes, from),
+                    expected && is_device,
+                    "{dtype} {sizes:?} {from}"
+                );
+            }
+        }
+        assert!(!takes(DType::F64, [1, 512], 0));
+    });
+}
+
 #[test]
 fn a_product_of_matrices_is_right() {
     on_every_target(|target| {

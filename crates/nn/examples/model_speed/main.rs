@@ -7,11 +7,13 @@
 //! Without `--python` there is no comparison. `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are
 //! meaningless.
 
+mod decoder;
 mod models;
 
 use std::process::Command;
 use std::time::Instant;
 
+use decoder::{Decoder, DecoderSizes, Decoding};
 use models::{Gpt, GptSizes, mlp};
 use warpline::autograd::no_grad;
 use warpline::functional::cross_entropy;
@@ -117,6 +119,36 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
         if name.starts_with(only) {
             figures.extend(gpt(name, dtype, (batch, length), sizes, outer)?);
         }
+    }
+    if "llama".starts_with(only) || only.starts_with("llama") {
+        figures.extend(decoding()?);
+    }
+    Ok(figures)
+}
+
+/// Measures decoding: eager, as a graph one replay at a time, and twenty and a thousand replays in a row.
+fn decoding() -> Result<Vec<Figure>> {
+    let sizes = DecoderSizes {
+        width: 2048,
+        heads: 32,
+        key_heads: 8,
+        hidden: 8192,
+        layers: 16,
+        vocabulary: 128_256,
+        capacity: 1024,
+    };
+    let mut model = Decoder::new(sizes)?;
+    model.to((DType::BF16, "cuda"))?;
+    let state = Decoding::new(sizes)?;
+    let step = || no_grad(|| state.step(&model));
+    let mut figures = vec![median("llama 1.2B bf16, a token", 20, 9, step)?];
+    let (graph, ()) = cuda::graph(step)?;
+    for (name, inner, outer) in [
+        ("llama 1.2B bf16, a graph", 1, 21),
+        ("llama 1.2B bf16, a graph, 20 in a row", 20, 9),
+        ("llama 1.2B bf16, a graph, 1000 in a row", 1000, 1),
+    ] {
+        figures.push(median(name, inner, outer, || graph.replay())?);
     }
     Ok(figures)
 }

@@ -42,6 +42,36 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.size(-1)).float(), targets.view(-1))
 
 
+class Layer(nn.Module):
+    def __init__(self, width, heads, key_heads, hidden):
+        super().__init__()
+        self.heads, self.key_heads, self.own = heads, key_heads, width // heads
+        self.n1, self.n2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        linear = lambda inputs, outputs: nn.Linear(inputs, outputs, bias=False)
+        self.q, self.o = linear(width, width), linear(width, width)
+        self.k, self.v = (linear(width, key_heads * self.own) for _ in range(2))
+        self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+
+    def forward(self, x, cos, sin, index, mask, keys, values):
+        b, l, width = x.shape
+
+        def rotate(t):
+            first, second = t.chunk(2, -1)
+            return t * cos + torch.cat([-second, first], -1) * sin
+
+        def apart(t, heads):
+            return t.view(b, l, heads, self.own).transpose(1, 2)
+
+        y = self.n1(x)
+        q, k = rotate(apart(self.q(y), self.heads)), rotate(apart(self.k(y), self.key_heads))
+        keys.index_copy_(2, index, k)
+        values.index_copy_(2, index, apart(self.v(y), self.key_heads))
+        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(b, l, width))
+        y = self.n2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
 def median(name, inner, outer, f):
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
@@ -108,6 +138,36 @@ def gpt(name, dtype, batch, length, sizes, outer):
         captured("gpt 4 layers bf16, a graph", 10, step_of(adam))
 
 
+@torch.no_grad()
+def decoding(width=2048, heads=32, key_heads=8, hidden=8192, layers=16, vocabulary=128256, capacity=1024):
+    dtype, own = torch.bfloat16, width // heads
+    with torch.device("cuda"):
+        embedding = nn.Embedding(vocabulary, width).to(dtype)
+        model = [Layer(width, heads, key_heads, hidden).to(dtype) for _ in range(layers)]
+        norm = nn.RMSNorm(width, eps=1e-5).to(dtype)
+        caches = [[torch.zeros(1, key_heads, capacity, own, dtype=dtype) for _ in range(2)] for _ in model]
+        token, position = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+        frequencies, positions = 1 / (500000 ** (torch.arange(0, own, 2) / own)), torch.arange(capacity)
+
+    def step():
+        angles = position.float()[:, None] * frequencies[None]
+        angles = torch.cat([angles, angles], -1).to(dtype)
+        cos, sin, mask = angles.cos(), angles.sin(), (positions <= position)[None, None, None]
+        x = embedding(token)
+        for layer, cache in zip(model, caches):
+            x = layer(x, cos, sin, position, mask, *cache)
+        token.copy_(F.linear(norm(x), embedding.weight).argmax(-1))
+        position.add_(1).remainder_(capacity)
+
+    median("llama 1.2B bf16, a token", 20, 9, step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    median("llama 1.2B bf16, a graph", 1, 21, graph.replay)
+    median("llama 1.2B bf16, a graph, 20 in a row", 20, 9, graph.replay)
+    median("llama 1.2B bf16, a graph, 1000 in a row", 1000, 1, graph.replay)
+
+
 if "mlp".startswith(ONLY) or ONLY.startswith("mlp"):
     small()
 NARROW, GPT2 = (256, 4, 4, 1024, 1024), (768, 12, 12, 50304, 1024)
@@ -118,3 +178,5 @@ for row in [
 ]:
     if row[0].startswith(ONLY):
         gpt(*row)
+if "llama".startswith(ONLY) or ONLY.startswith("llama"):
+    decoding()

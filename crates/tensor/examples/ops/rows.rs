@@ -217,6 +217,14 @@ fn products() -> Vec<Spec> {
     }
     rows.push(part(right, BF16, &[64, 16, 512, 64, 512]));
     rows.push(part(right, BF16, &[1, 4096, 14336]));
+    // Few rows by the weights of a decoder.
+    for [k, n] in [[2048, 512], [2048, 2048], [2048, 8192], [8192, 2048], [2048, 128_256]] {
+        for (dtype, m) in
+            [(BF16, 1), (BF16, 5), (BF16, 16), (F16, 1), (F32, 1), (F32, 4), (F32, 16)]
+        {
+            rows.push(part(right, dtype, &[m, k, n]));
+        }
+    }
     rows
 }
 

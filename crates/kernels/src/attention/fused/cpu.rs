@@ -36,7 +36,7 @@ impl Attention {
 }
 
 /// Returns rows of one batch of an operand, converted to `f32`, without gaps.
-fn floats<T: HostElement<Compute = f32>>(
+pub(super) fn floats<T: HostElement<Compute = f32>>(
     of: Shared<T>,
     (p, steps, batch): (&Attention, Steps, usize),
     rows: std::ops::Range<usize>,
@@ -51,7 +51,7 @@ fn floats<T: HostElement<Compute = f32>>(
 }
 
 /// Writes one row of a result.
-fn write<T: HostElement<Compute = f32>>(
+pub(super) fn write<T: HostElement<Compute = f32>>(
     to: Shared<T>,
     (p, steps, batch): (&Attention, Steps, usize),
     row: usize,
@@ -103,14 +103,14 @@ impl Loop for WeightedSum<'_> {
 }
 
 /// Returns the products of a row with the first `count` of `rows`.
-fn products(own: &[f32], rows: &[f32], count: usize) -> Vec<f32> {
+pub(super) fn products(own: &[f32], rows: &[f32], count: usize) -> Vec<f32> {
     let mut to = vec![0.0; count];
     vectorized(Products { own, rows, to: &mut to });
     to
 }
 
 /// Returns the sum of `rows`, weighted by `by`.
-fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
+pub(super) fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
     let mut to = vec![0.0; width];
     vectorized(WeightedSum { by, rows, to: &mut to });
     to

@@ -23,6 +23,7 @@
 //! and is never launched.
 
 mod cpu;
+mod few_queries;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -30,7 +31,7 @@ use std::f64::consts::LOG2_E;
 
 use bytemuck::Zeroable;
 
-use crate::programs::{HALVES, LANES, committed};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
@@ -50,6 +51,9 @@ const WIDTHS: [usize; 2] = [64, 128];
 /// Elements per vector load.
 const VECTOR: usize = 8;
 
+pub(super) use few_queries::FEW_QUERIES;
+pub use few_queries::{few_queries, has_few_queries};
+
 pub(super) static ATTENTION: Program =
     Program::new("attention", HALVES, &["wide_64", "wide_128"], |_, ty| {
         source().push(include_str!("forward.cuh")).push(&each("FORWARD", ty))
@@ -67,10 +71,13 @@ pub(super) static ATTENTION_BACKWARD: Program = Program::new(
 )
 .with_ptx(committed);
 
+/// CUDA functions for tiles of operands in shared memory.
+const TILES: &str = include_str!("tiles.cuh");
+
 fn source() -> Source {
     let of = Source::new().with::<Attention>().push(module::ELEMENT).push(LANES);
     let of = of.push(&format!("#define ROWS {ROWS}\n#define THREADS {THREADS}"));
-    of.push(include_str!("tiles.cuh"))
+    of.push(TENSOR_CORES).push(TILES)
 }
 
 fn each(name: &str, ty: &str) -> String {
@@ -136,6 +143,30 @@ cuda_struct! {
     }
 }
 
+impl Attention {
+    /// Makes the parameters of a forward pass, without the strides of the result.
+    fn new(
+        [outer, inner, queries, keys, width]: [usize; 5],
+        weighing: Weighing,
+        [q, k, v]: [View<'_>; 3],
+    ) -> Self {
+        Self {
+            outer: outer as u64,
+            inner: inner as u64,
+            queries: queries as u64,
+            keys: keys as u64,
+            width: width as u64,
+            causal: weighing.is_causal.into(),
+            scale: weighing.scale as f32,
+            scale_log2: (weighing.scale * LOG2_E) as f32,
+            q: Steps::of(&q),
+            k: Steps::of(&k),
+            v: Steps::of(&v),
+            ..Self::zeroed()
+        }
+    }
+}
+
 /// Returns the last four values of `list`. `none` fills the place of missing dimensions.
 fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
     let mut all = [none; 4];
@@ -150,14 +181,21 @@ fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
 /// capability 8.0 or later.
 #[must_use]
 pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> bool {
-    let newer = match target {
+    has_tensor_cores(target)
+        && matches!(dtype, DType::F16 | DType::BF16)
+        && is_supported_width(width, WIDTHS[1])
+}
+
+/// Returns whether the kernels run on the target. CPU implementations run everywhere.
+fn has_tensor_cores(target: Target<'_>) -> bool {
+    match target {
         Target::Cuda(_, device, _) => device.properties().compute_capability >= (8, 0),
         Target::Cpu(_) => true,
-    };
-    newer
-        && matches!(dtype, DType::F16 | DType::BF16)
-        && (1..=WIDTHS[1]).contains(&width)
-        && width.is_multiple_of(VECTOR)
+    }
+}
+
+fn is_supported_width(width: usize, most: usize) -> bool {
+    (1..=most).contains(&width) && width.is_multiple_of(VECTOR)
 }
 
 /// Returns whether [`attention`] supports the layout of an operand: two to four dimensions,
@@ -282,8 +320,7 @@ fn check(
     });
     let sized = (1..=i32::MAX as usize).contains(&keys)
         && queries <= i32::MAX as usize
-        && (1..=WIDTHS[1]).contains(&width)
-        && width.is_multiple_of(VECTOR);
+        && is_supported_width(width, WIDTHS[1]);
     if !fits || !summed || !sized {
         let reason = format!(
             "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}; a width must be the \
@@ -298,20 +335,7 @@ fn check(
         );
         return Err(Error::shape(op, reason));
     }
-    Ok(Attention {
-        outer: outer as u64,
-        inner: inner as u64,
-        queries: queries as u64,
-        keys: keys as u64,
-        width: width as u64,
-        causal: weighing.is_causal.into(),
-        scale: weighing.scale as f32,
-        scale_log2: (weighing.scale * LOG2_E) as f32,
-        q: Steps::of(&q),
-        k: Steps::of(&k),
-        v: Steps::of(&v),
-        ..Attention::zeroed()
-    })
+    Ok(Attention::new([outer, inner, queries, keys, width], weighing, [q, k, v]))
 }
 
 /// Launches the kernel for the width, with one block per [`ROWS`] of the `rows` in each batch.

@@ -111,7 +111,7 @@ impl OpBackward for SavedFlashAttention {
 
 /// Returns the tensor, or a copy if the kernels do not support its strides.
 #[track_caller]
-fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
+pub(super) fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) {
         return Ok(t.clone());
     }
@@ -123,7 +123,7 @@ fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
 /// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same
 /// transpose of the result is contiguous.
 #[track_caller]
-fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
+pub(super) fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();
     let by_rows = layout.strides().last() == Some(&1);
     let layout = if by_rows { layout } else { Layout::contiguous(like.size())? };

@@ -1,5 +1,6 @@
 //! Attention.
 
+mod few_queries;
 mod flash;
 mod plain;
 
@@ -8,7 +9,8 @@ use warpline_kernels::attention::Weighing;
 use super::options::options;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, Result, Tensor, arange};
+use few_queries::few_queries_attention;
 use flash::flash_attention;
 use plain::PlainAttention;
 
@@ -24,6 +26,10 @@ options! {
         /// Sets whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
         /// `false`.
         is_causal: bool = false, bool;
+        /// Sets the number of keys of each batch that exist, of `int64` and shape `[batch]` or `[1]`, on the device of
+        /// the queries. Later keys are not attended to, as for a cache that is not full. With `is_causal`, the last
+        /// query attends to all keys that exist. Default: all keys.
+        key_lengths: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
         /// Sets the factor of the scores. Default: one over the square root of the last size of the queries.
         scale: Option<f64> = None, impl Into<Option<f64>> => Into::into;
         /// Sets whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each
@@ -36,7 +42,9 @@ options! {
 /// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
 /// `[.., queries, values]`. A query that may attend to no key gets zeros.
 ///
-/// Scores of half-width floats are computed in `f32`. Without a mask and dropout, half-width floats whose width is a
+/// Scores of half-width floats are computed in `f32`. If no gradient is recorded, up to 64 queries per head of keys,
+/// with or without a mask, use one kernel on such a GPU for half-width floats whose width is a multiple of 8, up to 256;
+/// keys and values are then read where they lie. Without a mask and dropout, half-width floats whose width is a
 /// multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0
 /// or higher). Other operands use a few kernels and store the weights in their dtype. With a mask or dropout,
 /// half-width floats are computed in `f32` throughout.
@@ -55,7 +63,7 @@ options! {
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
 /// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
-/// if `enable_gqa` is set and a tensor has fewer than three dimensions, if the heads of keys and values do not divide
+/// if `key_lengths` are not of `int64`, if `enable_gqa` is set and a tensor has fewer than three dimensions, if the heads of keys and values do not divide
 /// those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
@@ -76,15 +84,23 @@ fn attention(
 ) -> Result<Tensor> {
     let op = "scaled_dot_product_attention";
     check(op, query, key, value, options)?;
+    let width = query.size()[query.dim() - 1] as f64;
+    let scale = options.scale.unwrap_or(width.sqrt().recip());
+    let weighing = Weighing { scale, is_causal: options.is_causal };
+    if options.dropout_p == 0.0
+        && let Some(out) = few_queries_attention([query, key, value], weighing, options)?
+    {
+        return Ok(out);
+    }
     let (k, v) = if options.enable_gqa {
         (repeat_heads(op, query, key)?, repeat_heads(op, query, value)?)
     } else {
         (key.clone(), value.clone())
     };
-    let width = query.size()[query.dim() - 1] as f64;
-    let scale = options.scale.unwrap_or(width.sqrt().recip());
-    if options.attn_mask.is_none() && options.dropout_p == 0.0 {
-        let weighing = Weighing { scale, is_causal: options.is_causal };
+    let exists =
+        options.key_lengths.map(|lengths| existing_keys(query, key, lengths, options.is_causal));
+    let exists = exists.transpose().of(op)?;
+    if options.attn_mask.is_none() && exists.is_none() && options.dropout_p == 0.0 {
         if let Some(out) = flash_attention(query, &k, &v, weighing)? {
             return Ok(out);
         }
@@ -95,7 +111,16 @@ fn attention(
     let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
     // Scales the queries, which have fewer elements than the scores.
     let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
-    let (scores, blind) = match options.attn_mask {
+    let mask = match (options.attn_mask, exists) {
+        (None, exists) => exists,
+        (Some(mask), None) => Some(mask.clone()),
+        (Some(mask), Some(exists)) if mask.dtype() == DType::Bool => {
+            Some(mask.logical_and(&exists).of(op)?)
+        }
+        // The logarithm is 0 for keys that exist, and negative infinity for others.
+        (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
+    };
+    let (scores, blind) = match &mask {
         None if options.is_causal => {
             let hidden = scores.mask_above(op, 0)?;
             (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
@@ -119,6 +144,29 @@ fn attention(
         Some(blind) => out.masked_fill(&blind, 0).of(op)?,
     };
     out.to(query.dtype()).of(op)
+}
+
+/// Returns a mask `[batch, .., queries, keys]` of the keys that exist and, if `is_causal`, that a query attends to.
+#[track_caller]
+fn existing_keys(
+    query: &Tensor,
+    key: &Tensor,
+    lengths: &Tensor,
+    is_causal: bool,
+) -> Result<Tensor> {
+    let (queries, keys) = (query.size()[query.dim() - 2], key.size()[key.dim() - 2]);
+    let numbers = |n: usize| arange(n as i64, (DType::I64, query.device()));
+    let mut sizes = vec![1; query.dim()];
+    sizes[0] = -1;
+    let lengths = lengths.clamp(0, keys as i64)?.view(&sizes[..])?;
+    let positions = numbers(keys)?;
+    let exists = positions.lt(&lengths)?;
+    if !is_causal {
+        return Ok(exists);
+    }
+    // The last query attends to the last key that exists.
+    let last = numbers(queries)?.unsqueeze(1)?.add(&lengths)?.sub(queries as i64)?;
+    exists.logical_and(&positions.le(&last)?)
 }
 
 /// Applies a mask to scores. Also returns a mask of the queries that attend to no key. The returned scores
@@ -181,6 +229,10 @@ fn check(
     }
     if !(0.0..=1.0).contains(&options.dropout_p) {
         let reason = format!("dropout_p must be from 0 to 1, but is {}", options.dropout_p);
+        return Err(Error::invalid(op, reason));
+    }
+    if let Some(lengths) = options.key_lengths.filter(|lengths| lengths.dtype() != DType::I64) {
+        let reason = format!("key_lengths must be of int64, but are of {}", lengths.dtype());
         return Err(Error::invalid(op, reason));
     }
     if let Some(mask) = options.attn_mask {

@@ -194,3 +194,22 @@ fn a_gradient_without_other_operands_runs_an_op() {
         Ok(())
     });
 }
+
+/// Neither keys nor values are copied or repeated for grouped heads.
+#[test]
+fn attention_of_few_queries_is_one_launch() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let of = |heads: usize, rows: usize| randn([1, heads, rows, 64], (DType::BF16, 0));
+        let (q, k, v) = (of(8, 1)?, of(2, 100)?, of(2, 100)?);
+        let mask = ones([1, 1, 1, 100], (DType::Bool, 0))?;
+        let lengths = ones([1], (DType::I64, 0))?;
+        for mask in [None, Some(&mask)] {
+            let options = AttentionOptions::new().attn_mask(mask).key_lengths(&lengths);
+            let options = options.enable_gqa(true);
+            let run = || scaled_dot_product_attention(&q, &k, &v, options);
+            assert_eq!(enqueued(&sim, run)?.1, 1);
+        }
+        Ok(())
+    });
+}

@@ -3,7 +3,9 @@
 
 use warpline::autograd::{GradOptions, GradcheckOptions, grad, gradcheck, gradgradcheck};
 use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
-use warpline::{DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn, zeros};
+use warpline::{
+    DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn, tensor, zeros,
+};
 
 use crate::common;
 
@@ -256,4 +258,87 @@ fn batches_that_broadcast_are_those_of_ops() {
         let out = scaled_dot_product_attention(q, k, v, options(true))?;
         close(&out, &by_mask(&all, true)?, 1e-12, "broadcast")
     });
+}
+
+/// Few queries of half-width floats without gradients use a kernel of their own on a GPU. Masks and
+/// lengths in every combination agree with ops in `f64`.
+fn few_queries(device: Device) -> Result<()> {
+    manual_seed(9);
+    for ([batch, heads, own, queries, keys, width], dtype, tolerance) in [
+        ([1, 32, 8, 1, 130, 64], DType::BF16, 6e-2),
+        ([2, 4, 4, 3, 40, 8], DType::F16, 8e-3),
+        ([3, 6, 2, 2, 17, 136], DType::F16, 8e-3),
+        ([2, 4, 2, 1, 9, 4], DType::F32, 1e-5),
+    ] {
+        let of = |rows: usize, heads: usize| randn([batch, heads, rows, width], (dtype, device));
+        let (q, k, v) = (of(queries, heads)?, of(keys, own)?, of(keys, own)?);
+        let padded = rand([batch, 1, 1, keys], (DType::F32, device))?.gt(0.3)?;
+        let added = randn([queries, keys], (dtype, device))?;
+        let lengths: Vec<i64> =
+            (0..batch as i64).map(|b| [keys as i64 - 3, 0, 99][b as usize]).collect();
+        let lengths = tensor(lengths, device)?;
+        let exact = |t: &Tensor| t.to((DType::F64, "cpu"));
+        let repeat = |t: &Tensor| exact(t)?.repeat_interleave(heads / own, 1);
+        for mask in [None, Some(&padded), Some(&added)] {
+            for key_lengths in [None, Some(&lengths)] {
+                for is_causal in [false, true] {
+                    if is_causal && mask.is_some() {
+                        continue;
+                    }
+                    let options = AttentionOptions::new()
+                        .attn_mask(mask)
+                        .key_lengths(key_lengths)
+                        .is_causal(is_causal)
+                        .enable_gqa(true);
+                    let out = scaled_dot_product_attention(&q, &k, &v, options)?;
+                    // The mask of the definition, made on the host.
+                    let mut values = Vec::new();
+                    let bools = padded.cpu()?.to_vec::<bool>()?;
+                    let numbers = exact(&added)?.to_vec::<f64>()?;
+                    let counts = lengths.cpu()?.to_vec::<i64>()?;
+                    for (b, query, key) in (0..batch).flat_map(|b| {
+                        (0..queries)
+                            .flat_map(move |query| (0..keys).map(move |key| (b, query, key)))
+                    }) {
+                        let end = key_lengths.map_or(keys as i64, |_| counts[b].min(keys as i64));
+                        let last = if key_lengths.is_some() { end - queries as i64 } else { 0 };
+                        let hidden = key as i64 >= end
+                            || is_causal && key as i64 > last + query as i64
+                            || mask.is_some_and(|m| m.dtype() == DType::Bool)
+                                && !bools[b * keys + key];
+                        let number = match mask {
+                            Some(m) if m.dtype() != DType::Bool => numbers[query * keys + key],
+                            _ => 0.0,
+                        };
+                        values.push(if hidden { f64::NEG_INFINITY } else { number });
+                    }
+                    let full = tensor(values, ())?.view([batch, 1, queries, keys])?;
+                    let options = AttentionOptions::new().attn_mask(&full);
+                    let expected = scaled_dot_product_attention(
+                        &exact(&q)?,
+                        &repeat(&k)?,
+                        &repeat(&v)?,
+                        options,
+                    )?;
+                    let what = format!(
+                        "{dtype}, {queries} of {keys}, causal {is_causal}, {mask:?}, {key_lengths:?}"
+                    );
+                    assert_eq!(out.dtype(), dtype);
+                    close(&out, &expected, tolerance, &what)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn few_queries_agree_with_separate_ops_under_masks_and_lengths() {
+    common::worlds(1, |world| world.places().into_iter().try_for_each(few_queries));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_few_queries_agree_with_separate_ops_under_masks_and_lengths() {
+    common::gpu(1, SyncPolicy::Auto, |_| few_queries(Device::cuda(0)));
 }

@@ -1,0 +1,261 @@
+//! Attention of few queries to many keys in one launch, as in decoding.
+//!
+//! # Algorithm
+//!
+//! Time is that of reading keys and values once. The queries of all heads that share a head of keys
+//! are the rows of one product on tensor cores, so keys and values are not repeated for grouped
+//! heads. If there are too few heads to occupy the device, blocks split the keys. Each writes its
+//! sums and its largest score to scratch memory, and the last block of a result combines them in
+//! the order of the keys, so sums are the same in each run.
+//!
+//! The mask, boolean or added, is read where it lies, with any strides. The number of valid keys may
+//! lie on the device, so that a graph attends to a cache that grows between replays. Blocks beyond it
+//! read nothing.
+//!
+//! # Limits
+//!
+//! Half-width floats on devices of compute capability 8.0 and later; widths that are multiples of 8,
+//! up to 256. Keys and values are read once per sixteen rows.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::launch::{Grid, Kernel, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+
+use super::{
+    Attention, Steps, TILES, Weighing, attention_takes, has_tensor_cores, is_supported_width,
+};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
+use crate::turn::{Scratch, TURN, ticket};
+
+const OP: &str = "scaled_dot_product_attention";
+
+/// Rows of a block: queries of the heads that share a head of keys.
+const ROWS: u64 = 16;
+/// Rows up to which the keys are read often enough from memory to be worth a launch of this kernel.
+const MOST_ROWS: u64 = 64;
+/// Widths for which kernels are compiled, with the warps of their blocks. Each warp has 16 keys of a
+/// tile, and the tiles must fit the shared memory.
+const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
+/// Blocks per multiprocessor that the splits aim at.
+const BLOCKS: u64 = 2;
+/// Value of [`FewQueries::masks`] for a boolean mask. 0 means no mask, 2 an added one.
+const BOOLEAN: u64 = 1;
+const ADDED: u64 = 2;
+
+pub(in super::super) static FEW_QUERIES: Program =
+    Program::new("few_queries", HALVES, &["wide_64", "wide_128", "wide_256"], |_, ty| {
+        let of = Source::new().with::<FewQueries>().push(module::ELEMENT).push(LANES);
+        let of =
+            of.push(&format!("#define BOOLEAN {BOOLEAN}\n#define ROWS 16\n#define THREADS 128"));
+        let of = of.push(TENSOR_CORES).push(TILES).push(TURN).push(include_str!("few_queries.cuh"));
+        let kernels = KERNELS.map(|(width, warps)| format!("FEW_QUERIES({ty}, {width}, {warps})"));
+        of.push(&kernels.join("\n"))
+    })
+    .with_ptx(committed);
+
+// SAFETY: `few_queries` makes all `FewQueries`, from the launch's operands, whose rows consist of
+// whole vectors. Each element of the result is written by one block, and scratch memory has the
+// words that `FewQueries::scratch_words` counts.
+static FORWARD: [Kernel<FewQueries, 7>; KERNELS.len()] = unsafe {
+    let hosts = hosts!(F16 | BF16, T => cpu::few_queries::<T>);
+    Kernel::array(&FEW_QUERIES, ["wide_64", "wide_128", "wide_256"], hosts)
+};
+
+cuda_struct! {
+    /// Strides of a mask in elements.
+    struct MaskSteps {
+        outer: i64,
+        inner: i64,
+        row: i64,
+        column: i64,
+    }
+}
+
+cuda_struct! {
+    /// `common.inner` counts the heads of keys. Each serves `group` heads of queries. A split has
+    /// `split_keys` keys. `length` is the stride between the lengths of the outer batches.
+    struct FewQueries {
+        common: Attention,
+        group: u64,
+        masks: u64,
+        mask: MaskSteps,
+        has_lengths: u64,
+        length: i64,
+        splits: u64,
+        split_keys: u64,
+        ticket: u64,
+    }
+}
+
+impl FewQueries {
+    fn rows(&self) -> u64 {
+        self.group * self.common.queries
+    }
+
+    /// Returns the number of results that blocks may share: the blocks of one split.
+    fn results(&self) -> u64 {
+        (self.common.outer * self.common.inner).saturating_mul(self.rows().div_ceil(ROWS))
+    }
+
+    /// Returns the words of scratch memory: a counter per result, and for each split of a result the
+    /// sums, the largest score and the total of each row.
+    fn scratch_words(&self, width: u64) -> usize {
+        (self.results() + self.results() * self.splits * ROWS * (width + 2) / 2) as usize
+    }
+}
+
+/// Returns whether [`few_queries`] supports a dtype and a width on this target, and whether it has
+/// few enough rows to be faster than a kernel for many queries. `queries` counts the queries of one
+/// head, and `group` the heads of queries per head of keys.
+#[must_use]
+pub fn has_few_queries(
+    target: Target<'_>,
+    dtype: DType,
+    [group, queries, width]: [usize; 3],
+) -> bool {
+    has_tensor_cores(target)
+        && matches!(dtype, DType::F16 | DType::BF16)
+        && (group as u64).saturating_mul(queries as u64) <= MOST_ROWS
+        && is_supported_width(width, KERNELS[2].0 as usize)
+}
+
+/// Computes `softmax(q @ k.T * scale + mask) @ v` for few queries
+/// (`torch.nn.functional.scaled_dot_product_attention`).
+///
+/// `q` and `out` are `[outer, group * heads, queries, width]`, `k` and `v` are
+/// `[outer, heads, keys, width]`. Each head of keys serves `group` consecutive heads of queries. Their
+/// dtype and sizes must satisfy [`has_few_queries`], and their layouts
+/// [`attention_takes`]. `mask` has the sizes `[outer, group * heads, queries, keys]` and
+/// any strides; it is of bools, `true` where a query attends to a key, or of the dtype of `q` and added
+/// to the scores. `lengths` is `[outer]` of `int64`: keys from that position on do not exist. With
+/// lengths and `is_causal`, the last query attends to all keys; without lengths, the first query attends
+/// to the first key alone. A query that attends to no key gets zeros.
+///
+/// # Errors
+/// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `lengths` is not of
+///   `int64`, or `mask` is neither of bools nor of the dtype of `q`.
+/// - [`ErrorKind::ShapeMismatch`] if sizes or layouts are not as described.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
+#[track_caller]
+pub fn few_queries(
+    target: Target<'_>,
+    [q, k, v]: [View<'_>; 3],
+    weighing: Weighing,
+    mask: Option<View<'_>>,
+    lengths: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    let mut params = check([q, k, v], weighing, mask, lengths, out)?;
+    let at = KERNELS.iter().position(|&(width, _)| params.common.width <= width);
+    let (at, (width, warps)) = at.map_or((2, KERNELS[2]), |at| (at, KERNELS[at]));
+    let operands = [
+        q.read(),
+        k.read(),
+        v.read(),
+        mask.map_or(q.untouched(), |mask| mask.read()),
+        lengths.map_or(View { dtype: DType::I64, ..q }.untouched(), |lengths| lengths.read()),
+        out.write(),
+    ];
+    check_operands(OP, &operands)?;
+    let results = params.results();
+    if results == 0 || out.numel() == 0 {
+        return Ok(());
+    }
+    let mut scratch = None;
+    if let Target::Cuda(runtime, device, stream) = target {
+        let tiles = params.common.keys.div_ceil(16 * warps).max(1);
+        let blocks = BLOCKS * u64::from(device.properties().multiprocessor_count.max(1));
+        let splits = (blocks / results).clamp(1, tiles);
+        params.split_keys = tiles.div_ceil(splits) * 16 * warps;
+        params.splits = params.common.keys.div_ceil(params.split_keys).max(1);
+        if params.splits > 1 {
+            params.ticket = ticket();
+            scratch = Some(Scratch::new(runtime, stream, params.scratch_words(width))?);
+        }
+    }
+    let scratch = Scratch::operand(scratch.as_ref(), out);
+    let [q, k, v, mask, lengths, out] = operands;
+    let blocks =
+        u32::try_from(results).map_err(|_| Error::shape(OP, "there are too many heads"))?;
+    let grid = Grid::new([blocks, params.splits as u32, 1], 32 * warps as u32);
+    FORWARD[at].launch(target, OP, &[q, k, v, mask, lengths, out, scratch], &params, grid)
+}
+
+#[track_caller]
+fn check(
+    [q, k, v]: [View<'_>; 3],
+    weighing: Weighing,
+    mask: Option<View<'_>>,
+    lengths: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<FewQueries> {
+    FORWARD[0].check_dtype(OP, q.dtype)?;
+    for view in [k, v, out] {
+        view.check_dtype(OP, q.dtype)?;
+    }
+    if let Some(lengths) = lengths {
+        lengths.check_dtype(OP, DType::I64)?;
+    }
+    if let Some(mask) = mask.filter(|mask| mask.dtype != DType::Bool) {
+        mask.check_dtype(OP, q.dtype)?;
+    }
+    let refused = || {
+        let reason = format!(
+            "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}, a mask of {:?}",
+            q.sizes(),
+            q.strides(),
+            k.sizes(),
+            k.strides(),
+            v.sizes(),
+            v.strides(),
+            mask.map(|mask| mask.sizes().to_vec()),
+        );
+        Error::shape(OP, reason)
+    };
+    let (&[outer, heads, queries, width], &[_, own, keys, _]) = (q.sizes(), k.sizes()) else {
+        return Err(refused());
+    };
+    let group = heads.checked_div(own).unwrap_or(0);
+    let fits = heads == group * own
+        && k.sizes() == [outer, own, keys, width]
+        && v.sizes() == k.sizes()
+        && out.sizes() == q.sizes()
+        && is_supported_width(width, KERNELS[2].0 as usize)
+        && [q, k, v, out].into_iter().all(attention_takes)
+        && keys <= i32::MAX as usize
+        && group.saturating_mul(queries) as u64 <= MOST_ROWS
+        && mask.is_none_or(|mask| mask.sizes() == [outer, heads, queries, keys])
+        && lengths.is_none_or(|lengths| lengths.sizes() == [outer]);
+    if !fits {
+        return Err(refused());
+    }
+    let mask_steps = |mask: View<'_>| {
+        let stride = |d: usize| mask.strides()[d] as i64;
+        MaskSteps { outer: stride(0), inner: stride(1), row: stride(2), column: stride(3) }
+    };
+    let none = MaskSteps { outer: 0, inner: 0, row: 0, column: 0 };
+    Ok(FewQueries {
+        common: Attention {
+            out: Steps::of(&out),
+            ..Attention::new([outer, own, queries, keys, width], weighing, [q, k, v])
+        },
+        group: group as u64,
+        masks: mask.map_or(0, |mask| if mask.dtype == DType::Bool { BOOLEAN } else { ADDED }),
+        mask: mask.map_or(none, mask_steps),
+        has_lengths: lengths.is_some().into(),
+        length: lengths.map_or(0, |lengths| lengths.strides()[0] as i64),
+        splits: 1,
+        split_keys: keys as u64,
+        ticket: 0,
+    })
+}

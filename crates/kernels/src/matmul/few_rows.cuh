@@ -1,0 +1,130 @@
+// Products of at most sixteen rows by a matrix of contiguous columns.
+
+// Loads sixteen bytes that no other thread reads, and leaves the level 1 cache to the rows.
+__device__ __forceinline__ uint4 read_once(const void* at) {
+    uint4 r;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(__cvta_generic_to_global(at)));
+    return r;
+}
+
+#if defined(WARPS)
+// A block computes eight columns. Its warps divide the sums, and each sums runs of 32 * DEPTH
+// products. The rows are the left operand of the tensor cores and eight columns the right one. A
+// sum may take its products in any order, so a lane loads eight adjacent elements of a row and of a
+// column, and they serve two operations of sixteen products.
+template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* a, const T* b, T* c, const Product& p) {
+    constexpr u32 EACH = WIDE ? 128 : 64;
+    __shared__ f32 partial[WARPS][EACH];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, of = lane % 4 * 8;
+    const u32 length = (u32)p.k;
+    const u64 first = (u64)blockIdx.x * 8;
+    // A lane beyond the last row or column loads elements of another one, whose sums are not stored.
+    const T* column = b + (i64)min(first + group, p.n - 1) * p.b.column;
+    const T* low = a + min((u64)group, p.m - 1) * p.a.row;
+    const T* high = a + min((u64)group + 8, p.m - 1) * p.a.row;
+    const uint4 zero = {0, 0, 0, 0};
+    f32 sums[4] = {};
+    for (u32 run = warp * 32 * DEPTH; run < length; run += WARPS * 32 * DEPTH) {
+        uint4 w[DEPTH], x[DEPTH], y[DEPTH];
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j++) {
+            const u32 k = run + j * 32 + of;
+            const bool is = k < length;
+            w[j] = is ? read_once(column + k) : zero;
+            x[j] = is ? *(const uint4*)(low + k) : zero;
+            y[j] = WIDE && is ? *(const uint4*)(high + k) : zero;
+        }
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j++) {
+            multiply<T>(sums, {x[j].x, y[j].x, x[j].y, y[j].y}, w[j].x, w[j].y);
+            multiply<T>(sums, {x[j].z, y[j].z, x[j].w, y[j].w}, w[j].z, w[j].w);
+        }
+    }
+    f32* to = partial[warp] + group * 8 + lane % 4 * 2;
+    to[0] = sums[0], to[1] = sums[1];
+    if (WIDE) to[64] = sums[2], to[65] = sums[3];
+    __syncthreads();
+    const u32 row = threadIdx.x / 8;
+    const u64 at = first + threadIdx.x % 8;
+    if (threadIdx.x >= EACH || row >= p.m || at >= p.n) return;
+    f32 sum = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) sum += partial[w][threadIdx.x];
+    store(c[row * p.c.row + (i64)at * p.c.column], sum);
+}
+
+#define FEW_ROWS(T)                                                                                   \
+    extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void few_rows_##T##_narrow(                \
+        const T* a, const T* b, T* c, const __grid_constant__ Product p) {                            \
+        few_rows<T, false>(a, b, c, p);                                                               \
+    }                                                                                                 \
+    extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void few_rows_##T##_wide(                  \
+        const T* a, const T* b, T* c, const __grid_constant__ Product p) {                            \
+        few_rows<T, true>(a, b, c, p);                                                                \
+    }
+#else
+// A block computes four columns for up to M rows. Its threads divide the sums, and each loads four
+// adjacent elements.
+template <u32 M, u32 THREADS, u32 DEPTH>
+__device__ __forceinline__ void few_rows(const f32* a, const f32* b, f32* c, const Product& p) {
+    constexpr u32 N = M * COLUMNS;
+    __shared__ f32 partial[THREADS / 32][N];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, length = (u32)p.k;
+    const u64 first = (u64)blockIdx.x * COLUMNS;
+    // Rows and columns beyond the last one repeat it. Their sums are not stored.
+    const f32* columns[COLUMNS];
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) columns[i] = b + (i64)min(first + i, p.n - 1) * p.b.column;
+    u32 rows[M];
+#pragma unroll
+    for (u32 m = 0; m < M; m++) rows[m] = min(m, (u32)p.m - 1) * (u32)p.a.row;
+    f32 sums[N] = {};
+    const uint4 zero = {0, 0, 0, 0};
+    for (u32 at = threadIdx.x * 4; at < length; at += THREADS * 4 * DEPTH) {
+        uint4 w[DEPTH][COLUMNS];
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j++) {
+            const u32 k = at + j * THREADS * 4;
+#pragma unroll
+            for (u32 i = 0; i < COLUMNS; i++) w[j][i] = k < length ? read_once(columns[i] + k) : zero;
+        }
+#pragma unroll
+        for (u32 j = 0; j < DEPTH; j++) {
+            const u32 k = at + j * THREADS * 4;
+            if (k >= length) break;
+#pragma unroll
+            for (u32 m = 0; m < M; m++) {
+                const float4 x = *(const float4*)(a + (rows[m] + k));
+#pragma unroll
+                for (u32 i = 0; i < COLUMNS; i++) {
+                    f32& sum = sums[m * COLUMNS + i];
+                    sum += x.x * __uint_as_float(w[j][i].x);
+                    sum += x.y * __uint_as_float(w[j][i].y);
+                    sum += x.z * __uint_as_float(w[j][i].z);
+                    sum += x.w * __uint_as_float(w[j][i].w);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        const f32 sum = fold_warp<Plus>(sums[i]);
+        if (lane == i % 32) partial[warp][i] = sum;
+    }
+    __syncthreads();
+    const u32 row = threadIdx.x / COLUMNS;
+    const u64 at = first + threadIdx.x % COLUMNS;
+    if (threadIdx.x >= N || row >= p.m || at >= p.n) return;
+    f32 sum = 0;
+#pragma unroll
+    for (u32 w = 0; w < THREADS / 32; w++) sum += partial[w][threadIdx.x];
+    c[row * p.c.row + (i64)at * p.c.column] = sum;
+}
+
+#define FEW_ROWS(M, THREADS, DEPTH, BLOCKS)                                                           \
+    extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void few_rows_floats_f32_##M(               \
+        const f32* a, const f32* b, f32* c, const __grid_constant__ Product p) {                      \
+        few_rows<M, THREADS, DEPTH>(a, b, c, p);                                                      \
+    }
+#endif

@@ -1,0 +1,132 @@
+//! Products of at most sixteen rows by a matrix with contiguous columns, such as a linear layer's
+//! input by its transposed weight, or of a matrix with contiguous rows by at most sixteen columns.
+//!
+//! # Algorithm
+//!
+//! Time is that of reading the matrix once, so a block computes few columns and its threads divide
+//! the sums. Halves are multiplied on tensor cores, which take all rows at once: eight columns for
+//! 512 threads, whose loads in flight cover the memory's latency. `float32` is multiplied exactly:
+//! four columns for 128 or 256 threads, which reuse each element of the rows four times.
+//!
+//! # Limits
+//!
+//! Loads are vectors of 16 bytes, so lengths, distances and offsets are multiples of one. Halves
+//! need compute capability 8.0. From about eight rows on, `float32` products reach only half of the
+//! memory's bandwidth, because the rows are read from the level 1 cache. cuBLAS is slower still.
+
+use warpline_runtime::launch::{Grid, Kernel, blocks};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Operand, Result, Target, View, hosts};
+
+use super::{OP, Product, cpu};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
+
+/// Rows up to which a product counts as one of few rows.
+const MOST_ROWS: u64 = 16;
+/// Columns from which the blocks of one product occupy a device.
+const FEWEST_COLUMNS: u64 = 64;
+/// Bytes per load.
+const VECTOR: usize = 16;
+/// Exclusive bound of lengths and distances, so that the kernels' indices fit 32 bits.
+const BOUND: u64 = 1 << 27;
+
+/// Columns of a block for halves, and the block's warps.
+const HALF_COLUMNS: u64 = 8;
+const HALF_WARPS: u32 = 16;
+/// Columns of a block for `float32`.
+const F32_COLUMNS: u64 = 4;
+/// Rows of the kernels for `float32`, threads per block, loads in flight per thread and column, and
+/// blocks per multiprocessor that registers must suffice for.
+const F32_KERNELS: [[u32; 4]; 4] =
+    [[1, 256, 2, 2], [4, 128, 2, 4], [8, 128, 1, 5], [16, 128, 1, 4]];
+
+pub(super) static FEW_ROWS: Program =
+    Program::new("few_rows", HALVES, &["narrow", "wide"], |_, ty| {
+        let of = Source::new().with::<Product>().push(module::ELEMENT).push(TENSOR_CORES);
+        let of = of.push(&format!("#define WARPS {HALF_WARPS}\n#define DEPTH 4"));
+        of.push(include_str!("few_rows.cuh")).push(&format!("FEW_ROWS({ty})"))
+    })
+    .with_ptx(committed);
+
+pub(super) static FEW_ROWS_FLOATS: Program =
+    Program::new("few_rows_floats", &["f32"], &["1", "4", "8", "16"], |_, _| {
+        let of = Source::new().with::<Product>().push(module::ELEMENT).push(LANES);
+        let of = of.push(&format!("#define COLUMNS {F32_COLUMNS}"));
+        let kernels = F32_KERNELS.map(|[rows, threads, depth, blocks]| {
+            format!("FEW_ROWS({rows}, {threads}, {depth}, {blocks})")
+        });
+        of.push(include_str!("few_rows.cuh")).push(&kernels.join("\n"))
+    })
+    .with_ptx(committed);
+
+// SAFETY: `matmul` makes all `Product`s, from the launch's operands, and `FewRows::new` checks what
+// the loads need. Each element of the result is written by one thread.
+static HALF: [Kernel<Product, 3>; 2] = unsafe {
+    Kernel::array(&FEW_ROWS, ["narrow", "wide"], hosts!(F16 | BF16, T => cpu::halves::<T, T>))
+};
+// SAFETY: `matmul` makes all `Product`s, from the launch's operands, and `FewRows::new` checks what
+// the loads need. Each element of the result is written by one thread.
+static F32: [Kernel<Product, 3>; 4] = unsafe {
+    Kernel::array(&FEW_ROWS_FLOATS, ["1", "4", "8", "16"], hosts!(F32, T => cpu::floats::<T>))
+};
+
+/// A product of few rows.
+pub(super) struct FewRows {
+    kernel: &'static Kernel<Product, 3>,
+    product: Product,
+    grid: Grid,
+    /// Whether the product is transposed, so that the operands are exchanged.
+    transposed: bool,
+}
+
+impl FewRows {
+    /// Returns `None` if a kernel for few rows does not support the product, or would not be faster.
+    pub(super) fn new(
+        target: Target<'_>,
+        operands: [View<'_>; 2],
+        out: View<'_>,
+        product: &Product,
+    ) -> Option<Self> {
+        let Target::Cuda(_, device, _) = target else { return None };
+        let dtype = operands[0].dtype;
+        let transposed = product.n < product.m;
+        let p = if transposed { product.transposed() } else { *product };
+        let width = VECTOR / dtype.size();
+        let aligned =
+            |distance: i64| (0..BOUND as i64).contains(&distance) && distance % width as i64 == 0;
+        let fits = p.batch == 1
+            && p.m <= MOST_ROWS
+            && p.n >= FEWEST_COLUMNS
+            && p.a.column == 1
+            && p.b.row == 1
+            && p.k >= width as u64
+            && aligned(p.k as i64)
+            && (p.m == 1 || aligned(p.a.row))
+            && p.b.column % width as i64 == 0
+            && operands.iter().all(|view| view.layout.offset().is_multiple_of(width))
+            && out.dtype == dtype;
+        if !fits {
+            return None;
+        }
+        let (kernel, columns, threads) = match dtype {
+            DType::F16 | DType::BF16 if device.properties().compute_capability >= (8, 0) => {
+                (&HALF[usize::from(p.m > 8)], HALF_COLUMNS, HALF_WARPS * 32)
+            }
+            DType::F32 => {
+                let at = F32_KERNELS.iter().position(|&[rows, ..]| p.m <= u64::from(rows))?;
+                (&F32[at], F32_COLUMNS, F32_KERNELS[at][1])
+            }
+            _ => return None,
+        };
+        let grid = Grid::new([blocks(p.n.div_ceil(columns) as usize), 1, 1], threads);
+        Some(Self { kernel, product: p, grid, transposed })
+    }
+
+    /// Enqueues the product. `operands` are those of `matmul`.
+    #[track_caller]
+    pub(super) fn launch(&self, target: Target<'_>, operands: [Operand<'_>; 3]) -> Result<()> {
+        let [a, b, out] = operands;
+        let operands = if self.transposed { [b, a, out] } else { [a, b, out] };
+        self.kernel.launch(target, OP, &operands, &self.product, self.grid)
+    }
+}
