@@ -1,4 +1,17 @@
-//! The allocator that programs use.
+//! The allocator that programs use: requests, options, statistics and history of one device.
+//!
+//! The problem: a driver takes milliseconds to free memory, and may wait for the device, while a
+//! program allocates and frees thousands of times per second. The approach: freed memory stays in a
+//! cache, and each stream has a part of the cache, a shard, with a lock of its own. A request goes
+//! through three stages:
+//!
+//! 1. `malloc.rs` finds the stream's shard without a lock and searches the shard (a hit). A block
+//!    that is dropped returns to its shard, so most requests end here.
+//! 2. `miss.rs` serves requests that no free block of the shard fits. One miss runs at a time.
+//! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
+//!
+//! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after
+//! the policy has failed. Statistics of all shards at one moment lock all shards.
 
 use std::fmt;
 use std::panic::Location;

@@ -1,5 +1,14 @@
-//! Backward passes of elementwise ops in one launch, with the op's backward program. `formula.rs` computes
-//! gradients that take one launch anyway.
+//! Backward passes of elementwise ops in one launch, with the op's backward program.
+//!
+//! The problem: the gradient formulas of an op such as `mish` have many steps. Computed by tensor ops
+//! (`formula.rs`), each step would be a launch that reads and writes memory. The approach: kernels are
+//! committed that compute all gradients of an op at once (`kernels/src/elementwise/backward`). This module
+//! collects their inputs, which are the saved tensors and numbers that the wanted gradients read, chooses the
+//! dtype of the results, and launches the program with one result for each wanted gradient.
+//!
+//! Limits: a launch cannot be differentiated, so a pass with `create_graph` uses `formula.rs`. So do gradients
+//! that take one launch anyway, and ops with a number of inputs and results that no kernel was compiled for. The
+//! engine sums gradients over broadcast dimensions afterwards.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};
