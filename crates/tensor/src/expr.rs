@@ -215,7 +215,7 @@ pub trait UnwrapValue {
     /// Returns the value.
     ///
     /// # Errors
-    /// None.
+    /// Never fails.
     fn unwrap_value(self) -> Result<Self::Value>;
 }
 

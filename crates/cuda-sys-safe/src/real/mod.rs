@@ -146,7 +146,7 @@ fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {
         CudaCode::NO_DEVICE => Err(no_device(&format!("{call} answered {}", code.name()))),
         CudaCode::STUB_LIBRARY => Err(DriverError::cuda(call, code, None).with_detail(|| {
             format!(
-                "what was found is the stub that the CUDA toolkit links against, not a driver; \
+                "the library found is the stub that the CUDA toolkit links against, not a driver; \
                  install one, or name its libcuda in {}",
                 api::SEARCH.variable
             )

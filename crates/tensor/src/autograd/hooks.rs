@@ -278,7 +278,7 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         if !self.requires_grad() || !self.is_leaf() {
-            let reason = "only a leaf that wants a gradient accumulates one";
+            let reason = "only a leaf that requires a gradient accumulates one";
             return Err(Error::gradient("register_post_accumulate_grad_hook", reason));
         }
         check_not_moved("register_post_accumulate_grad_hook", self)?;

@@ -26,27 +26,29 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor is not of floats or is an inference tensor, and if `requires_grad`
+    /// [`ErrorKind::Gradient`] if the dtype is not floating point, if the tensor is an inference tensor, and if `requires_grad`
     /// is false for a tensor that was computed from others (use [`Tensor::detach`]). [`ErrorKind::Moved`] if
     /// the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
         let op = "requires_grad_";
         if requires_grad && !self.dtype().is_float() {
-            let reason =
-                format!("only floats can want a gradient, but the tensor is of {}", self.dtype());
+            let reason = format!(
+                "only floating-point tensors can require gradients, but the dtype is {}",
+                self.dtype()
+            );
             return Err(Error::gradient(op, reason));
         }
         if requires_grad && self.is_inference() {
             let reason =
-                "a tensor that was made in inference mode cannot want a gradient; use a copy of it";
+                "a tensor created in inference mode cannot require a gradient; use a copy of it";
             return Err(Error::gradient(op, reason));
         }
         if !self.is_leaf() {
             if requires_grad {
                 return Ok(self.clone());
             }
-            let reason = "what was computed from tensors that want a gradient wants one; use what `detach` returns";
+            let reason = "the tensor was computed from tensors that require a gradient; use the result of `detach`";
             return Err(Error::gradient(op, reason));
         }
         if requires_grad {

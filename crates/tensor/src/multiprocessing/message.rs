@@ -240,7 +240,7 @@ pub(super) fn decode_header(header: [u8; HEADER_LEN]) -> Result<(MessageKind, us
     };
     match usize::try_from(length) {
         Ok(length) if length <= MAX_BODY_LEN => Ok((kind, length)),
-        _ => Err(invalid_message("it is longer than any")),
+        _ => Err(invalid_message("it is longer than the longest message")),
     }
 }
 
@@ -256,7 +256,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
 #[cold]
 #[track_caller]
 pub(super) fn invalid_message(why: &str) -> Error {
-    Error::invalid("recv", format!("the other process sent what is no message: {why}"))
+    Error::invalid("recv", format!("the other process sent data that is not a message: {why}"))
 }
 
 #[cfg(test)]
