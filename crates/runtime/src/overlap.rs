@@ -193,7 +193,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_enumeration(
+        fn the_test_for_overlap_agrees_with_enumeration(
             a in layout(),
             b in layout(),
             items in prop::sample::select(vec![(1usize, 1usize), (4, 4), (2, 8), (4, 1)]),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn why_devices_are_hidden() {
+    fn messages_say_why_devices_are_hidden() {
         let says = |value, said: &str| {
             let why = why_hidden(value, 3);
             assert!(why.starts_with(said) && why.contains("such as `0,1`"), "{value}: {why}");

@@ -226,7 +226,7 @@ impl<T> UnwrapValue for Called<T> {
     }
 }
 
-/// Comparisons of operands, which give a tensor of bools, or a `bool` for two numbers.
+/// Comparisons of operands, which give a boolean tensor, or a `bool` for two numbers.
 pub trait Compare<Other> {
     /// The result of a comparison: [`Tensor`] or [`Number`].
     type Output;

@@ -115,7 +115,7 @@ impl Formula {
         &self.leaves
     }
 
-    /// Returns whether a leaf is an operand of bools.
+    /// Returns whether a leaf is a boolean operand.
     #[must_use]
     pub fn is_condition(&self, leaf: usize) -> bool {
         self.conditions.contains(&leaf)

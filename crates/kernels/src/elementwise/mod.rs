@@ -16,7 +16,8 @@
 //! most entries. The CPU has functions over whole slices (`math`). CUDA has out-of-line functions
 //! for each type, so that a first use compiles fast. Each side follows PyTorch's roundings on that
 //! side. These differences would become overrides beside the traced function. Only a GPU can
-//! compare the two texts; the tests `gpu_table` and `gpu_a_gpu_agrees_with_the_cpu` do.
+//! compare the two texts; the tests `gpu_every_op_of_the_table_is_right` and
+//! `gpu_a_gpu_agrees_with_the_cpu` do.
 //!
 //! A gradient has no such differences. It is a list of entries with four uses: CUDA prints it, the
 //! CPU runs it over slices, the tensor crate evaluates it with recorded ops, and [`Formula::uses`]
@@ -145,13 +146,13 @@ impl Op {
         self.entry.rules.contains(&rule)
     }
 
-    /// Returns whether the result is of bools.
+    /// Returns whether the result is boolean.
     #[must_use]
     pub fn returns_bools(&self) -> bool {
         self.entry.output == Output::Bool
     }
 
-    /// Returns whether an operand is a condition, which is of bools whatever the dtype of the
+    /// Returns whether an operand is a condition, which is boolean whatever the dtype of the
     /// others.
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {

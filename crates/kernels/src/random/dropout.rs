@@ -53,7 +53,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous or has another number of elements,
-///   if `out` has another dtype than `input`, or if `kept` is not of bools.
+///   if `out` has another dtype than `input`, or if `kept` is not boolean.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
 /// - The errors of [`Kernel::launch`].

@@ -137,7 +137,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if `gradient` has other sizes than this
-    /// tensor, is not of floats, or is on another device.
+    /// tensor, is not floating-point, or is on another device.
     #[track_caller]
     pub fn backward_with(
         &self,

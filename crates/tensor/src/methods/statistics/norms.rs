@@ -23,7 +23,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
     /// dimension is named twice, or if there is no element and `ord` is infinite.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
@@ -106,7 +106,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if the rows differ in length, or a tensor has fewer than two dimensions.
     /// [`ErrorKind::InvalidArgument`] if `p` is negative or NaN. [`ErrorKind::BroadcastMismatch`] if the
-    /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not of floats.
+    /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not floating-point.
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {

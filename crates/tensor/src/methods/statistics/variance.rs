@@ -18,7 +18,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
-    /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {

@@ -212,7 +212,7 @@ fn a_first_gradient_is_memory_of_its_own() {
 }
 
 #[test]
-fn joined_and_taken_apart() {
+fn gradients_pass_through_joins_and_splits() {
     common::cpu(|_| {
         let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0])?);
         let parts: Vec<Tensor> = cat(&[&x, &y, &x], 0)?.split(2, 0)?;
