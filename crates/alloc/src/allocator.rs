@@ -26,7 +26,7 @@ use crate::malloc::Searched;
 use crate::mem_pool::Routes;
 use crate::policy::Policies;
 use crate::shard::StreamTable;
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::snapshot::ordinal;
 use crate::sync::lock;
 use crate::trace::TraceStep;
@@ -47,13 +47,13 @@ use crate::{
 /// returns its memory to the backend, because caching is off or its pool was dropped, can run
 /// beside a miss.
 pub struct CachingAllocator<B: Backend> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<AllocatorState<B>>,
 }
 
 impl<B: Backend> CachingAllocator<B> {
     /// Creates an allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
-        let shared = Shared {
+        let shared = AllocatorState {
             core: Arc::new(Core::new(backend, &config, Box::new(Policies::new()))),
             table: StreamTable::new(),
             overflow: Mutex::default(),
@@ -272,7 +272,7 @@ impl<B: Backend> CachingAllocator<B> {
 
 impl<B: Backend> CachingAllocator<B> {
     #[inline]
-    pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
+    pub(crate) fn shared(&self) -> &Arc<AllocatorState<B>> {
         &self.shared
     }
 }

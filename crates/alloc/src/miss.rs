@@ -22,10 +22,10 @@ use std::sync::{Arc, Weak};
 use warpline_sync::MutexGuard;
 
 use crate::growth::{GrowthPolicies, Miss};
-use crate::mem_pool::Pool;
+use crate::mem_pool::PrivatePool;
 use crate::rules::segment_size;
 use crate::shard::{AllocatedBlock, Request, Shard, ShardState};
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::sync::lock;
 use crate::trace::{TraceAction, TraceStep};
 use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
@@ -33,7 +33,7 @@ use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
 /// The shard of an allocated block, and the block.
 type ShardAllocation<B> = (Arc<Shard<B>>, AllocatedBlock);
 
-impl<B: Backend> Shared<B> {
+impl<B: Backend> AllocatorState<B> {
     /// Tries all ways of serving a miss, in order.
     #[cold]
     pub(crate) fn miss(
@@ -222,7 +222,7 @@ fn search<B: Backend>(
 /// Takes free memory from private pools with `use_on_oom`. A request for a private pool takes none,
 /// because other memory may be of another kind.
 fn take_from_pools<B: Backend>(
-    pools: &[Arc<Pool<B>>],
+    pools: &[Arc<PrivatePool<B>>],
     shard: &Arc<Shard<B>>,
     request: Request,
 ) -> Option<ShardAllocation<B>> {

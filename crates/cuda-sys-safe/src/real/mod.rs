@@ -40,7 +40,7 @@ mod share;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use self::api::Api;
+use self::api::CudaApi;
 use self::device::Device;
 use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
@@ -61,7 +61,7 @@ use crate::{CudaCode, Driver, DriverError, Result};
 /// ```
 #[derive(Debug)]
 pub struct CudaDriver {
-    api: Api,
+    api: CudaApi,
     version: u32,
     devices: Vec<Device>,
     owner: OwnerProcess,

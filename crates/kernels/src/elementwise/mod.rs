@@ -64,7 +64,7 @@ pub use division::*;
 pub use entry::OperandRule;
 pub use exponential::*;
 pub use extremes::*;
-pub use formula::{Condition, Expr, Formula, MAX_OPERANDS, Step};
+pub use formula::{Condition, Expr, Formula, FormulaStep, MAX_OPERANDS};
 pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;

@@ -10,7 +10,7 @@ use super::Pools;
 /// The elements of a window inside the image, in one dimension, and the number of elements
 /// including the padding.
 #[derive(Clone)]
-struct Span {
+struct WindowRange {
     inside: Range<i32>,
     padded: i32,
 }
@@ -21,30 +21,30 @@ impl Pools {
     }
 
     /// Returns the span of result `o` in dimension `d`, computed as by `elements` in `spans.cuh`.
-    fn span(&self, d: usize, o: i32) -> Span {
+    fn span(&self, d: usize, o: i32) -> WindowRange {
         let t = &self.taps;
         if self.adaptive != 0 {
             let (input, output) = (t.input[d], t.output[d]);
             let inside = o * input / output..((o + 1) * input + output - 1) / output;
-            return Span { padded: inside.len() as i32, inside };
+            return WindowRange { padded: inside.len() as i32, inside };
         }
         let (begin, step) = (t.at(d, o, 0), t.dilation[d]);
         let end = t.at(d, o, t.kernel[d] - 1) + 1;
         let padded = end.min(t.input[d] + t.padding[d]) - begin;
         let begin = if begin < 0 { begin + (step - 1 - begin) / step * step } else { begin };
-        Span { inside: begin..end.min(t.input[d]), padded }
+        WindowRange { inside: begin..end.min(t.input[d]), padded }
     }
 
     /// Returns the spans of all results, for each dimension.
-    fn spans(&self) -> [Vec<Span>; 3] {
+    fn spans(&self) -> [Vec<WindowRange>; 3] {
         [0, 1, 2].map(|d| (0..self.taps.output[d]).map(|o| self.span(d, o)).collect())
     }
 
-    fn divisor(&self, spans: [&Span; 3]) -> i64 {
+    fn divisor(&self, spans: [&WindowRange; 3]) -> i64 {
         if self.divisor != 0 {
             return self.divisor;
         }
-        let count = |span: &Span| {
+        let count = |span: &WindowRange| {
             i64::from(if self.padded != 0 { span.padded } else { span.inside.len() as i32 })
         };
         spans.into_iter().map(count).product()
@@ -71,7 +71,7 @@ impl Pools {
 }
 
 /// Returns the spans of each result, in row-major order.
-fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
+fn windows(spans: &[Vec<WindowRange>; 3]) -> impl Iterator<Item = [&WindowRange; 3]> {
     spans[0].iter().flat_map(move |d| {
         spans[1].iter().flat_map(move |h| spans[2].iter().map(move |w| [d, h, w]))
     })

@@ -101,10 +101,10 @@ impl Default for RuntimeConfig {
 /// initialization. Therefore fork only while no other thread is inside Warpline, or do not use that
 /// state in the child.
 #[derive(Clone, Debug)]
-pub struct Runtime(Arc<Inner>);
+pub struct Runtime(Arc<RuntimeInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct RuntimeInner {
     /// Dropped first, because its drop waits for streams.
     shared: SharedMemory,
     devices: Result<Devices, DriverError>,
@@ -153,7 +153,7 @@ impl Runtime {
         for gpu in &gpus {
             detector.follow(gpu);
         }
-        Self(Arc::new(Inner {
+        Self(Arc::new(RuntimeInner {
             shared: SharedMemory::default(),
             peers: Peers::new(gpus.len()),
             devices,

@@ -11,7 +11,7 @@
 //! engine sums gradients over broadcast dimensions afterwards.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};
+use warpline_kernels::elementwise::{self as entries, Arg, Formula, FormulaStep, apply_backward};
 use warpline_runtime::{Layout, View};
 
 use super::Gradients;
@@ -45,7 +45,7 @@ pub(super) fn evaluate(
     for &step in formula.leaves() {
         let tensor = match formula.steps()[step] {
             _ if uses[step] == 0 => None,
-            Step::Gradient => Some(grad.clone()),
+            FormulaStep::Gradient => Some(grad.clone()),
             _ => match leaf_value(leaves, step)? {
                 StepValue::Number(number) => {
                     inputs.push(ProgramInput::Number(*number));
@@ -115,6 +115,6 @@ pub(super) fn evaluate(
 /// Returns whether a comparison reads a leaf.
 fn is_compared(formula: &Formula, leaf: usize) -> bool {
     formula.steps().iter().any(
-        |step| matches!(step, Step::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),
+        |step| matches!(step, FormulaStep::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),
     )
 }

@@ -10,7 +10,7 @@ use warpline_runtime::{DType, dispatch};
 
 use super::run::Fused;
 use crate::elementwise::entry::Slices;
-use crate::elementwise::formula::{Formula, Step};
+use crate::elementwise::formula::{Formula, FormulaStep};
 use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
 
@@ -144,12 +144,12 @@ enum CpuStep {
 }
 
 /// Converts a step. `None` for a leaf.
-fn cpu_step<T: HostElement>(step: &Step) -> Option<CpuStep> {
+fn cpu_step<T: HostElement>(step: &FormulaStep) -> Option<CpuStep> {
     match step {
-        Step::Gradient | Step::Operand(_) | Step::Result => None,
-        Step::Constant(number) => Some(CpuStep::Constant(*number)),
-        Step::Single(step) => Some(CpuStep::Single(*step)),
-        Step::Apply(op, _) => {
+        FormulaStep::Gradient | FormulaStep::Operand(_) | FormulaStep::Result => None,
+        FormulaStep::Constant(number) => Some(CpuStep::Constant(*number)),
+        FormulaStep::Single(step) => Some(CpuStep::Single(*step)),
+        FormulaStep::Apply(op, _) => {
             let host = (op.entry.host)(T::DTYPE)?;
             Some(CpuStep::Apply(host.slices, step.reads().to_vec()))
         }
