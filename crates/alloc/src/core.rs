@@ -5,7 +5,8 @@
 //!
 //! 1. The policies.
 //! 2. The lists of segments to release (`Releases::lists`).
-//! 3. The overflow shards (`AllocatorState::overflow`), or the shards of a private pool (`PrivatePool::shards`).
+//! 3. The overflow shards (`AllocatorState::overflow`), or the shards of a private pool
+//!    (`PrivatePool::shards`).
 //! 4. The options (`AllocatorState::config`).
 //! 5. The orphans.
 //! 6. The list of shards.

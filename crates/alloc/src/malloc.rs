@@ -1,8 +1,8 @@
 //! Serves a request from the cache (a hit), or passes the request on to `miss.rs`.
 //!
 //! A hit uses no policy. [`AllocatorState::hit`] serves nearly all hits and takes one shard's lock.
-//! [`AllocatorState::malloc_slow`] serves hits in three cases: a route to a private pool exists, the stream
-//! has no shard yet, or its shard is not in the table (`AllocatorState::overflow`).
+//! [`AllocatorState::malloc_slow`] serves hits in three cases: a route to a private pool exists, the
+//! stream has no shard yet, or its shard is not in the table (`AllocatorState::overflow`).
 
 use std::panic::Location;
 use std::sync::Arc;

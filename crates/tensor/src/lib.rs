@@ -16,7 +16,7 @@
 //! the same program runs on a GPU. With `WARPLINE_DRIVER=sim:3` in the environment, there are three simulated
 //! GPUs. A function with the name of a PyTorch function does the same as that function.
 //!
-//! # Where to go from here
+//! # Further reading
 //!
 //! | for | see |
 //! |---|---|

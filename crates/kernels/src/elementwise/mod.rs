@@ -9,7 +9,7 @@
 //! a GPU, a third kernel of each op does so. The caller chooses the common dtype, because that
 //! choice depends on which operands are tensors without dimensions.
 //!
-//! # Why an entry has two value expressions and one gradient formula
+//! # Two value expressions and one gradient formula
 //!
 //! A value is one expression in CUDA and one in Rust. A single generic function, called with
 //! numbers on the CPU and traced into CUDA, would save the second text. But the two texts differ in

@@ -84,7 +84,7 @@ impl Tensor {
                 || grad.device() != self.device())
         {
             let reason = format!(
-                "a gradient of shape {:?}, {} on {} is none for a tensor of shape {:?}, {} on {}",
+                "a gradient of shape {:?}, {} on {} does not fit a tensor of shape {:?}, {} on {}",
                 grad.size(),
                 grad.dtype(),
                 grad.device(),
@@ -155,7 +155,8 @@ impl Tensor {
 #[track_caller]
 fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let Some(edge) = tensor.edge() else {
-        let reason = "the tensor wants no gradient, and was computed from none that does";
+        let reason =
+            "the tensor does not require a gradient, and was not computed from a tensor that does";
         return Err(Error::gradient(op, reason));
     };
     let gradient = match gradient {
@@ -163,7 +164,7 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
         Some(gradient) => {
             let (own, sizes) = (tensor.size(), gradient.size());
             let reason =
-                format!("a gradient of shape {sizes:?} is none for a tensor of shape {own:?}");
+                format!("a gradient of shape {sizes:?} does not fit a tensor of shape {own:?}");
             return Err(Error::gradient(op, reason));
         }
         None if tensor.numel() == 1 => tensor.ones_like(()).of(op)?,
@@ -273,8 +274,9 @@ pub(super) fn grad_at(
     let mut edges = Vec::new();
     for (i, input) in inputs.iter().enumerate() {
         let Some(edge) = input.edge() else {
-            let reason =
-                format!("input {i} wants no gradient; call requires_grad_(true) on it first");
+            let reason = format!(
+                "input {i} does not require a gradient; call requires_grad_(true) on it first"
+            );
             return Err(Error::gradient("grad", reason).at(location));
         };
         edges.push(edge);
@@ -286,7 +288,7 @@ pub(super) fn grad_at(
         && !allow_unused
     {
         let reason = format!(
-            "the outputs do not depend on input {unused}; with `allow_unused` it has no gradient, and is no error"
+            "the outputs do not depend on input {unused}; set `allow_unused` to get `None` for this input"
         );
         return Err(Error::gradient("grad", reason).at(location));
     }

@@ -34,8 +34,8 @@ pub fn where_cond<'a>(
 }
 
 impl Tensor {
-    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). Where `min` is above `max`, the
-    /// result is `max`. Where an operand is NaN, so is the result. Not for bools.
+    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). If `min` is above `max`, the
+    /// result is `max`. If an operand is NaN, the result is NaN. Boolean tensors are not supported.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the operands meet in `bool`. Otherwise the same as [`Tensor::add`].

@@ -1,6 +1,6 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
-//! A graph keeps the groups of its calls (`collective::CollectiveWatcher`) and launches its replays through these groups. On each
+//! A graph keeps the groups of its calls (`CollectiveWatcher`) and launches its replays through these groups. On each
 //! group, a replay counts as one call. This call is done when the entire replay is done, and its number marks the
 //! results of the captured calls. Replays are not compared between ranks, because their calls were compared when they
 //! were captured.

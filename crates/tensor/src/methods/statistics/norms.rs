@@ -10,7 +10,7 @@ impl Tensor {
     /// The norm of order `ord` of vectors along dimensions (`torch.linalg.vector_norm`). Order 2 is the
     /// Euclidean length, 1 the sum of absolute values, 0 the number of nonzero elements, infinity the largest
     /// absolute value, and negative infinity the smallest. Floats only; half-width floats are computed in
-    /// `f32`. Where the norm is 0, so is its gradient.
+    /// `f32`. If the norm is 0, its gradient is 0.
     ///
     /// ```
     /// # use warpline::tensor;

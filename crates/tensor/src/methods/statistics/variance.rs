@@ -34,8 +34,8 @@ impl Tensor {
         Ok(self.variance(&dims.into_dims(), correction, true, false).of("var_keepdim")?.0)
     }
 
-    /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). Where
-    /// it is 0, so is its gradient.
+    /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). If
+    /// the deviation is 0, its gradient is 0.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].
