@@ -161,16 +161,16 @@ fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sy
 
 /// A pointer shared by the threads of one launch, which access disjoint elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared<T>(pub *mut T);
+pub struct SharedPtr<T>(pub *mut T);
 
 // SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
 // require.
-unsafe impl<T> Send for Shared<T> {}
+unsafe impl<T> Send for SharedPtr<T> {}
 // SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
 // require.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPtr<T> {}
 
-impl<T: Copy> Shared<T> {
+impl<T: Copy> SharedPtr<T> {
     /// Returns the address `at` elements from index zero. Only accesses need the address to be in
     /// bounds.
     pub fn at(self, at: isize) -> *mut T {

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for, rows};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parallel_for, rows};
 use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 use warpline_runtime::{DType, dispatch};
 
@@ -49,7 +49,7 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     formula: &Formula,
 ) {
     let strides = index.inner_strides();
-    let memory: [Shared<T>; N] = std::array::from_fn(|k| Shared::operand(launch, k));
+    let memory: [SharedPtr<T>; N] = std::array::from_fn(|k| SharedPtr::operand(launch, k));
     // For each wanted result: its index among the views, the operand, and the step that computes
     // the gradient.
     let results: Vec<(usize, usize, usize)> = (I..N)
