@@ -107,9 +107,7 @@ pub fn embedding_bag(
     KERNEL.check_dtype(OP, weight.dtype)?;
     for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
         if view.dtype != expected {
-            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }
-                .of(OP)
-                .at(location));
+            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }.of(OP).at(location));
         }
     }
     let (&[size, width], &[rows, bag]) = (weight.sizes(), indices.sizes()) else {

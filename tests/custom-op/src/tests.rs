@@ -8,9 +8,9 @@ use warpline::autograd::{Context, Function, GradcheckOptions, Gradients, ToSave}
 use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::cuda;
 use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
-use warpline::{Tensor, full, tensor, with_runtime, zeros};
-use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_runtime::IndexCheck;
+use warpline::{Race, Tensor, full, tensor, with_runtime, zeros};
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_runtime::host::{HostKernel, HostLaunch, SharedPtr};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{Program, Source, stale};
@@ -216,10 +216,7 @@ fn operands_that_do_not_fit_are_refused() {
     };
     run(&weight, &index, &out).unwrap();
     let refused = |result: Result<()>| result.unwrap_err();
-    assert!(matches!(
-        refused(run(&index, &index, &out)).kind(),
-        ErrorKind::UnsupportedDType { .. }
-    ));
+    assert!(matches!(refused(run(&index, &index, &out)).kind(), ErrorKind::UnsupportedDType { .. }));
     assert!(matches!(refused(run(&weight, &weight, &out)).kind(), ErrorKind::DTypeMismatch { .. }));
     let row = out.narrow(0, 0, 1).unwrap();
     assert!(matches!(refused(run(&weight, &index, &row)).kind(), ErrorKind::ShapeMismatch { .. }));
