@@ -1,4 +1,17 @@
-//! The allocator that programs use.
+//! The allocator that programs use: requests, options, statistics and history of one device.
+//!
+//! The problem: a driver takes milliseconds to free memory, and may wait for the device, while a
+//! program allocates and frees thousands of times per second. The approach: freed memory stays in a
+//! cache, and each stream has a part of the cache, a shard, with a lock of its own. A request goes
+//! through three stages:
+//!
+//! 1. `malloc.rs` finds the stream's shard without a lock and searches the shard (a hit). A block
+//!    that is dropped returns to its shard, so most requests end here.
+//! 2. `miss.rs` serves requests that no free block of the shard fits. One miss runs at a time.
+//! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
+//!
+//! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after
+//! the policy has failed. Statistics of all shards at one moment lock all shards.
 
 use std::fmt;
 use std::panic::Location;
@@ -13,7 +26,7 @@ use crate::malloc::Searched;
 use crate::mem_pool::Routes;
 use crate::policy::Policies;
 use crate::shard::StreamTable;
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::snapshot::ordinal;
 use crate::sync::lock;
 use crate::trace::TraceStep;
@@ -34,13 +47,13 @@ use crate::{
 /// returns its memory to the backend, because caching is off or its pool was dropped, can run
 /// beside a miss.
 pub struct CachingAllocator<B: Backend> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<AllocatorState<B>>,
 }
 
 impl<B: Backend> CachingAllocator<B> {
     /// Creates an allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
-        let shared = Shared {
+        let shared = AllocatorState {
             core: Arc::new(Core::new(backend, &config, Box::new(Policies::new()))),
             table: StreamTable::new(),
             overflow: Mutex::default(),
@@ -259,7 +272,7 @@ impl<B: Backend> CachingAllocator<B> {
 
 impl<B: Backend> CachingAllocator<B> {
     #[inline]
-    pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
+    pub(crate) fn shared(&self) -> &Arc<AllocatorState<B>> {
         &self.shared
     }
 }

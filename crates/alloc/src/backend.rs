@@ -23,14 +23,14 @@ pub trait StreamBackend: Send + Sync {
     /// Records an event after all work enqueued on the stream so far.
     ///
     /// # Errors
-    /// The runtime's error if the event cannot be recorded.
+    /// [`StreamBackend::Error`] if the event cannot be recorded.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, Self::Error>;
 
     /// Records an event, as [`record`](Self::record) does, and reuses an event whose work is
     /// complete. The default drops the old event.
     ///
     /// # Errors
-    /// The runtime's error if the event cannot be recorded.
+    /// [`StreamBackend::Error`] if the event cannot be recorded.
     fn record_again(
         &self,
         event: Self::Event,
@@ -43,7 +43,7 @@ pub trait StreamBackend: Send + Sync {
     /// Returns whether the work before the event is complete.
     ///
     /// # Errors
-    /// The runtime's error. Unless [`is_lost`](Self::is_lost) returns `true` for it, the work
+    /// [`StreamBackend::Error`]. Unless [`is_lost`](Self::is_lost) returns `true` for it, the work
     /// counts as not complete.
     fn query(&self, event: &Self::Event) -> Result<bool, Self::Error>;
 
@@ -57,7 +57,7 @@ pub trait StreamBackend: Send + Sync {
     /// default blocks the host instead.
     ///
     /// # Errors
-    /// The runtime's error if the wait cannot be enqueued.
+    /// [`StreamBackend::Error`] if the wait cannot be enqueued.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), Self::Error> {
         let _ = stream;
         self.synchronize(event)
@@ -85,7 +85,7 @@ pub trait Backend: StreamBackend + 'static {
     /// Allocates `bytes` bytes, which is never zero.
     ///
     /// # Errors
-    /// The runtime's error if the memory cannot be allocated.
+    /// [`StreamBackend::Error`] if the memory cannot be allocated.
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
 
     /// Releases memory. The default drops the memory. Override this function if the runtime may
@@ -103,7 +103,7 @@ pub trait Backend: StreamBackend + 'static {
     /// pool; the request is then an [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// The runtime's error if the memory cannot be allocated.
+    /// [`StreamBackend::Error`] if the memory cannot be allocated.
     fn alloc_async(
         &self,
         _bytes: usize,
@@ -123,7 +123,7 @@ pub trait Backend: StreamBackend + 'static {
     /// knows.
     ///
     /// # Errors
-    /// The runtime's error, for example if a stream is being captured. Nothing is unmapped then.
+    /// [`StreamBackend::Error`], for example if a stream is being captured. Nothing is unmapped then.
     fn synchronize_device(&self) -> Result<bool, Self::Error> {
         Ok(false)
     }
@@ -144,7 +144,7 @@ pub trait Backend: StreamBackend + 'static {
     /// Returns the free and the total memory of the device, in bytes.
     ///
     /// # Errors
-    /// The runtime's error if the query fails.
+    /// [`StreamBackend::Error`] if the query fails.
     fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
 
     /// Returns the bytes of device memory that this process uses in any way, if the runtime knows.
@@ -181,20 +181,20 @@ pub trait VirtualMemory<E>: Send + Sync {
     /// range.
     ///
     /// # Errors
-    /// The runtime's error if the addresses cannot be reserved.
+    /// `E`, the error of the runtime, if the addresses cannot be reserved.
     fn reserve(&self, bytes: usize) -> Result<(u64, Handle), E>;
 
     /// Allocates `bytes` bytes of physical device memory.
     ///
     /// # Errors
-    /// The runtime's error if the memory cannot be allocated.
+    /// `E`, the error of the runtime, if the memory cannot be allocated.
     fn create(&self, bytes: usize) -> Result<Handle, E>;
 
     /// Maps all of `memory` at `offset` of `range`, for reading and writing. Memory may be mapped
     /// more than once. The mapping keeps both alive and is removed on drop.
     ///
     /// # Errors
-    /// The runtime's error if the memory cannot be mapped.
+    /// `E`, the error of the runtime, if the memory cannot be mapped.
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
 
     /// Releases a range, memory or a mapping. The default drops the handle. Override this function
@@ -218,7 +218,7 @@ pub trait HostBackend: StreamBackend {
     /// selects the method; a runtime with a single method may ignore it.
     ///
     /// # Errors
-    /// The runtime's error if the memory cannot be allocated.
+    /// [`StreamBackend::Error`] if the memory cannot be allocated.
     fn alloc_host(
         &self,
         bytes: usize,

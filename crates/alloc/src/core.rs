@@ -5,8 +5,9 @@
 //!
 //! 1. The policies.
 //! 2. The lists of segments to release (`Releases::lists`).
-//! 3. The overflow shards (`Shared::overflow`), or the shards of a private pool (`Pool::shards`).
-//! 4. The options (`Shared::config`).
+//! 3. The overflow shards (`AllocatorState::overflow`), or the shards of a private pool
+//!    (`PrivatePool::shards`).
+//! 4. The options (`AllocatorState::config`).
 //! 5. The orphans.
 //! 6. The list of shards.
 //! 7. Shards, in the order of that list.

@@ -1,8 +1,8 @@
 //! Serves a request from the cache (a hit), or passes the request on to `miss.rs`.
 //!
-//! A hit uses no policy. [`Shared::hit`] serves nearly all hits and takes one shard's lock.
-//! [`Shared::malloc_slow`] serves hits in three cases: a route to a private pool exists, the stream
-//! has no shard yet, or its shard is not in the table (`Shared::overflow`).
+//! A hit uses no policy. [`AllocatorState::hit`] serves nearly all hits and takes one shard's lock.
+//! [`AllocatorState::malloc_slow`] serves hits in three cases: a route to a private pool exists, the
+//! stream has no shard yet, or its shard is not in the table (`AllocatorState::overflow`).
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use warpline_sync::atomic::Ordering;
 
 use crate::rules::round_size;
 use crate::shard::{AllocatedBlock, Request, Shard, ShardCell, ShardState};
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::sync::{StaticRef, lock};
 use crate::{AllocError, Backend, source};
 
@@ -21,7 +21,7 @@ pub(crate) struct Searched(pub(crate) bool);
 /// The cell of an allocated block's shard, and the block.
 pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
 
-impl<B: Backend> Shared<B> {
+impl<B: Backend> AllocatorState<B> {
     /// Serves a request from the stream's cache. Fails if no free block fits, or if the request
     /// needs more than a search of the cache. All steps of a hit are forcibly inlined here, because
     /// calls would take a tenth of its time. The function itself is never inlined, so that a hit

@@ -1,15 +1,31 @@
-//! Serves misses, the requests that the cache cannot serve, up to the out-of-memory error. One miss
-//! runs at a time. No shard's lock is held during backend calls.
+//! Serves misses, the requests that the stream's shard cannot serve, up to the out-of-memory error.
+//!
+//! The problem: calls of the backend are slow, and waits for streams are slower, so a miss must try
+//! the cheap sources of memory first. The approach is a fixed order of attempts. Each attempt starts
+//! only if the attempts before it have failed:
+//!
+//! 1. The program's cache-miss callbacks, which may drop blocks, and another search of the shard.
+//! 2. New memory from the backend, by the policy, after refused releases are retried and, with a
+//!    garbage-collection threshold, old idle segments are released.
+//! 3. Free memory of private pools with `use_on_oom`. A miss during a capture ends here, because a
+//!    capture forbids releases and waits.
+//! 4. Release of oversize segments, and new memory.
+//! 5. A wait for the streams that still use freed blocks, and another search of the shard.
+//! 6. Release of all cached memory, and new memory.
+//! 7. Free memory of another stream, with a wait on the device.
+//!
+//! Limits: one miss runs at a time, under the lock of the policies. No shard's lock is held during
+//! backend calls, so hits continue.
 
 use std::sync::{Arc, Weak};
 
 use warpline_sync::MutexGuard;
 
 use crate::growth::{GrowthPolicies, Miss};
-use crate::mem_pool::Pool;
+use crate::mem_pool::PrivatePool;
 use crate::rules::segment_size;
 use crate::shard::{AllocatedBlock, Request, Shard, ShardState};
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::sync::lock;
 use crate::trace::{TraceAction, TraceStep};
 use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
@@ -17,7 +33,7 @@ use crate::{AllocError, Backend, OutOfMemory, Policy, reclaim};
 /// The shard of an allocated block, and the block.
 type ShardAllocation<B> = (Arc<Shard<B>>, AllocatedBlock);
 
-impl<B: Backend> Shared<B> {
+impl<B: Backend> AllocatorState<B> {
     /// Tries all ways of serving a miss, in order.
     #[cold]
     pub(crate) fn miss(
@@ -206,7 +222,7 @@ fn search<B: Backend>(
 /// Takes free memory from private pools with `use_on_oom`. A request for a private pool takes none,
 /// because other memory may be of another kind.
 fn take_from_pools<B: Backend>(
-    pools: &[Arc<Pool<B>>],
+    pools: &[Arc<PrivatePool<B>>],
     shard: &Arc<Shard<B>>,
     request: Request,
 ) -> Option<ShardAllocation<B>> {

@@ -6,25 +6,25 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::Core;
-use crate::mem_pool::{Pool, Routes};
+use crate::mem_pool::{PrivatePool, Routes};
 use crate::shard::{Shard, StreamTable};
 use crate::stats::{Counters, Quantity};
 use crate::sync::lock;
 use crate::{AllocatorConfig, Backend};
 
-pub(crate) struct Shared<B: Backend> {
+pub(crate) struct AllocatorState<B: Backend> {
     pub(crate) core: Arc<Core<B>>,
     pub(crate) table: StreamTable<B>,
     /// Shards that do not fit in the table.
     pub(crate) overflow: Mutex<Vec<Arc<Shard<B>>>>,
     pub(crate) config: Mutex<AllocatorConfig>,
     /// Private pools that may still be alive.
-    pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
+    pub(crate) pools: Mutex<Vec<Weak<PrivatePool<B>>>>,
     pub(crate) next_pool: AtomicU64,
     pub(crate) routes: Routes<B>,
 }
 
-impl<B: Backend> Shared<B> {
+impl<B: Backend> AllocatorState<B> {
     pub(crate) fn allocated(&self) -> usize {
         let at = Quantity::AllocatedBytes as usize;
         let of = |shard: &Counters| shard.current[0][at] + shard.current[1][at];
@@ -32,7 +32,7 @@ impl<B: Backend> Shared<B> {
     }
 }
 
-impl<B: Backend> Drop for Shared<B> {
+impl<B: Backend> Drop for AllocatorState<B> {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::SeqCst);
         // An orphan owns the core, so this breaks the reference cycle.

@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::{PointerKind, real};
 /// Compares the first pin of 1 GiB with `cuMemHostAlloc` and with a block from the cache.
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_pin_one_gib() {
+fn gpu_a_pinned_block_of_one_gib_is_reused() {
     const GIB: usize = 1 << 30;
     let driver = real::load().expect("this test needs a GPU");
     // Creates the context, so that the first measurement does not include it.

@@ -50,7 +50,7 @@ pub(crate) const SEARCH: Search = Search {
 };
 
 function_table! {
-    struct Api of "cuBLAS";
+    struct CublasApi of "cuBLAS";
     required "cuBLAS 12.0" {
         cublasGetProperty(c_int, *mut c_int);
         cublasGetStatusString(Status) -> *const c_char;
@@ -163,7 +163,7 @@ pub struct GemmArgs {
 /// The cuBLAS library, with one handle per device.
 #[derive(Debug)]
 pub struct Blas {
-    api: Api,
+    api: CublasApi,
     version: (u32, u32),
     handles: Mutex<Vec<(usize, BlasHandle)>>,
 }
@@ -193,7 +193,7 @@ impl Blas {
         open_lt_beside(&candidates);
         let library = SEARCH.open(&candidates)?;
         // SAFETY: the signatures are those of cublas_api.h, which are the same in 12 and 13.
-        let api = unsafe { Api::resolve(library, |_| "unknown".to_owned()) }?;
+        let api = unsafe { CublasApi::resolve(library, |_| "unknown".to_owned()) }?;
         let mut version = [0; 2];
         for (property, value) in (0..).zip(&mut version) {
             // SAFETY: the pointer is valid for writes; the call needs no handle.
@@ -375,7 +375,7 @@ fn int(name: &str, value: usize) -> Result<c_int> {
 }
 
 fn check(
-    api: &Api,
+    api: &CublasApi,
     call: &'static str,
     status: Status,
     detail: impl FnOnce() -> String,

@@ -42,7 +42,7 @@ const SEARCH: Search = Search {
 };
 
 function_table! {
-    struct Api of "NVRTC";
+    struct NvrtcApi of "NVRTC";
     required "NVRTC 12.0" {
         nvrtcGetErrorString(Status) -> *const c_char;
         nvrtcCreateProgram(
@@ -81,7 +81,7 @@ function_table! {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Nvrtc {
-    api: Api,
+    api: NvrtcApi,
     version: (u32, u32),
 }
 
@@ -105,7 +105,7 @@ impl Nvrtc {
         };
         let text = |_: &Library| format!("{}.{}", version.0, version.1);
         // SAFETY: nvrtc.h declares these signatures in versions 12 and 13.
-        let api = unsafe { Api::resolve(library, text) }?;
+        let api = unsafe { NvrtcApi::resolve(library, text) }?;
         Ok(Self { api, version })
     }
 
@@ -190,7 +190,7 @@ impl Nvrtc {
 
 /// A program, destroyed on drop.
 struct Program<'a> {
-    api: &'a Api,
+    api: &'a NvrtcApi,
     raw: nvrtcProgram,
 }
 

@@ -75,7 +75,7 @@ impl Window {
             ..*self
         };
         window.narrowed().ok_or_else(|| {
-            let reason = "the image, or what a window reaches of it, has 2³¹ elements or more";
+            let reason = "the image, or the range that its windows reach, has 2³¹ elements or more";
             Error::shape(op, reason).at(location)
         })
     }

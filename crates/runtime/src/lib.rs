@@ -36,7 +36,7 @@ pub use layout::{
 #[doc(hidden)]
 pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
-pub use replays::{Calls, Replays};
+pub use replays::{CallNames, CollectiveWatcher};
 pub use runtime::{
     CudaDevice, GeneratorGuard, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy,
 };

@@ -13,7 +13,7 @@ pub enum Overlap {
     /// Each index is the same element in both layouts.
     Same,
     /// The layouts share some bytes, or the search for a shared byte gave up.
-    Some,
+    Partial,
 }
 
 /// Maximum number of steps of the search. Layouts of real programs need a handful.
@@ -38,7 +38,7 @@ pub fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
     }
     match solve(terms, target) {
         Some(false) => Overlap::None,
-        Some(true) | None => Overlap::Some,
+        Some(true) | None => Overlap::Partial,
     }
 }
 
@@ -193,7 +193,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_enumeration(
+        fn the_test_for_overlap_agrees_with_enumeration(
             a in layout(),
             b in layout(),
             items in prop::sample::select(vec![(1usize, 1usize), (4, 4), (2, 8), (4, 1)]),
@@ -247,8 +247,8 @@ pub(crate) mod tests {
         assert_eq!(between((&even, 4), (&odd, 4)), Overlap::None);
         assert_eq!(between((&even, 4), (&even, 4)), Overlap::Same);
         let transposed = whole.transpose(0, 1).unwrap();
-        assert_eq!(between((&whole, 4), (&transposed, 4)), Overlap::Some);
+        assert_eq!(between((&whole, 4), (&transposed, 4)), Overlap::Partial);
         let row = Layout::from_parts(smallvec![64, 64], smallvec![0, 1], 0);
-        assert_eq!(between((&row, 4), (&whole, 4)), Overlap::Some);
+        assert_eq!(between((&row, 4), (&whole, 4)), Overlap::Partial);
     }
 }

@@ -13,7 +13,7 @@ use crate::{Result, Site};
 
 /// A watcher of the calls on a communicator, such as a process group. Graphs that captured some of
 /// these calls keep the watcher and launch their replays through it.
-pub trait Replays: Send + Sync {
+pub trait CollectiveWatcher: Send + Sync {
     /// Calls `launch` once, with the replay's number among the communicator's calls. `launch`
     /// enqueues the replay on the stream. `calls` are the names of the captured calls, in order.
     ///
@@ -22,7 +22,7 @@ pub trait Replays: Send + Sync {
     /// be used.
     fn replay(
         &self,
-        calls: &Calls,
+        calls: &CallNames,
         stream: &Stream,
         location: &'static Location<'static>,
         launch: &mut dyn FnMut(&Completion, u64) -> Result<()>,
@@ -30,14 +30,14 @@ pub trait Replays: Send + Sync {
 }
 
 /// Names of captured calls, in order.
-pub type Calls = Arc<[&'static str]>;
+pub type CallNames = Arc<[&'static str]>;
 
 /// A communicator that a graph uses.
 #[derive(Clone)]
 pub(crate) struct CapturedCommunicator {
     pub(crate) comm: Communicator,
     /// The watcher, and the names of its calls.
-    pub(crate) watched: Option<(Arc<dyn Replays>, Calls)>,
+    pub(crate) watched: Option<(Arc<dyn CollectiveWatcher>, CallNames)>,
 }
 
 impl fmt::Debug for CapturedCommunicator {

@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::PoisonError;
 
-use crate::host::{Cast, HostElement, Number, Shared};
+use crate::host::{Cast, HostElement, Number, SharedPtr};
 use crate::iter::{self, HostLoop, HostLoops, Index, Kernels};
 use crate::module::{Program, Source};
 use crate::{
@@ -71,7 +71,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     unsafe impl HostLoop<[u32; 2], 1> for Set {
         unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, &[byte, size]: &[u32; 2]) {
             each(index, |[at]| {
-                let at = Shared::<u8>::operand(launch, 0).at(at * size as isize);
+                let at = SharedPtr::<u8>::operand(launch, 0).at(at * size as isize);
                 // SAFETY: an element of the operand, of `size` bytes.
                 unsafe { at.write_bytes(byte as u8, size as usize) };
             });
@@ -94,7 +94,7 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
     unsafe impl HostLoop<u32, 2> for Put {
         unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, &size: &u32) {
             let at = |operand, element: isize| {
-                Shared::<u8>::operand(launch, operand).at(element * size as isize)
+                SharedPtr::<u8>::operand(launch, operand).at(element * size as isize)
             };
             each(index, |[from, to]| {
                 // SAFETY: elements of the operands, of `size` bytes. Both may be the same.

@@ -56,7 +56,7 @@ impl CapturedChecks {
     /// arguments in the form of [`Mailbox::launch`](crate::Mailbox::launch).
     ///
     /// # Errors
-    /// The driver's error if mapped memory is needed and cannot be allocated.
+    /// [`DriverError`] if mapped memory is needed and the driver cannot allocate it.
     pub fn add(&self, stream: &Stream, site: Site) -> Result<(usize, [u64; 3]), DriverError> {
         let shared = &stream.core().shared;
         let slot = shared.checks.take_slots(stream.core(), 1)?.pop();

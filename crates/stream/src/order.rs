@@ -1,8 +1,14 @@
 //! The progress of each stream, and the events recorded after single operations.
 //!
-//! Once a second stream is in use, each operation is followed by a pooled event, a *checkpoint*. A
-//! wait for an operation uses the checkpoint that follows the operation, so the wait covers the
-//! producer's last use of a tensor, but not the producer's later work.
+//! The problem: a stream that waits for an operation of another stream should not wait for work
+//! that was enqueued after that operation. CUDA's wait covers all work before an event's record, so
+//! the event must be recorded right after the operation, before it is known whether any stream will
+//! wait. The approach: once a second stream is in use, each operation is followed by a pooled event,
+//! a *checkpoint*. A wait uses the first checkpoint at or after the operation.
+//!
+//! Limits: a stream keeps its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation
+//! uses the oldest checkpoint, and so covers more work than needed, never less. With a single
+//! stream in use, no checkpoints are recorded; a wait then records one after all work so far.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -84,7 +84,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
         );
     }
     if first.starts_with("MIG-") {
-        return format!("{first} is no part of this machine's {count} device(s). {MAY}");
+        return format!("{first} is not a part of this machine's {count} device(s). {MAY}");
     }
     if !first.starts_with("GPU-") && index(first).is_none_or(|index| index >= count) {
         return format!(
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn why_devices_are_hidden() {
+    fn messages_say_why_devices_are_hidden() {
         let says = |value, said: &str| {
             let why = why_hidden(value, 3);
             assert!(why.starts_with(said) && why.contains("such as `0,1`"), "{value}: {why}");
         };
         says("all", "`all` is neither an index nor a UUID");
         says("cuda:1,0", "`cuda:1` is neither an index nor a UUID");
-        says("MIG-1", "MIG-1 is no part of this machine's 3 device(s)");
+        says("MIG-1", "MIG-1 is not a part of this machine's 3 device(s)");
         says("7", "there is no device 7 among this machine's 3, which count from 0");
         says("7,7", "there is no device 7");
         says("99999999999999999999", "there is no device 9999");

@@ -63,7 +63,7 @@ impl<'a> Exec<'a> {
     pub(crate) fn refuse_capture(&self, op: &'static str) -> Result<()> {
         match self {
             Self::Cuda(_, _, stream) if stream.is_capturing() => {
-                let reason = "the host would wait for what comes with a replay; do it after one";
+                let reason = "the host would wait for work that runs only in a replay; call it after a replay";
                 Err(Error::capture(op, reason))
             }
             _ => Ok(()),

@@ -215,7 +215,7 @@ pub trait UnwrapValue {
     /// Returns the value.
     ///
     /// # Errors
-    /// None.
+    /// Never fails.
     fn unwrap_value(self) -> Result<Self::Value>;
 }
 
@@ -226,7 +226,7 @@ impl<T> UnwrapValue for Called<T> {
     }
 }
 
-/// Comparisons of operands, which give a tensor of bools, or a `bool` for two numbers.
+/// Comparisons of operands, which give a boolean tensor, or a `bool` for two numbers.
 pub trait Compare<Other> {
     /// The result of a comparison: [`Tensor`] or [`Number`].
     type Output;

@@ -16,7 +16,7 @@
 //! the same program runs on a GPU. With `WARPLINE_DRIVER=sim:3` in the environment, there are three simulated
 //! GPUs. A function with the name of a PyTorch function does the same as that function.
 //!
-//! # Where to go from here
+//! # Further reading
 //!
 //! | for | see |
 //! |---|---|
@@ -89,7 +89,7 @@ pub use tensor::Tensor;
 /// - Operands are tensors, parameters and numbers of every type ([`expr::Operand`]). A variable, a field or an element
 ///   of a slice is used by reference and is not moved.
 /// - The operators are `+ - * / % & | ^ << >>`, unary `-` and `!`, and the comparisons `== != < <= > >=`, which give a
-///   tensor of bools as in PyTorch. Between two numbers, all of them are those of Rust.
+///   boolean tensor as in PyTorch. Between two numbers, all of them are those of Rust.
 /// - A call that returns a [`Result`] gives its value: `x.pow(2).sum(())` needs no `?`. To handle the `Result` of a
 ///   call, take the call out of the formula.
 /// - `?`, `return`, `break 'label` and `continue 'label` do the same as outside. `break` and `continue` need a label.

@@ -38,10 +38,10 @@ use crate::{ErrorKind, SyncPolicy};
 ///   address.
 /// - [`ErrorKind::Gradient`] if autograd does not allow an in-place op on its tensor.
 #[derive(Clone)]
-pub struct Tensor(Arc<Inner>);
+pub struct Tensor(Arc<TensorInner>);
 
 /// The state of a tensor. All handles of the tensor share it.
-pub(crate) struct Inner {
+pub(crate) struct TensorInner {
     storage: Storage,
     layout: Layout,
     dtype: DType,
@@ -51,7 +51,7 @@ pub(crate) struct Inner {
 
 impl Tensor {
     pub(crate) fn from_parts(storage: Storage, layout: Layout, dtype: DType) -> Self {
-        Self(Arc::new(Inner { storage, layout, dtype, autograd: AutogradSlot::new() }))
+        Self(Arc::new(TensorInner { storage, layout, dtype, autograd: AutogradSlot::new() }))
     }
 
     /// Returns a tensor on the same memory with another layout and without autograd state.
@@ -61,15 +61,15 @@ impl Tensor {
 
     pub(crate) fn with_slot(&self, layout: Layout, autograd: AutogradSlot) -> Self {
         let (storage, dtype) = (self.0.storage.clone(), self.0.dtype);
-        Self(Arc::new(Inner { storage, layout, dtype, autograd }))
+        Self(Arc::new(TensorInner { storage, layout, dtype, autograd }))
     }
 
     /// Returns the state that this handle and its clones share.
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<TensorInner> {
         &self.0
     }
 
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+    pub(crate) fn from_inner(inner: Arc<TensorInner>) -> Self {
         Self(inner)
     }
 

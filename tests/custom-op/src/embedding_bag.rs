@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 use std::panic::Location;
 
-use warpline_runtime::host::{HostLaunch, Shared, parallel_for};
+use warpline_runtime::host::{HostLaunch, SharedPtr, parallel_for};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
@@ -64,8 +64,8 @@ static KERNEL: Kernel<Bags, 3> =
 /// The rules of [`HostKernel`](warpline_runtime::host::HostKernel) hold. The operands are a weight of `T`, indices of
 /// `i64`, and a result of `T`.
 unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Bags) {
-    let (weight, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
-    let indices = Shared::<i64>::operand(launch, 1);
+    let (weight, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
+    let indices = SharedPtr::<i64>::operand(launch, 1);
     let place =
         |strides: [i64; 2], at: [i64; 2]| (at[0] * strides[0] + at[1] * strides[1]) as isize;
     parallel_for(launch.parallel, p.rows as usize, 64, |rows| {

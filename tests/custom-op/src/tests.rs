@@ -9,9 +9,9 @@ use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::cuda;
 use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
 use warpline_runtime::IndexCheck;
-use warpline::{Tensor, full, tensor, with_runtime, zeros};
+use warpline::{Race, Tensor, full, tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
-use warpline_runtime::host::{HostKernel, HostLaunch, Shared};
+use warpline_runtime::host::{HostKernel, HostLaunch, SharedPtr};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{Program, Source, stale};
 use warpline_runtime::{Target, View};
@@ -230,7 +230,7 @@ fn operands_that_do_not_fit_are_refused() {
 /// # Safety
 /// Operand 1 has a second element of `f32`.
 unsafe fn writes_two(launch: &HostLaunch<'_>) {
-    let out = Shared::<f32>::operand(launch, 1);
+    let out = SharedPtr::<f32>::operand(launch, 1);
     // SAFETY: operand 1 has two elements of `f32`, as the caller guarantees.
     unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
 }
@@ -240,7 +240,7 @@ unsafe fn writes_two(launch: &HostLaunch<'_>) {
 /// # Safety
 /// Operand 0 has a second element of `u32`.
 unsafe fn reads_next(launch: &HostLaunch<'_>) {
-    let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
+    let (of, out) = (SharedPtr::<u32>::operand(launch, 0), SharedPtr::<u32>::operand(launch, 1));
     // SAFETY: operand 0 has two elements of `u32`, as the caller guarantees.
     unsafe { out.write(0, !of.read(1)) };
 }

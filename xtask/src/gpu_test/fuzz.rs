@@ -50,10 +50,10 @@ impl FuzzOptions {
         }
         let mut runs = Vec::new();
         if let Some(count) = self.fuzz.filter(|&count| count > 0) {
-            runs.push(("gpu_random_programs", format!("programs={count} {common}")));
+            runs.push(("gpu_random_programs_agree", format!("programs={count} {common}")));
         }
         if let Some(count) = self.fuzz_sticky.filter(|&count| count > 0) {
-            runs.push(("gpu_sticky_programs", format!("sticky={count} {common}")));
+            runs.push(("gpu_sticky_programs_agree", format!("sticky={count} {common}")));
         }
         runs
     }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn each_kind_of_program_is_a_separate_run() {
         let fuzz = FuzzOptions { fuzz: Some(5), seed: 7, ..FuzzOptions::default() };
-        let expected = [("gpu_random_programs", "programs=5 seed=7 devices=2".to_owned())];
+        let expected = [("gpu_random_programs_agree", "programs=5 seed=7 devices=2".to_owned())];
         assert_eq!(fuzz.runs(2), expected);
         let sticky = FuzzOptions {
             fuzz: Some(0),
@@ -104,7 +104,7 @@ mod tests {
             ..FuzzOptions::default()
         };
         let settings = "sticky=3 seed=0 devices=3 without=pools,ipc workers=4".to_owned();
-        assert_eq!(sticky.runs(8), [("gpu_sticky_programs", settings)]);
+        assert_eq!(sticky.runs(8), [("gpu_sticky_programs_agree", settings)]);
     }
 
     #[test]

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_failures() {
+    fn a_run_without_failures_is_read() {
         let output = "\nrunning 2 tests\ntest a::gpu_x ... ok\ntest gpu_y ... noise\nok\n\n\
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s\n";
         assert_eq!(
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_with_failures() {
+    fn failures_of_a_run_are_read() {
         let output = "test gpu_x ... FAILED\ntest gpu_y ... ok\n\nfailures:\n\n\
             ---- gpu_x stdout ----\nfailures:\n    gpu_y\nboom\n\nfailures:\n    gpu_x\n\n\
             test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n";

@@ -109,7 +109,7 @@ mod tests {
         let of = |tool: SanitizerTool, test: &str| tool.unmet_requirement(&format!("s::{test}"));
         for sanitizer in [SanitizerTool::Memcheck, SanitizerTool::Racecheck] {
             assert!(of(sanitizer, NEED_OVERLAP[0]).is_some());
-            assert_eq!(of(sanitizer, "gpu_copy"), None);
+            assert_eq!(of(sanitizer, "gpu_copies_are_right"), None);
         }
         assert!(of(SanitizerTool::Racecheck, LARGE_PRODUCTS[0]).is_some());
         assert_eq!(of(SanitizerTool::Memcheck, LARGE_PRODUCTS[0]), None);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs our allocator and PyTorch's by turns on this machine's GPU, and prints their ratios."""
+"""Runs Warpline's allocator and PyTorch's in turn on this machine's GPU, and prints the ratios of their figures."""
 
 import argparse
 import glob
@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def build(folder):
-    """Compiles torch_alloc.cpp against the installed PyTorch: the program and its environment."""
+    """Compiles torch_alloc.cpp against the installed PyTorch. Returns the program and its environment."""
     import torch
     from torch.utils import cpp_extension
 
@@ -36,13 +36,13 @@ def build(folder):
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     command += [os.path.join(HERE, "torch_alloc.cpp"), "-o", program]
     command += ["-isystem", os.path.join(root, "include"), "-isystem", headers[0]]
-    # What libc10_cuda needs in turn is found when it runs.
+    # The loader finds the dependencies of libc10_cuda at run time.
     command += ["-L" + lib, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-ltorch_cuda"]
     command += ["-lc10_cuda", "-lc10", "-Wl,--allow-shlib-undefined"]
     command += ["-Wl,-rpath," + lib]
     subprocess.run(command, check=True)
 
-    # Where this process found the CUDA runtime, so will the program.
+    # The program finds the CUDA runtime in the folder where this process found it.
     with open("/proc/self/maps") as maps:
         found = {os.path.dirname(line.split()[-1]) for line in maps if "libcudart" in line}
     paths = [lib, *sorted(found), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -52,7 +52,7 @@ def build(folder):
 
 
 def plain(ours, traces, folder):
-    """Traces as text, without the lines that a replay ignores."""
+    """Returns the traces as text, without the lines that a replay ignores."""
     paths = []
     for trace in traces:
         name = os.path.basename(trace).split(".")[0]
@@ -70,7 +70,7 @@ def plain(ours, traces, folder):
 
 
 def measure(command, environment=None):
-    """By what was measured: nanoseconds per operation, and what was reserved for what was asked for."""
+    """Returns nanoseconds per operation, and reserved bytes per requested byte."""
     output = subprocess.run(
         command, env=environment, check=True, stdout=subprocess.PIPE, text=True
     ).stdout

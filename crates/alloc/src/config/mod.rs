@@ -91,7 +91,8 @@ pub struct AllocatorConfig {
     /// and is released when freed, except in private pools (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
     /// Default: `true`.
     pub caching: bool,
-    /// Options of page-locked host memory, for a [`HostCache`](crate::HostCache) (`pinned_…`).
+    /// Options of page-locked host memory (`pinned_…`). The allocator itself ignores them; pass
+    /// them to a [`HostCache`](crate::HostCache). Default: [`HostConfig::default`].
     pub host: HostConfig,
 }
 

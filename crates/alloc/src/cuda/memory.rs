@@ -107,7 +107,7 @@ impl CudaMemory {
         } else if self.bytes() < bytes {
             format!("it has {} bytes, and {bytes} were asked for", self.bytes())
         } else if !self.ptr().addr().is_multiple_of(512) {
-            format!("it starts at {:#x}, which is no multiple of 512", self.ptr().addr())
+            format!("it starts at {:#x}, which is not a multiple of 512", self.ptr().addr())
         } else {
             return Ok(());
         };

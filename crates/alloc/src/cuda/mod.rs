@@ -116,7 +116,7 @@ impl CudaBackend {
     /// instead.
     ///
     /// # Errors
-    /// The driver's error if `peer` cannot access this device.
+    /// [`DriverError::Cuda`] if `peer` cannot access this device.
     pub fn allow_peer(&self, peer: usize) -> Result<(), DriverError> {
         self.mappings.allow(peer)?;
         self.pool.allow(peer)

@@ -14,7 +14,7 @@ pub(super) enum SegmentKind {
 
 /// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct SegmentPart {
     segment: u32,
     pub(super) offset: usize,
     pub(super) bytes: usize,
@@ -80,7 +80,7 @@ impl<M> Segments<M> {
         kind: SegmentKind,
         kept: bool,
         size: usize,
-    ) -> (Span, Arc<M>) {
+    ) -> (SegmentPart, Arc<M>) {
         let segment = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
@@ -97,8 +97,8 @@ impl<M> Segments<M> {
             idle_since: 0,
         };
         let span = match kind {
-            SegmentKind::Shared => Span { segment, offset: 0, bytes: size },
-            SegmentKind::Whole => Span { segment, offset: 0, bytes },
+            SegmentKind::Shared => SegmentPart { segment, offset: 0, bytes: size },
+            SegmentKind::Whole => SegmentPart { segment, offset: 0, bytes },
         };
         new.used = span.bytes;
         if span.bytes < bytes {
@@ -116,7 +116,7 @@ impl<M> Segments<M> {
 
     /// Takes a span from the best fitting free memory: the low end in a shared segment, or a whole
     /// segment.
-    pub(super) fn take(&mut self, kind: SegmentKind, size: usize) -> Option<(Span, Arc<M>)> {
+    pub(super) fn take(&mut self, kind: SegmentKind, size: usize) -> Option<(SegmentPart, Arc<M>)> {
         let &(bytes, segment, offset) = self.free[kind as usize].range((size, 0, 0)..).next()?;
         let at = self.slots.get_mut(segment as usize)?.as_mut()?;
         self.free[kind as usize].remove(&(bytes, segment, offset));
@@ -125,8 +125,8 @@ impl<M> Segments<M> {
             self.idle_bytes -= at.bytes;
         }
         let span = match kind {
-            SegmentKind::Shared => Span { segment, offset, bytes: size },
-            SegmentKind::Whole => Span { segment, offset, bytes },
+            SegmentKind::Shared => SegmentPart { segment, offset, bytes: size },
+            SegmentKind::Whole => SegmentPart { segment, offset, bytes },
         };
         if span.bytes < bytes {
             let rest = (offset + span.bytes, bytes - span.bytes);
@@ -138,8 +138,8 @@ impl<M> Segments<M> {
     }
 
     /// Frees a span and merges it with its free neighbours.
-    pub(super) fn put(&mut self, span: Span) {
-        let Span { segment, mut offset, mut bytes } = span;
+    pub(super) fn put(&mut self, span: SegmentPart) {
+        let SegmentPart { segment, mut offset, mut bytes } = span;
         let Some(at) = self.slots.get_mut(segment as usize).and_then(Option::as_mut) else {
             return;
         };

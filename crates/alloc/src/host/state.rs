@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pending::PendingHostEvents;
-use super::segments::{ReleasedSegment, SegmentKind, Segments, Span};
+use super::segments::{ReleasedSegment, SegmentKind, SegmentPart, Segments};
 use super::stats::HostCounters;
 use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
@@ -26,7 +26,7 @@ const LEAST_HEADROOM: usize = 32 * MIB;
 /// The span of a block, with its sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockSpan {
-    pub(super) span: Span,
+    pub(super) span: SegmentPart,
     /// Requested size in bytes.
     pub(super) requested: usize,
     /// Requested size, rounded up to [`UNIT`].
@@ -141,7 +141,7 @@ impl<H: HostBackend> HostCacheState<H> {
         Some((self.allocate_block(request, span), memory))
     }
 
-    fn allocate_block(&mut self, request: HostRequest, span: Span) -> BlockSpan {
+    fn allocate_block(&mut self, request: HostRequest, span: SegmentPart) -> BlockSpan {
         let HostRequest { bytes: requested, size, .. } = request;
         self.peak = self.peak_with(request);
         self.counters.block_allocated(size, requested);

@@ -12,9 +12,9 @@ use warpline_sync::thread;
 
 use self::routes::Filter;
 pub use self::routes::PoolOptions;
-pub(crate) use self::routes::{Pool, Routes};
+pub(crate) use self::routes::{PrivatePool, Routes};
 use crate::core::Core;
-use crate::shared::Shared;
+use crate::shared::AllocatorState;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Block, CachingAllocator};
 
@@ -28,13 +28,13 @@ use crate::{AllocError, Backend, Block, CachingAllocator};
 /// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other
 /// addresses, as captured graphs need.
 pub struct MemPool<B: Backend> {
-    pub(crate) inner: Arc<Pool<B>>,
+    pub(crate) inner: Arc<PrivatePool<B>>,
 }
 
 /// Leads requests to a pool until dropped. The value of [`CachingAllocator::capture`] leads no
 /// requests. Dropping the value of `capture` or [`CachingAllocator::capture_to`] ends the capture.
 pub struct PoolRoute<B: Backend> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<AllocatorState<B>>,
     number: u64,
     capture: bool,
 }
@@ -47,7 +47,7 @@ impl<B: Backend> MemPool<B> {
         backend: Option<Arc<B>>,
     ) -> Self {
         let (core, shards) = (Arc::downgrade(core), Mutex::default());
-        Self { inner: Arc::new(Pool { id, options, backend, core, shards }) }
+        Self { inner: Arc::new(PrivatePool { id, options, backend, core, shards }) }
     }
 
     /// Returns the pool's identifier, unique within the allocator. Never 0.
@@ -158,7 +158,7 @@ impl<B: Backend> CachingAllocator<B> {
     }
 }
 
-impl<B: Backend> Shared<B> {
+impl<B: Backend> AllocatorState<B> {
     fn add_pool(&self, options: PoolOptions, backend: Option<Arc<B>>) -> MemPool<B> {
         let id = self.next_pool.fetch_add(1, Ordering::Relaxed) + 1;
         let pool = MemPool::new(&self.core, id, options, backend);
@@ -169,7 +169,7 @@ impl<B: Backend> Shared<B> {
         pool
     }
 
-    fn can_route_to(&self, pool: &Pool<B>) -> bool {
+    fn can_route_to(&self, pool: &PrivatePool<B>) -> bool {
         // A request of this allocator must not allocate from another allocator's shards.
         let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
         // Memory of another device cannot replace this device's.

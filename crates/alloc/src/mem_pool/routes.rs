@@ -22,7 +22,7 @@ pub struct PoolOptions {
     pub no_split: bool,
 }
 
-pub(crate) struct Pool<B: Backend> {
+pub(crate) struct PrivatePool<B: Backend> {
     pub(crate) id: u64,
     pub(crate) options: PoolOptions,
     /// Backend of the pool. `None`: the allocator's own.
@@ -32,7 +32,7 @@ pub(crate) struct Pool<B: Backend> {
     pub(super) shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
 }
 
-impl<B: Backend> Pool<B> {
+impl<B: Backend> PrivatePool<B> {
     /// Returns the shard that serves a stream in this pool. Creates it if needed.
     pub(crate) fn shard(
         &self,
@@ -58,7 +58,7 @@ impl<B: Backend> Pool<B> {
     }
 }
 
-impl<B: Backend> Drop for Pool<B> {
+impl<B: Backend> Drop for PrivatePool<B> {
     fn drop(&mut self) {
         let shards = self.shards.get_mut().unwrap_or_else(PoisonError::into_inner);
         for shard in shards.values() {
@@ -77,7 +77,7 @@ pub(super) enum Filter {
 struct Route<B: Backend> {
     number: u64,
     filter: Filter,
-    pool: Arc<Pool<B>>,
+    pool: Arc<PrivatePool<B>>,
 }
 
 /// All routes of an allocator.
@@ -105,14 +105,14 @@ impl<B: Backend> Routes<B> {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn add(&self, number: u64, filter: Filter, pool: Arc<Pool<B>>) {
+    pub(super) fn add(&self, number: u64, filter: Filter, pool: Arc<PrivatePool<B>>) {
         lock(&self.routes).push(Route { number, filter, pool });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Removes a route, if there is a route with this number. Returns its pool, whose drop takes
     /// locks.
-    pub(super) fn remove(&self, number: u64) -> Option<Arc<Pool<B>>> {
+    pub(super) fn remove(&self, number: u64) -> Option<Arc<PrivatePool<B>>> {
         let route = {
             let mut routes = lock(&self.routes);
             let at = routes.iter().position(|route| route.number == number);
@@ -123,7 +123,7 @@ impl<B: Backend> Routes<B> {
     }
 
     /// Returns the pool for a request of a stream: that of the latest matching route.
-    pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
+    pub(crate) fn find(&self, stream: u64) -> Option<Arc<PrivatePool<B>>> {
         let routes = lock(&self.routes);
         let leads = |route: &&Route<B>| match route.filter {
             Filter::Thread(id) => id == thread::current().id(),

@@ -111,7 +111,7 @@ impl Snapshot {
     /// Returns the snapshot as JSON, with PyTorch's keys.
     ///
     /// # Errors
-    /// Errors of `serde_json`. A snapshot has no value that `serde_json` refuses.
+    /// [`io::Error`] if `serde_json` refuses a value. A snapshot has no such value.
     pub fn to_json(&self) -> io::Result<String> {
         Ok(serde_json::to_string(&AsJson(self))?)
     }
@@ -119,7 +119,7 @@ impl Snapshot {
     /// Writes the text of [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// Errors of `writer`.
+    /// The [`io::Error`] of `writer`.
     pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
         let mut writer = io::BufWriter::new(writer);
         serde_json::to_writer(&mut writer, &AsJson(self))?;
@@ -132,7 +132,7 @@ impl Snapshot {
     /// differ from its documentation.
     ///
     /// # Errors
-    /// Errors of `writer`.
+    /// The [`io::Error`] of `writer`.
     pub fn write_pickle(&self, writer: impl io::Write) -> io::Result<()> {
         let mut writer = io::BufWriter::new(writer);
         let options = serde_pickle::SerOptions::new().proto_v2();

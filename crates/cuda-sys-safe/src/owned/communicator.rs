@@ -36,9 +36,9 @@ use crate::{Driver, DriverError, Result, StreamHandle};
 /// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
 /// ```
 #[derive(Clone)]
-pub struct Communicator(Arc<Shared>);
+pub struct Communicator(Arc<CommunicatorInner>);
 
-struct Shared {
+struct CommunicatorInner {
     driver: Arc<dyn Driver>,
     device: usize,
     ranks: usize,
@@ -92,7 +92,7 @@ impl Communicator {
                 return Err(DriverError::InvalidArgument { call: CALL, reason });
             }
             let nccl = driver.nccl()?;
-            let new = Shared::new(driver, nccl.comm_init(device, id, ranks, rank)?);
+            let new = CommunicatorInner::new(driver, nccl.comm_init(device, id, ranks, rank)?);
             let who = format!("rank {rank} of {ranks} (cuda:{device})");
             new.into_ready(nccl, CALL, (timeout, &who))
         };
@@ -120,7 +120,7 @@ impl Communicator {
                 // it.
                 unsafe { nccl.comm_split(handle, color, key) }
             })?;
-            let child = child.map(|handle| Shared::new(&shared.driver, handle));
+            let child = child.map(|handle| CommunicatorInner::new(&shared.driver, handle));
             shared.handle.ready(nccl, CALL, timeout, &self.describe())?;
             let Some(child) = child else { return Ok(None) };
             child.into_ready(nccl, CALL, (timeout, &self.describe())).map(Some)
@@ -249,13 +249,13 @@ impl fmt::Debug for Communicator {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CommunicatorInner {
     fn drop(&mut self) {
         Handle::abort_in_background(&self.handle, &self.driver);
     }
 }
 
-impl Shared {
+impl CommunicatorInner {
     /// Wraps a communicator that is being made. Its rank is not known yet.
     fn new(driver: &Arc<dyn Driver>, comm: CommHandle) -> Self {
         let (driver, handle) = (Arc::clone(driver), Arc::new(Handle::new(comm)));

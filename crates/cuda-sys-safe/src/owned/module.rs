@@ -9,10 +9,10 @@ use crate::{Driver, DriverError, FunctionHandle, ModuleHandle, Result};
 
 /// A module loaded on one device. Unloaded when the module and all its functions are dropped.
 #[derive(Clone, Debug)]
-pub struct Module(Arc<Inner>);
+pub struct Module(Arc<ModuleInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ModuleInner {
     driver: Arc<dyn Driver>,
     handle: ModuleHandle,
 }
@@ -51,7 +51,7 @@ impl Module {
         let location = Location::caller();
         // SAFETY: the caller guarantees that the image is valid.
         let handle = unsafe { driver.module_load(device, image) }.map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
+        Ok(Self(Arc::new(ModuleInner { driver: Arc::clone(driver), handle })))
     }
 
     /// Finds a kernel of the module.
@@ -91,7 +91,7 @@ fn check_ptx(ptx: &str) -> Result<()> {
     if rest.starts_with(".version") { Ok(()) } else { refuse("it does not begin with `.version`") }
 }
 
-impl Drop for Inner {
+impl Drop for ModuleInner {
     fn drop(&mut self) {
         let handle = self.handle;
         // SAFETY: loaded by this driver and not unloaded before.

@@ -10,10 +10,10 @@ use crate::{DevicePtr, Driver, DriverError, MemAccess, MemPoolHandle, Result};
 /// A pool of device memory (`cuMemPoolCreate`). Destroyed when its last clone and its last
 /// allocation are dropped.
 #[derive(Clone, Debug)]
-pub struct MemPool(Arc<Inner>);
+pub struct MemPool(Arc<MemPoolInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct MemPoolInner {
     driver: Arc<dyn Driver>,
     handle: MemPoolHandle,
 }
@@ -28,7 +28,7 @@ impl MemPool {
     pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.mempool_create(device).map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
+        Ok(Self(Arc::new(MemPoolInner { driver: Arc::clone(driver), handle })))
     }
 
     /// Returns the index of the pool's device.
@@ -106,7 +106,7 @@ impl MemPool {
     }
 }
 
-impl Drop for Inner {
+impl Drop for MemPoolInner {
     fn drop(&mut self) {
         let handle = self.handle;
         // SAFETY: created by this driver and not destroyed before. Every allocation holds an `Arc`

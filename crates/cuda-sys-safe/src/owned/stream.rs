@@ -19,9 +19,9 @@ use crate::{Driver, DriverError, Result, StreamFlags, StreamHandle};
 /// Safe code can add order between streams, query them and wait for them. It cannot enqueue work,
 /// and cannot begin, join or end a capture without a [`LaunchToken`](super::LaunchToken).
 #[derive(Clone, Debug)]
-pub struct Stream(Arc<Inner>);
+pub struct Stream(Arc<StreamInner>);
 
-struct Inner {
+struct StreamInner {
     driver: Arc<dyn Driver>,
     handle: StreamHandle,
     owned: bool,
@@ -44,7 +44,7 @@ fn next_id() -> u64 {
 static REGISTRY: std::sync::Mutex<StreamRegistry> = std::sync::Mutex::new(BTreeMap::new());
 
 type RegistryKey = (usize, usize, u64);
-type StreamRegistry = BTreeMap<RegistryKey, Weak<Inner>>;
+type StreamRegistry = BTreeMap<RegistryKey, Weak<StreamInner>>;
 
 fn registry() -> std::sync::MutexGuard<'static, StreamRegistry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,7 +101,7 @@ impl Stream {
     }
 
     fn build(driver: &Arc<dyn Driver>, handle: StreamHandle, owned: bool) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(StreamInner {
             driver: Arc::clone(driver),
             handle,
             owned,
@@ -255,7 +255,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for StreamInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream")
             .field("driver", &self.driver)
@@ -266,7 +266,7 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StreamInner {
     fn drop(&mut self) {
         // Remove the entry before the handle is destroyed, because the driver may reuse the handle.
         let registry_key = registry_key(&self.driver, self.handle);

@@ -40,7 +40,7 @@ pub(super) const SEARCH: Search = Search {
 // that the enum lacks. The names are the exported ones: `_v2` where a macro of cuda.h maps a name
 // to a `_v2`.
 function_table! {
-    pub(super) struct Api of "CUDA driver";
+    pub(super) struct CudaApi of "CUDA driver";
     required "CUDA 11.4 (driver 470)" {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -198,11 +198,11 @@ function_table! {
 }
 
 /// Opens the first candidate and resolves the table.
-pub(super) fn open(candidates: &[PathBuf]) -> Result<Api> {
+pub(super) fn open(candidates: &[PathBuf]) -> Result<CudaApi> {
     let library = SEARCH.open(candidates)?;
     // SAFETY: cuda.h declares these signatures. The signature of a name never changes, because a
     // new signature gets a new suffix.
-    unsafe { Api::resolve(library, version_of) }
+    unsafe { CudaApi::resolve(library, version_of) }
 }
 
 fn version_of(library: &Library) -> String {

@@ -40,7 +40,7 @@ mod share;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use self::api::Api;
+use self::api::CudaApi;
 use self::device::Device;
 use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
@@ -61,7 +61,7 @@ use crate::{CudaCode, Driver, DriverError, Result};
 /// ```
 #[derive(Debug)]
 pub struct CudaDriver {
-    api: Api,
+    api: CudaApi,
     version: u32,
     devices: Vec<Device>,
     owner: OwnerProcess,
@@ -146,7 +146,7 @@ fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {
         CudaCode::NO_DEVICE => Err(no_device(&format!("{call} answered {}", code.name()))),
         CudaCode::STUB_LIBRARY => Err(DriverError::cuda(call, code, None).with_detail(|| {
             format!(
-                "what was found is the stub that the CUDA toolkit links against, not a driver; \
+                "the library found is the stub that the CUDA toolkit links against, not a driver; \
                  install one, or name its libcuda in {}",
                 api::SEARCH.variable
             )

@@ -26,7 +26,7 @@ struct ProcessInfo {
 }
 
 function_table! {
-    struct Api of "NVML";
+    struct NvmlApi of "NVML";
     required "a driver of 2022 or later" {
         nvmlInit_v2();
         nvmlDeviceGetHandleByPciBusId_v2(*const c_char, *mut *mut c_void);
@@ -47,19 +47,19 @@ pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<u
 }
 
 /// Returns NVML, if it works. NVML is never shut down.
-fn api() -> Option<&'static Api> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
+fn api() -> Option<&'static NvmlApi> {
+    static API: OnceLock<Option<NvmlApi>> = OnceLock::new();
     let load = || {
         let library = SEARCH.open(&SEARCH.candidates(SEARCH.named_in_env().as_deref())).ok()?;
         // SAFETY: nvml.h declares these signatures, and has a new name for each version.
-        let api = unsafe { Api::resolve(library, |_| "unknown".to_owned()) }.ok()?;
+        let api = unsafe { NvmlApi::resolve(library, |_| "unknown".to_owned()) }.ok()?;
         // SAFETY: the function takes no pointers.
         (unsafe { (api.nvmlInit_v2)() } == SUCCESS).then_some(api)
     };
     API.get_or_init(load).as_ref()
 }
 
-impl Api {
+impl NvmlApi {
     fn used_by(&self, pid: u32, pci: &str) -> Option<usize> {
         // A device that is partitioned into instances has one entry per instance.
         let own = self.processes(pci)?.into_iter().filter(|process| process.pid == pid);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_process_is_found_among_many() {
-        let api = Api {
+        let api = NvmlApi {
             nvmlInit_v2: init,
             nvmlDeviceGetHandleByPciBusId_v2: find,
             nvmlDeviceGetComputeRunningProcesses_v3: list,

@@ -60,7 +60,7 @@ impl CudaDriver {
         // SAFETY: for this handle type the call takes an open descriptor in place of an address.
         let status = unsafe { import(&mut raw, descriptor, DESCRIPTOR) };
         self.check(CALL, device, status)
-            .map_err(|e| e.with_detail(|| "what another process sent".into()))?;
+            .map_err(|e| e.with_detail(|| "memory that another process sent".into()))?;
         let mut properties = WrittenProperties::default();
         // SAFETY: the handle was just created, and the struct has room for everything that the
         // driver writes.

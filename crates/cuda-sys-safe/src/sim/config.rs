@@ -31,13 +31,15 @@ pub enum Schedule {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
-    /// Number of devices. [`SimConfig::visible`] may hide some of them.
+    /// Number of devices, up to 64. [`SimConfig::visible`] may hide some of them. No default:
+    /// [`SimConfig::new`] takes the number.
     pub devices: usize,
     /// Memory of each device, in bytes. Default: [`H200_TOTAL_MEMORY`].
     pub capacity: usize,
     /// Order in which work runs. Default: `Schedule::Seeded(0)`.
     pub schedule: Schedule,
-    /// Value of `CUDA_VISIBLE_DEVICES`, if set. Default: `None`.
+    /// Value of `CUDA_VISIBLE_DEVICES`, which selects and orders the visible devices. Default:
+    /// `None`, all devices are visible.
     pub visible: Option<String>,
     /// Whether every launch, copy and memset waits until it is done, as with
     /// `CUDA_LAUNCH_BLOCKING=1`. Default: false.

@@ -141,26 +141,26 @@ fn differences_are_found_and_shrunk() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_random_programs() {
+fn gpu_random_programs_agree() {
     agree(&campaign(ReferenceDriver::Driver, false, 1, 300));
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_random_programs() {
+fn gpu2_random_programs_agree() {
     agree(&campaign(ReferenceDriver::Driver, false, 2, 300));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_sticky_programs() {
+fn gpu_sticky_programs_agree() {
     agree(&campaign(ReferenceDriver::Driver, true, 1, 8));
 }
 
 /// The entry point of the worker processes that the other tests start.
 #[test]
 #[ignore = "the tests here start it"]
-fn fuzz_worker() {
+fn program_of_a_worker() {
     if let Ok(role) = std::env::var(worker::ROLE) {
         worker::serve(&role);
     }

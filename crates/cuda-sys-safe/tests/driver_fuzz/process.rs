@@ -83,7 +83,7 @@ impl Worker {
             command.env("WARPLINE_DRIVER", driver);
         }
         let mut child = command
-            .args(["fuzz_worker", "--exact", "--include-ignored", "--nocapture"])
+            .args(["program_of_a_worker", "--exact", "--include-ignored", "--nocapture"])
             .env(role.0, &role.1)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_blas_multiplies() {
+fn gpu_cublas_multiplies_matrices() {
     let (_one, driver) = gpu();
     let stream = stream(&driver);
     let blas = Blas::load().expect("name cuBLAS in WARPLINE_CUBLAS");

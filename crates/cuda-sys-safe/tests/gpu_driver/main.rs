@@ -336,7 +336,7 @@ fn gpu_events_keep_time() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_kernels_run() {
+fn gpu_kernels_read_their_parameters() {
     let (_one, driver) = gpu();
     let stream = stream(&driver);
     let x = DeviceMemory::new(&driver, 0, 4096).unwrap();

@@ -48,7 +48,7 @@ fn gpu_memory_can_be_mapped_twice() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_graphs_replay() {
+fn gpu_a_graph_replays_its_kernels() {
     let (_one, driver) = gpu();
     let stream = stream(&driver);
     let x = DeviceMemory::new(&driver, 0, 4096).unwrap();

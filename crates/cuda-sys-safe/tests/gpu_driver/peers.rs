@@ -10,7 +10,7 @@ fn two_gpus() -> (MutexGuard<'static, ()>, Arc<dyn Driver>) {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_copies_cross_devices() {
+fn gpu2_copies_between_devices_are_right() {
     let (_one, driver) = two_gpus();
     let stream = stream(&driver);
     let n = 100_000;

@@ -126,7 +126,7 @@ fn schedules() -> Vec<Schedule> {
 }
 
 #[test]
-fn sums_under_every_schedule() {
+fn sums_are_right_under_every_schedule() {
     for schedule in schedules() {
         for (count, own_boxes) in [(1, false), (2, false), (3, true), (4, false)] {
             let sums = ranks(count, schedule, own_boxes, |rank| {

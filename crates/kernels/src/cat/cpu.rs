@@ -2,7 +2,7 @@
 
 use bytemuck::Zeroable;
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, Shared, parallel_for};
+use warpline_runtime::host::{GRAIN, SharedPtr, parallel_for};
 
 use super::{Cat, Pair, Part};
 
@@ -27,9 +27,9 @@ pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, &Pair { numel, colum
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are a source
 /// for each part, then the result, whose rows have `pitch` units.
 unsafe fn join<T: Copy>(launch: &HostLaunch<'_>, pitch: u32, parts: &[Part]) {
-    let out = Shared::<T>::operand(launch, parts.len());
+    let out = SharedPtr::<T>::operand(launch, parts.len());
     for (k, part) in parts.iter().enumerate() {
-        let source = Shared::<T>::operand(launch, k);
+        let source = SharedPtr::<T>::operand(launch, k);
         let columns = (part.columns as usize).max(1);
         parallel_for(launch.parallel, part.numel as usize, GRAIN, |range| {
             let mut i = range.start;

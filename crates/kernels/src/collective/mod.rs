@@ -18,7 +18,7 @@ use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
 use warpline_runtime::launch::{self, Call, address};
 use warpline_runtime::{
-    Completion, DType, Device, ErrorKind, Operand, Replays, Result, Target, View,
+    CollectiveWatcher, Completion, DType, Device, ErrorKind, Operand, Result, Target, View,
 };
 
 /// A collective call on a communicator, for contiguous tensors on the communicator's device.
@@ -93,13 +93,13 @@ pub enum CollectiveOp<'a> {
 /// A communicator for a collective, optionally with the number under which a [`Completion`] tracks
 /// the call. If the call fails, its number makes later uses of its outputs fail.
 #[derive(Clone, Copy)]
-pub struct Watched<'a> {
+pub struct TrackedCommunicator<'a> {
     comm: &'a Communicator,
     number: Option<(&'a Completion, u64)>,
-    replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
+    replays: Option<&'a dyn Fn() -> Arc<dyn CollectiveWatcher>>,
 }
 
-impl<'a> Watched<'a> {
+impl<'a> TrackedCommunicator<'a> {
     /// Tracks a call on `comm` as number `number` of `completion`. Numbers begin with 1 and follow
     /// the order of the calls. A graph that captures the call keeps the value that `replays`
     /// returns.
@@ -108,21 +108,21 @@ impl<'a> Watched<'a> {
         comm: &'a Communicator,
         completion: &'a Completion,
         number: u64,
-        replays: &'a dyn Fn() -> Arc<dyn Replays>,
+        replays: &'a dyn Fn() -> Arc<dyn CollectiveWatcher>,
     ) -> Self {
         Self { comm, number: Some((completion, number)), replays: Some(replays) }
     }
 }
 
-impl<'a> From<&'a Communicator> for Watched<'a> {
+impl<'a> From<&'a Communicator> for TrackedCommunicator<'a> {
     fn from(comm: &'a Communicator) -> Self {
         Self { comm, number: None, replays: None }
     }
 }
 
-impl fmt::Debug for Watched<'_> {
+impl fmt::Debug for TrackedCommunicator<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched")
+        f.debug_struct("TrackedCommunicator")
             .field("comm", &self.comm)
             .field("number", &self.number)
             .finish_non_exhaustive()
@@ -188,12 +188,12 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 #[track_caller]
 pub fn run<'a>(
     target: Target<'_>,
-    comm: impl Into<Watched<'a>>,
+    comm: impl Into<TrackedCommunicator<'a>>,
     name: &'static str,
     ops: &[CollectiveOp<'_>],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let Watched { comm, number, replays } = comm.into();
+    let TrackedCommunicator { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, _) = target else {
         let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
         return Err(ErrorKind::device_mismatch(first, second).of(name));

@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Args;
 use crate::math::{Convert, vectorized};
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, map1, parallel_for};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, SharedPtr, map1, parallel_for};
 use warpline_runtime::iter::{Flat, HostLoop, HostLoops, Index, Space};
 
 /// Returns the loops for elements of `size` bytes that keep their dtype. Integers of the size stand for all dtypes.
@@ -35,7 +35,7 @@ struct Same<T>(PhantomData<T>);
 // SAFETY: the loop reads elements of the first operand and writes elements of the second.
 unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Same<T> {
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
-        let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+        let (a, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
         parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
             let (from, n) = (range.start as isize, range.len());
             // SAFETY: both operands have these elements, and the elements of the result belong to
@@ -61,7 +61,7 @@ where
 {
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
         let n = space.numel as usize;
-        let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
+        let (a, out) = (SharedPtr::<S>::operand(launch, 0), SharedPtr::<D>::operand(launch, 1));
         let (from, to) = (a.0.addr(), out.0.addr());
         if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
             // SAFETY: the caller guarantees elements of both operands at these positions.
@@ -100,7 +100,7 @@ where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
-    let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
+    let (a, out) = (SharedPtr::<S>::operand(launch, 0), SharedPtr::<D>::operand(launch, 1));
     // SAFETY: the caller guarantees elements of both operands at these positions.
     unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

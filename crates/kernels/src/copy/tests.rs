@@ -94,7 +94,7 @@ fn conversions(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn copies_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_shape_and_pair);
     on_every_target(conversions);
     on_every_target(long_copies);
@@ -102,7 +102,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_copy() {
+fn gpu_copies_are_right() {
     on_gpu(every_shape_and_pair);
     on_gpu(conversions);
     on_gpu(long_copies);

@@ -31,7 +31,7 @@ pub const MAX_OPERANDS: usize = 4;
 /// The gradients of an op's operands, as steps that share common subexpressions.
 #[derive(Debug)]
 pub struct Formula {
-    steps: Vec<Step>,
+    steps: Vec<FormulaStep>,
     gradients: [Option<usize>; MAX_OPERANDS],
     /// Steps that are bools.
     conditions: Vec<usize>,
@@ -43,7 +43,7 @@ pub struct Formula {
 
 /// A step of a formula: a number or a bool for each element.
 #[derive(Clone, Copy, Debug)]
-pub enum Step {
+pub enum FormulaStep {
     /// The gradient of the op's result.
     Gradient,
     /// The operand with this index.
@@ -58,7 +58,7 @@ pub enum Step {
     Apply(&'static Op, [usize; MAX_OPERANDS]),
 }
 
-impl Step {
+impl FormulaStep {
     /// Returns the indices of the earlier steps that this step reads.
     #[must_use]
     pub fn reads(&self) -> &[usize] {
@@ -115,7 +115,7 @@ impl Formula {
         &self.leaves
     }
 
-    /// Returns whether a leaf is an operand of bools.
+    /// Returns whether a leaf is a boolean operand.
     #[must_use]
     pub fn is_condition(&self, leaf: usize) -> bool {
         self.conditions.contains(&leaf)
@@ -142,16 +142,16 @@ impl Formula {
         let uses = self.uses(operands.clone());
         let constant = |k: usize| operands.clone().into_iter().any(|o| self.gradient(o) == Some(k));
         let launches = self.steps.iter().enumerate().filter(|(k, step)| match step {
-            Step::Gradient | Step::Operand(_) | Step::Result => false,
-            Step::Constant(_) => constant(*k),
-            Step::Single(_) | Step::Apply(..) => uses[*k] > 0,
+            FormulaStep::Gradient | FormulaStep::Operand(_) | FormulaStep::Result => false,
+            FormulaStep::Constant(_) => constant(*k),
+            FormulaStep::Single(_) | FormulaStep::Apply(..) => uses[*k] > 0,
         });
         launches.count()
     }
 
     /// Returns all steps. Each step reads only earlier steps.
     #[must_use]
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[FormulaStep] {
         &self.steps
     }
 
@@ -179,11 +179,11 @@ impl Formula {
 
 thread_local! {
     /// Steps of the formula that this thread is building.
-    static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+    static STEPS: RefCell<Vec<FormulaStep>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Steps of an outer formula, which are restored after an inner formula is built.
-struct Outer(Vec<Step>);
+struct Outer(Vec<FormulaStep>);
 
 impl Drop for Outer {
     fn drop(&mut self) {
@@ -192,7 +192,7 @@ impl Drop for Outer {
 }
 
 /// Adds a step unless an equal step exists. Returns its index.
-fn push(step: Step) -> usize {
+fn push(step: FormulaStep) -> usize {
     STEPS.with_borrow_mut(|steps| {
         steps.iter().position(|other| other.same_as(&step)).unwrap_or_else(|| {
             steps.push(step);
@@ -204,7 +204,7 @@ fn push(step: Step) -> usize {
 fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
     let mut steps = [0; MAX_OPERANDS];
     steps[..N].copy_from_slice(&operands);
-    push(Step::Apply(op, steps))
+    push(FormulaStep::Apply(op, steps))
 }
 
 /// Builds the formula of an entry. Declare the operands in order, then set the gradients.
@@ -220,7 +220,7 @@ impl Builder {
     /// Declares the next operand, a number.
     pub fn operand(&mut self) -> Expr {
         self.operands += 1;
-        Expr(push(Step::Operand(self.operands - 1)))
+        Expr(push(FormulaStep::Operand(self.operands - 1)))
     }
 
     /// Declares the next operand, a condition.
@@ -238,12 +238,12 @@ impl Builder {
 
     /// Returns the gradient of the result.
     pub fn gradient(&self) -> Expr {
-        Expr(push(Step::Gradient))
+        Expr(push(FormulaStep::Gradient))
     }
 
     /// Returns the result.
     pub fn result(&self) -> Expr {
-        Expr(push(Step::Result))
+        Expr(push(FormulaStep::Result))
     }
 
     /// Sets the gradient of an operand.
@@ -268,7 +268,7 @@ pub struct Condition(usize);
 
 impl From<f64> for Expr {
     fn from(constant: f64) -> Self {
-        Self(push(Step::Constant(constant)))
+        Self(push(FormulaStep::Constant(constant)))
     }
 }
 
@@ -359,7 +359,7 @@ functions! {
 impl Expr {
     /// Rounds to `float32`.
     pub fn single(self) -> Self {
-        Self(push(Step::Single(self.0)))
+        Self(push(FormulaStep::Single(self.0)))
     }
 }
 

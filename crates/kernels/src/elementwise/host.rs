@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use warpline_runtime::host::{
-    GRAIN, HostElement, LANES, Number, Shared, load, parallel_for, rows, store,
+    GRAIN, HostElement, LANES, Number, SharedPtr, load, parallel_for, rows, store,
 };
 use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 use warpline_runtime::{DType, dispatch};
@@ -160,8 +160,8 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
 ) {
     let strides = index.inner_strides();
-    let memory: [Shared<T>; I] = from_fn(|k| Shared::operand(launch, k));
-    let result = Shared::<O>::operand(launch, I);
+    let memory: [SharedPtr<T>; I] = from_fn(|k| SharedPtr::operand(launch, k));
+    let result = SharedPtr::<O>::operand(launch, I);
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = from_fn(|k| {
             let number = numbers.number(k).map(T::Compute::from_bits);
@@ -198,7 +198,7 @@ type Write<C> = unsafe fn(*mut u8, isize, isize, &[C]);
 
 /// Reads an input in the compute type. The input consists of elements of any dtype, or is a number.
 pub(super) struct Reader<T: HostElement> {
-    memory: Shared<T>,
+    memory: SharedPtr<T>,
     stride: isize,
     /// Whether memory is used without a copy.
     in_place: bool,
@@ -209,7 +209,7 @@ pub(super) struct Reader<T: HostElement> {
 
 impl<T: HostElement> Reader<T> {
     pub(super) fn new(
-        memory: Shared<T>,
+        memory: SharedPtr<T>,
         stride: isize,
         dtype: DType,
         number: Option<T::Compute>,
@@ -343,7 +343,7 @@ unsafe fn write_own<O: HostElement>(
 
 /// Writes the result, converted to any dtype.
 pub(super) struct Writer<O: HostElement> {
-    memory: Shared<O>,
+    memory: SharedPtr<O>,
     stride: isize,
     in_place: bool,
     write: Write<O::Compute>,
@@ -351,7 +351,7 @@ pub(super) struct Writer<O: HostElement> {
 }
 
 impl<O: HostElement> Writer<O> {
-    pub(super) fn new(memory: Shared<O>, stride: isize, dtype: DType) -> Self {
+    pub(super) fn new(memory: SharedPtr<O>, stride: isize, dtype: DType) -> Self {
         let own = dtype == O::DTYPE;
         Self {
             memory,

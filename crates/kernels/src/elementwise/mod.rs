@@ -9,14 +9,15 @@
 //! a GPU, a third kernel of each op does so. The caller chooses the common dtype, because that
 //! choice depends on which operands are tensors without dimensions.
 //!
-//! # Why an entry has two value expressions and one gradient formula
+//! # Two value expressions and one gradient formula
 //!
 //! A value is one expression in CUDA and one in Rust. A single generic function, called with
 //! numbers on the CPU and traced into CUDA, would save the second text. But the two texts differ in
 //! most entries. The CPU has functions over whole slices (`math`). CUDA has out-of-line functions
 //! for each type, so that a first use compiles fast. Each side follows PyTorch's roundings on that
 //! side. These differences would become overrides beside the traced function. Only a GPU can
-//! compare the two texts; the tests `gpu_table` and `gpu_a_gpu_agrees_with_the_cpu` do.
+//! compare the two texts; the tests `gpu_every_op_of_the_table_is_right` and
+//! `gpu_a_gpu_agrees_with_the_cpu` do.
 //!
 //! A gradient has no such differences. It is a list of entries with four uses: CUDA prints it, the
 //! CPU runs it over slices, the tensor crate evaluates it with recorded ops, and [`Formula::uses`]
@@ -63,7 +64,7 @@ pub use division::*;
 pub use entry::OperandRule;
 pub use exponential::*;
 pub use extremes::*;
-pub use formula::{Condition, Expr, Formula, MAX_OPERANDS, Step};
+pub use formula::{Condition, Expr, Formula, FormulaStep, MAX_OPERANDS};
 pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;
@@ -145,13 +146,13 @@ impl Op {
         self.entry.rules.contains(&rule)
     }
 
-    /// Returns whether the result is of bools.
+    /// Returns whether the result is boolean.
     #[must_use]
     pub fn returns_bools(&self) -> bool {
         self.entry.output == Output::Bool
     }
 
-    /// Returns whether an operand is a condition, which is of bools whatever the dtype of the
+    /// Returns whether an operand is a condition, which is boolean whatever the dtype of the
     /// others.
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {

@@ -112,7 +112,7 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 
 /// Computes `out = op(args)`. Each operand is converted to the dtype `common` as it is read, and
 /// the result to the dtype of `out` as it is written, without a copy, as in PyTorch's
-/// TensorIterator. Conditions are of bools. `out` may be one of the operands.
+/// TensorIterator. Conditions are boolean. `out` may be one of the operands.
 ///
 /// As in PyTorch, arithmetic on half-width floats takes a number in `f32`. Comparisons, and ops
 /// with `rounds` in their entry, round it to `common` first.
@@ -121,7 +121,7 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 /// - [`ErrorKind::InvalidArgument`] if the number of operands is not that of the op.
 /// - [`ErrorKind::UnsupportedDType`] if the op does not support `common`.
 /// - [`ErrorKind::CannotCast`] if an operand is a float number and the op is computed in integers.
-/// - [`ErrorKind::DTypeMismatch`] if a condition is not of bools.
+/// - [`ErrorKind::DTypeMismatch`] if a condition is not boolean.
 /// - [`ErrorKind::ShapeMismatch`] if an operand's sizes are not those of `out`.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
@@ -216,7 +216,7 @@ impl Op {
     }
 }
 
-/// Returns an error for a condition that is not of bools, and for a float number if the op is
+/// Returns an error for a condition that is not boolean, and for a float number if the op is
 /// computed in integers.
 #[track_caller]
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Fill, Sequence};
 use warpline_runtime::Scalar;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, map0, parallel_for};
 use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 
 /// Returns the bytes of an element, in the low bytes.
@@ -54,7 +54,7 @@ struct FillLoop<T>(PhantomData<T>);
 // SAFETY: `map0` writes the elements of the index.
 unsafe impl<T: Low> HostLoop<Fill, 1> for FillLoop<T> {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, args: &Fill) {
-        let out = Shared::<T>::operand(launch, 0);
+        let out = SharedPtr::<T>::operand(launch, 0);
         // SAFETY: the caller promises elements of `T`'s size at the positions of `index`.
         unsafe { map0(out, index, launch.parallel, T::low(args.bits.into())) };
     }
@@ -68,7 +68,7 @@ where
     i64: Cast<T::Compute>,
     f64: Cast<T::Compute>,
 {
-    let out = Shared::<T>::operand(launch, 0);
+    let out = SharedPtr::<T>::operand(launch, 0);
     parallel_for(launch.parallel, p.numel as usize, GRAIN, |range| {
         for i in range {
             let value = if p.exact != 0 {

@@ -94,7 +94,7 @@ fn fill_at(target: Target<'_>, site: Site, out: View<'_>, value: Scalar) -> Resu
 ///
 /// # Errors
 /// - [`ErrorKind::ShapeMismatch`] if `out` does not have one dimension.
-/// - [`ErrorKind::UnsupportedDType`] if `out` is of bools.
+/// - [`ErrorKind::UnsupportedDType`] if `out` is boolean.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`].

@@ -66,7 +66,7 @@ fn identities(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn fills_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(fills);
     on_every_target(sequences);
     on_every_target(identities);
@@ -74,7 +74,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_fill() {
+fn gpu_fills_are_right() {
     on_gpu(fills);
     on_gpu(sequences);
     on_gpu(identities);

@@ -3,7 +3,7 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Pick;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, parallel_for, rows};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, SharedPtr, parallel_for, rows};
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
@@ -13,8 +13,8 @@ where
     T: Copy + Default,
     I: HostElement<Compute: Cast<i64>>,
 {
-    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
-    let index = Shared::<I>::operand(launch, 1);
+    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
+    let index = SharedPtr::<I>::operand(launch, 1);
     let [a, b, c] = space.inner_strides();
     parallel_for(launch.parallel, space.numel(), GRAIN, |range| {
         rows(&space, range, |[from, at, to], n| {

@@ -230,7 +230,7 @@ fn reported(target: Target<'_>, at_once: Result<()>) -> IndexCheck {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn rows_are_selected_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_view_and_dtype);
     on_every_target(smaller_indices_and_written_views);
     on_every_target(scalars_and_nothing);
@@ -238,7 +238,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_indexing() {
+fn gpu_rows_are_selected() {
     on_gpu(every_view_and_dtype);
     on_gpu(smaller_indices_and_written_views);
     on_gpu(scalars_and_nothing);

@@ -3,7 +3,7 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Checked, Losses};
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 
 /// Writes a total weight in the compute type of `T`.
 ///
@@ -11,7 +11,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 /// Operand `index` has one element of the compute type of `T`, which belongs to this thread.
 unsafe fn put_total<T: HostElement>(launch: &HostLaunch<'_>, index: usize, total: f64) {
     // SAFETY: the caller guarantees that the operand has this element, of this type.
-    unsafe { Shared::<T::Compute>::operand(launch, index).write(0, Number::from_number(total)) };
+    unsafe { SharedPtr::<T::Compute>::operand(launch, index).write(0, Number::from_number(total)) };
 }
 
 /// # Safety
@@ -22,8 +22,8 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
     launch: &HostLaunch<'_>,
     Checked { report, losses: p }: &Checked,
 ) {
-    let [log, weight, loss] = [0, 2, 3].map(|i| Shared::<T>::operand(launch, i));
-    let classes = Shared::<i64>::operand(launch, 1);
+    let [log, weight, loss] = [0, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
+    let classes = SharedPtr::<i64>::operand(launch, 1);
     let [row_step, step] = p.log_steps.map(|step| step as isize);
     let (mut sum, mut total) = (0.0, 0.0);
     for n in 0..p.rows as isize {
@@ -57,11 +57,11 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
 /// and logarithms, of `T`, classes, of `i64`, weights, of `T`, total weight, of its compute type,
 /// and result, of `T`.
 pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Losses) {
-    let [grad, log, weight, out] = [0, 1, 3, 5].map(|i| Shared::<T>::operand(launch, i));
-    let classes = Shared::<i64>::operand(launch, 2);
+    let [grad, log, weight, out] = [0, 1, 3, 5].map(|i| SharedPtr::<T>::operand(launch, i));
+    let classes = SharedPtr::<i64>::operand(launch, 2);
     // SAFETY: gradient and total weight have one element each.
     let (grad, total): (f64, f64) = unsafe {
-        let total = Shared::<T::Compute>::operand(launch, 4).read(0);
+        let total = SharedPtr::<T::Compute>::operand(launch, 4).read(0);
         (grad.read(0).get().cast(), total.cast())
     };
     let [[log_row, log_step], [out_row, out_step]] =

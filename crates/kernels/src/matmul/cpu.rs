@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Product, Steps, vector};
 use crate::math::{Convert, vectorized};
-use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
 /// Multiplications from which on several threads are faster than one.
 const PARALLEL_FROM: u64 = 1 << 17;
@@ -75,7 +75,7 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a`, `b` and the
 /// result, of `T`.
 pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
-    let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let [a, b, c] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     if vector::is_matrix_vector(p) {
         // SAFETY: the launch declares operands of these sizes and strides.
         return unsafe { vector::floats(launch.parallel, p, [a, b], c) };
@@ -119,8 +119,8 @@ where
     T: HostElement<Compute = f32>,
     R: HostElement<Compute = f32>,
 {
-    let [a, b] = [0, 1].map(|i| Shared::<T>::operand(launch, i));
-    let c = Shared::<R>::operand(launch, 2);
+    let [a, b] = [0, 1].map(|i| SharedPtr::<T>::operand(launch, i));
+    let c = SharedPtr::<R>::operand(launch, 2);
     let parallel = launch.parallel;
     if vector::is_matrix_vector(p) {
         // SAFETY: the launch declares operands of these sizes and strides.
@@ -189,14 +189,14 @@ fn row_major(columns: u64) -> Steps {
 /// The block is within the operand.
 unsafe fn widen<T: HostElement<Compute = f32>>(
     parallel: bool,
-    of: Shared<T>,
+    of: SharedPtr<T>,
     steps: Steps,
     first: [u64; 3],
     [rows, columns]: [u64; 2],
     to: &mut [f32],
 ) {
     let [batch, row, column] = first.map(|v| v as i64);
-    let to = Shared(to[..(rows * columns) as usize].as_mut_ptr());
+    let to = SharedPtr(to[..(rows * columns) as usize].as_mut_ptr());
     host::parallel_for(parallel, rows as usize, grain(columns), |rows| {
         for r in rows {
             let from = of.at(steps.at(batch, row + r as i64, column));
@@ -235,7 +235,7 @@ unsafe fn gemm<T: Float>(
     let large = m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
     let parallel = parallel && large && host::has_threads();
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
-    let (mut a, mut b, mut c) = ((Shared(a), sa), (Shared(b), sb), (Shared(c), sc));
+    let (mut a, mut b, mut c) = ((SharedPtr(a), sa), (SharedPtr(b), sb), (SharedPtr(c), sc));
     if c.1.column < c.1.row {
         // `gemm` is faster on column-major results. The transposed product is the product of the
         // transposed operands in reverse order.
@@ -281,7 +281,7 @@ pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(
     launch: &HostLaunch<'_>,
     p: &Product,
 ) {
-    let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let [a, b, c] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
     let zero = T::from_bits(0);
     host::parallel_for(launch.parallel, (p.batch * p.m) as usize, grain, |rows| {

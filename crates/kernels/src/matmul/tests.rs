@@ -130,7 +130,7 @@ fn products_larger_than_a_block_are_right() {
 }
 
 #[test]
-fn vectors_of_any_length() {
+fn products_with_vectors_of_any_length_are_right() {
     on_every_target(|target| {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             // Many rows, and few rows whose sums are split.

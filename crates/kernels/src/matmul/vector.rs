@@ -5,7 +5,7 @@ use std::slice::from_raw_parts;
 
 use super::Product;
 use crate::math::{Loop, vectorized};
-use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
 /// Rows that are summed together if the matrix is column-major, and bytes of the vector that are
 /// read at a time. Both fit the level 1 cache, and memory is still read in long runs.
@@ -29,12 +29,12 @@ const PARTS: usize = 64;
 #[derive(Clone, Copy)]
 struct MatrixVector<T> {
     rows: usize,
-    matrix: (Shared<T>, [i64; 3]),
-    vector: (Shared<T>, [i64; 2]),
+    matrix: (SharedPtr<T>, [i64; 3]),
+    vector: (SharedPtr<T>, [i64; 2]),
 }
 
 /// Returns the address of the element at the indices `at`.
-fn at<T: Copy, const N: usize>((base, steps): (Shared<T>, [i64; N]), at: [usize; N]) -> *mut T {
+fn at<T: Copy, const N: usize>((base, steps): (SharedPtr<T>, [i64; N]), at: [usize; N]) -> *mut T {
     let offset: i64 = at.iter().zip(steps).map(|(&i, step)| i as i64 * step).sum();
     base.at(offset as isize)
 }
@@ -49,8 +49,12 @@ pub(super) fn is_matrix_vector(p: &Product) -> bool {
 ///
 /// # Safety
 /// The operands, of `T`, and the result, of `R`, are valid for the sizes and strides of `p`.
-pub(super) unsafe fn floats<T, R>(parallel: bool, p: &Product, [a, b]: [Shared<T>; 2], c: Shared<R>)
-where
+pub(super) unsafe fn floats<T, R>(
+    parallel: bool,
+    p: &Product,
+    [a, b]: [SharedPtr<T>; 2],
+    c: SharedPtr<R>,
+) where
     T: HostElement,
     R: HostElement<Compute = T::Compute>,
 {
@@ -86,7 +90,7 @@ where
     let grain = (GRAIN / each.max(1)).max(1);
     let zero = T::Compute::from_bits(0);
     let mut partial = vec![zero; if parts > 1 { batches * parts * product.rows } else { 0 }];
-    let partials = Shared(partial.as_mut_ptr());
+    let partials = SharedPtr(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
         let mut sums = [zero; BLOCK];
         let size = size_of::<T::Compute>();

@@ -5,13 +5,13 @@ use std::ops::Range;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Norm;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 
 /// Reads element `at` of an operand.
 ///
 /// # Safety
 /// The operand has an element at `at`, and no thread writes it meanwhile.
-unsafe fn get<T: HostElement>(of: Shared<T>, at: usize) -> f64 {
+unsafe fn get<T: HostElement>(of: SharedPtr<T>, at: usize) -> f64 {
     // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.get().cast()
 }
@@ -20,7 +20,7 @@ unsafe fn get<T: HostElement>(of: Shared<T>, at: usize) -> f64 {
 ///
 /// # Safety
 /// The operand has an element at `at`, which belongs to this thread.
-unsafe fn put<T: HostElement>(of: Shared<T>, at: usize, value: f64) {
+unsafe fn put<T: HostElement>(of: SharedPtr<T>, at: usize, value: f64) {
     // SAFETY: the caller guarantees that the element exists and belongs to this thread.
     unsafe { of.write(at as isize, T::put(T::Compute::from_number(value))) };
 }
@@ -29,7 +29,7 @@ unsafe fn put<T: HostElement>(of: Shared<T>, at: usize, value: f64) {
 ///
 /// # Safety
 /// The operand has an element at `at`, and no thread writes it meanwhile.
-unsafe fn moment<T: HostElement>(of: Shared<T::Compute>, at: usize) -> f64 {
+unsafe fn moment<T: HostElement>(of: SharedPtr<T::Compute>, at: usize) -> f64 {
     // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.cast()
 }
@@ -45,8 +45,8 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
 /// weight, bias and result, of `T`, then mean and scale, of its compute type.
 pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
-    let [means, scales] = [4, 5].map(|i| Shared::<T::Compute>::operand(launch, i));
+    let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [means, scales] = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
     each_row(launch, p, |row, at| {
         // SAFETY: the row and its moments belong to this thread. Weight and bias have an element
@@ -71,8 +71,8 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
 /// rows and weight, of `T`, mean and scale, of its compute type, and the result, of `T`.
 pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| Shared::<T>::operand(launch, i));
-    let [means, scales] = [3, 4].map(|i| Shared::<T::Compute>::operand(launch, i));
+    let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [means, scales] = [3, 4].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let size = p.size as f64;
     each_row(launch, p, |row, at| {
         // SAFETY: the row of the result belongs to this thread. The weight has an element per
@@ -100,9 +100,9 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
 /// and rows, of `T`, mean and scale, of its compute type, the gradient of the weight and, if
 /// `is_biased` is set, that of the bias, of `T`.
 pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    let [grad, input, of_weight] = [0, 1, 4].map(|i| Shared::<T>::operand(launch, i));
-    let [means, scales] = [2, 3].map(|i| Shared::<T::Compute>::operand(launch, i));
-    let of_bias = (p.is_biased != 0).then(|| Shared::<T>::operand(launch, 5));
+    let [grad, input, of_weight] = [0, 1, 4].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [means, scales] = [2, 3].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
+    let of_bias = (p.is_biased != 0).then(|| SharedPtr::<T>::operand(launch, 5));
     let (rows, size) = (p.rows as usize, p.size as usize);
     host::parallel_for(launch.parallel, size, (GRAIN / 4 / rows).max(1), |columns| {
         let mut sums = vec![(0.0, 0.0); columns.len()];

@@ -3,7 +3,7 @@
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for};
+use warpline_runtime::host::{GRAIN, HostElement, SharedPtr, parallel_for};
 
 use super::{
     AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, TENSORS, Update,
@@ -196,7 +196,7 @@ impl<C: Real> ElementUpdate<C> for Scale<C> {
 /// A range of a tensor's elements.
 struct Elements<T, S> {
     step: S,
-    operands: [Shared<T>; LISTS],
+    operands: [SharedPtr<T>; LISTS],
     range: std::ops::Range<usize>,
     reads: u32,
     writes: u32,
@@ -232,12 +232,12 @@ pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Comp
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {
-    let rates = Shared::<f64>::operand(launch, TENSORS * S::LISTS);
+    let rates = SharedPtr::<f64>::operand(launch, TENSORS * S::LISTS);
     // SAFETY: `step` has checked that `rates` has as many numbers as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let (reads, writes) = (update.reads, update.writes);
-    let all: [[Shared<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {
-        std::array::from_fn(|k| Shared::operand(launch, which * S::LISTS + k.min(S::LISTS - 1)))
+    let all: [[SharedPtr<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {
+        std::array::from_fn(|k| SharedPtr::operand(launch, which * S::LISTS + k.min(S::LISTS - 1)))
     });
     let chunk = CHUNK as usize;
     parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use warpline_cuda_sys_safe::HostLaunch;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for};
+use warpline_runtime::host::{GRAIN, HostElement, SharedPtr, parallel_for};
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -117,9 +117,10 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
 /// [`TENSORS`] tensors of `T`, then the sums.
 unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>, update: &Update) {
-    let out = Shared::<T::Compute>::operand(launch, TENSORS);
+    let out = SharedPtr::<T::Compute>::operand(launch, TENSORS);
     let chunk = CHUNK as usize;
-    let all: [Shared<T>; TENSORS] = std::array::from_fn(|which| Shared::operand(launch, which));
+    let all: [SharedPtr<T>; TENSORS] =
+        std::array::from_fn(|which| SharedPtr::operand(launch, which));
     parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {
         for block in blocks {
             let which = update.tensors.partition_point(|part| part.first as usize <= block) - 1;

@@ -196,13 +196,13 @@ fn everything(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn steps_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(everything);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_steps() {
+fn gpu_steps_are_right() {
     on_gpu(everything);
 }
 

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
+use warpline_runtime::host::{GRAIN, HostElement, Number, SharedPtr, parallel_for};
 
 use super::Pools;
 
 /// The elements of a window inside the image, in one dimension, and the number of elements
 /// including the padding.
 #[derive(Clone)]
-struct Span {
+struct WindowRange {
     inside: Range<i32>,
     padded: i32,
 }
@@ -21,30 +21,30 @@ impl Pools {
     }
 
     /// Returns the span of result `o` in dimension `d`, computed as by `elements` in `spans.cuh`.
-    fn span(&self, d: usize, o: i32) -> Span {
+    fn span(&self, d: usize, o: i32) -> WindowRange {
         let t = &self.taps;
         if self.adaptive != 0 {
             let (input, output) = (t.input[d], t.output[d]);
             let inside = o * input / output..((o + 1) * input + output - 1) / output;
-            return Span { padded: inside.len() as i32, inside };
+            return WindowRange { padded: inside.len() as i32, inside };
         }
         let (begin, step) = (t.at(d, o, 0), t.dilation[d]);
         let end = t.at(d, o, t.kernel[d] - 1) + 1;
         let padded = end.min(t.input[d] + t.padding[d]) - begin;
         let begin = if begin < 0 { begin + (step - 1 - begin) / step * step } else { begin };
-        Span { inside: begin..end.min(t.input[d]), padded }
+        WindowRange { inside: begin..end.min(t.input[d]), padded }
     }
 
     /// Returns the spans of all results, for each dimension.
-    fn spans(&self) -> [Vec<Span>; 3] {
+    fn spans(&self) -> [Vec<WindowRange>; 3] {
         [0, 1, 2].map(|d| (0..self.taps.output[d]).map(|o| self.span(d, o)).collect())
     }
 
-    fn divisor(&self, spans: [&Span; 3]) -> i64 {
+    fn divisor(&self, spans: [&WindowRange; 3]) -> i64 {
         if self.divisor != 0 {
             return self.divisor;
         }
-        let count = |span: &Span| {
+        let count = |span: &WindowRange| {
             i64::from(if self.padded != 0 { span.padded } else { span.inside.len() as i32 })
         };
         spans.into_iter().map(count).product()
@@ -71,7 +71,7 @@ impl Pools {
 }
 
 /// Returns the spans of each result, in row-major order.
-fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
+fn windows(spans: &[Vec<WindowRange>; 3]) -> impl Iterator<Item = [&WindowRange; 3]> {
     spans[0].iter().flat_map(move |d| {
         spans[1].iter().flat_map(move |h| spans[2].iter().map(move |w| [d, h, w]))
     })
@@ -81,8 +81,8 @@ fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and values, of
 /// `T`, and indices, of `i64`.
 pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
-    let (image, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let indices = Shared::<i64>::operand(launch, 2);
+    let (image, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let indices = SharedPtr::<i64>::operand(launch, 2);
     let spans = p.spans();
     let (steps, width) = ([0, 1, 2].map(|d| p.step(d)), i64::from(p.taps.input[2]));
     p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
@@ -129,8 +129,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient, of `T`,
 /// indices, of `i64`, and the image, of `T`.
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
-    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
-    let indices = Shared::<i64>::operand(launch, 1);
+    let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
+    let indices = SharedPtr::<i64>::operand(launch, 1);
     let (places, elements) = (p.taps.places(), p.taps.elements());
     p.planes(launch.parallel, elements + places, |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
@@ -151,7 +151,7 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and result, of
 /// `T`.
 pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
-    let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let spans = p.spans();
     p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
         for (o, window) in windows(&spans).enumerate() {
@@ -180,7 +180,7 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and image,
 /// of `T`.
 pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
-    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (elements, spans) = (p.taps.elements(), p.spans());
     p.planes(launch.parallel, elements + p.taps.places(), |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
@@ -211,7 +211,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 ///
 /// # Safety
 /// `plane` is the offset of a plane of the image, which belongs to this thread.
-unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: Shared<T>) {
+unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: SharedPtr<T>) {
     let mut sums = sums.iter();
     for line in 0..p.taps.input[0] * p.taps.input[1] {
         let row = p.at(plane, [line / p.taps.input[1], line % p.taps.input[1], 0]);

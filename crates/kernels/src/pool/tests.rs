@@ -185,7 +185,7 @@ fn largest_elements_and_their_gradients() {
 }
 
 #[test]
-fn averages_and_their_gradients() {
+fn averages_and_their_gradients_are_right() {
     on_every_target(averages);
 }
 

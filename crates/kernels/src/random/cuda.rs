@@ -12,7 +12,7 @@ use super::real::Real;
 use super::{Distribution, FromInt, RandomFill};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
-use warpline_runtime::host::{self, Shared};
+use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{self, Program, Source};
@@ -208,7 +208,7 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     lanes: usize,
     values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
-    let out = Shared::<T>::operand(launch, 0);
+    let out = SharedPtr::<T>::operand(launch, 0);
     // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
     // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };

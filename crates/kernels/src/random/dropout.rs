@@ -9,7 +9,7 @@ use crate::programs::{FLOATS, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::graph::{Place, Sequence};
-use warpline_runtime::host::{self, Shared};
+use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
 use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View};
@@ -53,7 +53,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous or has another number of elements,
-///   if `out` has another dtype than `input`, or if `kept` is not of bools.
+///   if `out` has another dtype than `input`, or if `kept` is not boolean.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
 /// - The errors of [`Kernel::launch`].
@@ -113,8 +113,8 @@ pub fn dropout(
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
 /// `T`, `kept`, of bools, and, if `p.place` says so, the generator's state.
 unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
-    let (input, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let kept = Shared::<bool>::operand(launch, 2);
+    let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let kept = SharedPtr::<bool>::operand(launch, 2);
     // SAFETY: the last operand is the state, which `get` reads only if `p.place` says that it
     // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 3) };

@@ -8,7 +8,7 @@ use super::FromInt;
 use super::real::Real;
 use crate::math::{Convert, vectorized};
 use warpline_runtime::generator::CpuGenerator;
-use warpline_runtime::host::{self, Shared};
+use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
 
 /// The operand of a fill.
@@ -25,7 +25,7 @@ impl FillTarget<'_> {
     /// # Safety
     /// The operand's elements are of `T`.
     unsafe fn fill<T: Copy>(&self, mut next: impl FnMut() -> T) {
-        let out = Shared::<T>::operand(self.launch, 0);
+        let out = SharedPtr::<T>::operand(self.launch, 0);
         for i in 0..self.numel {
             // SAFETY: `order` reaches only elements of the operand, which a fill declares as
             // written.
@@ -40,7 +40,7 @@ impl FillTarget<'_> {
     /// operand exists.
     #[expect(clippy::mut_from_ref, reason = "of the operand's memory, which the caller has alone")]
     unsafe fn slice<T: Copy>(&self) -> &mut [T] {
-        let out = Shared::<T>::operand(self.launch, 0);
+        let out = SharedPtr::<T>::operand(self.launch, 0);
         // SAFETY: a fill declares all elements as written, and no other thread accesses them
         // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(out.0, self.numel) }
@@ -116,7 +116,7 @@ pub(super) unsafe fn normal<T: Real>(
     let data = unsafe { out.slice() };
     fill_slice(data, generator, unit_of::<T>);
     let (mean, std) = (T::from_f64(mean), T::from_f64(std));
-    let blocks = Shared(data.as_mut_ptr());
+    let blocks = SharedPtr(data.as_mut_ptr());
     host::parallel_for(out.launch.parallel, data.len() / 16, 512, |range| {
         for block in range {
             // SAFETY: blocks of 16 do not overlap, and each belongs to one thread.

@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn dimensions_merge() {
+    fn contiguous_dimensions_merge() {
         let base = Layout::contiguous(&[2; 10]).unwrap();
         assert_eq!(order("test", &base).unwrap().inner(), (1024, [1]));
         let gaps = Layout::contiguous(&[3; 17]).unwrap();

@@ -15,7 +15,7 @@ use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
 use crate::programs::committed;
 use warpline_runtime::graph::{Place, Sequence};
-use warpline_runtime::host::{self, Shared};
+use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
@@ -206,7 +206,7 @@ fn key_bits(n: f64) -> u64 {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, if `p.place` says so, the generator's state.
 unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
-    let out = Shared::<Pair>::operand(launch, 0);
+    let out = SharedPtr::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
     // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
     // exists.
@@ -250,7 +250,7 @@ unsafe fn merge(launch: &HostLaunch<'_>, p: &Permutation) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
 /// `p.pairs` pairs.
 unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
-    let data = Shared::<Pair>::operand(launch, 0);
+    let data = SharedPtr::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
         for tile in range {
             let first = tile * TILE as usize;
@@ -269,7 +269,7 @@ unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
 /// `p.pairs` pairs.
 unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
-    let data = Shared::<Pair>::operand(launch, 0);
+    let data = SharedPtr::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
         for thread in range {
             let low = 2 * thread as u64 - (thread as u64 & (p.distance - 1));
@@ -291,7 +291,7 @@ unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, if `p.place` says so, the generator's state.
 unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
-    let data = Shared::<Pair>::operand(launch, 0);
+    let data = SharedPtr::<Pair>::operand(launch, 0);
     // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
     // exists.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
@@ -312,7 +312,7 @@ unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and the result, of `T`.
 unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
-    let (pairs, out) = (Shared::<Pair>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (pairs, out) = (SharedPtr::<Pair>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for i in range {
             // SAFETY: there are at least `n` pairs. `out` has `n` elements, and each belongs to one

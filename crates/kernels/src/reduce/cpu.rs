@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::DType;
 use warpline_runtime::dispatch;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Shared};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, SharedPtr};
 
 /// Number of results or tiles below which the elements of each are split over threads.
 const FEW: usize = 64;
@@ -30,8 +30,8 @@ const LONG: usize = 64;
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
 /// and the result, of the plan's dtype.
 pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_>, plan: &Plan) {
-    let source = Shared::<T>::operand(launch, 0);
-    let result = Shared::<u8>::operand(launch, 1);
+    let source = SharedPtr::<T>::operand(launch, 0);
+    let result = SharedPtr::<u8>::operand(launch, 1);
     // SAFETY: the result has an element for each output, which belongs to one thread.
     let write_result =
         |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
@@ -51,7 +51,7 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
 /// # Safety
 /// The result has element `output`, of the plan's dtype, which belongs to this thread.
 unsafe fn store<F: Fold<T>, T: ReduceElement>(
-    result: Shared<u8>,
+    result: SharedPtr<u8>,
     plan: &Plan,
     output: usize,
     acc: F::Acc,
@@ -66,7 +66,7 @@ unsafe fn store<F: Fold<T>, T: ReduceElement>(
             R::put((value / plan.divisor).cast())
         };
         // SAFETY: the caller guarantees the element, and `R` is the plan's dtype.
-        unsafe { Shared(result.at(0).cast::<R>()).write(at, value) };
+        unsafe { SharedPtr(result.at(0).cast::<R>()).write(at, value) };
     });
 }
 
@@ -75,7 +75,7 @@ unsafe fn store<F: Fold<T>, T: ReduceElement>(
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
 unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
-    source: Shared<T>,
+    source: SharedPtr<T>,
     plan: &Plan,
     parallel: bool,
     write_result: impl Fn(usize, F::Acc) + Sync,
@@ -100,7 +100,7 @@ unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
         let mut acc = F::identity();
         for first in (0..parts).step_by(PARTS) {
             let accs = &mut accs[..PARTS.min(parts - first)];
-            let of_parts = Shared(accs.as_mut_ptr());
+            let of_parts = SharedPtr(accs.as_mut_ptr());
             host::parallel_for(parallel, accs.len(), 1, |mine| {
                 for part in mine {
                     let begin = (first + part) * GRAIN;
@@ -124,7 +124,7 @@ unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
 unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
-    source: Shared<T>,
+    source: SharedPtr<T>,
     plan: &Plan,
     base: isize,
     range: Range<usize>,
@@ -188,7 +188,7 @@ impl<F: Fold<T>, T: ReduceElement> Loop for Run<'_, F, T> {
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
 unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
-    source: Shared<T>,
+    source: SharedPtr<T>,
     plan: &Plan,
     parallel: bool,
     write_result: impl Fn(usize, F::Acc) + Sync,
@@ -200,7 +200,7 @@ unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
     let parts = (extent.saturating_mul(width) / (2 * GRAIN)).clamp(1, FEW.div_ceil(tiles));
     let rows = extent.div_ceil(parts);
     let mut partial = vec![F::identity(); if parts > 1 { parts * outputs } else { 0 }];
-    let partials = Shared(partial.as_mut_ptr());
+    let partials = SharedPtr(partial.as_mut_ptr());
     let grain = (GRAIN / rows.saturating_mul(width).max(1)).max(1);
     host::parallel_for(parallel, parts * tiles, grain, |tasks| {
         let mut accs = [F::identity(); TILE];
@@ -237,7 +237,7 @@ unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
 unsafe fn columns<F: Fold<T>, T: ReduceElement>(
-    source: Shared<T>,
+    source: SharedPtr<T>,
     plan: &Plan,
     output: usize,
     range: Range<usize>,
@@ -260,7 +260,7 @@ unsafe fn columns<F: Fold<T>, T: ReduceElement>(
 
 /// [`Fold::columns`] as a loop for [`vectorized`].
 struct Columns<'a, F: Fold<T>, T: ReduceElement> {
-    source: Shared<T>,
+    source: SharedPtr<T>,
     plan: &'a Plan,
     base: isize,
     range: Range<usize>,

@@ -252,13 +252,13 @@ fn least_of_all(target: Target<'_>) {
 }
 
 #[test]
-fn extremes_of_equal_elements() {
+fn extremes_of_the_initial_value_are_found() {
     on_every_target(least_of_all);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_extremes_of_equal_elements() {
+fn gpu_extremes_of_the_initial_value_are_found() {
     on_gpu(least_of_all);
 }
 

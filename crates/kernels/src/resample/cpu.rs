@@ -1,7 +1,7 @@
 //! CPU implementations of resizing.
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parallel_for};
 
 use super::Resample;
 
@@ -74,7 +74,7 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
 ) {
-    let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (table, inner) = (table::<T::Compute>(p), p.inner as usize);
     let (input, output) = (p.input as usize, p.output as usize);
     let rows = p.outer as usize * output;
@@ -103,7 +103,7 @@ pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
 ) {
-    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (table, inner) = (table::<T::Compute>(p), p.inner as usize);
     let (input, output) = (p.input as usize, p.output as usize);
     let zero = T::Compute::from_number(0.0);

@@ -37,7 +37,7 @@ static BACKWARD: Kernel<Resample, 2> =
 
 /// The interpolation between elements of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Interpolation {
     /// The element at or before the coordinate (`"nearest"`).
     Nearest,
     /// The element whose centre is nearest (`"nearest-exact"`).
@@ -82,7 +82,7 @@ cuda_struct! {
 pub fn resample(
     target: Target<'_>,
     image: View<'_>,
-    how: (Kind, bool, f64),
+    how: (Interpolation, bool, f64),
     out: View<'_>,
 ) -> Result<()> {
     run(target, "resample", &FORWARD, [image, out], how, &[image.read(), out.write()])
@@ -97,7 +97,7 @@ pub fn resample(
 pub fn resample_backward(
     target: Target<'_>,
     grad: View<'_>,
-    how: (Kind, bool, f64),
+    how: (Interpolation, bool, f64),
     image: View<'_>,
 ) -> Result<()> {
     run(target, "resample_backward", &BACKWARD, [image, grad], how, &[grad.read(), image.write()])
@@ -110,7 +110,7 @@ impl Resample {
         op: &'static str,
         image: View<'_>,
         result: View<'_>,
-        (kind, align_corners, scale): (Kind, bool, f64),
+        (kind, align_corners, scale): (Interpolation, bool, f64),
     ) -> Result<Self> {
         result.check_dtype(op, image.dtype)?;
         // Kernels count the elements of an image in 32 bits.
@@ -158,7 +158,7 @@ fn run(
     op: &'static str,
     kernel: &Kernel<Resample, 2>,
     [image, result]: [View<'_>; 2],
-    how: (Kind, bool, f64),
+    how: (Interpolation, bool, f64),
     operands: &[Operand<'_>; 2],
 ) -> Result<()> {
     kernel.check_dtype(op, image.dtype)?;

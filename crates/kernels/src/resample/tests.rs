@@ -6,7 +6,12 @@ use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 use super::*;
 use warpline_runtime::ErrorKind;
 
-const KINDS: [Kind; 4] = [Kind::Nearest, Kind::NearestExact, Kind::Linear, Kind::Cubic];
+const KINDS: [Interpolation; 4] = [
+    Interpolation::Nearest,
+    Interpolation::NearestExact,
+    Interpolation::Linear,
+    Interpolation::Cubic,
+];
 
 /// Enlarges a row, and compares it with PyTorch's values.
 #[test]
@@ -18,12 +23,17 @@ fn a_row_is_resampled_in_each_mode() {
             resample(target, image.view(), (kind, align, 0.5), out.view()).unwrap();
             out.floats(target)
         };
-        assert_eq!(row(Kind::Nearest, false), [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
-        assert_eq!(row(Kind::NearestExact, false), [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
-        assert_eq!(row(Kind::Linear, false), [1.0, 1.25, 1.75, 2.5, 3.5, 4.0]);
-        assert_close(F64, &row(Kind::Linear, true), &[1.0, 1.4, 1.8, 2.4, 3.2, 4.0], "aligned");
+        assert_eq!(row(Interpolation::Nearest, false), [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
+        assert_eq!(row(Interpolation::NearestExact, false), [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
+        assert_eq!(row(Interpolation::Linear, false), [1.0, 1.25, 1.75, 2.5, 3.5, 4.0]);
+        assert_close(
+            F64,
+            &row(Interpolation::Linear, true),
+            &[1.0, 1.4, 1.8, 2.4, 3.2, 4.0],
+            "aligned",
+        );
         // The interpolation passes through elements at whole coordinates.
-        let aligned = row(Kind::Cubic, true);
+        let aligned = row(Interpolation::Cubic, true);
         assert_close(F64, &[aligned[0], aligned[5]], &[1.0, 4.0], "ends");
     });
 }
@@ -83,7 +93,8 @@ fn operands_that_do_not_fit_are_refused() {
         let refused = |dtype, input: &[usize], out_dtype, output: &[usize]| {
             let image = Tensor::garbage(target, dtype, input);
             let out = Tensor::garbage(target, out_dtype, output);
-            resample(target, image.view(), (Kind::Linear, false, 1.0), out.view()).unwrap_err()
+            resample(target, image.view(), (Interpolation::Linear, false, 1.0), out.view())
+                .unwrap_err()
         };
         let error = refused(I32, &[1, 2, 1], I32, &[1, 3, 1]);
         assert!(matches!(error.kind(), ErrorKind::UnsupportedDType { .. }), "{error}");

@@ -9,7 +9,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::dim::check_dim;
 use crate::programs::{committed, cuda_type};
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -206,7 +206,7 @@ unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
     launch: &HostLaunch<'_>,
     p: &Scan,
 ) {
-    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let [a, b, _] = p.steps.map(|step| step as isize);
     let size = p.size as isize;
     host::parallel_for(launch.parallel, p.rows as usize, GRAIN / p.size as usize, |rows| {
@@ -231,8 +231,8 @@ unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
 /// and result, of `T`, and indices, of `i64`.
 unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
-    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let index = Shared::<i64>::operand(launch, 2);
+    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let index = SharedPtr::<i64>::operand(launch, 2);
     let [a, b, c] = p.steps.map(|step| step as isize);
     host::parallel_for(launch.parallel, p.rows as usize, GRAIN / p.size as usize, |rows| {
         for row in rows {

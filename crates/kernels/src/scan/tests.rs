@@ -73,14 +73,14 @@ fn views(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn scans_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_dtype_and_shape);
     on_every_target(views);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_scan() {
+fn gpu_scans_are_right() {
     on_gpu(every_dtype_and_shape);
     on_gpu(views);
 }

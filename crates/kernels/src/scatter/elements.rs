@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 use crate::programs::{BITS, committed, cuda_type};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Dim, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -254,8 +254,8 @@ pub fn scatter(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
 /// of `T`, index, of `i64`, and result, of `T`.
 unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
-    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
-    let index = Shared::<i64>::operand(launch, 1);
+    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
+    let index = SharedPtr::<i64>::operand(launch, 1);
     let [a, b, c] = p.steps.map(|step| step as isize);
     let count = p.count as isize;
     let grain = (GRAIN / p.count as usize).max(1);

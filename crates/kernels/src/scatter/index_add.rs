@@ -6,7 +6,7 @@ use super::elements::{Reduce, scatter};
 use crate::programs::{committed, cuda_type};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, HostElement, Number, Shared};
+use warpline_runtime::host::{self, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -233,8 +233,8 @@ fn run(
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     /// Columns that are added at a time, for which the sums stay in registers.
     const COLUMNS: usize = 64;
-    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
-    let index = Shared::<i64>::operand(launch, 1);
+    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
+    let index = SharedPtr::<i64>::operand(launch, 1);
     let [a, b, c] = [p.source_step, p.index_step, p.out_step].map(|step| step as isize);
     let columns = p.columns as usize;
     let work = p.count as usize + if p.from_zero != 0 { p.report.size() } else { 0 };

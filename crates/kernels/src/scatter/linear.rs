@@ -5,7 +5,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 use crate::programs::committed;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, GRAIN, Shared};
+use warpline_runtime::host::{self, GRAIN, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -78,7 +78,7 @@ pub fn linear_index(
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are index and result, of
 /// `i64`.
 unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
-    let (index, out) = (Shared::<i64>::operand(launch, 0), Shared::<i64>::operand(launch, 1));
+    let (index, out) = (SharedPtr::<i64>::operand(launch, 0), SharedPtr::<i64>::operand(launch, 1));
     let size = p.report.size() as i64;
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {
         for e in range {

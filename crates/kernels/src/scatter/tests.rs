@@ -237,7 +237,7 @@ fn out_of_range(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn scatters_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_reduction_and_dtype);
     on_every_target(many);
     on_every_target(rows_added);
@@ -248,7 +248,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_scatter() {
+fn gpu_scatters_are_right() {
     on_gpu(every_reduction_and_dtype);
     on_gpu(many);
     on_gpu(rows_added);

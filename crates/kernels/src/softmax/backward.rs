@@ -6,7 +6,7 @@ use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -116,7 +116,7 @@ pub fn softmax_backward(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
 /// incoming gradient, the forward result and the result, of `T`.
 unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
-    let [grad, out, result] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let [grad, out, result] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let [a, b, c] = p.steps.map(|step| step as isize);
     let (size, log) = (p.size as isize, p.log != 0);
     let grain = (GRAIN / 4 / p.size as usize).max(1);

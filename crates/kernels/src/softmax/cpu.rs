@@ -5,13 +5,13 @@ use warpline_cuda_sys_safe::HostLaunch;
 use super::Rows;
 use super::row::{BLOCK, Float, Row, lowest};
 use crate::math::vectorized;
-use warpline_runtime::host::{self, GRAIN, HostElement, LANES, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, LANES, SharedPtr};
 
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and result, of
 /// `T`.
 pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch<'_>, p: &Rows) {
-    let (source, result) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (source, result) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {

@@ -5,7 +5,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Pair, Pass, Sort};
 use warpline_runtime::Scalar;
-use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
 /// Returns an unsigned integer that orders as the value does. Both zeros have one key, and a NaN
 /// has the largest.
@@ -31,8 +31,8 @@ impl Sort {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and values, of
 /// `T`, and indices, of `i64`.
 pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
-    let (source, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let index = Shared::<i64>::operand(launch, 2);
+    let (source, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let index = SharedPtr::<i64>::operand(launch, 2);
     let [a, b, c] = p.steps.map(|step| step as isize);
     let grain = GRAIN / 16 / p.size as usize;
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
@@ -61,7 +61,8 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
 /// and pairs.
 pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
-    let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
+    let (source, pairs) =
+        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<Pair>::operand(launch, 1));
     for t in 0..p.rows << p.log {
         let [from, ..] = p.walk.offsets((p.first + (t >> p.log)) as usize);
         let i = t & (p.padded - 1);
@@ -81,7 +82,7 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
 pub(super) unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
-    let pairs = Shared::<Pair>::operand(launch, 0);
+    let pairs = SharedPtr::<Pair>::operand(launch, 0);
     // SAFETY: the operand has `p.pairs` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
     pairs.chunks_exact_mut(p.padded as usize).for_each(<[Pair]>::sort_unstable);
@@ -94,8 +95,10 @@ pub(super) unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
 /// pairs, values, of `T`, and indices, of `i64`.
 pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
-    let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
-    let (values, index) = (Shared::<T>::operand(launch, 2), Shared::<i64>::operand(launch, 3));
+    let (source, pairs) =
+        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<Pair>::operand(launch, 1));
+    let (values, index) =
+        (SharedPtr::<T>::operand(launch, 2), SharedPtr::<i64>::operand(launch, 3));
     let [a, b, c] = p.steps.map(|step| step as isize);
     for row in 0..p.rows {
         let [from, to, at] = p.walk.offsets((p.first + row) as usize);

@@ -1,9 +1,20 @@
 //! Sorting of rows, and binary search in sorted rows.
 //!
-//! Sorting moves pairs of a key and an index, so it is stable. One block sorts a row of up to
-//! `TILE` (2,048) elements in shared memory. Longer rows are sorted as pairs in scratch memory, in
-//! several passes. `topk`, `median` and `kthvalue` select a part of a sorted row. `nonzero`, which
-//! masks and `unique` use, is a search (`search.rs`) in a running sum (`scan/`).
+//! The problem: rows of any length, dtype and stride have to be sorted stably, with the indices of
+//! the elements. The approach is a bitonic sort, whose comparisons do not depend on the data, so all
+//! threads do the same work. It is not stable itself. So it sorts pairs of a key and an index, and
+//! equal keys are ordered by index. A key is an unsigned integer that orders as the element does, so
+//! one set of passes serves all dtypes (`sort.cuh`).
+//!
+//! A row has its size rounded up to a power of two. One block sorts a row of up to `TILE` (2,048)
+//! elements in shared memory. Longer rows are written as pairs to scratch memory and sorted in
+//! several passes (`passes.cuh`): each tile, then for each larger size the steps over distances of
+//! at least a tile, one launch each, and the remaining steps in one launch.
+//!
+//! Limits: a row of n elements takes O(n log² n) comparisons, and long rows take 16 bytes of scratch
+//! memory per pair, for at most `MOST` pairs at a time unless one row has more. `topk`, `median` and
+//! `kthvalue` sort the whole row and select a part. `nonzero`, which masks and `unique` use, is a
+//! search (`search.rs`) in a running sum (`scan/`).
 
 mod cpu;
 mod search;

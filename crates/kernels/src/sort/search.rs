@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::{NUMBERS, committed};
-use warpline_runtime::host::{self, GRAIN, HostElement, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -106,8 +106,8 @@ pub fn searchsorted(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are sorted
 /// rows and values, of `T`, and the result, of `i64`.
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
-    let (sorted, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
-    let out = Shared::<i64>::operand(launch, 2);
+    let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let out = SharedPtr::<i64>::operand(launch, 2);
     host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {
         for e in range {
             let [row, at, to] = p.walk.offsets(e);

@@ -95,7 +95,7 @@ fn searches(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn rows_are_sorted_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_dtype_and_length);
     on_every_target(views);
     on_every_target(in_parts);
@@ -104,7 +104,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_sort() {
+fn gpu_rows_are_sorted() {
     on_gpu(every_dtype_and_length);
     on_gpu(views);
     on_gpu(in_parts);

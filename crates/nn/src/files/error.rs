@@ -30,7 +30,7 @@ pub enum FileError {
         reason: String,
     },
     /// A tensor has a dtype that Warpline does not have.
-    #[error("{}: the tensor `{name}` is of dtype {dtype}, which there is not here", path.display())]
+    #[error("{}: the tensor `{name}` has dtype {dtype}, which is not supported", path.display())]
     DType {
         /// Path of the file.
         path: PathBuf,

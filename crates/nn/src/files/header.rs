@@ -86,7 +86,7 @@ impl SafetensorsFile {
         let size = u64::from_le_bytes(size);
         if size > MAX_HEADER || size > length - 8 {
             let reason = format!(
-                "it says that its header has {size} bytes, but it has {length} in all: it was cut, or is no safetensors file"
+                "the header is said to have {size} bytes, but the file has {length}: the file is truncated, or is not a safetensors file"
             );
             return Err(invalid(reason));
         }
@@ -128,7 +128,7 @@ impl SafetensorsFile {
             // `begin + to` could overflow.
             if to as u64 > length - begin {
                 let reason = format!(
-                    "the tensor `{name}` lies in bytes {position} to {} of the file, which has {length}: it was cut",
+                    "the tensor `{name}` lies in bytes {position} to {} of the file, which has {length}: the file is truncated",
                     begin.saturating_add(to as u64)
                 );
                 return Err(invalid(reason));
@@ -138,7 +138,7 @@ impl SafetensorsFile {
         }
         if begin + at as u64 != length {
             let reason = format!(
-                "it has {length} bytes, of which only {} are anything's",
+                "it has {length} bytes, but the header describes only {}",
                 begin + at as u64
             );
             return Err(invalid(reason));

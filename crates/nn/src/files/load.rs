@@ -156,7 +156,7 @@ pub(super) fn read_index(path: &Path) -> Result<String, FileError> {
 /// Opens the files that an index names.
 fn open_indexed_files(path: &Path, text: &str) -> Result<Vec<SafetensorsFile>, FileError> {
     let ShardIndex { weight_map: UniqueMap(file_by_tensor) } = serde_json::from_str(text)
-        .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
+        .map_err(|error| FileError::invalid(path, format!("it is not an index: {error}")))?;
     let names: BTreeSet<&String> = file_by_tensor.values().collect();
     let mut files = Vec::new();
     for name in names {

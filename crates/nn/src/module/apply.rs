@@ -29,7 +29,7 @@ pub trait Apply {
     /// ```
     ///
     /// # Errors
-    /// Errors of the module's ops or of the function.
+    /// The errors of [`Forward::forward`] of the module, or of the function.
     fn apply<M: Forward<Tensor>>(&self, module: &M) -> Result<M::Output>;
 }
 

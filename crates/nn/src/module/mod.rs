@@ -251,7 +251,9 @@ pub trait Forward<Input> {
     /// Computes the output. Buffers, such as running statistics, are updated in place.
     ///
     /// # Errors
-    /// Errors of the module's ops.
+    /// The errors of the ops in the module ([errors of every op](Tensor#errors-of-every-op)), such as
+    /// [`ErrorKind::ShapeMismatch`] if the input does not fit the parameters. Each module's own `forward` lists its
+    /// errors.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 

@@ -35,7 +35,7 @@ impl Embedding {
         let op = "Embedding";
         let rows = isize::try_from(entries).unwrap_or(isize::MAX);
         if let Some(entry) = padding_idx.filter(|entry| !(-rows..rows).contains(entry)) {
-            let reason = format!("padding_idx {entry} is none of {entries} entries");
+            let reason = format!("padding_idx {entry} is out of range for {entries} entries");
             return Err(Error::invalid(op, reason));
         }
         let weight = randn([entries, width], options).of(op)?;

@@ -76,7 +76,7 @@ impl Sequential {
     /// Applies the modules in order.
     ///
     /// # Errors
-    /// The error of the first module that fails.
+    /// The errors of [`Forward::forward`] of the first module that fails.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();

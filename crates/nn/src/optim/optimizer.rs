@@ -29,7 +29,7 @@ pub trait Optimizer {
     /// Removes the gradients of all parameters (`zero_grad`). The next step skips parameters without a gradient.
     ///
     /// # Errors
-    /// Errors of an optimizer's own implementation. The default implementation always succeeds.
+    /// The errors of [`Tensor::set_grad`], which never fails with `None`.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
@@ -244,8 +244,8 @@ pub(super) fn check_not_capturing(param: &Tensor) -> Result<()> {
     if !is_capturing(param)? {
         return Ok(());
     }
-    let reason = "what an optimizer keeps of a parameter is made by its first step, which cannot be captured; \
-                  take a step before";
+    let reason = "the first step of an optimizer creates its state and cannot be captured; take a step before \
+                  the capture";
     Err(Error::invalid("step", reason))
 }
 

@@ -20,13 +20,15 @@ pub trait Rule: Clone + std::fmt::Debug {
     /// Checks the settings.
     ///
     /// # Errors
-    /// A sentence that describes the first invalid setting.
+    /// A message that names the first invalid setting. The optimizer returns the message as
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument).
     fn check(&self) -> Result<(), String>;
 
     /// Updates parameters that have a gradient.
     ///
     /// # Errors
-    /// Errors of the ops.
+    /// The errors of the in-place ops that update the parameters and their state
+    /// ([errors of every op](warpline::Tensor#errors-of-every-op)).
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()>;
 }
 

@@ -12,7 +12,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("simulated_with", "the number of devices is that of `simulated`"),
     ("exclusive_stream", "a priority, which is clamped; needs a GPU's stream"),
     ("num_workers", "starts as many threads as it is asked for"),
-    ("Watched::new", "the number of an operation that the caller enqueued"),
+    ("TrackedCommunicator::new", "the number of an operation that the caller enqueued"),
     ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),
     ("has_attention", "reads a device's properties"),

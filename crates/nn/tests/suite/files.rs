@@ -127,23 +127,26 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for cut in 0..whole.len() {
         let text = refused(&path, &whole[..cut]);
-        assert!(cut < header || text.contains("`weight`") && text.contains("cut"), "{cut}: {text}");
+        assert!(
+            cut < header || text.contains("`weight`") && text.contains("truncated"),
+            "{cut}: {text}"
+        );
     }
-    assert!(refused(&path, &[&whole[..], b"x"].concat()).contains("are anything's"));
+    assert!(refused(&path, &[&whole[..], b"x"].concat()).contains("but the header describes only"));
     let with = |from: &str, to: &str| -> Vec<u8> {
         let text = String::from_utf8_lossy(&whole[8..header]).replace(from, to);
         [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole[header..]].concat()
     };
     assert!(
         refused(&path, &with("\"F32\",\"shape\":[8]", "\"F8_E4M3\",\"shape\":[32]"))
-            .contains("`weight` is of dtype F8_E4M3")
+            .contains("`weight` has dtype F8_E4M3")
     );
     assert!(refused(&path, &with("[8]", "[9]")).contains("`weight`"));
     assert!(refused(&path, &with("\"dtype\":\"F32\",", "")).contains("no dtype of the tensor"));
     let most = usize::MAX.to_string();
     let place = format!("\"U8\",\"shape\":[{most}],\"data_offsets\":[0,{most}]");
     let huge = with("\"F32\",\"shape\":[8],\"data_offsets\":[0,32]", &place);
-    assert!(refused(&path, &huge).contains("was cut"));
+    assert!(refused(&path, &huge).contains("is truncated"));
     assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));
     let twice = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},\"weight";
     assert!(refused(&path, &with("{\"weight", twice)).contains("`weight` is there twice"));

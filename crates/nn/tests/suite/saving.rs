@@ -51,7 +51,7 @@ struct Saver {
 impl Saver {
     fn start(variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["saving::saver", "--exact", "--nocapture"])
+            .args(["saving::program_of_the_saver", "--exact", "--nocapture"])
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -85,7 +85,7 @@ impl Drop for Saver {
 
 /// Not a test by itself. Saves a model for each line of input, or aborts at a call of the first save.
 #[test]
-fn saver() {
+fn program_of_the_saver() {
     let variable = |name: &str| std::env::var(format!("SAVER_{name}")).ok();
     let Some(path) = variable("PATH").map(PathBuf::from) else { return };
     let number = |name: &str| variable(name).map(|text| text.parse::<usize>().unwrap());

@@ -22,7 +22,7 @@ use super::DataParallelError;
 /// network.
 const SPIN_TIME: Duration = Duration::from_micros(50);
 
-enum Message {
+enum WorkerMessage {
     /// A job will follow soon.
     Ready,
     Job(Box<dyn FnOnce() + Send>),
@@ -33,7 +33,7 @@ enum Message {
 pub(super) struct Worker {
     device: usize,
     process: u32,
-    messages: Sender<Message>,
+    messages: Sender<WorkerMessage>,
 }
 
 impl Worker {
@@ -43,7 +43,7 @@ impl Worker {
         let name = format!("DataParallel cuda:{device}");
         let work = move || {
             while let Some(message) = next_message(&received) {
-                if let Message::Job(job) = message {
+                if let WorkerMessage::Job(job) = message {
                     // `apart` resets the state that the job leaves on the thread. Leak the payload of a panic, because
                     // dropping it could panic again.
                     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(job))) {
@@ -61,7 +61,7 @@ impl Worker {
     /// Wakes the thread ahead of a job.
     pub(super) fn wake(&self) {
         // If the thread has ended, `parallel_apply` returns the error.
-        let _ = self.messages.send(Message::Ready);
+        let _ = self.messages.send(WorkerMessage::Ready);
     }
 
     /// Returns an error in a forked child, which does not have the threads of its parent.
@@ -133,7 +133,7 @@ where
             let _ = sender.send((i + 1, result));
         };
         // If the thread has ended, the job is dropped together with the sender of its result.
-        let _ = worker.messages.send(Message::Job(Box::new(job)));
+        let _ = worker.messages.send(WorkerMessage::Job(Box::new(job)));
     }
     drop(sender);
     if let Some(call) = own {

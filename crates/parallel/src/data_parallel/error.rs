@@ -29,7 +29,7 @@ pub enum DataParallelError {
     },
     /// The output device is a negative number other than -1.
     #[error(
-        "output_device {output_device} is no device: give a GPU's index, or -1 or \"cpu\" for the host"
+        "output_device {output_device} is not a device: give a GPU's index, or -1 or \"cpu\" for the host"
     )]
     OutputDevice {
         /// The given number.
@@ -68,7 +68,7 @@ pub enum DataParallelError {
         dim: isize,
     },
     /// Outputs differ in structure: in the length of a list, the keys of a map, or the presence of an option.
-    #[error("the replicas' outputs are not built alike: {reason}")]
+    #[error("the replicas' outputs have different structures: {reason}")]
     GatherStructure {
         /// Description of the difference.
         reason: String,

@@ -125,7 +125,7 @@ fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<Ran
         store.delete(&key)?;
         let (content, theirs) = value.split_once('\n').unwrap_or((&value, ""));
         if content != call.content() {
-            let call = format!("called {theirs}, which is to meet {call}");
+            let call = format!("called {theirs}, which should match {call}");
             differing.push(RankCall { rank: peer, call });
         }
     }

@@ -24,18 +24,18 @@ use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreEr
 /// Options of [`init_process_group`].
 #[derive(Clone, Debug)]
 pub struct InitOptions {
-    /// Store in which the ranks meet.
+    /// Store in which the ranks meet, the same for all ranks. Required.
     pub store: Arc<dyn Store>,
-    /// Number of this rank, from 0.
+    /// Number of this rank, from 0 to `world_size - 1`. Each rank has another. Required.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks in the group, at least 1. Required.
     pub world_size: usize,
-    /// Time limit of each collective, and for all ranks to arrive. Default: 10 minutes. After the limit, up to one more
-    /// second is spent on asking the store which ranks are missing. A [`Store`] of a program's own must itself bound
-    /// its calls that take no timeout.
+    /// Time limit of each collective, and for all ranks to arrive in [`init_process_group`]. Default: 10 minutes. After
+    /// the limit, the call takes up to one more second to ask the store which ranks are missing. The limit does not
+    /// apply to [`Store`] calls without a timeout, so a program's own store must bound these calls itself.
     pub timeout: Duration,
-    /// Index of this rank's device. Default: `None`, the rank modulo the number of devices, as in PyTorch. That guess
-    /// is right if each host has as many ranks as devices.
+    /// Index of this rank's GPU. Default: `None`, which means the rank modulo the number of visible GPUs, as in
+    /// PyTorch. That index is right if each host has as many ranks as GPUs.
     pub device: Option<usize>,
     /// Debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`): compares the calls of the ranks through the store before each
     /// launch. For collectives, compares everything that must be equal; for sends and receives, dtype and number of

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_runtime::Calls;
+use warpline_runtime::CallNames;
 
 /// A dtype, and the sizes if they must be equal on all ranks.
 type TensorSignature = (&'static str, Option<SmallVec<[usize; 4]>>);
@@ -22,7 +22,7 @@ pub(super) struct Signature {
     /// For a send or receive, the other rank and whether this rank sends. The rank is `usize::MAX` for several peers.
     pub(super) peer: Option<(usize, bool)>,
     /// For a replay, the captured calls.
-    calls: Option<Calls>,
+    calls: Option<CallNames>,
     /// In debug mode, the sends and receives that the call consists of.
     pub(super) parts: Vec<Signature>,
 }
@@ -82,7 +82,7 @@ impl Signature {
     }
 
     /// Adds the calls of a replay. If one of them is a send or receive, other ranks need not make a matching call.
-    pub(super) fn calls(mut self, calls: &Calls) -> Self {
+    pub(super) fn calls(mut self, calls: &CallNames) -> Self {
         let alone = calls.iter().any(|call| matches!(*call, "send" | "recv" | "batch_isend_irecv"));
         self.peer = alone.then_some((usize::MAX, true));
         self.calls = Some(Arc::clone(calls));

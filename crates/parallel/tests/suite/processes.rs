@@ -19,7 +19,7 @@ const READY: &str = "ready to be killed";
 /// The program of a rank. The tests below start it.
 #[test]
 #[ignore = "is started by the other tests"]
-fn rank() {
+fn program_of_a_rank() {
     let Ok(part) = std::env::var(PART) else { return };
     let mut options = InitOptions::from_env_with(LONG).unwrap();
     if part != "sums" {
@@ -87,9 +87,12 @@ fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<St
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
     let mut launch = Launch::new(std::env::current_exe().unwrap(), ranks);
-    for arg in
-        [&*crate::full_test_name(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"]
-    {
+    for arg in [
+        &*crate::full_test_name(module_path!(), "program_of_a_rank"),
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ] {
         launch = launch.arg(arg);
     }
     let launch = launch.driver(driver).env(PART, part).keep_going(victim.is_some());

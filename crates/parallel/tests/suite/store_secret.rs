@@ -185,7 +185,7 @@ fn a_store_listens_only_on_the_given_address() {
 /// The program of a rank. The tests below start it.
 #[test]
 #[ignore = "is started by the other tests"]
-fn rank() {
+fn program_of_a_rank() {
     let Ok(text) = std::env::var("MASTER_ADDR") else { return };
     match InitOptions::from_env_with(LONG) {
         Ok(options) => {
@@ -207,9 +207,12 @@ fn run_rank(variables: &[(&str, &str)]) -> String {
     let lines = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&lines);
     let mut launch = Launch::new(std::env::current_exe().unwrap(), 1).driver("sim");
-    for arg in
-        [&*crate::full_test_name(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"]
-    {
+    for arg in [
+        &*crate::full_test_name(module_path!(), "program_of_a_rank"),
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ] {
         launch = launch.arg(arg);
     }
     for (name, value) in variables {
@@ -240,7 +243,7 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
     let run = |address: &str, rank: &str, secret: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args([
-            &*crate::full_test_name(module_path!(), "rank"),
+            &*crate::full_test_name(module_path!(), "program_of_a_rank"),
             "--exact",
             "--ignored",
             "--nocapture",

@@ -13,7 +13,7 @@ use warpline_sync::{Mutex, MutexGuard};
 use super::pool::GraphPool;
 use crate::launch::{ResultMarks, TOKEN};
 use crate::race::{CheckedAccesses, Touch};
-use crate::replays::{self, Replays};
+use crate::replays::{self, CollectiveWatcher};
 use crate::storage::{
     PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, uses_elsewhere,
 };
@@ -80,7 +80,7 @@ pub(super) struct CapturedWork {
 /// A communicator used in the capture, its watcher, and the names of its calls.
 struct UsedCommunicator {
     comm: Communicator,
-    replays: Option<Arc<dyn Replays>>,
+    replays: Option<Arc<dyn CollectiveWatcher>>,
     calls: Vec<&'static str>,
 }
 
@@ -208,7 +208,7 @@ impl Log {
         &self,
         comm: &Communicator,
         call: &'static str,
-        replays: Option<&dyn Fn() -> Arc<dyn Replays>>,
+        replays: Option<&dyn Fn() -> Arc<dyn CollectiveWatcher>>,
     ) {
         let mut communicators = self.communicators();
         let kept = communicators.iter().position(|kept| kept.comm.id() == comm.id());

@@ -32,7 +32,7 @@ use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream};
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
-use crate::launch::{Replay, TOKEN};
+use crate::launch::{GraphReplay, TOKEN};
 use crate::replays;
 use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
@@ -267,7 +267,7 @@ impl Graph {
             self.uses.add(new);
             self.made.store(made, Ordering::Relaxed);
         }
-        let replay = Replay {
+        let replay = GraphReplay {
             runtime: &self.runtime,
             exec: &self.exec,
             uses: &self.uses,

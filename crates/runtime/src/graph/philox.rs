@@ -9,7 +9,7 @@ use super::Log;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::generator::CudaGenerator;
-use crate::host::Shared;
+use crate::host::SharedPtr;
 use crate::launch::{Grid, Kernel};
 use crate::module::{Program, Source};
 use crate::{CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage};
@@ -45,7 +45,7 @@ impl Place {
         if self.in_graph == 0 {
             return (self.seed, self.offset);
         }
-        let state = Shared::<u64>::operand(launch, index);
+        let state = SharedPtr::<u64>::operand(launch, index);
         // SAFETY: the caller guarantees that the operand has two words, which the launch declares.
         unsafe { (state.read(0), state.read(1).wrapping_add(self.offset)) }
     }
@@ -166,7 +166,7 @@ pub(super) fn set_state(
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
 unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
-    let state = Shared::<u64>::operand(launch, 0);
+    let state = SharedPtr::<u64>::operand(launch, 0);
     // SAFETY: the caller guarantees that the operand has two words and is declared as written.
     unsafe {
         state.write(0, place.seed);

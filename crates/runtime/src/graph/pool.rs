@@ -8,7 +8,7 @@ use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use super::{Log, check_device};
-use crate::storage::{Pool, PoolMembership, ReplayedFlag, Uses, WeakStorage};
+use crate::storage::{CapturePool, PoolMembership, ReplayedFlag, Uses, WeakStorage};
 use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 
 /// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share the pool.
@@ -16,10 +16,10 @@ use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 /// in that capture and in later captures with the same pool, so replay such graphs in the order of
 /// their captures, as in PyTorch. Replays of a pool's graphs run one after another, on any streams.
 #[derive(Clone, Debug)]
-pub struct GraphPool(Arc<Inner>);
+pub struct GraphPool(Arc<GraphPoolInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct GraphPoolInner {
     memory: MemPool<CudaBackend>,
     device: usize,
     /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
@@ -49,7 +49,7 @@ impl GraphPool {
     #[must_use]
     pub fn new(device: &CudaDevice) -> Self {
         let memory = device.allocator().new_pool(PoolOptions::default());
-        Self(Arc::new(Inner {
+        Self(Arc::new(GraphPoolInner {
             memory,
             device: device.index(),
             devices_id: device.device().devices_id(),
@@ -158,7 +158,7 @@ impl GraphPool {
 
     /// Returns the membership of a storage made in this pool.
     pub(super) fn member(&self, replayed: &ReplayedFlag) -> PoolMembership {
-        let pool: Weak<Inner> = Arc::downgrade(&self.0);
+        let pool: Weak<GraphPoolInner> = Arc::downgrade(&self.0);
         PoolMembership::new(pool, replayed)
     }
 
@@ -167,7 +167,7 @@ impl GraphPool {
     }
 }
 
-impl Pool for Inner {
+impl CapturePool for GraphPoolInner {
     fn leave(&self, key: usize, uses: &Uses, block: CudaBlock) {
         if let Some(state) = self.philox_state.get() {
             state.uses().absorb(uses);

@@ -81,7 +81,7 @@ pub fn has_threads() -> bool {
 
 /// The thread pool of a process.
 #[derive(Debug)]
-struct Pool {
+struct ProcessThreadPool {
     /// `None` if the system could not start the threads.
     threads: Option<ThreadPool>,
     /// Fork generation of the process: a forked child does not have its parent's threads.
@@ -90,7 +90,7 @@ struct Pool {
 
 /// The latest pool. Never freed, because a forked child could not end its parent's threads.
 // Not a lock or `OnceLock`: if another thread held it during a fork, the child would wait forever.
-static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
+static POOL: AtomicPtr<ProcessThreadPool> = AtomicPtr::new(null_mut());
 
 fn threads() -> Option<&'static ThreadPool> {
     let generation = fork_generation();
@@ -104,8 +104,8 @@ fn threads() -> Option<&'static ThreadPool> {
 
 #[cold]
 fn start_threads(
-    latest: *mut Pool,
-    parents: Option<&Pool>,
+    latest: *mut ProcessThreadPool,
+    parents: Option<&ProcessThreadPool>,
     generation: u32,
 ) -> Option<&'static ThreadPool> {
     // A forked child has as many threads as its parent. Otherwise 0 lets rayon choose.
@@ -113,7 +113,7 @@ fn start_threads(
     let count = count.map_or(0, ThreadPool::current_num_threads);
     let builder = ThreadPoolBuilder::new().num_threads(count);
     let threads = builder.thread_name(|i| format!("warpline-cpu-{i}")).build().ok();
-    let own = Box::into_raw(Box::new(Pool { threads, generation }));
+    let own = Box::into_raw(Box::new(ProcessThreadPool { threads, generation }));
     match POOL.compare_exchange(latest, own, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: `own` was created above, and pools in `POOL` are never freed.
         Ok(_) => unsafe { &*own }.threads.as_ref(),
@@ -161,16 +161,16 @@ fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sy
 
 /// A pointer shared by the threads of one launch, which access disjoint elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared<T>(pub *mut T);
+pub struct SharedPtr<T>(pub *mut T);
 
 // SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
 // require.
-unsafe impl<T> Send for Shared<T> {}
+unsafe impl<T> Send for SharedPtr<T> {}
 // SAFETY: threads of a launch access disjoint elements through the pointer, as the unsafe methods
 // require.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPtr<T> {}
 
-impl<T: Copy> Shared<T> {
+impl<T: Copy> SharedPtr<T> {
     /// Returns the address `at` elements from index zero. Only accesses need the address to be in
     /// bounds.
     pub fn at(self, at: isize) -> *mut T {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Shared, parallel_for};
+use super::{SharedPtr, parallel_for};
 use crate::iter::Index;
 
 /// Number of elements that loops process at once. Slices of a multiple of this length have no
@@ -75,7 +75,7 @@ pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
 /// # Safety
 /// `out` must be valid for writes at every offset of `index`, and no other thread may access it
 /// meanwhile.
-pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: bool, v: O) {
+pub unsafe fn map0<O: Copy + Sync>(out: SharedPtr<O>, index: &Index<1>, parallel: bool, v: O) {
     let [s] = index.inner_strides();
     parallel_for(parallel, index.numel(), GRAIN, |range| {
         rows(index, range, |[o], n| {
@@ -93,8 +93,8 @@ pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: b
 /// The pointers must be valid for reads (`a`) and writes (`out`) at every offset of `index`, and no
 /// other thread may access these elements meanwhile.
 pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
-    a: Shared<A>,
-    out: Shared<O>,
+    a: SharedPtr<A>,
+    out: SharedPtr<O>,
     index: &Index<2>,
     parallel: bool,
     f: impl Fn(A) -> O + Sync,

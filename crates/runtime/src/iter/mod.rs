@@ -44,7 +44,7 @@ pub const fn vector_width(size: usize) -> usize {
 /// dimension with the farthest reach, which may have few elements.
 ///
 /// # Errors
-/// Errors of `f`.
+/// The first error that `f` returns.
 #[track_caller]
 pub fn halves<const N: usize>(
     views: &[View<'_>; N],

@@ -346,7 +346,7 @@ mod tests {
         }
 
         #[test]
-        fn magic_divides(d in 1u32..=i32::MAX as u32, i in 0u32..=i32::MAX as u32) {
+        fn division_by_multiplication_is_exact(d in 1u32..=i32::MAX as u32, i in 0u32..=i32::MAX as u32) {
             let (m, s) = magic(d);
             let high = (u64::from(i) * u64::from(m)) >> 32;
             prop_assert_eq!((high + u64::from(i)) >> s, u64::from(i / d));

@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn magic_divides(d in 1u64..1 << 63, i in 0u64..1 << 63, small in 1u64..1000) {
+        fn division_by_multiplication_is_exact(d in 1u64..1 << 63, i in 0u64..1 << 63, small in 1u64..1000) {
             for d in [d, small, d >> 31 | 1] {
                 let (m, s) = magic(d);
                 let high = ((u128::from(i) * u128::from(m)) >> 64) as u64;

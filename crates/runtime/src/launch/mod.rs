@@ -67,7 +67,7 @@ use warpline_stream::Stream;
 use crate::completion::Completion;
 use crate::module::Program;
 use crate::overlap::{self, Overlap};
-use crate::replays::Replays;
+use crate::replays::CollectiveWatcher;
 use crate::{CudaDevice, Error, ErrorKind, Operand, Result, Runtime, Storage};
 
 pub use cpu::with_operands;
@@ -76,7 +76,7 @@ pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub use kernel::{Grid, Hosts, Kernel};
 pub(crate) use marks::ResultMarks;
-pub(crate) use replay::Replay;
+pub(crate) use replay::GraphReplay;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 
@@ -162,7 +162,7 @@ pub struct Collective<'a> {
     /// Number of the call on its communicator. If the call fails, uses of its results are refused.
     pub number: Option<(&'a Completion, u64)>,
     /// Creates the watcher for the replays of a graph that captures the call.
-    pub replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
+    pub replays: Option<&'a dyn Fn() -> Arc<dyn CollectiveWatcher>>,
 }
 
 impl<'a> Code<'a> {
@@ -332,7 +332,7 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
                 || match overlap::between(one, other) {
                     Overlap::None => true,
                     Overlap::Same => in_place,
-                    Overlap::Some => false,
+                    Overlap::Partial => false,
                 }
         };
         if !operands.iter().enumerate().all(|(other, operand)| other == at || apart(operand)) {

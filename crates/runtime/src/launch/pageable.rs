@@ -22,14 +22,14 @@ use warpline_sync::{Mutex, OnceLock};
 
 use super::TOKEN;
 use super::cuda::refuse_captured;
-use crate::host::{Shared, together};
+use crate::host::{SharedPtr, together};
 use crate::{Error, Result, Runtime, Site};
 
 /// A staged copy.
 pub(super) struct StagedCopy<'a> {
     stream: &'a Stream,
     device: (usize, DevicePtr),
-    host: Shared<u8>,
+    host: SharedPtr<u8>,
     to_device: bool,
     bytes: usize,
     piece: usize,
@@ -47,7 +47,7 @@ pub(super) struct StagedCopy<'a> {
 
 /// A buffer in the ring, and the range of bytes in transfer.
 struct StagingBuffer {
-    memory: Shared<u8>,
+    memory: SharedPtr<u8>,
     event: Event,
     pending: Option<Range<usize>>,
 }
@@ -80,7 +80,7 @@ impl<'a> StagedCopy<'a> {
         Some(Self {
             stream,
             device,
-            host: Shared(host.as_ptr()),
+            host: SharedPtr(host.as_ptr()),
             to_device,
             bytes,
             piece,
@@ -108,7 +108,7 @@ impl<'a> StagedCopy<'a> {
             let mine = self.threads.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some((at, [first, second])) = mine else { return };
             let buffer = |at: usize, event| StagingBuffer {
-                memory: Shared(self.ring.as_ptr().as_ptr().wrapping_add(at)),
+                memory: SharedPtr(self.ring.as_ptr().as_ptr().wrapping_add(at)),
                 event,
                 pending: None,
             };

@@ -18,7 +18,7 @@ use crate::{Error, Runtime, Site, Storage, SyncPolicy};
 type Result<T, E = crate::Error> = std::result::Result<T, E>;
 
 /// A graph to replay.
-pub(crate) struct Replay<'a> {
+pub(crate) struct GraphReplay<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) exec: &'a GraphExec,
     /// Uses of the storages by replays.
@@ -53,7 +53,7 @@ impl From<Error> for Unlaunched {
     }
 }
 
-impl Replay<'_> {
+impl GraphReplay<'_> {
     /// Enqueues the replay.
     ///
     /// # Safety
@@ -70,7 +70,7 @@ impl Replay<'_> {
     /// Enqueues the replay after the other uses of its storages.
     ///
     /// # Safety
-    /// The conditions of [`Replay::enqueue`].
+    /// The conditions of [`GraphReplay::enqueue`].
     #[track_caller]
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
         // Read once, because another thread may change the policy.
@@ -92,7 +92,7 @@ impl Replay<'_> {
     /// Enqueues the replay after the other uses of the detached storages, or of all storages.
     ///
     /// # Safety
-    /// The conditions of [`Replay::enqueue`].
+    /// The conditions of [`GraphReplay::enqueue`].
     #[track_caller]
     unsafe fn attempt(
         &self,
@@ -154,7 +154,7 @@ impl Replay<'_> {
     /// Launches the graph on the stream.
     ///
     /// # Safety
-    /// The conditions of [`Replay::enqueue`]. The replay must be recorded as a use of the storages.
+    /// The conditions of [`GraphReplay::enqueue`]. The replay must be recorded as a use of the storages.
     unsafe fn submit(
         &self,
         stream: &Stream,

@@ -99,13 +99,8 @@ impl fmt::Display for Race {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = if self.second.access.writes() { "writes" } else { "reads" };
         let kind = if self.certain { "race" } else { "possible race" };
-        let may = if self.certain { "memory" } else { "memory of a view that may overlap what" };
-        let that = if self.certain { "that " } else { "" };
-        write!(
-            f,
-            "{kind}: {} {verb} {may} {that}{} may still be using; ",
-            self.second, self.first
-        )?;
+        let may = if self.certain { "memory" } else { "memory of a view that may overlap memory" };
+        write!(f, "{kind}: {} {verb} {may} that {} may still be using; ", self.second, self.first)?;
         write!(
             f,
             "bytes {} to {} of the {} allocated at {}",

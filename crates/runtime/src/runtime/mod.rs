@@ -55,9 +55,12 @@ pub struct RuntimeConfig {
     /// Whether to run matrix products on Warpline's own kernel even if cuBLAS is available.
     /// Default: `false`.
     pub no_cublas: bool,
-    /// Options of the caching allocators.
+    /// Options of the caching allocators, one per device, and of the cache of page-locked memory.
+    /// Default: [`AllocatorConfig::default`], which is `policy:default` without limits.
     pub allocator: AllocatorConfig,
-    /// Options for copies through page-locked memory.
+    /// Size limits and threads of copies that go through page-locked memory, because neither end is
+    /// page-locked. Default: copies of 8 MiB and more, in pieces of up to 4 MiB, by one thread per
+    /// core, up to 8 ([`Staging::default`]).
     pub staging: Staging,
     /// Folder that keeps GPU code compiled at run time for later processes. The folder is created
     /// with mode 0700, and is not used if it belongs to another user or others can write to it.
@@ -98,10 +101,10 @@ impl Default for RuntimeConfig {
 /// initialization. Therefore fork only while no other thread is inside Warpline, or do not use that
 /// state in the child.
 #[derive(Clone, Debug)]
-pub struct Runtime(Arc<Inner>);
+pub struct Runtime(Arc<RuntimeInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct RuntimeInner {
     /// Dropped first, because its drop waits for streams.
     shared: SharedMemory,
     devices: Result<Devices, DriverError>,
@@ -150,7 +153,7 @@ impl Runtime {
         for gpu in &gpus {
             detector.follow(gpu);
         }
-        Self(Arc::new(Inner {
+        Self(Arc::new(RuntimeInner {
             shared: SharedMemory::default(),
             peers: Peers::new(gpus.len()),
             devices,

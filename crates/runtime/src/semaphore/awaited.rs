@@ -70,8 +70,8 @@ impl AwaitedSignal {
 
     #[cold]
     pub(super) fn gone(&self) -> Error {
-        let reason = "it ended before its work was done that this call was to wait for; what the \
-                      tensor holds is not known, and may still change";
+        let reason = "it ended before it completed the work that this call waits for; the values of \
+                      the tensor are unknown, and may still change";
         let site = Site { op: self.op, location: self.location };
         Error::new(ErrorKind::PeerGone { reason: reason.to_owned() }, site)
     }

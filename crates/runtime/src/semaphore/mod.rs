@@ -388,8 +388,8 @@ impl PeerSemaphore {
             }
             if !reaches(number, state.passed) {
                 let reason = format!(
-                    "the other process named the number {number} while {} is not there; it can be \
-                     at most 2^31 - 1 above that",
+                    "the other process named operation {number}, but operation {} is the last complete one; \
+                     the difference can be at most 2^31 - 1",
                     state.passed
                 );
                 return Err(Error::invalid(awaited.op, reason));

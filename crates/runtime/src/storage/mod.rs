@@ -39,7 +39,7 @@ use shared_host::SharedHostBlock;
 
 pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
-pub(crate) use pool_membership::{Pool, PoolMembership, ReplayedFlag};
+pub(crate) use pool_membership::{CapturePool, PoolMembership, ReplayedFlag};
 pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
 pub(crate) use uses::{PRIOR_OWNER, Uses, uses_elsewhere};
 pub use version::Version;
@@ -47,10 +47,10 @@ pub use version::Version;
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
 /// it.
 #[derive(Clone, Debug)]
-pub struct Storage(Arc<Inner>);
+pub struct Storage(Arc<StorageInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct StorageInner {
     // Declared before `runtime`, so that it is dropped first: the block returns to a cache of the
     // runtime.
     memory: Memory,
@@ -76,7 +76,7 @@ struct Inner {
 
 /// A weak reference to a storage.
 #[derive(Clone, Debug)]
-pub(crate) struct WeakStorage(Weak<Inner>);
+pub(crate) struct WeakStorage(Weak<StorageInner>);
 
 impl WeakStorage {
     pub(crate) fn is_alive(&self) -> bool {
@@ -93,7 +93,7 @@ impl WeakStorage {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StorageInner {
     fn drop(&mut self) {
         if let Memory::Pageable(memory) = &self.memory {
             if memory.bytes() >= MIN_CACHED_BYTES {
@@ -139,7 +139,7 @@ impl Drop for Inner {
     }
 }
 
-impl Inner {
+impl StorageInner {
     #[cold]
     fn keep_pageable(&mut self) {
         if let Some(cache) = self.runtime.host_cache()
@@ -236,7 +236,7 @@ impl Storage {
         member: Option<PoolMembership>,
         allocated: &'static Location<'static>,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(StorageInner {
             memory,
             bytes,
             runtime: runtime.clone(),

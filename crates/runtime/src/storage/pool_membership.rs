@@ -12,7 +12,7 @@ use super::Uses;
 pub(crate) type ReplayedFlag = Arc<AtomicBool>;
 
 /// The pool that the storages of a capture lie in.
-pub(crate) trait Pool: Debug + Send + Sync {
+pub(crate) trait CapturePool: Debug + Send + Sync {
     /// Takes over the uses and the memory of a dropped storage. Later replays write the memory, so
     /// they must wait for its uses. A capture in progress that uses the memory keeps it.
     fn leave(&self, key: usize, uses: &Uses, block: CudaBlock);
@@ -21,12 +21,12 @@ pub(crate) trait Pool: Debug + Send + Sync {
 /// A storage's membership in its pool.
 #[derive(Debug)]
 pub(crate) struct PoolMembership {
-    pool: Weak<dyn Pool>,
+    pool: Weak<dyn CapturePool>,
     replayed: ReplayedFlag,
 }
 
 impl PoolMembership {
-    pub(crate) fn new(pool: Weak<dyn Pool>, replayed: &ReplayedFlag) -> Self {
+    pub(crate) fn new(pool: Weak<dyn CapturePool>, replayed: &ReplayedFlag) -> Self {
         Self { pool, replayed: Arc::clone(replayed) }
     }
 
@@ -35,7 +35,7 @@ impl PoolMembership {
     }
 
     /// Returns whether the storage lies in this pool.
-    pub(crate) fn is_of(&self, pool: &Arc<impl Pool>) -> bool {
+    pub(crate) fn is_of(&self, pool: &Arc<impl CapturePool>) -> bool {
         std::ptr::addr_eq(self.pool.as_ptr(), Arc::as_ptr(pool))
     }
 

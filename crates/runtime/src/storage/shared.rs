@@ -112,8 +112,7 @@ impl Storage {
             _ => return Err(self.not_shared(OP)),
         };
         if received {
-            let reason =
-                "it came from another process: only who made it can send it, or send a copy";
+            let reason = "it came from another process, and only the process that created it can send it; send a copy";
             return Err(ErrorKind::CannotShare { reason: reason.into() }.of(OP));
         }
         let block = match &self.0.memory {
@@ -215,7 +214,13 @@ impl Storage {
     /// Blocks the host until all work on the storage enqueued in this process is complete.
     ///
     /// # Errors
-    /// The failure of that work, or of work that the bytes depend on.
+    /// - [`ErrorKind::Surfaced`] if that work failed on the device.
+    /// - [`ErrorKind::TimedOut`] if work of another process that the bytes depend on is not complete
+    ///   within the limit set on receipt.
+    /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the bytes
+    ///   depend on a failed check of indices, a failed collective, or unfinished work of a process
+    ///   that is gone.
+    /// - [`ErrorKind::Driver`] in a forked child, which cannot use the device.
     #[track_caller]
     pub fn wait_until_unused(&self) -> Result<()> {
         self.wait_for_host(true)?;
@@ -226,11 +231,11 @@ impl Storage {
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
             Memory::Pageable(_) | Memory::Pinned(_) => {
-                "it is in host memory of this process alone; share what `share_memory` returns"
+                "it is in host memory of this process alone; share the tensor that `share_memory` returns"
             }
             _ => {
                 "its memory is of the caching allocator, where other tensors may lie beside it; \
-                 share what `share_memory` returns"
+                 share the tensor that `share_memory` returns"
             }
         };
         ErrorKind::CannotShare { reason: reason.into() }.of(op)

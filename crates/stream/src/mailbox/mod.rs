@@ -144,7 +144,7 @@ impl Mailbox {
     /// follows: otherwise the launch would count as complete too early.
     ///
     /// # Errors
-    /// The driver's error if mapped memory is needed and cannot be allocated.
+    /// [`DriverError`] if mapped memory is needed and the driver cannot allocate it.
     pub fn launch(
         &self,
         _token: LaunchToken,

@@ -490,7 +490,7 @@ impl Stream {
     /// is complete.
     ///
     /// # Errors
-    /// Always `Ok`. The type allows for a driver that has to be asked.
+    /// Never fails.
     pub fn is_ordered_after(&self, other: &Stream, op: OpNumber) -> Result<bool> {
         Ok(self == other
             || other.0.progress.is_known_done(op)

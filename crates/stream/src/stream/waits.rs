@@ -1,4 +1,19 @@
 //! Waits of a stream for another stream, and of the host for a stream.
+//!
+//! The problem: each use of a tensor on another stream may need a wait, but most of these waits
+//! repeat an order that already holds. The approach: a wait for an operation first asks the
+//! waiting stream's vector clock (`clock.rs`), and returns without a driver call if the clock covers
+//! the operation. Otherwise the wait enqueues an event: the checkpoint after the operation
+//! (`order.rs`), or a new event if the wait covers all work of a stream. Then the waiting stream's
+//! clock takes over the clock of the event. A host wait marks the operation, and all work before it,
+//! as complete.
+//!
+//! A wait for captured work makes the stream join the capture ([`Stream::wait_for`]), except
+//! [`Stream::wait_for_all`], which leaves captured work out. The `_silently` variants wait without
+//! changing the clock, so that a race detector does not take them for the program's own order.
+//!
+//! Limits: a wait for an operation does not cover later work that was enqueued without a number,
+//! through the driver's stream; [`Stream::wait_stream`] and events do.
 
 use super::*;
 #[cfg(doc)]

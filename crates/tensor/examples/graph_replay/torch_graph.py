@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures in PyTorch what `main.rs` measures, and prints the same line with "side": "torch"."""
+"""Measures the same graphs as `main.rs` in PyTorch, and prints the same line with "side": "torch"."""
 
 import argparse
 import json

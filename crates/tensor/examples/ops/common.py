@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-# Output of libraries must not come between the replies.
+# Libraries must not write between the replies, so their output goes to standard error.
 replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
@@ -27,7 +27,7 @@ class Timed:
     most = 500
 
     def loop(self, reps):
-        """Seconds that `reps` calls take the host."""
+        """Returns the seconds that `reps` calls take the host."""
         call = self.call
         start = time.perf_counter()
         for _ in range(reps):
@@ -38,7 +38,7 @@ class Timed:
         return self.loop(reps)
 
     def measure(self, target_ms):
-        """Seconds per call, measured over as many calls as fill the target time."""
+        """Returns the seconds per call, measured over as many calls as fill the target time."""
         if self.reps is None:
             first = min(self.once(1), self.once(1))
             self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), self.most)))

@@ -178,7 +178,7 @@ class Row(Timed):
         self.synchronize = torch.cuda.synchronize if order["device"] == "cuda" else lambda: None
 
     def once(self, reps):
-        """Seconds of `reps` calls."""
+        """Returns the seconds that `reps` calls take."""
         self.synchronize()
         if not self.on_device:
             seconds = self.loop(reps)

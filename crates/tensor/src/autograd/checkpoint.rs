@@ -75,8 +75,8 @@ where
 
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
         if mode::is_grad_enabled() {
-            let reason = "what is computed again has no gradients of gradients, which a pass with `create_graph` is to \
-                          record; call the function without a checkpoint";
+            let reason = "a checkpointed function has no gradients of gradients, which a pass with `create_graph` \
+                          records; call the function without a checkpoint";
             return Err(Error::gradient(Self::NAME, reason).at(context.inputs.node.location));
         }
         let inputs = (0..context.inputs()).map(|i| {

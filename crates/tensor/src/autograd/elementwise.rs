@@ -5,7 +5,7 @@
 //! gradients read (`Formula::uses`). The forward pass fails if a wanted gradient has no formula.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as entries, Op, Step};
+use warpline_kernels::elementwise::{self as entries, FormulaStep, Op};
 
 use super::formula::{self, FormulaLeaves, StepValue};
 use super::fused;
@@ -69,11 +69,11 @@ impl<'a> RecordArgs<'a> {
         let uses = formula.uses(inputs.iter().zip(&indices).filter_map(wanted));
         for (k, step) in formula.steps().iter().enumerate().filter(|(k, _)| uses[*k] > 0) {
             let value = match step {
-                Step::Operand(operand) => match operands[*operand] {
+                FormulaStep::Operand(operand) => match operands[*operand] {
                     TensorOrScalar::Scalar(number) => StepValue::Number(number),
                     TensorOrScalar::Tensor(tensor) => StepValue::Tensor(tensor.clone()),
                 },
-                Step::Result => StepValue::Tensor(result.clone()),
+                FormulaStep::Result => StepValue::Tensor(result.clone()),
                 _ => continue,
             };
             leaves.push((k, value));
@@ -203,7 +203,8 @@ impl<'a> InPlaceRecord<'a> {
         let mut copies: SmallVec<[(Tensor, Tensor); 1]> = SmallVec::new();
         let steps = backward.formula().steps();
         for (step, value) in &mut args.saved.leaves {
-            let (Step::Operand(_), StepValue::Tensor(tensor)) = (&steps[*step], value) else {
+            let (FormulaStep::Operand(_), StepValue::Tensor(tensor)) = (&steps[*step], value)
+            else {
                 continue;
             };
             if !tensor.storage().same_as(a.storage()) {

@@ -5,7 +5,7 @@
 //! `float64`, without a launch.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Formula, Op, Step};
+use warpline_kernels::elementwise::{Formula, FormulaStep, Op};
 
 use super::{Gradients, Saved};
 use crate::methods::{apply_elementwise, apply_elementwise_in, common_dtype_of, rounded};
@@ -51,13 +51,13 @@ pub(super) fn evaluate(
             continue;
         }
         let value = match step {
-            Step::Gradient => StepValue::Tensor(grad.clone()),
-            Step::Operand(_) | Step::Result => match leaf_value(leaves, k)? {
+            FormulaStep::Gradient => StepValue::Tensor(grad.clone()),
+            FormulaStep::Operand(_) | FormulaStep::Result => match leaf_value(leaves, k)? {
                 StepValue::Number(number) => StepValue::Number(as_read(formula, k, *number, grad)),
                 tensor => tensor.clone(),
             },
-            Step::Constant(number) => StepValue::Number(Scalar::Float(*number)),
-            Step::Single(step) => match values.take(*step)? {
+            FormulaStep::Constant(number) => StepValue::Number(Scalar::Float(*number)),
+            FormulaStep::Single(step) => match values.take(*step)? {
                 StepValue::Number(number) => {
                     StepValue::Number(f64::from(number.to_f64() as f32).into())
                 }
@@ -65,7 +65,7 @@ pub(super) fn evaluate(
                     StepValue::Tensor(tensor.to(DType::F32)?.to(tensor.dtype())?)
                 }
             },
-            Step::Apply(op, _) => {
+            FormulaStep::Apply(op, _) => {
                 let operands = step.reads().iter().map(|&step| values.take(step));
                 let operands: SmallVec<[StepValue; 4]> = operands.collect::<Result<_>>()?;
                 apply(op, &operands, grad)?

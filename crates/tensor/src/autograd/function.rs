@@ -61,7 +61,8 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Computes the results. The ops in this function are not recorded.
     ///
     /// # Errors
-    /// Errors of the ops in this function.
+    /// The errors of the ops that the function calls ([errors of every op](Tensor#errors-of-every-op)), and
+    /// errors that the function creates itself, such as [`Error::invalid`] for sizes that it does not support.
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
     /// Returns one gradient per input, in their order, from the gradients of the results. An input for which
@@ -74,7 +75,8 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Surplus `None`s are ignored.
     ///
     /// # Errors
-    /// Errors of the ops in this function.
+    /// The errors of the ops that the function calls ([errors of every op](Tensor#errors-of-every-op)), and
+    /// errors that the function creates itself, such as [`Error::invalid`] for sizes that it does not support.
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients>;
 
     /// Computes the results, and records them if an input requires a gradient.

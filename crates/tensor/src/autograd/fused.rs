@@ -1,8 +1,17 @@
-//! Backward passes of elementwise ops in one launch, with the op's backward program. `formula.rs` computes
-//! gradients that take one launch anyway.
+//! Backward passes of elementwise ops in one launch, with the op's backward program.
+//!
+//! The problem: the gradient formulas of an op such as `mish` have many steps. Computed by tensor ops
+//! (`formula.rs`), each step would be a launch that reads and writes memory. The approach: kernels are
+//! committed that compute all gradients of an op at once (`kernels/src/elementwise/backward`). This module
+//! collects their inputs, which are the saved tensors and numbers that the wanted gradients read, chooses the
+//! dtype of the results, and launches the program with one result for each wanted gradient.
+//!
+//! Limits: a launch cannot be differentiated, so a pass with `create_graph` uses `formula.rs`. So do gradients
+//! that take one launch anyway, and ops with a number of inputs and results that no kernel was compiled for. The
+//! engine sums gradients over broadcast dimensions afterwards.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as entries, Arg, Formula, Step, apply_backward};
+use warpline_kernels::elementwise::{self as entries, Arg, Formula, FormulaStep, apply_backward};
 use warpline_runtime::{Layout, View};
 
 use super::Gradients;
@@ -36,7 +45,7 @@ pub(super) fn evaluate(
     for &step in formula.leaves() {
         let tensor = match formula.steps()[step] {
             _ if uses[step] == 0 => None,
-            Step::Gradient => Some(grad.clone()),
+            FormulaStep::Gradient => Some(grad.clone()),
             _ => match leaf_value(leaves, step)? {
                 StepValue::Number(number) => {
                     inputs.push(ProgramInput::Number(*number));
@@ -106,6 +115,6 @@ pub(super) fn evaluate(
 /// Returns whether a comparison reads a leaf.
 fn is_compared(formula: &Formula, leaf: usize) -> bool {
     formula.steps().iter().any(
-        |step| matches!(step, Step::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),
+        |step| matches!(step, FormulaStep::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),
     )
 }

@@ -201,8 +201,7 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         if !self.requires_grad() {
-            let reason =
-                "a tensor that wants no gradient has none to hook; call requires_grad_(true) first";
+            let reason = "the tensor does not require a gradient, so there is none to hook; call requires_grad_(true) first";
             return Err(Error::gradient("register_hook", reason));
         }
         check_not_moved("register_hook", self)?;
@@ -229,7 +228,7 @@ impl Tensor {
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         if !self.requires_grad() {
-            let reason = "a tensor that wants no gradient has none to keep";
+            let reason = "the tensor does not require a gradient, so there is none to keep";
             return Err(Error::gradient("retain_grad", reason));
         }
         if self.is_leaf() {
@@ -278,7 +277,7 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         if !self.requires_grad() || !self.is_leaf() {
-            let reason = "only a leaf that wants a gradient accumulates one";
+            let reason = "only a leaf that requires a gradient accumulates one";
             return Err(Error::gradient("register_post_accumulate_grad_hook", reason));
         }
         check_not_moved("register_post_accumulate_grad_hook", self)?;

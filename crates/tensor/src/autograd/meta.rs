@@ -1,8 +1,8 @@
 //! The autograd state of a tensor, allocated on first use.
 //!
-//! A `Tensor` is a handle to an `Inner`, as a Python tensor is a handle to a `TensorImpl`. Clones are
+//! A `Tensor` is a handle to an `TensorInner`, as a Python tensor is a handle to a `TensorImpl`. Clones are
 //! the same tensor. A view or the result of `detach` is another tensor on the same memory. Beside
-//! storage, layout and dtype, `Inner` has an [`AutogradSlot`], which stores the base of a view. Its
+//! storage, layout and dtype, `TensorInner` has an [`AutogradSlot`], which stores the base of a view. Its
 //! state is allocated once a gradient is required, so a tensor without gradients costs one check of
 //! the slot.
 

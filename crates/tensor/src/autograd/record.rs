@@ -43,7 +43,7 @@ pub(crate) fn refuse_gradient(op: &'static str, inputs: &[&Tensor]) -> Result<()
     if !should_record(inputs) {
         return Ok(());
     }
-    let reason = "it has no gradient, but an input wants one; call it in `no_grad`, or on what `detach` returns";
+    let reason = "it has no gradient, but an input requires one; call it in `no_grad`, or on the result of `detach`";
     Err(Error::gradient(op, reason))
 }
 
@@ -128,14 +128,14 @@ pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> 
     // gradient and the gradients of its views.
     let reason = if base.is_leaf() && (base.requires_grad() || tensor.requires_grad()) {
         if tensor.base().is_some() && !tensor.is_leaf() {
-            "a view of a leaf that wants a gradient is being changed in place; do it in `no_grad`"
+            "a view of a leaf that requires a gradient is being changed in place; do it in `no_grad`"
         } else {
-            "a leaf that wants a gradient is being changed in place; do it in `no_grad`"
+            "a leaf that requires a gradient is being changed in place; do it in `no_grad`"
         }
     } else if tensor.is_unrecorded_view() && base.requires_grad() {
         "a view that was made in `no_grad` is being changed in place where gradients are recorded; make it there too"
     } else if tensor.is_inference() {
-        "a tensor that was made in inference mode is being changed in place outside of it; use a copy of it"
+        "a tensor created in inference mode is being changed in place outside of that mode; use a copy of the tensor"
     } else {
         return Ok(());
     };

@@ -114,7 +114,7 @@ impl SavedTensorInfo {
     /// would never be freed.
     pub(super) fn pack(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
-            let reason = "a tensor that was made in inference mode cannot be saved for a gradient; use a copy of it";
+            let reason = "a tensor created in inference mode cannot be saved for a gradient; use a copy of it";
             return Err(Error::gradient(op, reason));
         }
         let version = tensor.storage().version();

@@ -26,27 +26,29 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor is not of floats or is an inference tensor, and if `requires_grad`
+    /// [`ErrorKind::Gradient`] if the dtype is not floating point, if the tensor is an inference tensor, and if `requires_grad`
     /// is false for a tensor that was computed from others (use [`Tensor::detach`]). [`ErrorKind::Moved`] if
     /// the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
         let op = "requires_grad_";
         if requires_grad && !self.dtype().is_float() {
-            let reason =
-                format!("only floats can want a gradient, but the tensor is of {}", self.dtype());
+            let reason = format!(
+                "only floating-point tensors can require gradients, but the dtype is {}",
+                self.dtype()
+            );
             return Err(Error::gradient(op, reason));
         }
         if requires_grad && self.is_inference() {
             let reason =
-                "a tensor that was made in inference mode cannot want a gradient; use a copy of it";
+                "a tensor created in inference mode cannot require a gradient; use a copy of it";
             return Err(Error::gradient(op, reason));
         }
         if !self.is_leaf() {
             if requires_grad {
                 return Ok(self.clone());
             }
-            let reason = "what was computed from tensors that want a gradient wants one; use what `detach` returns";
+            let reason = "the tensor was computed from tensors that require a gradient; use the result of `detach`";
             return Err(Error::gradient(op, reason));
         }
         if requires_grad {
@@ -82,7 +84,7 @@ impl Tensor {
                 || grad.device() != self.device())
         {
             let reason = format!(
-                "a gradient of shape {:?}, {} on {} is none for a tensor of shape {:?}, {} on {}",
+                "a gradient of shape {:?}, {} on {} does not fit a tensor of shape {:?}, {} on {}",
                 grad.size(),
                 grad.dtype(),
                 grad.device(),
@@ -135,7 +137,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if `gradient` has other sizes than this
-    /// tensor, is not of floats, or is on another device.
+    /// tensor, is not floating-point, or is on another device.
     #[track_caller]
     pub fn backward_with(
         &self,
@@ -153,7 +155,8 @@ impl Tensor {
 #[track_caller]
 fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
     let Some(edge) = tensor.edge() else {
-        let reason = "the tensor wants no gradient, and was computed from none that does";
+        let reason =
+            "the tensor does not require a gradient, and was not computed from a tensor that does";
         return Err(Error::gradient(op, reason));
     };
     let gradient = match gradient {
@@ -161,7 +164,7 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
         Some(gradient) => {
             let (own, sizes) = (tensor.size(), gradient.size());
             let reason =
-                format!("a gradient of shape {sizes:?} is none for a tensor of shape {own:?}");
+                format!("a gradient of shape {sizes:?} does not fit a tensor of shape {own:?}");
             return Err(Error::gradient(op, reason));
         }
         None if tensor.numel() == 1 => tensor.ones_like(()).of(op)?,
@@ -271,8 +274,9 @@ pub(super) fn grad_at(
     let mut edges = Vec::new();
     for (i, input) in inputs.iter().enumerate() {
         let Some(edge) = input.edge() else {
-            let reason =
-                format!("input {i} wants no gradient; call requires_grad_(true) on it first");
+            let reason = format!(
+                "input {i} does not require a gradient; call requires_grad_(true) on it first"
+            );
             return Err(Error::gradient("grad", reason).at(location));
         };
         edges.push(edge);
@@ -284,7 +288,7 @@ pub(super) fn grad_at(
         && !allow_unused
     {
         let reason = format!(
-            "the outputs do not depend on input {unused}; with `allow_unused` it has no gradient, and is no error"
+            "the outputs do not depend on input {unused}; set `allow_unused` to get `None` for this input"
         );
         return Err(Error::gradient("grad", reason).at(location));
     }

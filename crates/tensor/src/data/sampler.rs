@@ -107,7 +107,7 @@ impl DistributedSampler {
     #[track_caller]
     pub fn new(samples: usize, replicas: usize, rank: usize) -> Result<Self> {
         if rank >= replicas {
-            let reason = format!("rank {rank} is none of {replicas}");
+            let reason = format!("rank {rank} is out of range for {replicas} replicas");
             return Err(Error::invalid("DistributedSampler", reason));
         }
         let epoch = AtomicU64::new(0);

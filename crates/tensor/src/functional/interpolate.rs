@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use warpline_kernels::resample::{Kind, resample, resample_backward};
+use warpline_kernels::resample::{Interpolation, resample, resample_backward};
 
 use super::options::options;
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
@@ -114,12 +114,13 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         return Err(Error::invalid(OP, reason));
     }
     let kind = match mode {
-        InterpolateMode::Nearest => Kind::Nearest,
-        InterpolateMode::NearestExact => Kind::NearestExact,
-        InterpolateMode::Bicubic => Kind::Cubic,
-        _ => Kind::Linear,
+        InterpolateMode::Nearest => Interpolation::Nearest,
+        InterpolateMode::NearestExact => Interpolation::NearestExact,
+        InterpolateMode::Bicubic => Interpolation::Cubic,
+        _ => Interpolation::Linear,
     };
-    let is_smooth = matches!(kind, Kind::Linear | Kind::Cubic) && mode != InterpolateMode::Area;
+    let is_smooth = matches!(kind, Interpolation::Linear | Interpolation::Cubic)
+        && mode != InterpolateMode::Area;
     if options.align_corners && !is_smooth {
         let reason = format!("align_corners is for linear and cubic modes, not {mode:?}");
         return Err(Error::invalid(OP, reason));
@@ -231,7 +232,7 @@ fn for_all<T: Copy>(numbers: &[T], dims: usize) -> Vec<T> {
 /// Parameters for resampling one dimension.
 #[derive(Clone, Copy)]
 struct DimResize {
-    kind: Kind,
+    kind: Interpolation,
     align_corners: bool,
     scale: f64,
     from: usize,

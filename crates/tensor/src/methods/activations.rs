@@ -13,7 +13,7 @@ macro_rules! methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+            /// [`crate::ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
             /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
@@ -77,7 +77,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `lambda` is negative or NaN, or if the dtype cannot hold it.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn softshrink(&self, lambda: f64) -> Result<Self> {
@@ -94,7 +94,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambda`. [`ErrorKind::UnsupportedDType`] if the
-    /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+    /// tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
         let lambda = self.rounded("hardshrink", lambda.into())?;
@@ -115,7 +115,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `threshold` or `value`.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is boolean. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn threshold(
@@ -158,7 +158,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the elements are unsigned and a bound is -1 or less.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is boolean. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
@@ -202,7 +202,7 @@ impl Tensor {
     /// Clamps each element to the range from 0 to 6 (`torch.nn.functional.relu6`). Not for bools.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is of bools. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is boolean. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn relu6(&self) -> Result<Self> {
@@ -233,7 +233,7 @@ impl Tensor {
     /// [`Tensor::logit`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] if the tensor is of integers or bools. Otherwise the same as
+    /// [`ErrorKind::CannotCast`] if the tensor is integer or boolean. Otherwise the same as
     /// [`Tensor::logit`].
     #[track_caller]
     pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {

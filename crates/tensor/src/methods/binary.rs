@@ -43,7 +43,7 @@ methods! {
     sub SUB;
     /// `self * other`.
     mul MUL;
-    /// `self / other`. The quotient of integers is a float.
+    /// `self / other`. The quotient of integers is floating-point.
     div DIV;
     /// The larger of two elements; NaN if either is NaN.
     maximum MAXIMUM;

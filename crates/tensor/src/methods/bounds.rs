@@ -9,7 +9,7 @@ use super::inplace::check_filled;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 
-/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is of bools. All three
+/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is a boolean tensor. All three
 /// broadcast.
 ///
 /// ```
@@ -20,7 +20,7 @@ use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the condition is not of bools. Otherwise the same as [`Tensor::add`].
+/// [`ErrorKind::InvalidArgument`] if the condition is not boolean. Otherwise the same as [`Tensor::add`].
 #[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
@@ -34,8 +34,8 @@ pub fn where_cond<'a>(
 }
 
 impl Tensor {
-    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). Where `min` is above `max`, the
-    /// result is `max`. Where an operand is NaN, so is the result. Not for bools.
+    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). If `min` is above `max`, the
+    /// result is `max`. If an operand is NaN, the result is NaN. Boolean tensors are not supported.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the operands meet in `bool`. Otherwise the same as [`Tensor::add`].
@@ -150,7 +150,7 @@ impl Tensor {
     /// tensor's dtype, and the shape to which this tensor and the mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`, or if the mask is not of bools.
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`, or if the mask is not boolean.
     /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
@@ -233,7 +233,7 @@ impl Tensor {
     }
 }
 
-/// Fails if a condition or mask is not a tensor of bools. The error names the argument.
+/// Fails if a condition or mask is not a boolean tensor. The error names the argument.
 #[track_caller]
 fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
     match chooses.dtype() {

@@ -310,7 +310,7 @@ pub(crate) fn counts_as_number(
     main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
 }
 
-/// Fails if an op with [`OperandRule::RefusesBools`] has operands of bools.
+/// Fails if an op with [`OperandRule::RefusesBools`] has boolean operands.
 #[track_caller]
 fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
     let is_bool = |operand: &TensorOrScalar<'_>| match operand {
@@ -323,7 +323,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
     Ok(())
 }
 
-/// Fails if operand `k` is a divisor of integers and 0, or an exponent of integers and negative.
+/// Fails if operand `k` is an integer divisor and 0, or a negative integer exponent.
 #[track_caller]
 fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
     if k != 1 || compute.is_float() {

@@ -40,7 +40,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `std` is negative, or an argument is not finite.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
@@ -55,7 +55,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `from` is above `to`, a bound is not finite, or the interval is wider
-    /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
@@ -96,7 +96,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `lambda` is not positive and finite. [`ErrorKind::UnsupportedDType`]
-    /// if the tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+    /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
         check_finite("exponential_", &[("lambda", lambda)])?;

@@ -80,7 +80,7 @@ macro_rules! operators {
     };
 }
 
-// Of Rust's own numbers, only `f64` and `i64` are implemented on the left. With a second type of floats, the type of
+// Of Rust's own numbers, only `f64` and `i64` are implemented on the left. With a second floating-point type, the type of
 // `1.0 / &t` would not be known before the end of the function, and `(1.0 / &t)?.exp()` would not compile.
 
 operators! {

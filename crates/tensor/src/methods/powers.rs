@@ -90,7 +90,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn round_decimals(&self, decimals: i64) -> Result<Self> {
@@ -169,7 +169,7 @@ impl Tensor {
     /// `self + value * a * b` (`torch.addcmul`). Not for bools.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors are of integers. Otherwise the same as
+    /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors have an integer dtype. Otherwise the same as
     /// [`Tensor::add`].
     #[track_caller]
     pub fn addcmul(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {

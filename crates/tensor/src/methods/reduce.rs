@@ -234,7 +234,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::UnsupportedDType`] if the
-    /// tensor is not of floats. Errors of [every op](Tensor#errors-of-every-op).
+    /// tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn softmax(&self, dim: impl Integer) -> Result<Self> {
         let dim = dim.into_isize();

@@ -227,7 +227,7 @@ impl Tensor {
             return Ok(());
         }
         let reason = "the tensor requires a gradient and is no leaf, and autograd does not cross \
-                      processes; use what `detach` returns to share its values alone";
+                      processes; use the result of `detach` to share its values alone";
         Err(Error::gradient(op, reason))
     }
 

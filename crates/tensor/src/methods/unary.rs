@@ -192,7 +192,7 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] if the result is of floats and this tensor is not. Otherwise
+            /// [`crate::ErrorKind::CannotCast`] if the result is floating-point and this tensor is not. Otherwise
             /// the same as the method without the underscore.
             #[track_caller]
             pub fn $in_place(&self) -> Result<&Self> {

@@ -78,9 +78,7 @@ impl Tensor {
         let mut open = None;
         for (d, &size) in shape.iter().enumerate() {
             if size == -1 && open.replace(d).is_some() {
-                let reason = format!(
-                    "only one size can follow from the others, but {shape:?} has several -1"
-                );
+                let reason = format!("only one size can be inferred, but {shape:?} has several -1");
                 return Err(Error::invalid("", reason));
             }
             sizes.push(if size == -1 {

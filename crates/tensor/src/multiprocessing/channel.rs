@@ -79,7 +79,7 @@ impl Channel {
 
     /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one. The receiver gets the same
     /// memory. All work on the memory that this process has enqueued runs before all work of the receiver on
-    /// it. Where possible, streams wait for this work, and the host does not; see [the module](super).
+    /// it. If possible, streams wait for this work, and the host does not; see [the module](super).
     ///
     /// A leaf that requires a gradient arrives as such a leaf. Gradients are not sent.
     ///

@@ -269,7 +269,7 @@ impl PeerSemaphores {
         }
         let location = Location::caller();
         let failed = |e: std::io::Error| {
-            let reason = format!("nobody can watch the other process: {e}");
+            let reason = format!("the end of the other process cannot be watched: {e}");
             Error::invalid("recv", reason).at(location)
         };
         let socket = socket.as_fd().try_clone_to_owned().map_err(failed)?;

@@ -20,7 +20,7 @@ OPS = {
     "div_trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "remainder": torch.remainder,
     "fmod": torch.fmod,
-    # Of a base that is positive and small, so that all powers are finite.
+    # The base is positive and small, so that all powers are finite.
     "pow": lambda a, b: torch.pow(abs(a) / 16, abs(b)),
     "eq": torch.eq,
     "lt": torch.lt,
@@ -28,7 +28,7 @@ OPS = {
     "addcmul": lambda a, n: torch.addcmul(a, a, n, value=1),
 }
 REVERSED = ("add", "sub", "mul", "div", "maximum", "remainder", "lt", "pow")
-# Of a number, which is no tensor.
+# The other operand is a Python number instead of a tensor.
 PLAIN = ("add", "sub", "mul", "div", "floor_divide", "div_trunc", "remainder", "fmod", "pow", "eq", "lt", "lerp")
 PLAIN_REVERSED = ("sub", "pow")
 

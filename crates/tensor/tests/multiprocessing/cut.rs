@@ -28,7 +28,7 @@ use crate::processes::{LONG, Peer, specs};
 /// Size of a message's header: magic bytes, kind, length of the body.
 pub(crate) const HEAD: usize = 16;
 
-/// Where a message is cut: after a number of bytes, or a number of bytes before its end.
+/// Points at which a message is cut: after a number of bytes, or a number of bytes before its end.
 const CUTS: [(&str, Cut); 6] = [
     ("tensor, one byte", Cut::After(1)),
     ("tensor, nearly its head", Cut::After(HEAD - 1)),

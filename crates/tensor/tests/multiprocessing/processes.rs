@@ -37,7 +37,12 @@ impl Peer {
     pub(crate) fn start(program: &str, spec: &str) -> Self {
         let (here, there) = UnixStream::pair().unwrap();
         let process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "processes::child", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "processes::program_of_the_other_process",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(PROGRAM, program)
             .env(SPEC, spec)
             .stdin(Stdio::from(OwnedFd::from(there)))
@@ -73,7 +78,7 @@ impl Peer {
 
 /// The other process's program. Does nothing as a test among others.
 #[test]
-fn child() {
+fn program_of_the_other_process() {
     let (Ok(program), Ok(spec)) = (std::env::var(PROGRAM), std::env::var(SPEC)) else { return };
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let channel = Channel::new(socket);

@@ -171,7 +171,7 @@ fn nonsense_is_an_error() {
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&[0; 100]).unwrap();
         let end = Channel::new(end);
-        assert!(end.recv().unwrap_err().to_string().contains("no message"));
+        assert!(end.recv().unwrap_err().to_string().contains("invalid message"));
         let again = end.recv().unwrap_err().to_string();
         assert!(again.contains("new channel"), "{again}");
         Ok(())

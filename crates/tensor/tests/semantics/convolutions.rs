@@ -43,7 +43,7 @@ fn places(body: impl Fn(Device) -> Result<()>) {
 }
 
 #[test]
-fn gradients_of_convolutions() {
+fn gradients_of_convolutions_agree_with_differences() {
     places(|device| {
         let bias = leaf(device, [4])?;
         let options = [
@@ -66,7 +66,7 @@ fn gradients_of_convolutions() {
 }
 
 #[test]
-fn gradients_of_transposed_convolutions() {
+fn gradients_of_transposed_convolutions_agree_with_differences() {
     places(|device| {
         let options =
             ConvTransposeOptions::new().stride(2).padding([1, 0]).output_padding([1, 0]).groups(2);
@@ -129,7 +129,7 @@ fn strided_operands_and_empty_ones() {
 }
 
 #[test]
-fn gradients_of_pools() {
+fn gradients_of_pools_agree_with_differences() {
     places(|device| {
         let options = MaxPoolOptions::new().padding(1).ceil_mode(true);
         let x = distinct(device, [2, 2, 5, 4])?;
@@ -168,7 +168,7 @@ fn gradients_of_resizing_and_folding() {
 
 /// Output sizes follow PyTorch's rounding.
 #[test]
-fn windows_at_the_edge() {
+fn output_sizes_of_windows_follow_pytorchs_rounding() {
     common::cpu(|_| {
         let x = arange(7f32, ())?.reshape([1, 7])?;
         let size = |ceil_mode, stride| -> Result<Vec<f32>> {

@@ -23,7 +23,7 @@ fn ops_on_a_simulated_gpu_agree_with_pytorch() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_goldens() {
+fn gpu_ops_agree_with_pytorch() {
     common::gpu(1, SyncPolicy::Auto, |_| {
         goldens_suite::run(Device::cuda(0));
         Ok(())

@@ -54,7 +54,7 @@ fn s25_tensors_on_a_device_print_as_in_pytorch() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_s25_print() {
+fn gpu_s25_tensors_print_as_in_pytorch() {
     common::gpu(1, SyncPolicy::Auto, |_| {
         run(true);
         Ok(())

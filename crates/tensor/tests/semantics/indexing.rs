@@ -156,7 +156,7 @@ fn in_place_forms_write_where_the_others_copy() {
 }
 
 #[test]
-fn order_at_its_edges() {
+fn order_ops_handle_edge_cases() {
     everywhere(|device| {
         let nan = f32::NAN;
         let t = tensor([[2f32, nan, 1.0], [3.0, 1.0, 2.0]], device)?;

@@ -312,7 +312,7 @@ fn channels_fail_at_the_line_of_the_call() -> Result<()> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&[7; 64]).unwrap();
     let text = refused("recv", Channel::new(ours).recv());
-    assert!(text.contains("no message"), "{text}");
+    assert!(text.contains("invalid message"), "{text}");
     Ok(())
 }
 

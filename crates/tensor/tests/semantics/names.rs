@@ -63,7 +63,7 @@ fn a_tensor_from_a_vector_and_a_shape() -> Result<()> {
 }
 
 #[test]
-fn ranges_of_all_kinds() -> Result<()> {
+fn ranges_of_all_kinds_select_elements() -> Result<()> {
     everywhere(|at| {
         let t = arange(5, at)?;
         let read = |t: Tensor| t.to_vec::<i64>();

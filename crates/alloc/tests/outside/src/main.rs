@@ -59,6 +59,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[test]
-fn it_works() {
+fn a_program_outside_the_workspace_allocates() {
     main().unwrap();
 }

@@ -12,7 +12,7 @@ pub(super) struct RawId(pub(super) [u8; UniqueId::BYTES]);
 
 /// `ncclConfig_t` of version 2.18. Newer libraries read only the fields that this version has.
 #[repr(C)]
-pub(super) struct Config {
+pub(super) struct NcclConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -24,7 +24,7 @@ pub(super) struct Config {
     split_share: c_int,
 }
 
-impl Config {
+impl NcclConfig {
     /// Configures a communicator whose calls return before they are complete.
     pub(super) fn non_blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
@@ -54,16 +54,16 @@ impl Config {
 }
 
 type Comm = *mut c_void;
-type Stream = *mut c_void;
+type RawStream = *mut c_void;
 type Memory = *mut c_void;
 
 function_table! {
-    pub(super) struct Api of "NCCL";
+    pub(super) struct NcclApi of "NCCL";
     required "NCCL 2.18" {
         ncclGetVersion(*mut c_int);
         ncclGetUniqueId(*mut RawId);
-        ncclCommInitRankConfig(*mut Comm, c_int, RawId, c_int, *mut Config);
-        ncclCommSplit(Comm, c_int, c_int, *mut Comm, *mut Config);
+        ncclCommInitRankConfig(*mut Comm, c_int, RawId, c_int, *mut NcclConfig);
+        ncclCommSplit(Comm, c_int, c_int, *mut Comm, *mut NcclConfig);
         ncclCommGetAsyncError(Comm, *mut Status);
         ncclCommAbort(Comm);
         ncclCommUserRank(Comm, *mut c_int);
@@ -72,13 +72,13 @@ function_table! {
         ncclGetLastError(Comm) -> *const c_char;
         ncclGroupStart();
         ncclGroupEnd();
-        ncclAllReduce(Memory, Memory, usize, c_int, c_int, Comm, Stream);
-        ncclBroadcast(Memory, Memory, usize, c_int, c_int, Comm, Stream);
-        ncclReduce(Memory, Memory, usize, c_int, c_int, c_int, Comm, Stream);
-        ncclAllGather(Memory, Memory, usize, c_int, Comm, Stream);
-        ncclReduceScatter(Memory, Memory, usize, c_int, c_int, Comm, Stream);
-        ncclSend(Memory, usize, c_int, c_int, Comm, Stream);
-        ncclRecv(Memory, usize, c_int, c_int, Comm, Stream);
+        ncclAllReduce(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
+        ncclBroadcast(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
+        ncclReduce(Memory, Memory, usize, c_int, c_int, c_int, Comm, RawStream);
+        ncclAllGather(Memory, Memory, usize, c_int, Comm, RawStream);
+        ncclReduceScatter(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
+        ncclSend(Memory, usize, c_int, c_int, Comm, RawStream);
+        ncclRecv(Memory, usize, c_int, c_int, Comm, RawStream);
     }
     optional {}
 }

@@ -21,16 +21,16 @@ static CALLS: RwLock<()> = RwLock::new(());
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running call.
-pub(super) type Call = RwLockReadGuard<'static, ()>;
+pub(super) type RunningCall = RwLockReadGuard<'static, ()>;
 
 /// Begins a call.
-pub(super) fn enter() -> Result<Call> {
+pub(super) fn enter() -> Result<RunningCall> {
     if ENDING.load(Ordering::Acquire) { Err(ending()) } else { enter_to_abort() }
 }
 
 /// Begins an abort. Aborts may begin while the ending process waits for a running call, because an
 /// abort may be needed to end that call.
-pub(super) fn enter_to_abort() -> Result<Call> {
+pub(super) fn enter_to_abort() -> Result<RunningCall> {
     match CALLS.try_read() {
         Ok(call) => Ok(call),
         Err(TryLockError::Poisoned(call)) => Ok(call.into_inner()),

@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
 
-use self::api::{Api, Config, RawId, reduce_op, status_name, type_code};
+use self::api::{NcclApi, NcclConfig, RawId, reduce_op, status_name, type_code};
 use self::stages::CommStages;
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::dylib::Status;
@@ -42,14 +42,14 @@ const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
 
 struct Library {
-    api: Api,
+    api: NcclApi,
     version: u32,
 }
 
 /// The library during a call. The process waits for the call before it ends.
 struct Entered {
     library: &'static Library,
-    _call: exit::Call,
+    _call: exit::RunningCall,
 }
 
 impl std::ops::Deref for Entered {
@@ -78,7 +78,7 @@ fn library_to_abort() -> Result<Entered> {
 fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
     let library = find::SEARCH.open(candidates)?;
     // SAFETY: nccl.h has declared these signatures in all versions since 2.18.
-    let api = unsafe { Api::resolve(library, find::version_text) }?;
+    let api = unsafe { NcclApi::resolve(library, find::version_text) }?;
     let mut version = 0;
     // SAFETY: the pointer is valid for writes.
     let status = unsafe { (api.ncclGetVersion)(&mut version) };
@@ -229,7 +229,7 @@ unsafe impl Nccl for CudaDriver {
         relaxed(self, device, || {
             let (stages, comm) = CommStages::open(device);
             let (root, id) = (stages.root.as_ptr(), RawId(*id.as_bytes()));
-            let mut config = Config::non_blocking();
+            let mut config = NcclConfig::non_blocking();
             // SAFETY: the slot is freed only after NCCL has written it. NCCL reads the
             // configuration before the call returns. The device's context is current.
             let status =
@@ -257,7 +257,7 @@ unsafe impl Nccl for CudaDriver {
         relaxed(self, comm.device(), || {
             let (part, child) = CommStages::open(comm.device());
             let (root, slot) = (whole.root.load(Ordering::Acquire), part.root.as_ptr());
-            let mut config = Config::non_blocking();
+            let mut config = NcclConfig::non_blocking();
             // SAFETY: the caller guarantees that the communicator is alive. The slot is freed only
             // after NCCL has written it. NCCL reads the configuration before the call returns.
             let status =

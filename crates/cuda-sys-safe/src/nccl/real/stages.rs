@@ -23,7 +23,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
-use super::api::Config;
+use super::api::NcclConfig;
 use super::{Library, relaxed};
 use crate::nccl::{CommHandle, CommState};
 use crate::real::CudaDriver;
@@ -113,14 +113,14 @@ impl CommStages {
         let ready = |slot: &CommSlot| library.state(slot.load(Ordering::Acquire));
         let next = match self.stage() {
             Stage::Root if ready(&self.root)? == CommState::Ready => {
-                (&self.root, &self.parent, Config::sharing(), Stage::Parent)
+                (&self.root, &self.parent, NcclConfig::sharing(), Stage::Parent)
             }
             // A split is complete when both the old and the new communicator are ready.
             Stage::Parent
                 if ready(&self.root)? == CommState::Ready
                     && ready(&self.parent)? == CommState::Ready =>
             {
-                (&self.parent, &self.comm, Config::blocking(), Stage::Comm)
+                (&self.parent, &self.comm, NcclConfig::blocking(), Stage::Comm)
             }
             Stage::Comm => {
                 let states = [ready(&self.parent)?, ready(&self.comm)?];

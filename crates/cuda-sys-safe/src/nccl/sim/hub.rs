@@ -73,7 +73,7 @@ pub(super) enum Departure {
 }
 
 /// A request from a rank to the hub.
-pub(super) enum Request {
+pub(super) enum HubRequest {
     Join {
         ranks: usize,
         rank: usize,
@@ -110,7 +110,7 @@ pub(super) enum Request {
 
 /// A receiver of requests: a hub, or a connection to a hub.
 pub(super) trait RequestSink: Send + Sync + fmt::Debug {
-    fn submit(&self, request: Request);
+    fn submit(&self, request: HubRequest);
 }
 
 /// A rank's call that waits for other ranks.
@@ -131,7 +131,7 @@ pub(super) struct HubComm {
     /// Sequence number of each rank's next collective.
     pub(super) next: Vec<u64>,
     /// Unmatched sends and receives, by sending and receiving rank.
-    pub(super) pairs: BTreeMap<(usize, usize), Pair>,
+    pub(super) pairs: BTreeMap<(usize, usize), PendingPair>,
     /// Unfinished splits, by rank.
     pub(super) splits: Vec<VecDeque<Split>>,
     /// Number of splits that each rank has begun.
@@ -142,7 +142,7 @@ pub(super) struct HubComm {
 }
 
 #[derive(Default)]
-pub(super) struct Pair {
+pub(super) struct PendingPair {
     pub(super) sends: VecDeque<PendingCall>,
     pub(super) recvs: VecDeque<PendingCall>,
 }
@@ -287,19 +287,19 @@ impl Hub {
 }
 
 impl RequestSink for Hub {
-    fn submit(&self, request: Request) {
+    fn submit(&self, request: HubRequest) {
         let mut comms = self.lock();
         // Another process may send invalid numbers.
         let known = |member: Member| {
             comms.get(member.comm).is_some_and(|comm| member.rank < comm.endpoints.len())
         };
         match &request {
-            Request::Join { ranks, rank, .. } if rank >= ranks => return,
-            Request::Begin { member, .. }
-            | Request::Split { member, .. }
-            | Request::Leave { member, .. }
-            | Request::Abandon { member, .. }
-            | Request::Progress { member }
+            HubRequest::Join { ranks, rank, .. } if rank >= ranks => return,
+            HubRequest::Begin { member, .. }
+            | HubRequest::Split { member, .. }
+            | HubRequest::Leave { member, .. }
+            | HubRequest::Abandon { member, .. }
+            | HubRequest::Progress { member }
                 if !known(*member) =>
             {
                 return;
@@ -307,23 +307,23 @@ impl RequestSink for Hub {
             _ => {}
         }
         match request {
-            Request::Join { ranks, rank, endpoint } => {
+            HubRequest::Join { ranks, rank, endpoint } => {
                 if Self::join(&mut comms, ranks, rank, endpoint) {
                     // All ranks have joined, so no rank looks for the hub by its id any more.
                     Self::close(self);
                 }
             }
-            Request::Begin { member, op, calls } => {
+            HubRequest::Begin { member, op, calls } => {
                 comms[member.comm].begin(member.rank, op, calls);
             }
-            Request::Split { member, color, key, endpoint } => {
+            HubRequest::Split { member, color, key, endpoint } => {
                 Self::split(&mut comms, member, color, key, endpoint);
             }
-            Request::Abandon { member, split, why } => {
+            HubRequest::Abandon { member, split, why } => {
                 Self::abandon(&mut comms, (member, split), why);
             }
-            Request::Leave { member, why } => comms[member.comm].leave(member.rank, why),
-            Request::Progress { member } => comms[member.comm].request_progress(member.rank),
+            HubRequest::Leave { member, why } => comms[member.comm].leave(member.rank, why),
+            HubRequest::Progress { member } => comms[member.comm].request_progress(member.rank),
         }
     }
 }

@@ -66,7 +66,7 @@ impl HubComm {
             return;
         };
         if (send.desc.count, send.desc.dtype) != (recv.desc.count, recv.desc.dtype) {
-            let what = format!("what rank {from} sends to rank {to}");
+            let what = format!("the data that rank {from} sends to rank {to}");
             return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
         }
         let sent = RankEvent::Done { op: send.op, part: send.part, output: Bytes::default() };

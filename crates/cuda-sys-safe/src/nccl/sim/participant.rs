@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::call::CallDesc;
 use super::hub::{
-    Bytes, Departure, DeviceId, Endpoint, EventSink, Member, RankEvent, Request, RequestSink,
+    Bytes, Departure, DeviceId, Endpoint, EventSink, HubRequest, Member, RankEvent, RequestSink,
 };
 use super::progress;
 use crate::{DriverError, Result};
@@ -87,7 +87,7 @@ impl Participant {
     /// Begins to join the communicator.
     pub(super) fn join(self: &Arc<Self>, ranks: usize, rank: usize) {
         self.lock().member = Some((Member { comm: 0, rank }, ranks));
-        self.hub.submit(Request::Join { ranks, rank, endpoint: self.endpoint() });
+        self.hub.submit(HubRequest::Join { ranks, rank, endpoint: self.endpoint() });
     }
 
     /// Returns the rank and the number of ranks.
@@ -114,7 +114,7 @@ impl Participant {
             state.begun.insert(op, vec![None; calls.len()]);
             (member, op)
         };
-        self.hub.submit(Request::Begin { member, op, calls });
+        self.hub.submit(HubRequest::Begin { member, op, calls });
         Some(op)
     }
 
@@ -155,7 +155,7 @@ impl Participant {
             member
         };
         let endpoint = child.as_ref().map(Self::endpoint);
-        self.hub.submit(Request::Split { member, color, key, endpoint });
+        self.hub.submit(HubRequest::Split { member, color, key, endpoint });
         child
     }
 
@@ -191,10 +191,10 @@ impl Participant {
             (state.member, state.origin)
         };
         match (member, origin) {
-            (Some((member, _)), _) => self.hub.submit(Request::Leave { member, why }),
+            (Some((member, _)), _) => self.hub.submit(HubRequest::Leave { member, why }),
             // The split that makes this rank is unfinished, or its end has not been delivered yet.
             (None, Some((member, split))) => {
-                self.hub.submit(Request::Abandon { member, split, why });
+                self.hub.submit(HubRequest::Abandon { member, split, why });
             }
             (None, None) => {}
         }
@@ -208,7 +208,7 @@ impl Participant {
             if std::mem::replace(&mut state.progress_announced, true) { None } else { state.member }
         };
         if let Some((member, _)) = member {
-            self.hub.submit(Request::Progress { member });
+            self.hub.submit(HubRequest::Progress { member });
         }
     }
 

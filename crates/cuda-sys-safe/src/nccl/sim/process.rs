@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::codec::{Reader, Writer};
 use super::driver::process;
 use super::hub::{
-    Departure, Endpoint, EventSink, Hub, Member, RankEvent, Request, RequestSink, failed,
+    Departure, Endpoint, EventSink, Hub, HubRequest, Member, RankEvent, RequestSink, failed,
 };
 
 /// Time limit for connecting, and for sending or receiving a part of a message.
@@ -127,7 +127,7 @@ fn serve(stream: TcpStream, handshake: Arc<()>) {
     while let Ok(bytes) = receive(&stream) {
         let mut reader = Reader(&bytes);
         let Some(request) = request(&mut reader, &endpoint) else { break };
-        if let Request::Join { rank, .. } = &request {
+        if let HubRequest::Join { rank, .. } = &request {
             locked(&members).push(Member { comm: 0, rank: *rank });
         }
         hub.submit(request);
@@ -140,7 +140,7 @@ fn serve(stream: TcpStream, handshake: Arc<()>) {
             break;
         }
         for member in left {
-            hub.submit(Request::Leave { member, why: Departure::Died });
+            hub.submit(HubRequest::Leave { member, why: Departure::Died });
         }
     }
 }
@@ -167,11 +167,11 @@ fn accept_handshake(stream: &TcpStream) -> Option<Arc<Hub>> {
 
 type ReadEndpoint<'a> = &'a dyn Fn(&mut Reader<'_>) -> Option<Option<Endpoint>>;
 
-fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<Request> {
+fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<HubRequest> {
     Some(match reader.number()? {
         0 => {
             let (ranks, rank) = (reader.size()?, reader.size()?);
-            Request::Join { ranks, rank, endpoint: endpoint(reader)?? }
+            HubRequest::Join { ranks, rank, endpoint: endpoint(reader)?? }
         }
         1 => {
             let (member, op) = (reader.member()?, reader.number()?);
@@ -179,18 +179,18 @@ fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<Reques
             for _ in 0..reader.size()? {
                 calls.push((reader.desc()?, reader.bytes()?.to_vec()));
             }
-            Request::Begin { member, op, calls }
+            HubRequest::Begin { member, op, calls }
         }
         2 => {
             let (member, color, key) = (reader.member()?, reader.maybe()?, reader.size()?);
             let color = color.map(|color| color as u32);
-            Request::Split { member, color, key, endpoint: endpoint(reader)? }
+            HubRequest::Split { member, color, key, endpoint: endpoint(reader)? }
         }
-        3 => Request::Leave { member: reader.member()?, why: reader.departure()? },
-        4 => Request::Progress { member: reader.member()? },
+        3 => HubRequest::Leave { member: reader.member()?, why: reader.departure()? },
+        4 => HubRequest::Progress { member: reader.member()? },
         5 => {
             let (member, split) = (reader.member()?, reader.number()?);
-            Request::Abandon { member, split, why: reader.departure()? }
+            HubRequest::Abandon { member, split, why: reader.departure()? }
         }
         _ => return None,
     })
@@ -235,30 +235,30 @@ impl Connection {
 }
 
 impl RequestSink for Connection {
-    fn submit(&self, request: Request) {
+    fn submit(&self, request: HubRequest) {
         let mut writer = Writer::default();
         match &request {
-            Request::Join { ranks, rank, endpoint } => {
+            HubRequest::Join { ranks, rank, endpoint } => {
                 writer.number(0).size(*ranks).size(*rank);
                 self.endpoint(&mut writer, Some(endpoint));
             }
-            Request::Begin { member, op, calls } => {
+            HubRequest::Begin { member, op, calls } => {
                 writer.number(1).member(*member).number(*op).size(calls.len());
                 for (desc, input) in calls {
                     writer.desc(desc).bytes(input);
                 }
             }
-            Request::Split { member, color, key, endpoint } => {
+            HubRequest::Split { member, color, key, endpoint } => {
                 writer.number(2).member(*member).maybe(color.map(u64::from)).size(*key);
                 self.endpoint(&mut writer, endpoint.as_ref());
             }
-            Request::Leave { member, why } => {
+            HubRequest::Leave { member, why } => {
                 writer.number(3).member(*member).departure(*why);
             }
-            Request::Progress { member } => {
+            HubRequest::Progress { member } => {
                 writer.number(4).member(*member);
             }
-            Request::Abandon { member, split, why } => {
+            HubRequest::Abandon { member, split, why } => {
                 writer.number(5).member(*member).number(*split).departure(*why);
             }
         }

@@ -113,7 +113,7 @@ impl SimDriver {
             |call: &&Collective| matches!(call, Collective::Recv { peer, .. } if *peer == rank);
         if calls.iter().filter(to_self).count() != calls.iter().filter(from_self).count() {
             return refuse(format!(
-                "rank {rank} sends to itself what it does not receive, or the other way round, in one group"
+                "a group of rank {rank} sends to itself a different number of times than it receives from itself"
             ));
         }
         let calls: Vec<Collective> =

@@ -25,7 +25,7 @@ const WRITE: u8 = 2;
 const POISON: [u8; 2] = [0x7e, 0x81];
 
 /// A range of addresses that operands cover without a gap, so that aliases stay aliases.
-struct Span {
+struct CoveredRange {
     low: u64,
     before: Vec<u8>,
     flags: Vec<u8>,
@@ -86,7 +86,7 @@ fn nearest(operands: &[Operand], address: u64) -> usize {
     covering.min_by_key(|(_, o)| distance(o)).map_or(0, |(index, _)| index)
 }
 
-fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
+fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<CoveredRange> {
     let mut hulls: Vec<(u64, u64, usize)> = launch
         .operands
         .iter()
@@ -105,14 +105,14 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
             _ => merged.push(hull),
         }
     }
-    let mut spans: Vec<Span> = merged
+    let mut spans: Vec<CoveredRange> = merged
         .into_iter()
         .map(|(low, high, host)| {
             let bytes = (high - low) as usize;
             // SAFETY: the operands lie in live memory, which only the executor accesses.
             let before =
                 unsafe { std::slice::from_raw_parts(with_exposed_provenance(host), bytes) };
-            Span { low, before: before.to_vec(), flags: vec![0; bytes], host }
+            CoveredRange { low, before: before.to_vec(), flags: vec![0; bytes], host }
         })
         .collect();
     for operand in launch.operands.iter().filter(|o| o.bytes() > 0) {
@@ -124,7 +124,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<Span> {
 }
 
 /// Returns an operand's pointer into a trial's copies.
-fn trial_pointer(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut u8 {
+fn trial_pointer(operand: &Operand, spans: &[CoveredRange], trial: &mut [Trial]) -> *mut u8 {
     let span = spans.iter().rposition(|s| s.low <= operand.low());
     match span {
         Some(span) if operand.bytes() > 0 => {
@@ -136,7 +136,7 @@ fn trial_pointer(operand: &Operand, spans: &[Span], trial: &mut [Trial]) -> *mut
     }
 }
 
-impl Span {
+impl CoveredRange {
     /// Flags each byte that an operand declares.
     fn mark(&mut self, operand: &Operand) {
         let access = operand.access;
@@ -207,7 +207,7 @@ impl Span {
 }
 
 impl Trial {
-    fn new(span: &Span, poison: u8) -> Self {
+    fn new(span: &CoveredRange, poison: u8) -> Self {
         let bytes = span.before.len();
         let mut memory = vec![poison; bytes + 2 * GUARD + ALIGN];
         let wanted = span.host % ALIGN;

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::state::SimState;
-use super::state::graph::{GraphNodes, Node, OpProgress, Replay};
+use super::state::graph::{GraphNode, GraphNodes, OpProgress, RunningReplay};
 use super::state::memory::RegionKind;
 use super::state::streams::{StreamOp, StreamOpKind};
 use super::state::work::{CopyWork, DeviceWork, Group, HostFn, Label, Point, StreamKey};
@@ -239,7 +239,7 @@ impl SimState {
     ) -> Result<RunOutcome, RunError> {
         let mut replay = match begun {
             Some(OpProgress::Graph(replay)) => replay,
-            _ => Replay::new(graph),
+            _ => RunningReplay::new(graph),
         };
         while !(replay.ready.is_empty() && replay.begun.is_empty()) {
             let unblocked = |&i: &usize| {
@@ -259,7 +259,7 @@ impl SimState {
                     (node, Some(OpProgress::Group(op)))
                 }
             };
-            let Node { device, label, work, .. } = &graph.nodes[node];
+            let GraphNode { device, label, work, .. } = &graph.nodes[node];
             let fault =
                 if begun.is_none() { self.faults.hit(label.call, *device, true) } else { None };
             if let Some(code) = fault {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::thread::ThreadId;
 
-use super::graph::{Frontier, Node};
+use super::graph::{Frontier, GraphNode};
 use super::work::StreamKey;
 use crate::CaptureMode;
 
@@ -12,7 +12,7 @@ pub(crate) struct CaptureState {
     pub(crate) device: usize,
     pub(crate) mode: CaptureMode,
     pub(crate) thread: u64,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
     pub(crate) frontiers: BTreeMap<StreamKey, Frontier>,
     /// The last node of each communicator.
     pub(crate) last_nodes: BTreeMap<u64, usize>,

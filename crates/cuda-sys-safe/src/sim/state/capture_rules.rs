@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::capture::{CaptureState, thread_number};
-use super::graph::{Frontier, Node};
+use super::graph::{Frontier, GraphNode};
 use super::streams::{StreamOpKind, StreamState};
 use super::work::{Label, StreamKey};
 use super::{SimState, error};
@@ -48,7 +48,7 @@ impl SimState {
                 if let Some(comm) = work.communicator() {
                     after.extend(capture.last_nodes.insert(comm, capture.nodes.len()));
                 }
-                capture.nodes.push(Node { device, label, work, after });
+                capture.nodes.push(GraphNode { device, label, work, after });
                 Ok(())
             }
             StreamOpKind::Record(_)

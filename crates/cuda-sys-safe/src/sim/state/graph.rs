@@ -10,7 +10,7 @@ use crate::nccl::sim::Participant;
 pub(crate) type Frontier = BTreeSet<usize>;
 
 #[derive(Clone)]
-pub(crate) struct Node {
+pub(crate) struct GraphNode {
     pub(crate) device: usize,
     pub(crate) label: Label,
     pub(crate) work: DeviceWork,
@@ -18,13 +18,13 @@ pub(crate) struct Node {
 }
 
 pub(crate) struct GraphNodes {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
     /// For each node, the nodes that depend on it.
     pub(crate) followers: Vec<Vec<usize>>,
 }
 
 impl GraphNodes {
-    pub(crate) fn new(nodes: Vec<Node>) -> Self {
+    pub(crate) fn new(nodes: Vec<GraphNode>) -> Self {
         let mut followers = vec![Vec::new(); nodes.len()];
         for (number, node) in nodes.iter().enumerate() {
             node.after.iter().for_each(|&before| followers[before].push(number));
@@ -45,11 +45,11 @@ pub(crate) struct GraphExecState {
 pub(crate) enum OpProgress {
     /// A group, with the number that its communicator gave it.
     Group(u64),
-    Graph(Replay),
+    Graph(RunningReplay),
 }
 
 /// A running replay. Visits each node and each dependency once.
-pub(crate) struct Replay {
+pub(crate) struct RunningReplay {
     /// For each node, the number of dependencies that have not ended.
     waits: Vec<usize>,
     /// Nodes that can begin.
@@ -59,7 +59,7 @@ pub(crate) struct Replay {
     pub(crate) time: f64,
 }
 
-impl Replay {
+impl RunningReplay {
     pub(crate) fn new(graph: &GraphNodes) -> Self {
         let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();

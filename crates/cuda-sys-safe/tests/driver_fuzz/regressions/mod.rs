@@ -153,12 +153,12 @@ fn on_the_driver(devices: usize) {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_found_programs() {
+fn gpu_found_programs_behave_as_recorded() {
     on_the_driver(1);
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_found_programs() {
+fn gpu2_found_programs_behave_as_recorded() {
     on_the_driver(2);
 }

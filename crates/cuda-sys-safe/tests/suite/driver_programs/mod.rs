@@ -23,7 +23,7 @@ macro_rules! programs {
             }
 
             #[test]
-            fn on_the_simulator() {
+            fn the_simulator_prints_the_transcript() {
                 crate::driver_programs::simulated($devices, program, &[$($line),*]);
             }
 
@@ -37,14 +37,14 @@ macro_rules! gpu_test {
     (1, $expected:expr) => {
         #[test]
         #[ignore = "needs a GPU"]
-        fn gpu_real_driver() {
+        fn gpu_the_real_driver_prints_the_transcript() {
             crate::driver_programs::real(program, $expected);
         }
     };
     (2, $expected:expr) => {
         #[test]
         #[ignore = "needs two GPUs"]
-        fn gpu2_real_driver() {
+        fn gpu2_the_real_driver_prints_the_transcript() {
             crate::driver_programs::real(program, $expected);
         }
     };

@@ -20,20 +20,20 @@ macro_rules! programs {
             const EXPECTED: &[&str] = &[$($line),*];
 
             #[test]
-            fn threads_of_the_simulator() {
+            fn simulated_ranks_in_threads_print_the_transcript() {
                 crate::nccl_programs::threads::simulated(&$ranks, program, EXPECTED);
             }
 
             #[test]
-            fn processes_of_the_simulator() {
-                let test = concat!(module_path!(), "::processes_of_the_simulator");
+            fn simulated_ranks_in_processes_print_the_transcript() {
+                let test = concat!(module_path!(), "::simulated_ranks_in_processes_print_the_transcript");
                 crate::nccl_programs::processes::simulated(test, &$ranks, program, EXPECTED);
             }
 
             #[test]
             #[ignore = "needs two GPUs and NCCL"]
-            fn gpu2_nccl_itself() {
-                let test = concat!(module_path!(), "::gpu2_nccl_itself");
+            fn gpu2_nccl_prints_the_transcript() {
+                let test = concat!(module_path!(), "::gpu2_nccl_prints_the_transcript");
                 crate::nccl_programs::processes::without_multicast(test, || {
                     crate::nccl_programs::threads::real(&[0, 1], program, EXPECTED);
                 });

@@ -2,7 +2,7 @@
 
 use std::f32::consts::LN_2;
 
-use warpline_runtime::host::{self, HostElement, HostLaunch, Shared};
+use warpline_runtime::host::{self, HostElement, HostLaunch, SharedPtr};
 
 use super::{Attention, ROWS, Steps, VECTOR};
 use crate::math::{Loop, exp, vectorized};
@@ -37,7 +37,7 @@ impl Attention {
 
 /// Returns rows of one batch of an operand, converted to `f32`, without gaps.
 pub(super) fn floats<T: HostElement<Compute = f32>>(
-    of: Shared<T>,
+    of: SharedPtr<T>,
     (p, steps, batch): (&Attention, Steps, usize),
     rows: std::ops::Range<usize>,
 ) -> Vec<f32> {
@@ -52,7 +52,7 @@ pub(super) fn floats<T: HostElement<Compute = f32>>(
 
 /// Writes one row of a result.
 pub(super) fn write<T: HostElement<Compute = f32>>(
-    to: Shared<T>,
+    to: SharedPtr<T>,
     (p, steps, batch): (&Attention, Steps, usize),
     row: usize,
     values: impl Iterator<Item = f32>,
@@ -123,8 +123,8 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
-    let (lse, width) = (Shared::<f32>::operand(launch, 4), p.width as usize);
+    let [q, k, v, out] = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
+    let (lse, width) = (SharedPtr::<f32>::operand(launch, 4), p.width as usize);
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.visible_keys(queries.end - 1);
         let keys = floats(k, (p, p.k, batch), seen.clone());
@@ -156,8 +156,8 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, out, grad, dq] = [0, 1, 2, 3, 4, 7].map(|i| Shared::<T>::operand(launch, i));
-    let [lse, delta] = [5, 6].map(|i| Shared::<f32>::operand(launch, i));
+    let [q, k, v, out, grad, dq] = [0, 1, 2, 3, 4, 7].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [lse, delta] = [5, 6].map(|i| SharedPtr::<f32>::operand(launch, i));
     let width = p.width as usize;
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.visible_keys(queries.end - 1);
@@ -195,8 +195,8 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, grad, dk, dv] = [0, 1, 2, 3, 6, 7].map(|i| Shared::<T>::operand(launch, i));
-    let [lse, delta] = [4, 5].map(|i| Shared::<f32>::operand(launch, i));
+    let [q, k, v, grad, dk, dv] = [0, 1, 2, 3, 6, 7].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [lse, delta] = [4, 5].map(|i| SharedPtr::<f32>::operand(launch, i));
     let (width, queries) = (p.width as usize, p.queries as usize);
     p.each(launch.parallel, p.keys, |batch, keys| {
         // Under a causal mask, earlier queries attend to none of these keys.
@@ -216,7 +216,7 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
             let at = (batch * queries + first) as isize;
             // SAFETY: `lse` and `delta` have one element per query, and the launch declares both as
             // read.
-            let number = |of: Shared<f32>, i: usize| unsafe { of.read(at + i as isize) };
+            let number = |of: SharedPtr<f32>, i: usize| unsafe { of.read(at + i as isize) };
             for (i, weight) in weights.iter_mut().enumerate() {
                 *weight = (*weight * p.scale_log2 - number(lse, i)) * LN_2;
             }

@@ -15,7 +15,9 @@ use crate::softmax::EXPONENTIAL;
 use crate::softmax::row::{BLOCK, Float, Row, lowest};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, Shared};
+use warpline_runtime::host::{
+    self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, SharedPtr,
+};
 use warpline_runtime::iter::vector_width;
 use warpline_runtime::launch::{Grid, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -227,7 +229,7 @@ where
     T: HostElement<Compute: Float>,
 {
     let (scores, weights) =
-        (Shared::<T::Compute>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+        (SharedPtr::<T::Compute>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
     let zero = T::put(T::Compute::from_bits(0));
     let scale = T::Compute::from_number(scale);
@@ -263,8 +265,8 @@ where
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
 /// gradient, of the compute type of `T`, then weights and result, of `T`.
 unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
-    let grad = Shared::<T::Compute>::operand(launch, 0);
-    let [weights, result] = [1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let grad = SharedPtr::<T::Compute>::operand(launch, 0);
+    let [weights, result] = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
     let grain = (GRAIN / 4 / keys).max(1);
     host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {

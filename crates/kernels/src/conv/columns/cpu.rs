@@ -1,7 +1,7 @@
 //! CPU implementations of both conversions.
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for};
+use warpline_runtime::host::{GRAIN, HostElement, Number, SharedPtr, parallel_for};
 
 use super::Columns;
 
@@ -9,7 +9,7 @@ use super::Columns;
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and columns, of
 /// elements of the size of `T`.
 pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Columns) {
-    let (image, columns) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (image, columns) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
     let (taps, places) = (t.taps(), t.places());
     let [_, height, width] = t.kernel;
@@ -63,7 +63,7 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are columns and image, of
 /// `T`.
 pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns) {
-    let (columns, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (columns, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
     let (taps, places, elements) = (t.taps(), t.places(), t.elements());
     let [_, height, width] = t.kernel;

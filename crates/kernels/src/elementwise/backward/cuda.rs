@@ -10,7 +10,7 @@ use super::run::Fused;
 use crate::elementwise::Op;
 use crate::elementwise::cuda::{Kernels, around};
 use crate::elementwise::entry::Output;
-use crate::elementwise::formula::{Formula, MAX_OPERANDS, Step};
+use crate::elementwise::formula::{Formula, FormulaStep, MAX_OPERANDS};
 use crate::programs::cuda_type;
 
 /// Calls a macro with the numbers of inputs and results for which programs exist. There are at most
@@ -55,7 +55,7 @@ fn ops(formula: &Formula) -> Vec<&'static Op> {
     let uses = formula.uses(0..MAX_OPERANDS);
     let mut ops: Vec<&Op> = Vec::new();
     for (step, uses) in formula.steps().iter().zip(uses) {
-        if let Step::Apply(op, _) = step
+        if let FormulaStep::Apply(op, _) = step
             && uses > 0
             && !ops.iter().any(|other| std::ptr::eq(*other, *op))
         {
@@ -96,10 +96,12 @@ fn body(formula: &Formula, inputs: &[(bool, &str)]) -> String {
     let uses = formula.uses(0..MAX_OPERANDS);
     for (k, step) in formula.steps().iter().enumerate().filter(|(k, _)| uses[*k] > 0) {
         let _ = match step {
-            Step::Gradient | Step::Operand(_) | Step::Result => Ok(()),
-            Step::Constant(number) => writeln!(text, "    const C s{k} = (C){};", literal(*number)),
-            Step::Single(step) => writeln!(text, "    const C s{k} = (C)(f32)s{step};"),
-            Step::Apply(op, _) => {
+            FormulaStep::Gradient | FormulaStep::Operand(_) | FormulaStep::Result => Ok(()),
+            FormulaStep::Constant(number) => {
+                writeln!(text, "    const C s{k} = (C){};", literal(*number))
+            }
+            FormulaStep::Single(step) => writeln!(text, "    const C s{k} = (C)(f32)s{step};"),
+            FormulaStep::Apply(op, _) => {
                 let reads: Vec<String> = step.reads().iter().map(|s| format!("s{s}")).collect();
                 writeln!(text, "    const auto s{k} = op_{}({});", op.entry.name, reads.join(", "))
             }

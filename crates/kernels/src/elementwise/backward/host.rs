@@ -4,13 +4,13 @@
 use std::marker::PhantomData;
 
 use warpline_cuda_sys_safe::HostLaunch;
-use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for, rows};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parallel_for, rows};
 use warpline_runtime::iter::{HostLoop, HostLoops, Index};
 use warpline_runtime::{DType, dispatch};
 
 use super::run::Fused;
 use crate::elementwise::entry::Slices;
-use crate::elementwise::formula::{Formula, Step};
+use crate::elementwise::formula::{Formula, FormulaStep};
 use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
 
@@ -49,7 +49,7 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     formula: &Formula,
 ) {
     let strides = index.inner_strides();
-    let memory: [Shared<T>; N] = std::array::from_fn(|k| Shared::operand(launch, k));
+    let memory: [SharedPtr<T>; N] = std::array::from_fn(|k| SharedPtr::operand(launch, k));
     // For each wanted result: its index among the views, the operand, and the step that computes
     // the gradient.
     let results: Vec<(usize, usize, usize)> = (I..N)
@@ -144,12 +144,12 @@ enum CpuStep {
 }
 
 /// Converts a step. `None` for a leaf.
-fn cpu_step<T: HostElement>(step: &Step) -> Option<CpuStep> {
+fn cpu_step<T: HostElement>(step: &FormulaStep) -> Option<CpuStep> {
     match step {
-        Step::Gradient | Step::Operand(_) | Step::Result => None,
-        Step::Constant(number) => Some(CpuStep::Constant(*number)),
-        Step::Single(step) => Some(CpuStep::Single(*step)),
-        Step::Apply(op, _) => {
+        FormulaStep::Gradient | FormulaStep::Operand(_) | FormulaStep::Result => None,
+        FormulaStep::Constant(number) => Some(CpuStep::Constant(*number)),
+        FormulaStep::Single(step) => Some(CpuStep::Single(*step)),
+        FormulaStep::Apply(op, _) => {
             let host = (op.entry.host)(T::DTYPE)?;
             Some(CpuStep::Apply(host.slices, step.reads().to_vec()))
         }

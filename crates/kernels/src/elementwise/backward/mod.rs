@@ -101,7 +101,7 @@ fn variant(dtype: DType) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elementwise::Step;
+    use crate::elementwise::FormulaStep;
 
     #[test]
     fn a_gradient_that_is_not_computed_is_that_of_the_result() {
@@ -109,7 +109,7 @@ mod tests {
             let formula = backward.formula();
             for operand in (0..MAX_OPERANDS).filter(|k| !formula.computed().contains(k)) {
                 let step = formula.gradient(operand).map(|step| formula.steps()[step]);
-                assert!(matches!(step, None | Some(Step::Gradient)), "{}", backward.name());
+                assert!(matches!(step, None | Some(FormulaStep::Gradient)), "{}", backward.name());
             }
         }
     }

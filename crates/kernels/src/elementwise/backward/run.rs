@@ -45,13 +45,13 @@ unsafe impl<const N: usize> Pod for Fused<N> {}
 /// memory for each of [`computed`](crate::elementwise::Formula::computed), `None` if that gradient
 /// is unwanted. An input that only unwanted gradients read may be any number. All views have the
 /// same sizes. The computation is in `dtype`; elements of other dtypes are converted as they are
-/// read and written. Conditions are of bools.
+/// read and written. Conditions are boolean.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `backward` has no program ([`Backward::is_fused`]), if the
 ///   number of inputs or results is not that of the formulas, or if no result is wanted.
 /// - [`ErrorKind::UnsupportedDType`] if `dtype` is not floating-point.
-/// - [`ErrorKind::DTypeMismatch`] if a condition is not of bools.
+/// - [`ErrorKind::DTypeMismatch`] if a condition is not boolean.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.

@@ -119,14 +119,14 @@ fn in_place(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn binary_ops_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_shape_and_dtype);
     on_every_target(in_place);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_binary() {
+fn gpu_binary_ops_are_right() {
     on_gpu(every_shape_and_dtype);
     on_gpu(in_place);
 }

@@ -115,13 +115,13 @@ fn all(target: Target<'_>, compare: Compare) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn every_op_of_the_table_is_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(|target| all(target, same));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_table() {
+fn gpu_every_op_of_the_table_is_right() {
     on_gpu(|target| all(target, close));
 }
 
@@ -145,7 +145,7 @@ fn of(op: &'static Op, dtype: DType, operands: &[&[f64]]) -> Vec<f64> {
 }
 
 #[test]
-fn integers_at_their_edges() {
+fn ops_are_right_for_extreme_integers() {
     let least = f64::from(i32::MIN);
     let (x, y) = ([7.0, -7.0, 7.0, -7.0, least, 5.0], [2.0, 2.0, -2.0, -2.0, -1.0, 0.0]);
     assert_eq!(of(&FLOOR_DIVIDE, DType::I32, &[&x, &y]), [3.0, -4.0, -4.0, 3.0, least, -1.0]);
@@ -174,7 +174,7 @@ fn integers_at_their_edges() {
 }
 
 #[test]
-fn floats_at_their_edges() {
+fn ops_are_right_for_extreme_floats() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
     let on = |op, operands: &[&[f64]]| of(op, DType::F64, operands);
     assert_eq!(

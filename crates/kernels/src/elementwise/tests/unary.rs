@@ -120,7 +120,7 @@ fn in_place(target: Target<'_>) {
 }
 
 #[test]
-fn cpu_and_simulated() {
+fn unary_ops_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(|target| every_shape_and_dtype(target, f64::NAN));
     on_every_target(large_arguments);
     on_every_target(in_place);
@@ -128,7 +128,7 @@ fn cpu_and_simulated() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_unary() {
+fn gpu_unary_ops_are_right() {
     on_gpu(|target| every_shape_and_dtype(target, f64::INFINITY));
     on_gpu(large_arguments);
     on_gpu(in_place);

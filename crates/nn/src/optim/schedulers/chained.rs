@@ -30,7 +30,8 @@ pub trait Schedule {
     /// Checks the numbers of the schedule.
     ///
     /// # Errors
-    /// A sentence that describes the invalid number.
+    /// A message that names the invalid number. The scheduler returns the message as
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument).
     fn check(&self) -> Result<(), String> {
         Ok(())
     }

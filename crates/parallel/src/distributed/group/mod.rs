@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
 use warpline_cuda_sys_safe::owned::Communicator;
-use warpline_kernels::collective::Watched;
-use warpline_runtime::{Replays, Target};
+use warpline_kernels::collective::TrackedCommunicator;
+use warpline_runtime::{CollectiveWatcher, Target};
 use warpline_stream::OpEvent;
 
 use super::flight_recorder::{CallState, FlightRecorder};
@@ -288,7 +288,7 @@ impl ProcessGroup {
         (signature, async_op): (Signature, bool),
         location: &'static Location<'static>,
         keep: Tensors,
-        enqueue: impl FnOnce(Target<'_>, Watched<'_>) -> Result<()>,
+        enqueue: impl FnOnce(Target<'_>, TrackedCommunicator<'_>) -> Result<()>,
     ) -> Result<Work> {
         let shared = self.shared();
         let parts = &shared.parts;
@@ -317,8 +317,8 @@ impl ProcessGroup {
                 None
             };
             let target = Target::Cuda(runtime, runtime.device(device)?, stream);
-            let replays = || Arc::clone(&self.0) as Arc<dyn Replays>;
-            enqueue(target, Watched::new(&parts.comm, &completion, id + 1, &replays))?;
+            let replays = || Arc::clone(&self.0) as Arc<dyn CollectiveWatcher>;
+            enqueue(target, TrackedCommunicator::new(&parts.comm, &completion, id + 1, &replays))?;
             // Captured calls run in replays, which are separate launches.
             if stream.is_capturing() {
                 return Ok(None);

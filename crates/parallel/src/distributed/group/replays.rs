@@ -1,6 +1,6 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
-//! A graph keeps the groups of its calls (`collective::Replays`) and launches its replays through these groups. On each
+//! A graph keeps the groups of its calls (`CollectiveWatcher`) and launches its replays through these groups. On each
 //! group, a replay counts as one call. This call is done when the entire replay is done, and its number marks the
 //! results of the captured calls. Replays are not compared between ranks, because their calls were compared when they
 //! were captured.
@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 
 use warpline::cuda::Stream;
 use warpline::{Error, ErrorKind, Result, Site};
-use warpline_runtime::{Calls, Completion, Replays};
+use warpline_runtime::{CallNames, CollectiveWatcher, Completion};
 
 use super::super::GroupError;
 use super::super::flight_recorder::CallState;
@@ -32,10 +32,10 @@ fn replay_error(error: Error, location: &'static Location<'static>) -> Error {
     }
 }
 
-impl Replays for Handle {
+impl CollectiveWatcher for Handle {
     fn replay(
         &self,
-        calls: &Calls,
+        calls: &CallNames,
         stream: &Stream,
         location: &'static Location<'static>,
         launch: &mut dyn FnMut(&Completion, u64) -> Result<()>,

@@ -30,8 +30,7 @@ impl ProcessGroup {
         let known = sorted.last().is_some_and(|last| *last < self.world_size());
         if !known || sorted.len() != ranks.len() {
             let count = self.world_size();
-            let reason =
-                format!("{ranks:?} is no list of different ranks, of which there are {count}");
+            let reason = format!("{ranks:?} is not a list of different ranks below {count}");
             return Err(self.invalid(NAME, reason));
         }
         let shared = self.shared();

@@ -61,7 +61,7 @@ impl FileStore {
         let file = options.open(&path).map_err(|error| file_error("open", &path, &error))?;
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file {
-            return Err(file_error("open", &path, &not_a_store("what is there")));
+            return Err(file_error("open", &path, &not_a_store("a directory or device")));
         }
         let log = Some(Log { file, values: Values::default(), read: 0 });
         let store = Self { path, log: Mutex::new(log), free: Condvar::new() };
@@ -252,7 +252,7 @@ fn read_record<'a>(
 }
 
 fn not_a_store(what: &str) -> io::Error {
-    let text = format!("{what} cannot be a store's; give a file that does not exist yet");
+    let text = format!("{what} cannot belong to a store; give a file that does not exist yet");
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

@@ -194,7 +194,7 @@ pub enum StoreError {
     },
     /// The server at the address is not a Warpline store.
     #[error(
-        "what listens at {address} is not a Warpline store: {reason}. PyTorch's own stores speak \
+        "the server at {address} is not a Warpline store: {reason}. PyTorch's own stores speak \
          another protocol; choose another port"
     )]
     NotAStore {

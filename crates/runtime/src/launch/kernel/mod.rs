@@ -62,7 +62,7 @@ const DTYPES: usize = DType::ALL.len();
 /// A kernel with `N` operands and the parameters `P`, in all variants of its program.
 ///
 /// ```
-/// use warpline_runtime::host::{HostLaunch, Shared};
+/// use warpline_runtime::host::{HostLaunch, SharedPtr};
 /// use warpline_runtime::launch::{Grid, Kernel, check_operands};
 /// use warpline_runtime::module::{Program, Source};
 /// use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
@@ -91,7 +91,7 @@ const DTYPES: usize = DType::ALL.len();
 /// /// # Safety
 /// /// The conditions of `HostKernel`, for an operand of `T`.
 /// unsafe fn on_host<T: Copy + std::ops::Neg<Output = T>>(launch: &HostLaunch<'_>, p: &Count) {
-///     let x = Shared::<T>::operand(launch, 0);
+///     let x = SharedPtr::<T>::operand(launch, 0);
 ///     for i in 0..p.numel as isize {
 ///         // SAFETY: `i` is an element of the operand.
 ///         unsafe { x.write(i, -x.read(i)) };

@@ -3,7 +3,7 @@
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
 
 use super::*;
-use crate::host::Shared;
+use crate::host::SharedPtr;
 use crate::launch::Report;
 use crate::module::Source;
 use crate::testing::{Tensor, on_every_target};
@@ -35,7 +35,7 @@ fn source(_: &Program, _: &str) -> Source {
 
 /// Writes the size of the type and the number.
 unsafe fn size_of_type<T>(launch: &HostLaunch<'_>, p: &Plain) {
-    let out = Shared::<u64>::operand(launch, launch.pointers.len() - 1);
+    let out = SharedPtr::<u64>::operand(launch, launch.pointers.len() - 1);
     // SAFETY: the launches below have an operand of two words at the end.
     unsafe {
         out.write(0, size_of::<T>() as u64);

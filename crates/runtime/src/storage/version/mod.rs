@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use warpline_sync::atomic::Ordering;
 
-use super::{Inner, Storage};
+use super::{Storage, StorageInner};
 
 /// A snapshot of a storage's write count, to find out later whether its bytes may have been written
 /// since, without reading them. It keeps no memory alive. The counterpart in PyTorch is
@@ -16,7 +16,7 @@ use super::{Inner, Storage};
 #[derive(Clone, Debug)]
 pub struct Version {
     // The weak reference keeps the address from being reused, so comparing addresses is exact.
-    storage: Weak<Inner>,
+    storage: Weak<StorageInner>,
     writes: u64,
 }
 

@@ -241,7 +241,10 @@ fn check(
             return Err(Error::invalid(op, reason));
         }
         if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
-            let reason = format!("the mask must be of bools or floats, but is of {}", mask.dtype());
+            let reason = format!(
+                "the mask must be boolean or floating-point, but its dtype is {}",
+                mask.dtype()
+            );
             return Err(Error::invalid(op, reason));
         }
     }

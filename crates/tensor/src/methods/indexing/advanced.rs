@@ -32,7 +32,7 @@ struct AdvancedIndexing {
 impl Tensor {
     /// Gathers the elements at tensors of indices, as Python's `t[rows, :, columns]` does. There is one entry
     /// per dimension: indices, or `None` for the whole dimension. Dimensions without an entry are whole.
-    /// Indices are `int64` or `int32`; they broadcast, and negative indices count from the end. A mask of bools
+    /// Indices are `int64` or `int32`; they broadcast, and negative indices count from the end. A boolean mask
     /// stands for the indices of its true elements, in as many dimensions as the mask has. On a GPU, the host
     /// waits for the number of true elements.
     ///

@@ -17,7 +17,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the tensor is not a vector of integers, or has a negative element.
+    /// [`ErrorKind::InvalidArgument`] if the tensor is not an integer vector, or has a negative element.
     /// [`ErrorKind::ShapeMismatch`] if there is not one weight per element. [`ErrorKind::Gradient`] if a
     /// gradient of the weights is wanted. [`ErrorKind::Capture`] if the stream is captured. Errors of
     /// [every op](Tensor#errors-of-every-op).
@@ -26,7 +26,7 @@ impl Tensor {
         const OP: &str = "bincount";
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
-                "needs a vector of integers, but has {} of sizes {:?}",
+                "needs an integer vector, but has {} of sizes {:?}",
                 self.dtype(),
                 self.size()
             );
@@ -60,7 +60,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `bins` is 0, a bound is not finite, or `min` is above `max`.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. [`ErrorKind::Gradient`] if a gradient is
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. [`ErrorKind::Gradient`] if a gradient is
     /// wanted. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {

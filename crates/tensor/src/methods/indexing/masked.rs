@@ -48,11 +48,11 @@ impl Tensor {
         (0..self.dim()).map(|d| rows.select(1, d as isize)).collect()
     }
 
-    /// Gathers the elements where a mask of bools is true, as a vector in row-major order
+    /// Gathers the elements where a boolean mask is true, as a vector in row-major order
     /// (`torch.masked_select`). Tensor and mask broadcast. The host waits for the number of elements.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools. [`ErrorKind::BroadcastMismatch`] if the
+    /// [`ErrorKind::InvalidArgument`] if the mask is not boolean. [`ErrorKind::BroadcastMismatch`] if the
     /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is captured. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
@@ -66,11 +66,11 @@ impl Tensor {
         all.reshape([all.numel() as isize]).of(OP)?.index_select(0, &which).of(OP)
     }
 
-    /// Replaces the elements where a mask of bools is true with consecutive elements of `source`
+    /// Replaces the elements where a boolean mask is true with consecutive elements of `source`
     /// (`torch.masked_scatter`). Tensor and mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the mask is not of bools, or is true anywhere while `source` is empty.
+    /// [`ErrorKind::InvalidArgument`] if the mask is not boolean, or is true anywhere while `source` is empty.
     /// [`ErrorKind::DTypeMismatch`] if `source` has another dtype. [`ErrorKind::BroadcastMismatch`] if the
     /// shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source` has fewer elements than the mask has true
     /// ones. Errors of [every op](Tensor#errors-of-every-op).

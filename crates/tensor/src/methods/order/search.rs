@@ -24,7 +24,7 @@ use crate::{DType, Result, Tensor};
 /// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtypes differ.
 /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector, and its sizes
 /// before the last differ from those of `values`.
-/// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors are of bools. Errors of
+/// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors are boolean. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {

@@ -154,7 +154,7 @@ fn labels(term: &str, spread: usize) -> Result<Vec<DimLabel>, String> {
 fn parse_letter(letter: char) -> Result<DimLabel, String> {
     match letter {
         'a'..='z' | 'A'..='Z' => Ok(DimLabel::Letter(letter)),
-        other => Err(format!("'{other}' is no letter, and no ellipsis of three dots")),
+        other => Err(format!("'{other}' is neither a letter nor an ellipsis of three dots")),
     }
 }
 

@@ -104,7 +104,7 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::mm`]. [`ErrorKind::ExpandMismatch`] if this tensor does not expand to the
     /// product's sizes. [`ErrorKind::OperandDTypes`] if this tensor has another dtype.
-    /// [`ErrorKind::InvalidArgument`] if `alpha` or `beta` is a float and the matrices are of integers.
+    /// [`ErrorKind::InvalidArgument`] if `alpha` or `beta` is a float and the matrices have an integer dtype.
     #[track_caller]
     pub fn addmm(
         &self,

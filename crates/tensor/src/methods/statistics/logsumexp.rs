@@ -46,7 +46,7 @@ impl Tensor {
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
         let log = if should_record(&[&sum]) {
-            // Where all elements are -inf, this makes the gradient 0 instead of NaN.
+            // If all elements are -inf, this makes the gradient 0 instead of NaN.
             let none = sum.eq(0)?;
             sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?
         } else {

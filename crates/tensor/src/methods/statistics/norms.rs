@@ -10,7 +10,7 @@ impl Tensor {
     /// The norm of order `ord` of vectors along dimensions (`torch.linalg.vector_norm`). Order 2 is the
     /// Euclidean length, 1 the sum of absolute values, 0 the number of nonzero elements, infinity the largest
     /// absolute value, and negative infinity the smallest. Floats only; half-width floats are computed in
-    /// `f32`. Where the norm is 0, so is its gradient.
+    /// `f32`. If the norm is 0, its gradient is 0.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -23,7 +23,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
     /// dimension is named twice, or if there is no element and `ord` is infinite.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
@@ -106,7 +106,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if the rows differ in length, or a tensor has fewer than two dimensions.
     /// [`ErrorKind::InvalidArgument`] if `p` is negative or NaN. [`ErrorKind::BroadcastMismatch`] if the
-    /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not of floats.
+    /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not floating-point.
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {

@@ -18,7 +18,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
-    /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not of floats. Errors of
+    /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
@@ -34,8 +34,8 @@ impl Tensor {
         Ok(self.variance(&dims.into_dims(), correction, true, false).of("var_keepdim")?.0)
     }
 
-    /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). Where
-    /// it is 0, so is its gradient.
+    /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). If
+    /// the deviation is 0, its gradient is 0.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].

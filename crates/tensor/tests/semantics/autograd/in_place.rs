@@ -43,15 +43,15 @@ fn an_op_that_saves_its_result_may_be_in_place() {
 fn a_leaf_is_changed_in_no_grad_alone() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
-        fails(x.add_(1.0), "a leaf that wants a gradient");
-        fails(x.zero_(), "a leaf that wants a gradient");
+        fails(x.add_(1.0), "a leaf that requires a gradient");
+        fails(x.zero_(), "a leaf that requires a gradient");
         fails(x.select(0, 0)?.fill_(3), "a view of a leaf");
         assert_eq!(x.to_vec::<f64>()?, [1.0, 2.0], "and nothing is written");
         no_grad(|| x.add_(1.0).map(drop))?;
         assert_eq!(x.to_vec::<f64>()?, [2.0, 3.0]);
         // A leaf that is a view of a tensor without gradient.
         let x = tensor([1f64, 2.0, 3.0, 4.0], ())?.view([2, 2])?.requires_grad_(true)?;
-        fails(x.add_(1.0), "a leaf that wants a gradient");
+        fails(x.add_(1.0), "a leaf that requires a gradient");
         fails(x.select(0, 0)?.zero_(), "a view of a leaf");
         x.square()?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [2.0, 4.0, 6.0, 8.0]);

@@ -117,7 +117,7 @@ fn equations_that_cannot_be_read_say_why() {
         says("i->i", &[&t], "has 1 letters")?;
         says("ij->ik", &[&t], "no operand has it")?;
         says("ij->ii", &[&t], "twice")?;
-        says("i1->i", &[&t], "'1' is no letter")?;
+        says("i1->i", &[&t], "'1' is neither a letter")?;
         says("i.j->i", &[&t], "letter")?;
         says("ii->i", &[&t], "sizes 2 and 3")?;
         says("ij,kj->ik", &[&t, &t.t()?.contiguous()?], "sizes 3 and 2")?;

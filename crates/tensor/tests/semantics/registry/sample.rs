@@ -67,7 +67,7 @@ pub(super) fn each(sizes: &[&[usize]]) -> Vec<Vec<Arg>> {
     sizes.iter().map(|sizes| vec![x(sizes)]).collect()
 }
 
-/// How a tensor lies in memory.
+/// Layout of a sample tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     Contiguous,

@@ -2,7 +2,7 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use warpline_runtime::host::{self, HostElement, HostLaunch, Shared};
+use warpline_runtime::host::{self, HostElement, HostLaunch, SharedPtr};
 
 use super::{BOOLEAN, FewQueries};
 use crate::attention::fused::cpu::{floats, products, weighted_sum, write};
@@ -17,9 +17,9 @@ pub(super) unsafe fn few_queries<T: HostElement<Compute = f32>>(
     p: &FewQueries,
 ) {
     let common = &p.common;
-    let [q, k, v, out] = [0, 1, 2, 5].map(|i| Shared::<T>::operand(launch, i));
-    let (bools, added) = (Shared::<u8>::operand(launch, 3), Shared::<T>::operand(launch, 3));
-    let lengths = Shared::<i64>::operand(launch, 4);
+    let [q, k, v, out] = [0, 1, 2, 5].map(|i| SharedPtr::<T>::operand(launch, i));
+    let (bools, added) = (SharedPtr::<u8>::operand(launch, 3), SharedPtr::<T>::operand(launch, 3));
+    let lengths = SharedPtr::<i64>::operand(launch, 4);
     let width = common.width as usize;
     let heads = common.inner * p.group;
     // Heads of queries, as batches of the queries and of the result.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::super::deadline::{Deadline, TimedStream};
 use super::super::secret::Secret;
 use super::handshake::{self, ConnectError};
-use super::wire::{self, Reply, Request};
+use super::wire::{self, StoreReply, StoreRequest};
 
 /// Pause between two attempts to reach a server.
 const RETRY: Duration = Duration::from_millis(50);
@@ -50,13 +50,13 @@ impl Client {
     /// Sends a request and receives its reply.
     pub(super) fn request(
         &self,
-        request: &Request<'_>,
+        request: &StoreRequest<'_>,
         deadline: Deadline,
-    ) -> Result<Reply, ConnectError> {
+    ) -> Result<StoreReply, ConnectError> {
         let stream = self.connection(deadline)?;
         let mut timed = TimedStream { stream: &stream, deadline };
         wire::send(&mut timed, &request.encode())?;
-        let reply = Reply::decode(&wire::receive(&mut timed)?)?;
+        let reply = StoreReply::decode(&wire::receive(&mut timed)?)?;
         // Only successful connections are kept. After a failure, a late reply would be taken for the reply to the next
         // request.
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

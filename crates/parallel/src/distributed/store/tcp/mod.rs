@@ -15,7 +15,7 @@ use client::Client;
 pub(in crate::distributed) use client::look_up;
 use handshake::ConnectError;
 use server::Server;
-use wire::{Reply, Request};
+use wire::{StoreReply, StoreRequest};
 
 /// Longest wait of one request. The request is repeated until the caller's timeout, so that a client detects within
 /// [`CALL_TIMEOUT`] that its server has disappeared without closing the connection.
@@ -178,9 +178,9 @@ impl TcpStore {
     fn request_until(
         &self,
         op: &'static str,
-        request: &Request<'_>,
+        request: &StoreRequest<'_>,
         deadline: Deadline,
-    ) -> StoreResult<Option<Reply>> {
+    ) -> StoreResult<Option<StoreReply>> {
         let reply = match &self.endpoint {
             Endpoint::Host(server) => server.answer(request, deadline).map_err(ConnectError::Io),
             Endpoint::Client(client) => client.request(request, deadline),
@@ -203,7 +203,7 @@ impl TcpStore {
     }
 
     /// Sends a request that does not wait for keys.
-    fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
+    fn request(&self, op: &'static str, request: &StoreRequest<'_>) -> StoreResult<StoreReply> {
         let reply = self.request_until(op, request, Deadline::of_call())?;
         reply.ok_or_else(|| self.no_reply_error(op))
     }
@@ -213,10 +213,18 @@ impl TcpStore {
         StoreError::Lost { op, address: self.address.clone(), reason }
     }
 
-    fn reply_error(&self, op: &'static str, reply: Reply, key: &str, amount: i64) -> StoreError {
+    fn reply_error(
+        &self,
+        op: &'static str,
+        reply: StoreReply,
+        key: &str,
+        amount: i64,
+    ) -> StoreError {
         match reply {
-            Reply::NotANumber(value) => StoreError::NotANumber { key: key.into(), value, amount },
-            Reply::Full => StoreError::Full { op, max: super::MAX_STORED },
+            StoreReply::NotANumber(value) => {
+                StoreError::NotANumber { key: key.into(), value, amount }
+            }
+            StoreReply::Full => StoreError::Full { op, max: super::MAX_STORED },
             _ => StoreError::NotAStore {
                 address: self.address.clone(),
                 reason: "its reply is of another kind than the request".into(),
@@ -228,8 +236,8 @@ impl TcpStore {
     fn wait_request<'a>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
-        request: impl Fn(Duration) -> Request<'a>,
-    ) -> StoreResult<Reply> {
+        request: impl Fn(Duration) -> StoreRequest<'a>,
+    ) -> StoreResult<StoreReply> {
         let deadline = Deadline::after(timeout);
         let end = Deadline::after(timeout.saturating_add(REPLY_GRACE));
         loop {
@@ -239,10 +247,10 @@ impl TcpStore {
             match reply {
                 None if end.has_passed() => return Err(timed_out(op, keys, timeout, false)),
                 None => return Err(self.no_reply_error(op)),
-                Some(Reply::NotYet) if deadline.has_passed() => {
+                Some(StoreReply::NotYet) if deadline.has_passed() => {
                     return Err(timed_out(op, keys, timeout, true));
                 }
-                Some(Reply::NotYet) => {}
+                Some(StoreReply::NotYet) => {}
                 Some(reply) => return Ok(reply),
             }
         }
@@ -277,23 +285,23 @@ fn display_addresses(addresses: &[SocketAddr]) -> String {
 
 impl Unchecked for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        match self.request("set", &Request::Set { key, value })? {
-            Reply::Done => Ok(()),
+        match self.request("set", &StoreRequest::Set { key, value })? {
+            StoreReply::Done => Ok(()),
             reply => Err(self.reply_error("set", reply, key, 0)),
         }
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        let request = |wait| Request::Get { key, wait };
+        let request = |wait| StoreRequest::Get { key, wait };
         match self.wait_request(("get", &[key], timeout), request)? {
-            Reply::Value(value) => Ok(value.to_vec()),
+            StoreReply::Value(value) => Ok(value.to_vec()),
             reply => Err(self.reply_error("get", reply, key, 0)),
         }
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        match self.request("add", &Request::Add { key, amount })? {
-            Reply::Number(sum) => Ok(sum),
+        match self.request("add", &StoreRequest::Add { key, amount })? {
+            StoreReply::Number(sum) => Ok(sum),
             reply => Err(self.reply_error("add", reply, key, amount)),
         }
     }
@@ -304,31 +312,31 @@ impl Unchecked for TcpStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        match self.request("compare_set", &Request::CompareSet { key, expected, desired })? {
-            Reply::Value(value) => Ok(Some(value.to_vec())),
-            Reply::NotYet => Ok(None),
+        match self.request("compare_set", &StoreRequest::CompareSet { key, expected, desired })? {
+            StoreReply::Value(value) => Ok(Some(value.to_vec())),
+            StoreReply::NotYet => Ok(None),
             reply => Err(self.reply_error("compare_set", reply, key, 0)),
         }
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        match self.request("delete", &Request::Delete { key })? {
-            Reply::Number(n) => Ok(n != 0),
+        match self.request("delete", &StoreRequest::Delete { key })? {
+            StoreReply::Number(n) => Ok(n != 0),
             reply => Err(self.reply_error("delete", reply, key, 0)),
         }
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        let request = |wait| Request::Wait { keys: keys.to_vec(), wait };
+        let request = |wait| StoreRequest::Wait { keys: keys.to_vec(), wait };
         match self.wait_request(("wait", keys, timeout), request)? {
-            Reply::Done => Ok(()),
+            StoreReply::Done => Ok(()),
             reply => Err(self.reply_error("wait", reply, "", 0)),
         }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        match self.request("check", &Request::Check { keys: keys.to_vec() })? {
-            Reply::Number(n) => Ok(n != 0),
+        match self.request("check", &StoreRequest::Check { keys: keys.to_vec() })? {
+            StoreReply::Number(n) => Ok(n != 0),
             reply => Err(self.reply_error("check", reply, "", 0)),
         }
     }

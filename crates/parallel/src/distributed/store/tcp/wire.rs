@@ -50,7 +50,7 @@ pub(super) fn invalid(text: &str) -> io::Error {
 
 /// A client's request.
 #[derive(Debug, PartialEq)]
-pub(super) enum Request<'a> {
+pub(super) enum StoreRequest<'a> {
     Set { key: &'a str, value: &'a [u8] },
     Get { key: &'a str, wait: Duration },
     Add { key: &'a str, amount: i64 },
@@ -62,7 +62,7 @@ pub(super) enum Request<'a> {
 
 /// The server's reply.
 #[derive(Debug, PartialEq)]
-pub(super) enum Reply {
+pub(super) enum StoreReply {
     Done,
     Value(Arc<[u8]>),
     Number(i64),
@@ -74,7 +74,7 @@ pub(super) enum Reply {
     Full,
 }
 
-impl<'a> Request<'a> {
+impl<'a> StoreRequest<'a> {
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
             Self::Set { key, value } => MessageWriter::new(0).text(key).bytes(value).0,
@@ -125,7 +125,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Reply {
+impl StoreReply {
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
             Self::Done => MessageWriter::new(0).0,
@@ -245,55 +245,55 @@ mod tests {
     fn messages_round_trip_and_are_refused_when_cut() {
         let wait = Duration::from_millis(7);
         for request in [
-            Request::Set { key: "a", value: b"b" },
-            Request::Get { key: "key", wait },
-            Request::Add { key: "n", amount: -3 },
-            Request::CompareSet { key: "k", expected: b"", desired: &[0; 300] },
-            Request::Delete { key: "k" },
-            Request::Wait { keys: vec!["a", "bc"], wait },
-            Request::Check { keys: vec!["a"] },
+            StoreRequest::Set { key: "a", value: b"b" },
+            StoreRequest::Get { key: "key", wait },
+            StoreRequest::Add { key: "n", amount: -3 },
+            StoreRequest::CompareSet { key: "k", expected: b"", desired: &[0; 300] },
+            StoreRequest::Delete { key: "k" },
+            StoreRequest::Wait { keys: vec!["a", "bc"], wait },
+            StoreRequest::Check { keys: vec!["a"] },
         ] {
             let bytes = request.encode();
-            assert_eq!(Request::decode(&bytes).unwrap(), request);
-            assert!(Request::decode(&bytes[..bytes.len() - 1]).is_err(), "{request:?}");
-            assert!(Request::decode(&[&bytes[..], &[0]].concat()).is_err(), "{request:?}");
+            assert_eq!(StoreRequest::decode(&bytes).unwrap(), request);
+            assert!(StoreRequest::decode(&bytes[..bytes.len() - 1]).is_err(), "{request:?}");
+            assert!(StoreRequest::decode(&[&bytes[..], &[0]].concat()).is_err(), "{request:?}");
         }
         let text = "x".into();
         for reply in [
-            Reply::Done,
-            Reply::Value([1, 2].into()),
-            Reply::Full,
-            Reply::Number(-1),
-            Reply::NotYet,
-            Reply::NotANumber(text),
+            StoreReply::Done,
+            StoreReply::Value([1, 2].into()),
+            StoreReply::Full,
+            StoreReply::Number(-1),
+            StoreReply::NotYet,
+            StoreReply::NotANumber(text),
         ] {
-            assert_eq!(Reply::decode(&reply.encode()).unwrap(), reply);
+            assert_eq!(StoreReply::decode(&reply.encode()).unwrap(), reply);
         }
-        let value = Reply::Value([7; 9].into()).encode();
+        let value = StoreReply::Value([7; 9].into()).encode();
         let mut sent = Vec::new();
         send(&mut sent, &value).unwrap();
         assert_eq!(sent, [&value_head(9)[..], &[7; 9]].concat());
         let wait = Duration::from_micros(59_999);
-        let bytes = Request::Get { key: "k", wait }.encode();
-        let rounded = Request::Get { key: "k", wait: Duration::from_millis(60) };
-        assert_eq!(Request::decode(&bytes).unwrap(), rounded);
-        assert!(Request::decode(&[]).is_err() && Request::decode(&[99]).is_err());
-        assert!(Request::decode(&[4, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
+        let bytes = StoreRequest::Get { key: "k", wait }.encode();
+        let rounded = StoreRequest::Get { key: "k", wait: Duration::from_millis(60) };
+        assert_eq!(StoreRequest::decode(&bytes).unwrap(), rounded);
+        assert!(StoreRequest::decode(&[]).is_err() && StoreRequest::decode(&[99]).is_err());
+        assert!(StoreRequest::decode(&[4, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
     }
 
     #[test]
     fn keys_values_and_lists_beyond_the_limits_are_refused() {
         let (key, value) = ("k".repeat(MAX_KEY + 1), vec![0; MAX_VALUE + 1]);
         for request in [
-            Request::Delete { key: &key },
-            Request::Set { key: "k", value: &value },
-            Request::CompareSet { key: "k", expected: b"", desired: &value },
-            Request::Check { keys: vec!["k"; MAX_KEYS + 1] },
+            StoreRequest::Delete { key: &key },
+            StoreRequest::Set { key: "k", value: &value },
+            StoreRequest::CompareSet { key: "k", expected: b"", desired: &value },
+            StoreRequest::Check { keys: vec!["k"; MAX_KEYS + 1] },
         ] {
-            assert!(Request::decode(&request.encode()).is_err());
+            assert!(StoreRequest::decode(&request.encode()).is_err());
         }
         let keys = vec!["k"; MAX_KEYS];
-        assert!(Request::decode(&Request::Check { keys }.encode()).is_ok());
+        assert!(StoreRequest::decode(&StoreRequest::Check { keys }.encode()).is_ok());
     }
 
     proptest::proptest! {
@@ -306,11 +306,11 @@ mod tests {
             for mask in [0xff, 0x07] {
                 let rest = rest.iter().map(|byte| byte & mask);
                 let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
-                if let Ok(request) = Request::decode(&bytes) {
+                if let Ok(request) = StoreRequest::decode(&bytes) {
                     let again = request.encode();
-                    proptest::prop_assert_eq!(Request::decode(&again).unwrap(), request);
+                    proptest::prop_assert_eq!(StoreRequest::decode(&again).unwrap(), request);
                 }
-                if let Ok(reply) = Reply::decode(&bytes) {
+                if let Ok(reply) = StoreReply::decode(&bytes) {
                     proptest::prop_assert_eq!(reply.encode(), bytes);
                 }
             }

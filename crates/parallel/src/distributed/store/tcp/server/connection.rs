@@ -8,7 +8,7 @@ use mio::net::TcpStream;
 
 use super::super::super::secret::Secret;
 use super::super::handshake::{CLIENT_PROOF_LEN, Challenge, HELLO_LEN};
-use super::super::wire::{self, Reply};
+use super::super::wire::{self, StoreReply};
 
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ impl Connection {
     }
 
     /// Starts to send the reply to a request.
-    pub(super) fn reply(&mut self, reply: Reply) {
+    pub(super) fn reply(&mut self, reply: StoreReply) {
         self.output = SendBuffer::reply(reply);
         self.phase = ConnectionPhase::Length;
     }
@@ -190,9 +190,9 @@ impl SendBuffer {
         Self { head, ..Self::default() }
     }
 
-    fn reply(reply: Reply) -> Self {
+    fn reply(reply: StoreReply) -> Self {
         match reply {
-            Reply::Value(value) => {
+            StoreReply::Value(value) => {
                 let head = wire::value_head(value.len());
                 Self { head, value: Some(value), sent: 0 }
             }

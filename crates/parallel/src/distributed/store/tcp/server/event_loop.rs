@@ -14,7 +14,7 @@ use mio::{Events, Interest, Poll, Token};
 use super::super::super::secret::Secret;
 use super::super::super::values::Values;
 use super::super::super::{StoreError, StoreResult};
-use super::super::wire::{Reply, Request};
+use super::super::wire::{StoreReply, StoreRequest};
 use super::connection::{Connection, TurnOutcome};
 use super::peers::{MAX_UNAUTHENTICATED, Peers};
 use super::waits::{KeyWait, Waits};
@@ -35,7 +35,7 @@ pub(super) const WAKER: Token = Token(usize::MAX - 1);
 /// A command of the server's own process to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    Ask { message: Vec<u8>, reply: Sender<Reply> },
+    Ask { message: Vec<u8>, reply: Sender<StoreReply> },
     Stop,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Command {
 #[derive(Debug)]
 enum ReplySink {
     Socket(Connection),
-    Local(Sender<Reply>),
+    Local(Sender<StoreReply>),
 }
 
 /// A connection, or a request of the server's own process.
@@ -277,37 +277,39 @@ impl EventLoop {
         }
     }
 
-    fn answer(&mut self, id: usize, message: &[u8]) -> io::Result<Option<Reply>> {
-        let reply = match Request::decode(message)? {
-            Request::Set { key, value } => {
+    fn answer(&mut self, id: usize, message: &[u8]) -> io::Result<Option<StoreReply>> {
+        let reply = match StoreRequest::decode(message)? {
+            StoreRequest::Set { key, value } => {
                 let set = self.values.set("set", key, value);
                 self.answer_waits(key);
-                change_reply(set.map(|()| Reply::Done))
+                change_reply(set.map(|()| StoreReply::Done))
             }
-            Request::Get { key, wait } => {
+            StoreRequest::Get { key, wait } => {
                 return Ok(self.wait(id, KeyWait::new(vec![key.into()], true), wait));
             }
-            Request::Add { key, amount } => {
+            StoreRequest::Add { key, amount } => {
                 let sum = self.values.add(key, amount);
                 self.answer_waits(key);
-                change_reply(sum.map(Reply::Number))
+                change_reply(sum.map(StoreReply::Number))
             }
-            Request::CompareSet { key, expected, desired } => {
+            StoreRequest::CompareSet { key, expected, desired } => {
                 let value = self.values.compare_set(key, expected, desired);
                 self.answer_waits(key);
-                change_reply(value.map(|value| value.map_or(Reply::NotYet, Reply::Value)))
+                change_reply(value.map(|value| value.map_or(StoreReply::NotYet, StoreReply::Value)))
             }
-            Request::Delete { key } => Reply::Number(self.values.delete(key).into()),
-            Request::Wait { keys, wait } => {
+            StoreRequest::Delete { key } => StoreReply::Number(self.values.delete(key).into()),
+            StoreRequest::Wait { keys, wait } => {
                 let keys = keys.into_iter().map(String::from).collect();
                 return Ok(self.wait(id, KeyWait::new(keys, false), wait));
             }
-            Request::Check { keys } => Reply::Number(self.values.contains_all(&keys).into()),
+            StoreRequest::Check { keys } => {
+                StoreReply::Number(self.values.contains_all(&keys).into())
+            }
         };
         Ok(Some(reply))
     }
 
-    fn wait(&mut self, id: usize, keys: KeyWait, time: Duration) -> Option<Reply> {
+    fn wait(&mut self, id: usize, keys: KeyWait, time: Duration) -> Option<StoreReply> {
         let reply = self.waits.begin(id, keys, &self.values);
         if reply.is_none() {
             self.set_deadline(id, Some((WAIT_LIMIT, Instant::now() + time.min(MAX_WAIT))));
@@ -324,7 +326,7 @@ impl EventLoop {
         }
     }
 
-    fn reply(&mut self, id: usize, reply: Reply) {
+    fn reply(&mut self, id: usize, reply: StoreReply) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         match &mut client.sink {
             ReplySink::Socket(connection) => {
@@ -369,7 +371,7 @@ impl EventLoop {
             match self.waits.end(id) {
                 true => {
                     self.set_deadline(id, None);
-                    self.reply(id, Reply::NotYet);
+                    self.reply(id, StoreReply::NotYet);
                 }
                 false => self.close(id),
             }
@@ -390,10 +392,10 @@ impl EventLoop {
 }
 
 /// Converts the result of a change to a reply. The store may have refused the change.
-fn change_reply(result: StoreResult<Reply>) -> Reply {
+fn change_reply(result: StoreResult<StoreReply>) -> StoreReply {
     match result {
         Ok(reply) => reply,
-        Err(StoreError::NotANumber { value, .. }) => Reply::NotANumber(value),
-        Err(_) => Reply::Full,
+        Err(StoreError::NotANumber { value, .. }) => StoreReply::NotANumber(value),
+        Err(_) => StoreReply::Full,
     }
 }

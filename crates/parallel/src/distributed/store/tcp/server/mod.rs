@@ -24,7 +24,7 @@ use mio::{Poll, Waker};
 
 use super::super::deadline::Deadline;
 use super::super::secret::Secret;
-use super::wire::{Reply, Request};
+use super::wire::{StoreReply, StoreRequest};
 use event_loop::{Command, EventLoop, WAKER};
 
 /// A server with its own thread. Dropping the server ends the thread.
@@ -74,7 +74,11 @@ impl Server {
     }
 
     /// Answers a request of the server's own process, without a connection.
-    pub(super) fn answer(&self, request: &Request<'_>, deadline: Deadline) -> io::Result<Reply> {
+    pub(super) fn answer(
+        &self,
+        request: &StoreRequest<'_>,
+        deadline: Deadline,
+    ) -> io::Result<StoreReply> {
         let (reply, replied) = channel();
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "its server has ended");
         let command = Command::Ask { message: request.encode(), reply };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::super::values::Values;
-use super::super::wire::Reply;
+use super::super::wire::StoreReply;
 
 /// The keys that a client waits for.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl KeyWait {
 
     /// Returns the reply if all keys are set. Otherwise moves `at` to a missing key. The search begins at `at`, so that
     /// repeated calls do not check the earlier keys again.
-    fn reply(&mut self, values: &Values) -> Option<Reply> {
+    fn reply(&mut self, values: &Values) -> Option<StoreReply> {
         let count = self.keys.len();
         let mut order = (0..count).map(|step| (self.at + step) % count);
         match order.find(|index| !values.contains(&self.keys[*index])) {
@@ -36,8 +36,8 @@ impl KeyWait {
                 self.at = missing;
                 None
             }
-            None if self.get => values.get(&self.keys[0]).cloned().map(Reply::Value),
-            None => Some(Reply::Done),
+            None if self.get => values.get(&self.keys[0]).cloned().map(StoreReply::Value),
+            None => Some(StoreReply::Done),
         }
     }
 }
@@ -51,7 +51,12 @@ pub(super) struct Waits {
 
 impl Waits {
     /// Begins the wait of client `id`. If all keys are set, returns the reply instead.
-    pub(super) fn begin(&mut self, id: usize, mut wait: KeyWait, values: &Values) -> Option<Reply> {
+    pub(super) fn begin(
+        &mut self,
+        id: usize,
+        mut wait: KeyWait,
+        values: &Values,
+    ) -> Option<StoreReply> {
         let reply = wait.reply(values);
         if reply.is_none() {
             self.by_key.entry(wait.keys[wait.at].clone()).or_default().insert(id);
@@ -61,7 +66,7 @@ impl Waits {
     }
 
     /// Ends the waits that are complete after `key` has been set. Returns their replies.
-    pub(super) fn set(&mut self, key: &str, values: &Values) -> Vec<(usize, Reply)> {
+    pub(super) fn set(&mut self, key: &str, values: &Values) -> Vec<(usize, StoreReply)> {
         let mut done = Vec::new();
         for id in self.by_key.remove(key).unwrap_or_default() {
             let Some(mut wait) = self.waits.remove(&id) else { continue };
@@ -114,12 +119,12 @@ mod tests {
             values.set("set", key, b"").unwrap();
             waits.set(key, values)
         };
-        assert_eq!(waits.begin(1, wait(&[]), &values), Some(Reply::Done));
+        assert_eq!(waits.begin(1, wait(&[]), &values), Some(StoreReply::Done));
         assert_eq!(waits.begin(2, wait(&["a", "b"]), &values), None);
         assert_eq!(set(&mut waits, &mut values, "a"), []);
         values.delete("a");
         assert_eq!(set(&mut waits, &mut values, "b"), []);
-        assert_eq!(set(&mut waits, &mut values, "a"), [(2, Reply::Done)]);
+        assert_eq!(set(&mut waits, &mut values, "a"), [(2, StoreReply::Done)]);
         assert!(!waits.end(2));
     }
 
