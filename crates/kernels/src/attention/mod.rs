@@ -16,7 +16,9 @@ pub use weights::{attention_weights, attention_weights_backward};
 
 pub(crate) const PROGRAMS: &[&Program] = &[
     &fused::ATTENTION,
+    &fused::ATTENTION_MASKED,
     &fused::ATTENTION_BACKWARD,
+    &fused::ATTENTION_MASKED_BACKWARD,
     &fused::FEW_QUERIES,
     &weights::ATTENTION_WEIGHTS,
     &weights::ATTENTION_WEIGHTS_BACKWARD,

@@ -7,14 +7,16 @@
 // with its gradient, for `backward_keys`.
 template <class T, int D>
 __device__ __forceinline__ void backward_queries(
-    const T* q, const T* k, const T* v, const T* out, const T* grad, const f32* lse, f32* delta, T* dq, const Attention& p) {
+    const T* q, const T* k, const T* v, const void* mask, const T* out, const T* grad, const f32* lse, f32* delta, T* dq,
+    const Attention& p) {
     constexpr u32 R = TAKEN(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
-        const T *own_keys = k + start(p, p.k, batch), *own_values = v + start(p, p.v, batch);
+        const T *own_keys = k + start_of_keys(p, p.k, batch), *own_values = v + start_of_keys(p, p.v, batch);
+        const i64 own_mask = start_of_mask(p, batch);
         u32 query[D / 16][4], slope[D / 16][4];
         f32 common[2] = {}, log[2];
         T* const others = tiles + ROWS * PITCH(D);
@@ -61,7 +63,12 @@ __device__ __forceinline__ void backward_queries(
             for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const f32 weight = exp2_of(scores[j][e] * p.scale_log2 - log[e / 2]);
+                    f32 score = scores[j][e] * p.scale_log2;
+                    const u32 key = at + j * 8 + column_of(e), row = first + row_of(e);
+                    if (MASKED && key < end && row < queries) {
+                        score += masked<T>(p, mask, own_mask + row * p.mask.row + key * p.mask.column);
+                    }
+                    const f32 weight = exp2_of(score - log[e / 2]);
                     scores[j][e] = weight * (slopes[j][e] - common[e / 2]);
                 }
             }
@@ -94,10 +101,12 @@ __device__ __forceinline__ void read_sums(f32* to, const f32* lse, const f32* de
     }
 }
 
-// Computes the gradients of keys and values. Reads the `delta` that `backward_queries` stored.
+// Computes the gradients of keys and values, which sum those by each head of queries that attends to
+// them. Reads the `delta` that `backward_queries` stored.
 template <class T, int D>
 __device__ __forceinline__ void backward_keys(
-    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv, const Attention& p) {
+    const T* q, const T* k, const T* v, const void* mask, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
+    const Attention& p) {
     constexpr u32 R = TAKEN(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     __shared__ f32 sums[2][2 * R];
@@ -105,73 +114,84 @@ __device__ __forceinline__ void backward_keys(
     const u32 first = blockIdx.x * ROWS;
     // Under the causal mask, queries before `first` attend to none of these keys.
     const u32 begin = p.causal ? first : 0;
-    for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
-        const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);
-        const f32 *logs = lse + batch * p.queries, *commons = delta + batch * p.queries;
+    for (u64 group = blockIdx.y; group < p.outer * p.inner / p.group; group += gridDim.y) {
+        const u64 from = group * p.group;
         u32 key[D / 16][4], value[D / 16][4];
         T* const others = tiles + ROWS * PITCH(D);
         __syncthreads();
-        fetch_tile<T, D, ROWS>(tiles, k + start(p, p.k, batch), p.k.row, first, keys, width);
-        fetch_tile<T, D, ROWS>(others, v + start(p, p.v, batch), p.v.row, first, keys, width);
+        fetch_tile<T, D, ROWS>(tiles, k + start_of_keys(p, p.k, from), p.k.row, first, keys, width);
+        fetch_tile<T, D, ROWS>(others, v + start_of_keys(p, p.v, from), p.v.row, first, keys, width);
         await_fetched();
         read_own<T, D>(key, tiles);
         read_own<T, D>(value, others);
         __syncthreads();
         f32 by_query[D / 8][4] = {}, by_grad[D / 8][4] = {};
-        u32 stage = 0;
-        if (begin < count) {
-            fetch_tile<T, D, R>(tiles, own_queries, p.q.row, begin, count, width);
-            fetch_tile<T, D, R>(tiles + TILE(D), own_grads, p.grad.row, begin, count, width);
-            read_sums<R>(sums[0], logs, commons, begin, count);
-        }
-        for (u32 at = begin; at < count; at += R, stage ^= 1) {
-            await_fetched();
-            const T* const queries = tiles + stage * 2 * TILE(D);
-            const f32* const own = sums[stage];
-            if (at + R < count) {
-                T* const next = tiles + (stage ^ 1) * 2 * TILE(D);
-                fetch_tile<T, D, R>(next, own_queries, p.q.row, at + R, count, width);
-                fetch_tile<T, D, R>(next + TILE(D), own_grads, p.grad.row, at + R, count, width);
-                read_sums<R>(sums[stage ^ 1], logs, commons, at + R, count);
+        for (u64 batch = from; batch < from + p.group; batch++) {
+            const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);
+            const f32 *logs = lse + batch * p.queries, *commons = delta + batch * p.queries;
+            const i64 own_mask = start_of_mask(p, batch);
+            // The last tiles of the former head were read.
+            if (batch > from) __syncthreads();
+            u32 stage = 0;
+            if (begin < count) {
+                fetch_tile<T, D, R>(tiles, own_queries, p.q.row, begin, count, width);
+                fetch_tile<T, D, R>(tiles + TILE(D), own_grads, p.grad.row, begin, count, width);
+                read_sums<R>(sums[0], logs, commons, begin, count);
             }
-            f32 weights[R / 8][4] = {}, slopes[R / 8][4] = {};
-            by_rows<T, D, R>(weights, key, queries);
-            by_rows<T, D, R>(slopes, value, queries + TILE(D));
-#pragma unroll
-            for (int j = 0; j < R / 8; j++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const u32 query = j * 8 + column_of(e);
-                    weights[j][e] = exp2_of(weights[j][e] * p.scale_log2 - own[query]);
-                    slopes[j][e] = weights[j][e] * (slopes[j][e] - own[R + query]);
+            for (u32 at = begin; at < count; at += R, stage ^= 1) {
+                await_fetched();
+                const T* const queries = tiles + stage * 2 * TILE(D);
+                const f32* const own = sums[stage];
+                if (at + R < count) {
+                    T* const next = tiles + (stage ^ 1) * 2 * TILE(D);
+                    fetch_tile<T, D, R>(next, own_queries, p.q.row, at + R, count, width);
+                    fetch_tile<T, D, R>(next + TILE(D), own_grads, p.grad.row, at + R, count, width);
+                    read_sums<R>(sums[stage ^ 1], logs, commons, at + R, count);
                 }
-            }
-            if (p.causal && at < first + ROWS) {
+                f32 weights[R / 8][4] = {}, slopes[R / 8][4] = {};
+                by_rows<T, D, R>(weights, key, queries);
+                by_rows<T, D, R>(slopes, value, queries + TILE(D));
 #pragma unroll
                 for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        if (first + row_of(e) > at + j * 8 + column_of(e)) weights[j][e] = slopes[j][e] = 0.0f;
+                        const u32 query = j * 8 + column_of(e);
+                        f32 score = weights[j][e] * p.scale_log2;
+                        const u32 row = first + row_of(e);
+                        if (MASKED && row < keys && at + query < count) {
+                            score += masked<T>(p, mask, own_mask + (at + query) * p.mask.row + row * p.mask.column);
+                        }
+                        weights[j][e] = exp2_of(score - own[query]);
+                        slopes[j][e] = weights[j][e] * (slopes[j][e] - own[R + query]);
                     }
                 }
+                if (p.causal && at < first + ROWS) {
+#pragma unroll
+                    for (int j = 0; j < R / 8; j++) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            if (first + row_of(e) > at + j * 8 + column_of(e)) weights[j][e] = slopes[j][e] = 0.0f;
+                        }
+                    }
+                }
+                by_columns<T, D, R>(by_grad, weights, queries + TILE(D));
+                by_columns<T, D, R>(by_query, slopes, queries);
             }
-            by_columns<T, D, R>(by_grad, weights, queries + TILE(D));
-            by_columns<T, D, R>(by_query, slopes, queries);
         }
-        write_own<T, D>(dk + start(p, p.dk, batch), p.dk.row, first, keys, width, by_query, {p.scale, p.scale});
-        write_own<T, D>(dv + start(p, p.dv, batch), p.dv.row, first, keys, width, by_grad, {1.0f, 1.0f});
+        write_own<T, D>(dk + start_of_keys(p, p.dk, from), p.dk.row, first, keys, width, by_query, {p.scale, p.scale});
+        write_own<T, D>(dv + start_of_keys(p, p.dv, from), p.dv.row, first, keys, width, by_grad, {1.0f, 1.0f});
     }
 }
 
 #define BACKWARD_QUERIES(T, D)                                                                        \
-    extern "C" __global__ __launch_bounds__(THREADS) void attention_backward_##T##_queries_##D(       \
-        const T* q, const T* k, const T* v, const T* out, const T* grad, const f32* lse, f32* delta,  \
-        T* dq, const __grid_constant__ Attention p) {                                                 \
-        backward_queries<T, D>(q, k, v, out, grad, lse, delta, dq, p);                  \
+    extern "C" __global__ __launch_bounds__(THREADS) void BACKWARD_NAME(T, queries, D)(               \
+        const T* q, const T* k, const T* v, const void* mask, const T* out, const T* grad,            \
+        const f32* lse, f32* delta, T* dq, const __grid_constant__ Attention p) {                     \
+        backward_queries<T, D>(q, k, v, mask, out, grad, lse, delta, dq, p);                          \
     }
 #define BACKWARD_KEYS(T, D)                                                                           \
-    extern "C" __global__ __launch_bounds__(THREADS) void attention_backward_##T##_keys_##D(          \
-        const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk,   \
-        T* dv, const __grid_constant__ Attention p) {                                                 \
-        backward_keys<T, D>(q, k, v, grad, lse, delta, dk, dv, p);                      \
+    extern "C" __global__ __launch_bounds__(THREADS) void BACKWARD_NAME(T, keys, D)(                  \
+        const T* q, const T* k, const T* v, const void* mask, const T* grad, const f32* lse,          \
+        const f32* delta, T* dk, T* dv, const __grid_constant__ Attention p) {                        \
+        backward_keys<T, D>(q, k, v, mask, grad, lse, delta, dk, dv, p);                              \
     }

@@ -1,15 +1,20 @@
 //! CPU implementations of fused attention. They convert rows to `f32` first.
 
-use std::f32::consts::LN_2;
+use std::f32::consts::{LN_2, LOG2_E};
 
 use warpline_runtime::host::{self, HostElement, HostLaunch, SharedPtr};
 
-use super::{Attention, ROWS, Steps, VECTOR};
+use super::{Attention, BOOLEAN, MaskSteps, ROWS, Steps, VECTOR};
 use crate::math::{Loop, exp, vectorized};
 
 impl Attention {
     fn batches(&self) -> usize {
         (self.outer * self.inner) as usize
+    }
+
+    /// Returns the batch of keys that a batch of queries attends to.
+    pub(super) fn of_keys(&self) -> Self {
+        Self { inner: self.inner / self.group, ..*self }
     }
 
     fn start(&self, steps: Steps, batch: usize) -> isize {
@@ -32,6 +37,30 @@ impl Attention {
                 f(piece / blocks, first..rows.min(first + ROWS));
             }
         });
+    }
+
+    /// Returns what the mask, operand 3 of a launch, adds to the score of a query and a key, to the
+    /// base 2.
+    pub(super) fn added<T: HostElement<Compute = f32>>(
+        &self,
+        mask: SharedPtr<T>,
+        batch: usize,
+        query: usize,
+        key: usize,
+    ) -> f32 {
+        let MaskSteps { outer, inner, row, column } = self.mask;
+        let at = self.start(Steps { outer, inner, row }, batch)
+            + (query as i64 * row + key as i64 * column) as isize;
+        match self.masks {
+            0 => 0.0,
+            // SAFETY: a boolean mask has a byte for each query and key of each batch.
+            BOOLEAN => match unsafe { SharedPtr(mask.0.cast::<u8>()).read(at) } {
+                0 => f32::NEG_INFINITY,
+                _ => 0.0,
+            },
+            // SAFETY: an added mask has an element of `T` for each query and key of each batch.
+            _ => unsafe { mask.read(at) }.get() * LOG2_E,
+        }
     }
 }
 
@@ -117,52 +146,59 @@ pub(super) fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values and
-/// the result, of `T`, and the logarithms, of `f32`.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
+/// mask and the result, of `T`, and the logarithms, of `f32`.
 pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, out] = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
-    let (lse, width) = (SharedPtr::<f32>::operand(launch, 4), p.width as usize);
+    let [q, k, v, mask, out] = [0, 1, 2, 3, 4].map(|i| SharedPtr::<T>::operand(launch, i));
+    let (lse, width) = (SharedPtr::<f32>::operand(launch, 5), p.width as usize);
+    let (of_keys, group) = (&p.of_keys(), p.group as usize);
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.visible_keys(queries.end - 1);
-        let keys = floats(k, (p, p.k, batch), seen.clone());
-        let values = floats(v, (p, p.v, batch), seen);
+        let keys = floats(k, (of_keys, p.k, batch / group), seen.clone());
+        let values = floats(v, (of_keys, p.v, batch / group), seen);
         let own = floats(q, (p, p.q, batch), queries.clone());
         for (query, own) in queries.zip(own.chunks(width)) {
             let mut weights = products(own, &keys, p.visible_keys(query));
-            weights.iter_mut().for_each(|score| *score *= p.scale_log2);
+            for (key, score) in weights.iter_mut().enumerate() {
+                *score = *score * p.scale_log2 + p.added(mask, batch, query, key);
+            }
             let most = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
             weights.iter_mut().for_each(|score| *score = (*score - base) * LN_2);
             exp(&mut weights);
             let total: f32 = weights.iter().sum();
             let sums = weighted_sum(&weights, &values, width);
+            // A query that attends to no key gets zeros, and an infinite logarithm makes its weights 0.
+            let is_blind = total == 0.0;
+            let (total, log) =
+                if is_blind { (1.0, f32::INFINITY) } else { (total, most + total.log2()) };
             write(out, (p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
             // SAFETY: `lse` has one element per query, and the query belongs to this thread.
-            unsafe {
-                lse.write((batch * p.queries as usize + query) as isize, most + total.log2())
-            };
+            unsafe { lse.write((batch * p.queries as usize + query) as isize, log) };
         }
     });
 }
 
 /// # Safety
 /// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
-/// result and its gradient, of `T`, logarithms and `delta`, of `f32`, and the gradient of the
+/// mask, the result and its gradient, of `T`, logarithms and `delta`, of `f32`, and the gradient of the
 /// queries, of `T`. `delta` receives the product of each query's result and gradient.
 pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, out, grad, dq] = [0, 1, 2, 3, 4, 7].map(|i| SharedPtr::<T>::operand(launch, i));
-    let [lse, delta] = [5, 6].map(|i| SharedPtr::<f32>::operand(launch, i));
+    let [q, k, v, mask, out, grad, dq] =
+        [0, 1, 2, 3, 4, 5, 8].map(|i| SharedPtr::<T>::operand(launch, i));
+    let (of_keys, group) = (&p.of_keys(), p.group as usize);
+    let [lse, delta] = [6, 7].map(|i| SharedPtr::<f32>::operand(launch, i));
     let width = p.width as usize;
     p.each(launch.parallel, p.queries, |batch, queries| {
         let seen = 0..p.visible_keys(queries.end - 1);
-        let keys = floats(k, (p, p.k, batch), seen.clone());
-        let values = floats(v, (p, p.v, batch), seen);
+        let keys = floats(k, (of_keys, p.k, batch / group), seen.clone());
+        let values = floats(v, (of_keys, p.v, batch / group), seen);
         let of = |of, steps| floats(of, (p, steps, batch), queries.clone());
         let (own, outs, grads) = (of(q, p.q), of(out, p.out), of(grad, p.grad));
         for (i, query) in queries.clone().enumerate() {
@@ -175,7 +211,10 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
                 lse.read(at)
             };
             let mut weights = products(own, &keys, p.visible_keys(query));
-            weights.iter_mut().for_each(|score| *score = (*score * p.scale_log2 - log) * LN_2);
+            for (key, score) in weights.iter_mut().enumerate() {
+                let added = p.added(mask, batch, query, key);
+                *score = (*score * p.scale_log2 + added - log) * LN_2;
+            }
             exp(&mut weights);
             let slopes = products(grad, &values, p.visible_keys(query));
             let pairs = weights.iter_mut().zip(slopes);
@@ -188,46 +227,61 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values and
-/// the gradient of the result, of `T`, logarithms and `delta`, of `f32`, and the gradients of keys
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
+/// mask and the gradient of the result, of `T`, logarithms and `delta`, of `f32`, and the gradients of keys
 /// and values, of `T`.
 pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
-    let [q, k, v, grad, dk, dv] = [0, 1, 2, 3, 6, 7].map(|i| SharedPtr::<T>::operand(launch, i));
-    let [lse, delta] = [4, 5].map(|i| SharedPtr::<f32>::operand(launch, i));
-    let (width, queries) = (p.width as usize, p.queries as usize);
-    p.each(launch.parallel, p.keys, |batch, keys| {
-        // Under a causal mask, earlier queries attend to none of these keys.
-        let before = if p.causal != 0 { keys.start.min(queries) } else { 0 };
-        let own = floats(q, (p, p.q, batch), before..queries);
-        let grads = floats(grad, (p, p.grad, batch), before..queries);
-        let of = |of, steps| floats(of, (p, steps, batch), keys.clone());
-        let (of_keys, of_values) = (of(k, p.k), of(v, p.v));
-        let rows = of_keys.chunks(width).zip(of_values.chunks(width));
-        for (key, (row, value)) in keys.clone().zip(rows) {
-            // The first query that attends to this key.
-            let first = if p.causal != 0 { key.min(queries) } else { 0 };
-            let skipped = (first - before) * width;
-            let (own, grads, count) = (&own[skipped..], &grads[skipped..], queries - first);
-            let mut weights = products(row, own, count);
-            let mut slopes = products(value, grads, count);
-            let at = (batch * queries + first) as isize;
-            // SAFETY: `lse` and `delta` have one element per query, and the launch declares both as
-            // read.
-            let number = |of: SharedPtr<f32>, i: usize| unsafe { of.read(at + i as isize) };
-            for (i, weight) in weights.iter_mut().enumerate() {
-                *weight = (*weight * p.scale_log2 - number(lse, i)) * LN_2;
+    let [q, k, v, mask, grad, dk, dv] =
+        [0, 1, 2, 3, 4, 7, 8].map(|i| SharedPtr::<T>::operand(launch, i));
+    let [lse, delta] = [5, 6].map(|i| SharedPtr::<f32>::operand(launch, i));
+    let (width, queries, group) = (p.width as usize, p.queries as usize, p.group as usize);
+    let of_keys = &p.of_keys();
+    of_keys.each(launch.parallel, p.keys, |key_batch, keys| {
+        let of = |of, steps| floats(of, (of_keys, steps, key_batch), keys.clone());
+        let (key_rows, value_rows) = (of(k, p.k), of(v, p.v));
+        let mut by_key = vec![0f32; keys.len() * width];
+        let mut by_value = by_key.clone();
+        for batch in key_batch * group..(key_batch + 1) * group {
+            // Under a causal mask, earlier queries attend to none of these keys.
+            let before = if p.causal != 0 { keys.start.min(queries) } else { 0 };
+            let own = floats(q, (p, p.q, batch), before..queries);
+            let grads = floats(grad, (p, p.grad, batch), before..queries);
+            for (i, key) in keys.clone().enumerate() {
+                let row = i * width..(i + 1) * width;
+                // The first query that attends to this key.
+                let first = if p.causal != 0 { key.min(queries) } else { 0 };
+                let skipped = (first - before) * width;
+                let (own, grads, count) = (&own[skipped..], &grads[skipped..], queries - first);
+                let mut weights = products(&key_rows[row.clone()], own, count);
+                let mut slopes = products(&value_rows[row.clone()], grads, count);
+                let at = (batch * queries + first) as isize;
+                // SAFETY: `lse` and `delta` have one element per query, and the launch declares
+                // both as read.
+                let number = |of: SharedPtr<f32>, i: usize| unsafe { of.read(at + i as isize) };
+                for (i, weight) in weights.iter_mut().enumerate() {
+                    let added = p.added(mask, batch, first + i, key);
+                    *weight = (*weight * p.scale_log2 + added - number(lse, i)) * LN_2;
+                }
+                exp(&mut weights);
+                for (i, (slope, weight)) in slopes.iter_mut().zip(&weights).enumerate() {
+                    *slope = weight * (*slope - number(delta, i));
+                }
+                for (sums, by, rows) in
+                    [(&mut by_key, &slopes, own), (&mut by_value, &weights, grads)]
+                {
+                    let more = weighted_sum(by, rows, width);
+                    sums[row.clone()].iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+                }
             }
-            exp(&mut weights);
-            for (i, (slope, weight)) in slopes.iter_mut().zip(&weights).enumerate() {
-                *slope = weight * (*slope - number(delta, i));
-            }
-            let (by_key, by_value) =
-                (weighted_sum(&slopes, own, width), weighted_sum(&weights, grads, width));
-            write(dk, (p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
-            write(dv, (p, p.dv, batch), key, by_value.into_iter());
+        }
+        for (i, key) in keys.enumerate() {
+            let row = i * width..(i + 1) * width;
+            let slopes = by_key[row.clone()].iter().map(|sum| sum * p.scale);
+            write(dk, (of_keys, p.dk, key_batch), key, slopes);
+            write(dv, (of_keys, p.dv, key_batch), key, by_value[row].iter().copied());
         }
     });
 }

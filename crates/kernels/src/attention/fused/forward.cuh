@@ -2,7 +2,8 @@
 // score so far. A larger score rescales the earlier sums. A block has 64 queries, 16 per warp.
 
 template <class T, int D>
-__device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* out, f32* lse, const Attention& p) {
+__device__ __forceinline__ void attend(
+    const T* q, const T* k, const T* v, const void* mask, T* out, f32* lse, const Attention& p) {
     constexpr u32 R = TAKEN(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
@@ -10,7 +11,8 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
-        const T *own_keys = k + start(p, p.k, batch), *own_values = v + start(p, p.v, batch);
+        const T *own_keys = k + start_of_keys(p, p.k, batch), *own_values = v + start_of_keys(p, p.v, batch);
+        const i64 own_mask = start_of_mask(p, batch);
         __syncthreads();
         fetch_tile<T, D, ROWS>(tiles, q + start(p, p.q, batch), p.q.row, first, queries, width);
         await_fetched();
@@ -34,13 +36,16 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
 #pragma unroll
                 for (int e = 0; e < 4; e++) scores[j][e] *= p.scale_log2;
             }
-            if (at + R > end || (p.causal && at + R > first)) {
+            if (MASKED || at + R > end || (p.causal && at + R > first)) {
 #pragma unroll
                 for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        const u32 key = at + j * 8 + column_of(e);
-                        if (key >= end || (p.causal && key > first + row_of(e))) scores[j][e] = -INFINITE;
+                        const u32 key = at + j * 8 + column_of(e), query = first + row_of(e);
+                        if (key >= end || (p.causal && key > query)) scores[j][e] = -INFINITE;
+                        else if (MASKED && query < queries) {
+                            scores[j][e] += masked<T>(p, mask, own_mask + query * p.mask.row + key * p.mask.column);
+                        }
                     }
                 }
             }
@@ -78,16 +83,21 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const f32 sum = fold_row<Plus>(total[half]);
-            by[half] = 1.0f / sum;
+            // A query that attends to no key gets zeros, and an infinite logarithm makes its weights 0.
+            const bool blind = MASKED && sum == 0;
+            by[half] = blind ? 0.0f : 1.0f / sum;
             const u32 query = first + row_of(half * 2);
-            if (query < queries && threadIdx.x % 4 == 0) lse[batch * p.queries + query] = most[half] + log2f(sum);
+            if (query < queries && threadIdx.x % 4 == 0) {
+                lse[batch * p.queries + query] = blind ? INFINITE : most[half] + log2f(sum);
+            }
         }
         write_own<T, D>(out + start(p, p.out, batch), p.out.row, first, queries, width, sums, by);
     }
 }
 
 #define FORWARD(T, D)                                                                                 \
-    extern "C" __global__ __launch_bounds__(THREADS, 4) void attention_##T##_wide_##D(                \
-        const T* q, const T* k, const T* v, T* out, f32* lse, const __grid_constant__ Attention p) {  \
-        attend<T, D>(q, k, v, out, lse, p);                                                           \
+    extern "C" __global__ __launch_bounds__(THREADS, 4) void FORWARD_NAME(T, D)(                      \
+        const T* q, const T* k, const T* v, const void* mask, T* out, f32* lse,                       \
+        const __grid_constant__ Attention p) {                                                        \
+        attend<T, D>(q, k, v, mask, out, lse, p);                                                     \
     }

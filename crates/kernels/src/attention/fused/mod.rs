@@ -12,6 +12,9 @@
 //! block of the second has 64 keys and loops over the queries. Both recompute the weights. Neither
 //! uses atomics, so sums are the same in each run.
 //!
+//! Heads of keys may serve several heads of queries. A mask, boolean or added, is read where it lies,
+//! with any strides; kernels with a mask are programs of their own, so that others do not pay for it.
+//!
 //! Operands may have any strides that are multiples of a vector, and results have the layout of
 //! their operands. Heads that lie side by side in the result of one linear layer therefore need no
 //! copy. `tiles.cuh` holds the code that the three kernels share.
@@ -54,29 +57,40 @@ const VECTOR: usize = 8;
 pub(super) use few_queries::FEW_QUERIES;
 pub use few_queries::{few_queries, has_few_queries};
 
-pub(super) static ATTENTION: Program =
-    Program::new("attention", HALVES, &["wide_64", "wide_128"], |_, ty| {
-        source().push(include_str!("forward.cuh")).push(&each("FORWARD", ty))
-    })
-    .with_ptx(committed);
+const FORWARD_KERNELS: [&str; WIDTHS.len()] = ["wide_64", "wide_128"];
+const BACKWARD_KERNELS: [&str; 2 * WIDTHS.len()] =
+    ["queries_64", "queries_128", "keys_64", "keys_128"];
 
-pub(super) static ATTENTION_BACKWARD: Program = Program::new(
-    "attention_backward",
-    HALVES,
-    &["queries_64", "queries_128", "keys_64", "keys_128"],
-    |_, ty| {
-        let of = source().push(include_str!("backward.cuh"));
-        of.push(&each("BACKWARD_QUERIES", ty)).push(&each("BACKWARD_KEYS", ty))
-    },
-)
-.with_ptx(committed);
+pub(super) static ATTENTION: Program =
+    Program::new("attention", HALVES, &FORWARD_KERNELS, forward).with_ptx(committed);
+pub(super) static ATTENTION_MASKED: Program =
+    Program::new("attention_masked", HALVES, &FORWARD_KERNELS, forward).with_ptx(committed);
+pub(super) static ATTENTION_BACKWARD: Program =
+    Program::new("attention_backward", HALVES, &BACKWARD_KERNELS, backward).with_ptx(committed);
+pub(super) static ATTENTION_MASKED_BACKWARD: Program =
+    Program::new("attention_masked_backward", HALVES, &BACKWARD_KERNELS, backward)
+        .with_ptx(committed);
+
+fn forward(program: &Program, ty: &str) -> Source {
+    let name = format!("#define FORWARD_NAME(T, D) {}_##T##_wide_##D\n", program.name());
+    let of = source(program).push(&name).push(include_str!("forward.cuh"));
+    of.push(&each("FORWARD", ty))
+}
+
+fn backward(program: &Program, ty: &str) -> Source {
+    let name = format!("#define BACKWARD_NAME(T, of, D) {}_##T##_##of##_##D\n", program.name());
+    let of = source(program).push(&name).push(include_str!("backward.cuh"));
+    of.push(&each("BACKWARD_QUERIES", ty)).push(&each("BACKWARD_KEYS", ty))
+}
 
 /// CUDA functions for tiles of operands in shared memory.
 const TILES: &str = include_str!("tiles.cuh");
 
-fn source() -> Source {
+fn source(program: &Program) -> Source {
     let of = Source::new().with::<Attention>().push(module::ELEMENT).push(LANES);
+    let has_mask = program.name().contains("masked");
     let of = of.push(&format!("#define ROWS {ROWS}\n#define THREADS {THREADS}"));
+    let of = of.push(&format!("#define BOOLEAN {BOOLEAN}\n#define MASKED {has_mask}"));
     of.push(TENSOR_CORES).push(TILES)
 }
 
@@ -84,24 +98,42 @@ fn each(name: &str, ty: &str) -> String {
     WIDTHS.map(|width| format!("{name}({ty}, {width})")).join("\n")
 }
 
+/// The kernels without and with a mask, by width.
+type ByMask<const N: usize> = [[Kernel<Attention, N>; WIDTHS.len()]; 2];
+
 // SAFETY: `attention` and `attention_backward` make all `Attention`s with `check`. Sizes and
 // strides are those of the launch's operands, whose rows consist of whole vectors. Each element is
 // written by one block.
-static FORWARD: [Kernel<Attention, 5>; WIDTHS.len()] = unsafe {
-    Kernel::array(&ATTENTION, ["wide_64", "wide_128"], hosts!(F16 | BF16, T => cpu::forward::<T>))
+static FORWARD: ByMask<6> = unsafe {
+    let hosts = hosts!(F16 | BF16, T => cpu::forward::<T>);
+    [
+        Kernel::array(&ATTENTION, FORWARD_KERNELS, hosts),
+        Kernel::array(&ATTENTION_MASKED, FORWARD_KERNELS, hosts),
+    ]
 };
 // SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
 // element is written by one block.
-static BACKWARD_QUERIES: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
+static BACKWARD_QUERIES: ByMask<9> = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_queries::<T>);
-    Kernel::array(&ATTENTION_BACKWARD, ["queries_64", "queries_128"], hosts)
+    [
+        Kernel::array(&ATTENTION_BACKWARD, ["queries_64", "queries_128"], hosts),
+        Kernel::array(&ATTENTION_MASKED_BACKWARD, ["queries_64", "queries_128"], hosts),
+    ]
 };
 // SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
 // element is written by one block.
-static BACKWARD_KEYS: [Kernel<Attention, 8>; WIDTHS.len()] = unsafe {
+static BACKWARD_KEYS: ByMask<9> = unsafe {
     let hosts = hosts!(F16 | BF16, T => cpu::backward_keys::<T>);
-    Kernel::array(&ATTENTION_BACKWARD, ["keys_64", "keys_128"], hosts)
+    [
+        Kernel::array(&ATTENTION_BACKWARD, ["keys_64", "keys_128"], hosts),
+        Kernel::array(&ATTENTION_MASKED_BACKWARD, ["keys_64", "keys_128"], hosts),
+    ]
 };
+
+/// Value of [`Attention::masks`] for a boolean mask.
+const BOOLEAN: u64 = 1;
+/// Value of [`Attention::masks`] for a mask that is added to the scores.
+const ADDED: u64 = 2;
 
 cuda_struct! {
     /// Strides in elements: between outer batches, between inner batches, between rows.
@@ -120,16 +152,29 @@ impl Steps {
 }
 
 cuda_struct! {
-    /// `outer` times `inner` batches of `queries` and `keys` of `width` elements. Scores are
-    /// multiplied by `scale`. The kernels compute base-2 exponentials of scores times `scale_log2`.
-    /// In the forward pass the strides of gradients are zero.
+    /// Strides of a mask in elements.
+    struct MaskSteps {
+        outer: i64,
+        inner: i64,
+        row: i64,
+        column: i64,
+    }
+}
+
+cuda_struct! {
+    /// `outer` times `inner` batches of `queries` of `width` elements. `group` consecutive inner
+    /// batches attend to the same `keys`. `masks` is 0 if there is no mask. Scores are multiplied by
+    /// `scale`. The kernels compute base-2 exponentials of scores times `scale_log2`. In the forward
+    /// pass the strides of gradients are zero.
     struct Attention {
         outer: u64,
         inner: u64,
+        group: u64,
         queries: u64,
         keys: u64,
         width: u64,
         causal: u64,
+        masks: u64,
         scale: f32,
         scale_log2: f32,
         q: Steps,
@@ -140,30 +185,49 @@ cuda_struct! {
         dq: Steps,
         dk: Steps,
         dv: Steps,
+        mask: MaskSteps,
     }
 }
 
 impl Attention {
-    /// Makes the parameters of a forward pass, without the strides of the result.
-    fn new(
-        [outer, inner, queries, keys, width]: [usize; 5],
-        weighing: Weighing,
-        [q, k, v]: [View<'_>; 3],
-    ) -> Self {
-        Self {
+    /// Makes the parameters of a forward pass, without the strides of the result. Returns `None` if
+    /// sizes or layouts are not those of an attention.
+    fn new([q, k, v]: [View<'_>; 3], mask: Option<View<'_>>, weighing: Weighing) -> Option<Self> {
+        let [outer, inner, queries, width] = last_four(q.sizes(), 1);
+        let [others, heads, keys, own_width] = last_four(k.sizes(), 1);
+        let group = if heads == inner { 1 } else { inner.checked_div(heads).filter(|&n| n > 0)? };
+        let fits = (outer, inner, width) == (others, group * heads, own_width)
+            && k.sizes() == v.sizes()
+            && mask.is_none_or(|mask| {
+                mask.sizes().len() <= 4
+                    && last_four(mask.sizes(), 1) == [outer, inner, queries, keys]
+            })
+            && [q, k, v].into_iter().all(attention_takes)
+            && keys <= i32::MAX as usize
+            && queries <= i32::MAX as usize;
+        let mask_steps = |mask: View<'_>| {
+            let [outer, inner, row, column] =
+                last_four(mask.strides(), 0).map(|stride| stride as i64);
+            MaskSteps { outer, inner, row, column }
+        };
+        let masks = |mask: View<'_>| if mask.dtype == DType::Bool { BOOLEAN } else { ADDED };
+        fits.then(|| Self {
             outer: outer as u64,
             inner: inner as u64,
+            group: group as u64,
             queries: queries as u64,
             keys: keys as u64,
             width: width as u64,
             causal: weighing.is_causal.into(),
+            masks: mask.map_or(0, masks),
             scale: weighing.scale as f32,
             scale_log2: (weighing.scale * LOG2_E) as f32,
             q: Steps::of(&q),
             k: Steps::of(&k),
             v: Steps::of(&v),
+            mask: mask.map_or_else(MaskSteps::zeroed, mask_steps),
             ..Self::zeroed()
-        }
+        })
     }
 }
 
@@ -220,18 +284,23 @@ pub struct Weighing {
     pub is_causal: bool,
 }
 
-/// Computes `softmax(q @ k.T * scale) @ v` (`torch.nn.functional.scaled_dot_product_attention`).
+/// Computes `softmax(q @ k.T * scale + mask) @ v`
+/// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
 /// `q` and `out` are `[.., queries, width]`, `k` and `v` are `[.., keys, width]`, with at most two
-/// leading batch dimensions. There is at least one key. Their dtype and width must satisfy
-/// [`has_attention`], and their layouts [`attention_takes`]. `lse` receives, for each query, the
-/// base-2 logarithm of the sum of its exponentials, for [`attention_backward`]. `lse` is
-/// contiguous, of `float32`, with one element per query of each batch.
+/// leading batch dimensions. There is at least one key. The last batch dimension of `k` and `v` may
+/// divide that of `q`; each of their heads then serves several consecutive heads of queries. Dtype
+/// and width must satisfy [`has_attention`], and the layouts [`attention_takes`]. `mask` has the
+/// sizes `[.., queries, keys]` and any strides; it is of bools, `true` where a query attends to a
+/// key, or of the dtype of `q` and added to the scores. A query that attends to no key gets zeros.
+/// `lse` receives, for each query, the base-2 logarithm of the sum of its exponentials, for
+/// [`attention_backward`]. `lse` is contiguous, of `float32`, with one element per query of each
+/// batch.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, or `lse` is not
-///   of `float32`.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `mask` is neither
+///   of bools nor of that dtype, or `lse` is not of `float32`.
 /// - [`ErrorKind::ShapeMismatch`] if sizes do not fit each other, if the width or the number of
 ///   keys is not supported, if [`attention_takes`] returns `false` for an operand or `out`, or if
 ///   `lse` is not contiguous.
@@ -242,16 +311,18 @@ pub struct Weighing {
 #[track_caller]
 pub fn attention(
     target: Target<'_>,
-    [q, k, v]: [View<'_>; 3],
+    operands: [View<'_>; 3],
+    mask: Option<View<'_>>,
     weighing: Weighing,
     out: View<'_>,
     lse: View<'_>,
 ) -> Result<()> {
     const OP: &str = "scaled_dot_product_attention";
-    let params = check(OP, [q, k, v], weighing, &[(out, true)], &[lse])?;
-    let operands = [q.read(), k.read(), v.read(), out.write(), lse.write()];
+    let params = check(OP, operands, mask, weighing, &[(out, true)], &[lse])?;
     let params = Attention { out: Steps::of(&out), ..params };
-    run(target, OP, &FORWARD, &operands, &params, params.queries)
+    let [q, k, v] = operands.map(View::read);
+    let operands = [q, k, v, of_mask(mask, out), out.write(), lse.write()];
+    run(target, OP, &FORWARD, &operands, &params, (params.queries, params.inner))
 }
 
 /// Computes the gradients of [`attention`] with respect to `q`, `k` and `v` into `dq`, `dk` and
@@ -264,7 +335,8 @@ pub fn attention(
 #[track_caller]
 pub fn attention_backward(
     target: Target<'_>,
-    [q, k, v]: [View<'_>; 3],
+    operands: [View<'_>; 3],
+    mask: Option<View<'_>>,
     weighing: Weighing,
     [out, grad]: [View<'_>; 2],
     [lse, delta]: [View<'_>; 2],
@@ -272,7 +344,7 @@ pub fn attention_backward(
 ) -> Result<()> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let others = [(out, true), (grad, true), (dq, true), (dk, false), (dv, false)];
-    let params = check(OP, [q, k, v], weighing, &others, &[lse, delta])?;
+    let params = check(OP, operands, mask, weighing, &others, &[lse, delta])?;
     let [out_steps, grad_steps, dq_steps, dk_steps, dv_steps] =
         others.map(|(view, _)| Steps::of(&view));
     let params = Attention {
@@ -283,11 +355,18 @@ pub fn attention_backward(
         dv: dv_steps,
         ..params
     };
-    let [q, k, v] = [q.read(), k.read(), v.read()];
-    let operands = [q, k, v, out.read(), grad.read(), lse.read(), delta.write(), dq.write()];
-    run(target, OP, &BACKWARD_QUERIES, &operands, &params, params.queries)?;
-    let operands = [q, k, v, grad.read(), lse.read(), delta.read(), dk.write(), dv.write()];
-    run(target, OP, &BACKWARD_KEYS, &operands, &params, params.keys)
+    let [q, k, v] = operands.map(View::read);
+    let (mask, heads) = (of_mask(mask, out), params.inner);
+    let operands = [q, k, v, mask, out.read(), grad.read(), lse.read(), delta.write(), dq.write()];
+    run(target, OP, &BACKWARD_QUERIES, &operands, &params, (params.queries, heads))?;
+    let operands = [q, k, v, mask, grad.read(), lse.read(), delta.read(), dk.write(), dv.write()];
+    let key_heads = heads.checked_div(params.group).unwrap_or(0);
+    run(target, OP, &BACKWARD_KEYS, &operands, &params, (params.keys, key_heads))
+}
+
+/// Returns the mask as an operand. Without a mask, an untouched operand stands in.
+fn of_mask<'a>(mask: Option<View<'a>>, out: View<'a>) -> Operand<'a> {
+    mask.map_or(out.untouched(), View::read)
 }
 
 /// Checks the operands and makes the parameters. Each of `others` has the sizes of the queries if
@@ -296,66 +375,77 @@ pub fn attention_backward(
 fn check(
     op: &'static str,
     [q, k, v]: [View<'_>; 3],
+    mask: Option<View<'_>>,
     weighing: Weighing,
     others: &[(View<'_>, bool)],
     sums: &[View<'_>],
 ) -> Result<Attention> {
     let dtype = q.dtype;
-    FORWARD[0].check_dtype(op, dtype)?;
+    FORWARD[0][0].check_dtype(op, dtype)?;
     let halves = [k, v].into_iter().chain(others.iter().map(|(view, _)| *view));
-    let dtypes = halves.map(|view| (view, dtype)).chain(sums.iter().map(|&v| (v, DType::F32)));
-    for (view, expected) in dtypes {
+    let added = mask.filter(|mask| mask.dtype != DType::Bool);
+    let dtypes = halves.chain(added).map(|view| (view, dtype));
+    for (view, expected) in dtypes.chain(sums.iter().map(|&v| (v, DType::F32))) {
         view.check_dtype(op, expected)?;
     }
-    let [outer, inner, queries, width] = last_four(q.sizes(), 1);
-    let keys = last_four(k.sizes(), 1)[2];
-    let as_queries = [(q, true), (k, false), (v, false)];
-    let fits = as_queries.iter().chain(others).all(|&(view, by_query)| {
-        let rows = if by_query { queries } else { keys };
-        last_four(view.sizes(), 1) == [outer, inner, rows, width] && attention_takes(view)
+    let params = Attention::new([q, k, v], mask, weighing).filter(|params| {
+        let others = others.iter().all(|&(view, by_query)| {
+            let like = if by_query { q } else { k };
+            last_four(view.sizes(), 1) == last_four(like.sizes(), 1) && attention_takes(view)
+        });
+        let [outer, inner, queries, width] = last_four(q.sizes(), 1);
+        let queries = checked_numel(&[outer, inner, queries]);
+        let sums = sums.iter().all(|view| {
+            view.layout.is_contiguous() && queries.as_ref().is_ok_and(|&n| view.numel() == n)
+        });
+        others && sums && params.keys > 0 && is_supported_width(width, WIDTHS[1])
     });
-    let summed = sums.iter().all(|view| {
-        view.layout.is_contiguous()
-            && checked_numel(&[outer, inner, queries]).is_ok_and(|n| view.numel() == n)
-    });
-    let sized = (1..=i32::MAX as usize).contains(&keys)
-        && queries <= i32::MAX as usize
-        && is_supported_width(width, WIDTHS[1]);
-    if !fits || !summed || !sized {
-        let reason = format!(
-            "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}; a width must be the \
-             same multiple of {VECTOR} up to {}, other strides multiples of {VECTOR}, and keys from 1 to 2³¹",
-            q.sizes(),
-            q.strides(),
-            k.sizes(),
-            k.strides(),
-            v.sizes(),
-            v.strides(),
-            WIDTHS[1],
-        );
-        return Err(Error::shape(op, reason));
-    }
-    Ok(Attention::new([outer, inner, queries, keys, width], weighing, [q, k, v]))
+    params.ok_or_else(|| refused(op, [q, k, v], mask, WIDTHS[1]))
 }
 
-/// Launches the kernel for the width, with one block per [`ROWS`] of the `rows` in each batch.
+/// Returns the error for operands whose sizes or strides do not fit.
+#[cold]
+#[track_caller]
+fn refused(
+    op: &'static str,
+    [q, k, v]: [View<'_>; 3],
+    mask: Option<View<'_>>,
+    widest: usize,
+) -> Error {
+    let mask = mask.map_or(String::new(), |mask| format!(", a mask of {:?}", mask.sizes()));
+    let reason = format!(
+        "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}{mask}; a width must be \
+         the same multiple of {VECTOR} up to {widest}, other strides multiples of {VECTOR}, and keys from 1 to 2³¹",
+        q.sizes(),
+        q.strides(),
+        k.sizes(),
+        k.strides(),
+        v.sizes(),
+        v.strides(),
+    );
+    Error::shape(op, reason)
+}
+
+/// Launches the kernel for the mask and the width, with one block per [`ROWS`] of the `rows` in each
+/// of `inner` inner batches.
 #[track_caller]
 fn run<const N: usize>(
     target: Target<'_>,
     op: &'static str,
-    [narrow, wide]: &[Kernel<Attention, N>; WIDTHS.len()],
+    kernels: &ByMask<N>,
     operands: &[Operand<'_>; N],
     params: &Attention,
-    rows: u64,
+    (rows, inner): (u64, u64),
 ) -> Result<()> {
     check_operands(op, operands)?;
     // `check` limits both queries and keys to fewer than 2³¹, so `blocks` fits 32 bits.
     let blocks = rows.div_ceil(ROWS as u64) as u32;
-    let batches = params.outer.saturating_mul(params.inner);
+    let batches = params.outer.saturating_mul(inner);
     if blocks == 0 || batches == 0 {
         return Ok(());
     }
-    let kernel = if params.width as usize > WIDTHS[0] { wide } else { narrow };
+    let by_width = &kernels[usize::from(params.masks != 0)];
+    let kernel = &by_width[usize::from(params.width as usize > WIDTHS[0])];
     let grid = Grid::new([blocks, batches.min(65_535) as u32, 1], THREADS);
     kernel.launch(target, op, operands, params, grid)
 }

@@ -68,33 +68,44 @@ struct Expected {
     grads: [Vec<f64>; 3],
 }
 
+/// Computes the results for `inner` heads of queries, of which `group` at a time attend to the same
+/// keys. `added` returns what a mask adds to a score, and `None` where a query does not attend to a
+/// key.
 fn expected(
     [outer, inner, queries, keys, width]: [usize; 5],
+    group: usize,
     [q, k, v, grad]: [&[f64]; 4],
-    is_causal: bool,
+    added: impl Fn([usize; 4]) -> Option<f64>,
 ) -> Expected {
     let batches = outer * inner;
     let (mut out, mut lse) = (vec![0.0; batches * queries * width], Vec::new());
-    let mut grads = [queries, keys, keys].map(|rows| vec![0.0; batches * rows * width]);
+    let mut grads = [batches * queries, batches / group * keys, batches / group * keys]
+        .map(|rows| vec![0.0; rows * width]);
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for batch in 0..batches {
-        let row =
-            |rows: usize, i: usize| (batch * rows + i) * width..(batch * rows + i + 1) * width;
+        let row = |batch: usize, rows: usize, i: usize| {
+            (batch * rows + i) * width..(batch * rows + i + 1) * width
+        };
+        let (row_of_query, row_of_key) =
+            (|i| row(batch, queries, i), |j| row(batch / group, keys, j));
         for i in 0..queries {
-            let seen = if is_causal { keys.min(i + 1) } else { keys };
-            let own = &q[row(queries, i)];
-            let e: Vec<f64> =
-                (0..seen).map(|j| (dot(own, &k[row(keys, j)]) * SCALE).exp()).collect();
+            let own = &q[row_of_query(i)];
+            let weight = |j| {
+                let added = added([batch / inner, batch % inner, i, j]);
+                added.map_or(0.0, |added| (dot(own, &k[row_of_key(j)]) * SCALE + added).exp())
+            };
+            let e: Vec<f64> = (0..keys).map(weight).collect();
             let sum: f64 = e.iter().sum();
-            lse.push(sum.log2());
-            let slope = &grad[row(queries, i)];
-            let of_weights: Vec<f64> = (0..seen).map(|j| dot(slope, &v[row(keys, j)])).collect();
-            let common: f64 = (0..seen).map(|j| e[j] / sum * of_weights[j]).sum();
-            for j in 0..seen {
+            lse.push(if sum == 0.0 { f64::INFINITY } else { sum.log2() });
+            let sum = if sum == 0.0 { 1.0 } else { sum };
+            let slope = &grad[row_of_query(i)];
+            let of_weights: Vec<f64> = (0..keys).map(|j| dot(slope, &v[row_of_key(j)])).collect();
+            let common: f64 = (0..keys).map(|j| e[j] / sum * of_weights[j]).sum();
+            for j in 0..keys {
                 let weight = e[j] / sum;
                 let of_score = weight * (of_weights[j] - common) * SCALE;
                 for d in 0..width {
-                    let (at, key) = (row(queries, i).start + d, row(keys, j).start + d);
+                    let (at, key) = (row_of_query(i).start + d, row_of_key(j).start + d);
                     out[at] += weight * v[key];
                     grads[0][at] += of_score * k[key];
                     grads[1][key] += of_score * q[at];
@@ -106,15 +117,62 @@ fn expected(
     Expected { out, lse, grads }
 }
 
+/// A mask of tests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MaskKind {
+    None,
+    Causal,
+    /// The same keys for all queries, and one query that attends to no key.
+    Bools,
+    /// Numbers that all heads share.
+    Added,
+}
+
+impl MaskKind {
+    /// Returns what the mask adds to a score, `None` where a query does not attend to a key.
+    fn added(self, [outer, _, query, key]: [usize; 4]) -> Option<f64> {
+        match self {
+            Self::None => Some(0.0),
+            Self::Causal => (key <= query).then_some(0.0),
+            Self::Bools => (query != 2 && (key + outer) % 3 != 1).then_some(0.0),
+            Self::Added => Some(((query * 5 + key) % 9) as f64 / 8.0 - 0.5),
+        }
+    }
+
+    /// Makes the mask of `[outer, inner, queries, keys]`.
+    fn view(self, target: Target<'_>, dtype: DType, sizes: [usize; 4]) -> Option<Tensor> {
+        let [outer, inner, queries, keys] = sizes;
+        let dtype = match self {
+            Self::None | Self::Causal => return None,
+            Self::Bools => DType::Bool,
+            Self::Added => dtype,
+        };
+        let mut values = Vec::new();
+        for o in 0..outer {
+            for (query, key) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
+                let added = self.added([o, 0, query, key]);
+                values.push(if dtype == DType::Bool { added.is_some().into() } else { added? });
+            }
+        }
+        let heads = Tensor::new(target, dtype, &[outer, 1, queries, keys], &values);
+        Some(heads.with(|l| l.expand(&[outer, inner, queries, keys])))
+    }
+}
+
 fn agrees(target: Target<'_>) {
     for dtype in [F16, BF16] {
         for sizes in SIZES {
-            for (is_causal, layout) in [
-                (false, OperandLayout::Contiguous),
-                (true, OperandLayout::Contiguous),
-                (true, OperandLayout::Packed),
+            for (mask, layout) in [
+                (MaskKind::None, OperandLayout::Contiguous),
+                (MaskKind::Causal, OperandLayout::Contiguous),
+                (MaskKind::Causal, OperandLayout::Packed),
+                (MaskKind::Bools, OperandLayout::Contiguous),
+                (MaskKind::Added, OperandLayout::Packed),
             ] {
-                agrees_for(target, dtype, sizes, is_causal, layout);
+                // All divisors of the heads, among them one head of keys for all heads of queries.
+                for group in (1..=sizes[1]).filter(|group| sizes[1].is_multiple_of(*group)) {
+                    agrees_for(target, dtype, (sizes, group), mask, layout);
+                }
             }
         }
     }
@@ -123,13 +181,14 @@ fn agrees(target: Target<'_>) {
 fn agrees_for(
     target: Target<'_>,
     dtype: DType,
-    sizes: [usize; 5],
-    is_causal: bool,
+    (sizes, group): ([usize; 5], usize),
+    mask: MaskKind,
     layout: OperandLayout,
 ) {
     let [outer, inner, queries, keys, width] = sizes;
-    let context = format!("{dtype} {sizes:?}, causal {is_causal}, {layout:?}");
-    let of = |rows| [outer, inner, rows, width];
+    let context = format!("{dtype} {sizes:?} in groups of {group}, {mask:?}, {layout:?}");
+    let of = |(heads, rows)| [outer, heads, rows, width];
+    let (queries, keys) = ((inner, queries), (inner / group, keys));
     let numbers = [queries, keys, keys, queries].map(of).map(|s| s.iter().product::<usize>());
     let numbers: Vec<Vec<f64>> =
         numbers.iter().zip(1..).map(|(&n, seed)| values(n, seed)).collect();
@@ -137,19 +196,22 @@ fn agrees_for(
     let [q, k, v, grad] = [input(0, queries), input(1, keys), input(2, keys), input(3, queries)];
     let result = |rows| made(target, dtype, of(rows), layout, None);
     let [out, dq, dk, dv] = [queries, queries, keys, keys].map(result);
-    let [lse, delta] = [(); 2].map(|()| Tensor::garbage(target, F32, &[outer, inner, queries]));
+    let [lse, delta] = [(); 2].map(|()| Tensor::garbage(target, F32, &[outer, inner, queries.1]));
     let operands = [q.view(), k.view(), v.view()];
-    let weighing = Weighing { scale: SCALE, is_causal };
-    attention(target, operands, weighing, out.view(), lse.view()).unwrap();
+    let weighing = Weighing { scale: SCALE, is_causal: mask == MaskKind::Causal };
+    let made = mask.view(target, dtype, [outer, inner, queries.1, keys.1]);
+    let of_mask = made.as_ref().map(Tensor::view);
+    attention(target, operands, of_mask, weighing, out.view(), lse.view()).unwrap();
     let [a, b, c, d] = [0, 1, 2, 3].map(|i| &numbers[i][..]);
-    let expected = expected(sizes, [a, b, c, d], is_causal);
+    let expected = expected(sizes, group, [a, b, c, d], |at| mask.added(at));
     assert_close(dtype, &out.floats(target), &expected.out, &format!("result, {context}"));
     for (i, (a, b)) in lse.floats(target).iter().zip(&expected.lse).enumerate() {
-        assert!((a - b).abs() <= 1e-4, "logarithm {i} is {a}, not {b}: {context}");
+        assert!(a == b || (a - b).abs() <= 1e-4, "logarithm {i} is {a}, not {b}: {context}");
     }
     let grads = [&dq, &dk, &dv].map(Tensor::view);
     let sums = [lse.view(), delta.view()];
-    attention_backward(target, operands, weighing, [out.view(), grad.view()], sums, grads).unwrap();
+    let of_out = [out.view(), grad.view()];
+    attention_backward(target, operands, of_mask, weighing, of_out, sums, grads).unwrap();
     for (name, grad, expected) in [
         ("q", &dq, &expected.grads[0]),
         ("k", &dk, &expected.grads[1]),
@@ -190,7 +252,8 @@ pub(in crate::attention) fn extremes(target: Target<'_>) {
     let (out, lse) =
         (Tensor::garbage(target, BF16, &[1, 3, 8]), Tensor::garbage(target, F32, &[1, 3]));
     let weighing = Weighing { scale: 1.0, is_causal: false };
-    attention(target, [q.view(), k.view(), v.view()], weighing, out.view(), lse.view()).unwrap();
+    attention(target, [q.view(), k.view(), v.view()], None, weighing, out.view(), lse.view())
+        .unwrap();
     let mean = ((50..100).sum::<usize>() - 70) as f64 / 49.0;
     for row in out.floats(target).chunks(8) {
         assert!((row[0] - mean).abs() < 0.5 && row[1..].iter().all(|&x| x == 1.0), "{row:?}");
@@ -202,7 +265,7 @@ pub(in crate::attention) fn rejected_operands(target: Target<'_>) {
     let lse = of(F32, &[2, 3]);
     let weighing = Weighing { scale: 1.0, is_causal: false };
     let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
-        attention(target, [q, k, v].map(|t| t.view()), weighing, out.view(), lse.view())
+        attention(target, [q, k, v].map(|t| t.view()), None, weighing, out.view(), lse.view())
     };
     let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
     run([&q, &k, &k], &out).unwrap();

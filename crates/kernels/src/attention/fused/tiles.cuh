@@ -2,6 +2,7 @@
 // registers. The launch requires compute capability 8.0, which some of the instructions need.
 
 #define INFINITE __int_as_float(0x7f800000)
+#define LOG2_E 1.4426950408889634f
 // Distance of a tile's rows, in halves. The eight halves of padding keep eight rows that are read
 // together in different banks.
 #define PITCH(D) ((D) + 8)
@@ -158,8 +159,26 @@ __device__ __forceinline__ void write_own(T* to, i64 step, u32 first, u32 count,
     }
 }
 
-// Returns the offset of a batch in an operand.
+// Returns the offset of a batch of queries in an operand.
 __device__ __forceinline__ i64 start(const Attention& p, const Steps& s, u64 batch) {
     const u64 outer = batch / p.inner;
     return (i64)outer * s.outer + (i64)(batch - outer * p.inner) * s.inner;
+}
+
+// Returns the offset of the keys that a batch of queries attends to.
+__device__ __forceinline__ i64 start_of_keys(const Attention& p, const Steps& s, u64 batch) {
+    const u64 outer = batch / p.inner;
+    return (i64)outer * s.outer + (i64)((batch - outer * p.inner) / p.group) * s.inner;
+}
+
+// Returns the offset of a mask's first element for a batch of queries.
+__device__ __forceinline__ i64 start_of_mask(const Attention& p, u64 batch) {
+    const u64 outer = batch / p.inner;
+    return (i64)outer * p.mask.outer + (i64)(batch - outer * p.inner) * p.mask.inner;
+}
+
+// Returns what a mask adds to a score to the base 2.
+template <class T> __device__ __forceinline__ f32 masked(const Attention& p, const void* mask, i64 at) {
+    if (p.masks == BOOLEAN) return ((const u8*)mask)[at] ? 0.0f : -INFINITE;
+    return load(((const T*)mask)[at]) * LOG2_E;
 }

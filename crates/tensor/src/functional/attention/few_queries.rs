@@ -3,7 +3,7 @@
 use warpline_kernels::attention::{Weighing, few_queries, has_few_queries};
 
 use super::AttentionOptions;
-use super::flash::{empty_result, with_supported_strides};
+use super::flash::{empty_result, expanded_mask, groups, with_supported_strides};
 use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, Result, Tensor};
@@ -18,58 +18,47 @@ pub(super) fn few_queries_attention(
     options: &AttentionOptions<'_>,
 ) -> Result<Option<Tensor>> {
     let (mask, lengths) = (options.attn_mask, options.key_lengths);
-    let [q, k, v] = [query, key, value].map(with_heads);
-    let (Some(q), Some(k), Some(v)) = (q?, k?, v?) else { return Ok(None) };
-    let &[outer, heads, queries, width] = q.size() else { return Ok(None) };
-    let &[others, own, keys, _] = k.size() else { return Ok(None) };
-    let alike = |t: &Tensor| {
-        t.device() == q.device() && t.storage().runtime().same_as(q.storage().runtime())
+    let ([batch @ .., queries, width], [others @ .., keys, own]) = (query.size(), key.size())
+    else {
+        return Ok(None);
     };
-    let is_grouped = own == heads || options.enable_gqa && own > 0 && heads.is_multiple_of(own);
-    let fits = q.device().is_cuda()
-        && others == outer
-        && v.size() == k.size()
-        && k.size()[3] == width
-        && is_grouped
-        && keys <= i32::MAX as usize
-        && alike(&k)
-        && alike(&v)
-        && mask.is_none_or(|mask| alike(mask) && [DType::Bool, q.dtype()].contains(&mask.dtype()))
-        && lengths.is_none_or(alike);
-    let exec = q.exec()?;
-    let group = heads.checked_div(own).unwrap_or(1);
-    let operands: [&Tensor; 4] = [query, key, value, mask.unwrap_or(query)];
+    let alike = |t: &Tensor| {
+        t.device() == query.device() && t.storage().runtime().same_as(query.storage().runtime())
+    };
+    let is_grouped = options.enable_gqa && groups(batch, others);
+    let fits = query.device().is_cuda()
+        && batch.len() <= 2
+        && (batch == others || is_grouped)
+        && width == own
+        && value.size() == key.size()
+        && *keys <= i32::MAX as usize
+        && alike(key)
+        && alike(value)
+        && mask.is_none_or(|mask| {
+            alike(mask) && [DType::Bool, query.dtype()].contains(&mask.dtype())
+        })
+        // The kernel has a length for each of the first of two batch dimensions.
+        && lengths.is_none_or(|lengths| batch.len() == 2 && alike(lengths));
+    let exec = query.exec()?;
+    let group = if is_grouped { batch[batch.len() - 1] / others[others.len() - 1] } else { 1 };
+    let recorded: [&Tensor; 4] = [query, key, value, mask.unwrap_or(query)];
     if !fits
-        || !has_few_queries(exec.target(), q.dtype(), [group, queries, width])
-        || should_record(&operands)
+        || !has_few_queries(exec.target(), query.dtype(), [group, *queries, *width])
+        || should_record(&recorded)
     {
         return Ok(None);
     }
-    let [q, k, v] =
-        [with_supported_strides(&q)?, with_supported_strides(&k)?, with_supported_strides(&v)?];
-    let mask =
-        mask.map(|mask| mask.detach().expand([outer, heads, queries, keys])).transpose().of(OP)?;
-    let lengths = lengths.map(|lengths| lengths.expand([outer])).transpose().of(OP)?;
+    let (q, k, v) = (
+        with_supported_strides(query)?,
+        with_supported_strides(key)?,
+        with_supported_strides(value)?,
+    );
+    let mask = expanded_mask(mask, query, *keys)?;
+    let lengths = lengths.map(|lengths| lengths.expand([batch[0]])).transpose().of(OP)?;
     let out = empty_result(&exec, &q)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     let mask = mask.as_ref().map(Tensor::as_view);
     let lengths = lengths.as_ref().map(Tensor::as_view);
     few_queries(exec.target(), operands, weighing, mask, lengths, out.as_view()).of(OP)?;
-    if query.dim() == 4 {
-        return Ok(Some(out));
-    }
-    out.view(query.size()).of(OP).map(Some)
-}
-
-/// Returns a tensor of two to four dimensions as one of four. `None` for other tensors.
-#[track_caller]
-fn with_heads(t: &Tensor) -> Result<Option<Tensor>> {
-    let mut t = match t.dim() {
-        2..=4 => t.detach(),
-        _ => return Ok(None),
-    };
-    while t.dim() < 4 {
-        t = t.unsqueeze(0).of(OP)?;
-    }
-    Ok(Some(t))
+    Ok(Some(out))
 }

@@ -4,12 +4,14 @@
 use warpline_kernels::attention::{
     Weighing, attention, attention_backward, attention_takes, has_attention,
 };
-use warpline_runtime::Layout;
+use warpline_runtime::{Layout, Sizes};
 
 use super::plain::gradients;
+use super::{masked, repeat_heads};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::Exec;
+use crate::methods::composite::signed;
 use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
@@ -17,10 +19,10 @@ const OP: &str = "scaled_dot_product_attention";
 /// Computes the result if the kernels support the operands.
 #[track_caller]
 pub(super) fn flash_attention(
-    query: &Tensor,
-    key: &Tensor,
-    value: &Tensor,
+    [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
     weighing: Weighing,
+    enable_gqa: bool,
 ) -> Result<Option<Tensor>> {
     let ([batch @ .., queries, width], [others @ .., keys, _]) = (query.size(), key.size()) else {
         return Ok(None);
@@ -30,11 +32,18 @@ pub(super) fn flash_attention(
             && t.storage().runtime().same_as(query.storage().runtime())
             && t.size()[t.dim() - 1] == *width
     };
+    let supported_mask = |mask: &Tensor| {
+        mask.device() == query.device()
+            && mask.storage().runtime().same_as(query.storage().runtime())
+            && [DType::Bool, query.dtype()].contains(&mask.dtype())
+            && !should_record(&[mask])
+    };
     let fits = batch.len() <= 2
-        && batch == others
+        && (batch == others || enable_gqa && groups(batch, others))
         && key.size() == value.size()
         && alike(key)
         && alike(value)
+        && mask.is_none_or(supported_mask)
         && *keys > 0
         && *queries.max(keys) <= i32::MAX as usize;
     let exec = query.exec()?;
@@ -46,10 +55,12 @@ pub(super) fn flash_attention(
         with_supported_strides(key)?,
         with_supported_strides(value)?,
     );
+    let mask = expanded_mask(mask, &q, *keys)?;
     let out = empty_result(&exec, &q)?;
     let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32).of(OP)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
-    attention(exec.target(), operands, weighing, out.as_view(), lse.as_view()).of(OP)?;
+    let of_mask = mask.as_ref().map(Tensor::as_view);
+    attention(exec.target(), operands, of_mask, weighing, out.as_view(), lse.as_view()).of(OP)?;
     let inputs = [&q, &k, &v];
     if !should_record(&inputs) {
         return Ok(Some(out));
@@ -58,6 +69,7 @@ pub(super) fn flash_attention(
         q: q.clone(),
         k: k.clone(),
         v: v.clone(),
+        mask,
         out: out.clone(),
         lse,
         weighing,
@@ -65,11 +77,34 @@ pub(super) fn flash_attention(
     record(OP, out, &inputs, saved).map(Some)
 }
 
+/// Returns whether batches differ only in the heads, and the heads of keys divide those of queries.
+pub(super) fn groups(queries: &[usize], keys: &[usize]) -> bool {
+    match (queries, keys) {
+        ([batch @ .., heads], [others @ .., own]) => {
+            batch == others && *own > 0 && heads.is_multiple_of(*own)
+        }
+        _ => false,
+    }
+}
+
+/// Returns a view of the mask with the sizes of the scores. Recorded gradients do not flow through it.
+#[track_caller]
+pub(super) fn expanded_mask(
+    mask: Option<&Tensor>,
+    query: &Tensor,
+    keys: usize,
+) -> Result<Option<Tensor>> {
+    let sizes: Sizes = query.size()[..query.dim() - 1].iter().copied().chain([keys]).collect();
+    mask.map(|mask| mask.detach().expand(&sizes[..])).transpose().of(OP)
+}
+
 saved! {
     struct SavedFlashAttention {
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        /// The mask, with the sizes of the scores.
+        mask: Option<Tensor>,
         out: Tensor,
         /// Log-sum-exp of the scores of each query.
         lse: Tensor,
@@ -81,32 +116,60 @@ impl Saved for Weighing {}
 
 impl OpBackward for SavedFlashAttention {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
-        let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
+        let repeated = |t: &Tensor| -> Result<Tensor> {
+            let t = t.widened()?;
+            if t.dim() < 3 { Ok(t) } else { repeat_heads(OP, &self.q, &t) }
+        };
+        let operands = [self.q.widened()?, repeated(&self.k)?, repeated(&self.v)?];
         let scores = operands[0].mul(self.weighing.scale)?;
         let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
-        let scores = if self.weighing.is_causal {
-            let hidden = scores.mask_above(OP, 0)?;
-            scores.masked_fill(&hidden, f64::NEG_INFINITY)?
-        } else {
-            scores
+        let (scores, blind) = match &self.mask {
+            Some(mask) => masked(&scores, mask)?,
+            None if self.weighing.is_causal => {
+                let hidden = scores.mask_above(OP, 0)?;
+                (scores.masked_fill(&hidden, f64::NEG_INFINITY)?, None)
+            }
+            None => (scores, None),
         };
-        let (weights, scale) = (scores.softmax(-1)?, self.weighing.scale);
-        gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)
+        let weights = scores.softmax(-1)?;
+        let weights = match blind {
+            Some(blind) => weights.masked_fill(&blind, 0)?,
+            None => weights,
+        };
+        let scale = self.weighing.scale;
+        let mut grads =
+            gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)?;
+        for (grad, own) in grads.iter_mut().skip(1).zip([&self.k, &self.v]) {
+            *grad = grad.take().map(|grad| sum_of_groups(&grad, own)).transpose()?;
+        }
+        Ok(grads)
     }
 
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        let Self { q, k, v, out, lse, weighing } = self;
+        let Self { q, k, v, mask, out, lse, weighing } = self;
         let grad = with_supported_strides(grad)?;
         let exec = q.exec()?;
         let delta = exec.empty(lse.size(), DType::F32)?;
         let grads = [empty_result(&exec, q)?, empty_result(&exec, k)?, empty_result(&exec, v)?];
         let operands = [q, k, v].map(Tensor::as_view);
         let to = grads.each_ref().map(Tensor::as_view);
+        let mask = mask.as_ref().map(Tensor::as_view);
         let (of_out, sums) = ([out.as_view(), grad.as_view()], [lse.as_view(), delta.as_view()]);
-        attention_backward(exec.target(), operands, *weighing, of_out, sums, to)?;
+        attention_backward(exec.target(), operands, mask, *weighing, of_out, sums, to)?;
         let wanted = |(i, grad)| inputs.needs(i).then_some(grad);
         Ok(Some(grads.into_iter().enumerate().map(wanted).collect()))
     }
+}
+
+/// Adds the gradients of the heads that were repeated from one head of `own`.
+fn sum_of_groups(grad: &Tensor, own: &Tensor) -> Result<Tensor> {
+    if grad.size() == own.size() {
+        return Ok(grad.clone());
+    }
+    let heads = own.dim() - 3;
+    let mut sizes = signed(own.size());
+    sizes.insert(heads + 1, -1);
+    grad.reshape(&sizes)?.sum(heads + 1)
 }
 
 /// Returns the tensor, or a copy if the kernels do not support its strides.

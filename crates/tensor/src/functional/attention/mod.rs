@@ -42,11 +42,11 @@ options! {
 /// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
 /// `[.., queries, values]`. A query that may attend to no key gets zeros.
 ///
-/// Scores of half-width floats are computed in `f32`. If no gradient is recorded, up to 64 queries per head of keys,
-/// with or without a mask, use one kernel on such a GPU for half-width floats whose width is a multiple of 8, up to 256;
-/// keys and values are then read where they lie. Without a mask and dropout, half-width floats whose width is a
+/// Scores of half-width floats are computed in `f32`. Without dropout, half-width floats whose width is a
 /// multiple of 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0
-/// or higher). Other operands use a few kernels and store the weights in their dtype. With a mask or dropout,
+/// or higher), with or without a mask; keys and values are not repeated for grouped heads. Up to 64 queries per head of
+/// keys without a recorded gradient use a kernel that splits the keys over the GPU, for widths up to 256. Other operands
+/// use a few kernels and store the weights in their dtype. With dropout, and where the gradient of a mask is recorded,
 /// half-width floats are computed in `f32` throughout.
 ///
 /// ```
@@ -87,30 +87,16 @@ fn attention(
     let width = query.size()[query.dim() - 1] as f64;
     let scale = options.scale.unwrap_or(width.sqrt().recip());
     let weighing = Weighing { scale, is_causal: options.is_causal };
-    if options.dropout_p == 0.0
-        && let Some(out) = few_queries_attention([query, key, value], weighing, options)?
-    {
+    let operands = [query, key, value];
+    let drops = options.dropout_p > 0.0;
+    if !drops && let Some(out) = few_queries_attention(operands, weighing, options)? {
         return Ok(out);
     }
-    let (k, v) = if options.enable_gqa {
-        (repeat_heads(op, query, key)?, repeat_heads(op, query, value)?)
-    } else {
-        (key.clone(), value.clone())
-    };
     let exists =
         options.key_lengths.map(|lengths| existing_keys(query, key, lengths, options.is_causal));
     let exists = exists.transpose().of(op)?;
-    if options.attn_mask.is_none() && exists.is_none() && options.dropout_p == 0.0 {
-        if let Some(out) = flash_attention(query, &k, &v, weighing)? {
-            return Ok(out);
-        }
-        if let Some(out) = PlainAttention(weighing).fused(query, &k, &v)? {
-            return Ok(out);
-        }
-    }
-    let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
-    // Scales the queries, which have fewer elements than the scores.
-    let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
+    // The mask of the keys that exist includes the causal limit.
+    let weighing = Weighing { is_causal: options.is_causal && exists.is_none(), ..weighing };
     let mask = match (options.attn_mask, exists) {
         (None, exists) => exists,
         (Some(mask), None) => Some(mask.clone()),
@@ -120,8 +106,27 @@ fn attention(
         // The logarithm is 0 for keys that exist, and negative infinity for others.
         (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
     };
+    if !drops
+        && let Some(out) = flash_attention(operands, mask.as_ref(), weighing, options.enable_gqa)?
+    {
+        return Ok(out);
+    }
+    let (k, v) = if options.enable_gqa {
+        (repeat_heads(op, query, key)?, repeat_heads(op, query, value)?)
+    } else {
+        (key.clone(), value.clone())
+    };
+    if !drops
+        && mask.is_none()
+        && let Some(out) = PlainAttention(weighing).fused(query, &k, &v)?
+    {
+        return Ok(out);
+    }
+    let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
+    // Scales the queries, which have fewer elements than the scores.
+    let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
     let (scores, blind) = match &mask {
-        None if options.is_causal => {
+        None if weighing.is_causal => {
             let hidden = scores.mask_above(op, 0)?;
             (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
         }
@@ -129,7 +134,7 @@ fn attention(
         Some(mask) => masked(&scores, mask).of(op)?,
     };
     let weights = scores.softmax(-1).of(op)?;
-    let weights = if options.dropout_p > 0.0 {
+    let weights = if drops {
         let kept = weights.empty_like(()).of(op)?;
         kept.bernoulli_(1.0 - options.dropout_p).of(op)?;
         // If all weights are dropped, the scale does not matter, but must be finite.

@@ -3,24 +3,16 @@
 // Exponentials are relative to the largest score of the warp. The block combines its warps, and the
 // last block of a result combines the splits.
 
-#define LOG2_E 1.4426950408889634f
-
 struct Row {
     bool is;
     u32 head, query;
     __device__ __forceinline__ Row(const FewQueries& p, u32 tile, u32 row) {
         const u32 at = tile * 16 + row, queries = (u32)p.common.queries;
-        is = at < p.group * queries;
+        is = at < p.common.group * queries;
         head = is ? at / queries : 0;
         query = is ? at % queries : 0;
     }
 };
-
-// Returns what a mask adds to a score to the base 2.
-template <class T> __device__ __forceinline__ f32 masked(const FewQueries& p, const void* mask, i64 at) {
-    if (p.masks == BOOLEAN) return ((const u8*)mask)[at] ? 0.0f : -INFINITE;
-    return load(((const T*)mask)[at]) * LOG2_E;
-}
 
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attend_few(
@@ -32,7 +24,7 @@ __device__ __forceinline__ void attend_few(
     T *own_tile = (T*)memory, *key_tile = (T*)memory, *value_tile = key_tile + KEYS * PITCH(D);
     const Attention& common = p.common;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (u32)common.width;
-    const u64 tiles = (p.group * common.queries + 15) / 16;
+    const u64 tiles = (common.group * common.queries + 15) / 16;
     Turn turn;
     if (p.splits > 1) {
         turn.begin(scratch);
@@ -40,7 +32,7 @@ __device__ __forceinline__ void attend_few(
     }
     const u64 batch = blockIdx.x / tiles;
     const u32 tile = (u32)(blockIdx.x % tiles);
-    const u64 outer = batch / common.inner, inner = batch % common.inner;
+    const u64 heads = common.inner / common.group, outer = batch / heads, inner = batch % heads;
     const T* own_keys = k + (i64)outer * common.k.outer + (i64)inner * common.k.inner;
     const T* own_values = v + (i64)outer * common.v.outer + (i64)inner * common.v.inner;
 
@@ -49,7 +41,7 @@ __device__ __forceinline__ void attend_few(
         const Row row(p, tile, i / (D / 8));
         const u32 column = i % (D / 8) * 8;
         const bool is = row.is && column < width;
-        const T* from = q + (i64)outer * common.q.outer + (i64)(inner * p.group + row.head) * common.q.inner
+        const T* from = q + (i64)outer * common.q.outer + (i64)(inner * common.group + row.head) * common.q.inner
             + (i64)row.query * common.q.row;
         fetch(own_tile + i / (D / 8) * PITCH(D) + column, is ? from + column : q, is);
     }
@@ -71,8 +63,8 @@ __device__ __forceinline__ void attend_few(
     for (int half = 0; half < 2; half++) {
         const i64 last = p.has_lengths ? (i64)end - (i64)common.queries : 0;
         limits[half] = common.causal ? last + rows[half].query : (i64)end;
-        masks[half] = (i64)outer * p.mask.outer + (i64)(inner * p.group + rows[half].head) * p.mask.inner
-            + (i64)rows[half].query * p.mask.row;
+        masks[half] = (i64)outer * common.mask.outer + (i64)(inner * common.group + rows[half].head) * common.mask.inner
+            + (i64)rows[half].query * common.mask.row;
     }
     f32 sums[D / 8][4] = {}, most[2] = {-INFINITE, -INFINITE}, total[2] = {};
     for (u32 at = begin; at < stop; at += KEYS) {
@@ -106,7 +98,7 @@ __device__ __forceinline__ void attend_few(
                     const i64 key = at + warp * 16 + j * 8 + lane % 4 * 2 + e;
                     score *= common.scale_log2;
                     if (key >= stop || (common.causal && key > limits[half]) || !rows[half].is) score = -INFINITE;
-                    else if (p.masks) score += masked<T>(p, mask, masks[half] + key * p.mask.column);
+                    else if (common.masks) score += masked<T>(common, mask, masks[half] + key * common.mask.column);
                     largest = fmaxf(largest, score);
                 }
             }
@@ -159,7 +151,7 @@ __device__ __forceinline__ void attend_few(
         }
     }
     __syncthreads();
-    const u32 count = (u32)min((u64)(p.group * common.queries - tile * 16), (u64)16);
+    const u32 count = (u32)min((u64)(common.group * common.queries - tile * 16), (u64)16);
     // A split's partial result: for each row its sums, its largest score and its total.
     f32* partial = (f32*)(scratch + gridDim.x) + (u64)blockIdx.x * p.splits * 16 * (D + 2);
     for (u32 i = threadIdx.x; i < count * D; i += LANES) {
@@ -181,7 +173,7 @@ __device__ __forceinline__ void attend_few(
             if (column == 0) to[D] = largest, to[D + 1] = weight;
         } else if (column < width) {
             const Row of(p, tile, row);
-            const i64 at = (i64)outer * common.out.outer + (i64)(inner * p.group + of.head) * common.out.inner
+            const i64 at = (i64)outer * common.out.outer + (i64)(inner * common.group + of.head) * common.out.inner
                 + (i64)of.query * common.out.row;
             store(out[at + column], weight > 0 ? sum / weight : 0.0f);
         }
@@ -201,7 +193,7 @@ __device__ __forceinline__ void attend_few(
             weight += by * __ldcg(of + D + 1);
         }
         const Row of(p, tile, row);
-        const i64 at = (i64)outer * common.out.outer + (i64)(inner * p.group + of.head) * common.out.inner
+        const i64 at = (i64)outer * common.out.outer + (i64)(inner * common.group + of.head) * common.out.inner
             + (i64)of.query * common.out.row;
         store(out[at + column], weight > 0 ? sum / weight : 0.0f);
     }

@@ -28,7 +28,8 @@ use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 use super::{
-    Attention, Steps, TILES, Weighing, attention_takes, has_tensor_cores, is_supported_width,
+    Attention, BOOLEAN, Steps, TILES, Weighing, attention_takes, has_tensor_cores,
+    is_supported_width, of_mask, refused,
 };
 use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
 use crate::turn::{Scratch, TURN, ticket};
@@ -44,9 +45,6 @@ const MOST_ROWS: u64 = 64;
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
 /// Blocks per multiprocessor that the splits aim at.
 const BLOCKS: u64 = 2;
-/// Value of [`FewQueries::masks`] for a boolean mask. 0 means no mask, 2 an added one.
-const BOOLEAN: u64 = 1;
-const ADDED: u64 = 2;
 
 pub(in super::super) static FEW_QUERIES: Program =
     Program::new("few_queries", HALVES, &["wide_64", "wide_128", "wide_256"], |_, ty| {
@@ -68,23 +66,9 @@ static FORWARD: [Kernel<FewQueries, 7>; KERNELS.len()] = unsafe {
 };
 
 cuda_struct! {
-    /// Strides of a mask in elements.
-    struct MaskSteps {
-        outer: i64,
-        inner: i64,
-        row: i64,
-        column: i64,
-    }
-}
-
-cuda_struct! {
-    /// `common.inner` counts the heads of keys. Each serves `group` heads of queries. A split has
-    /// `split_keys` keys. `length` is the stride between the lengths of the outer batches.
+    /// A split has `split_keys` keys. `length` is the stride between the lengths of the outer batches.
     struct FewQueries {
         common: Attention,
-        group: u64,
-        masks: u64,
-        mask: MaskSteps,
         has_lengths: u64,
         length: i64,
         splits: u64,
@@ -95,12 +79,13 @@ cuda_struct! {
 
 impl FewQueries {
     fn rows(&self) -> u64 {
-        self.group * self.common.queries
+        self.common.group * self.common.queries
     }
 
     /// Returns the number of results that blocks may share: the blocks of one split.
     fn results(&self) -> u64 {
-        (self.common.outer * self.common.inner).saturating_mul(self.rows().div_ceil(ROWS))
+        (self.common.outer * self.common.inner / self.common.group)
+            .saturating_mul(self.rows().div_ceil(ROWS))
     }
 
     /// Returns the words of scratch memory: a counter per result, and for each split of a result the
@@ -128,12 +113,9 @@ pub fn has_few_queries(
 /// Computes `softmax(q @ k.T * scale + mask) @ v` for few queries
 /// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
-/// `q` and `out` are `[outer, group * heads, queries, width]`, `k` and `v` are
-/// `[outer, heads, keys, width]`. Each head of keys serves `group` consecutive heads of queries. Their
-/// dtype and sizes must satisfy [`has_few_queries`], and their layouts
-/// [`attention_takes`]. `mask` has the sizes `[outer, group * heads, queries, keys]` and
-/// any strides; it is of bools, `true` where a query attends to a key, or of the dtype of `q` and added
-/// to the scores. `lengths` is `[outer]` of `int64`: keys from that position on do not exist. With
+/// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy
+/// [`has_few_queries`], and there may be no key. `lengths` has one `int64` for each batch of the first of two
+/// batch dimensions: keys from that position on do not exist. With
 /// lengths and `is_causal`, the last query attends to all keys; without lengths, the first query attends
 /// to the first key alone. A query that attends to no key gets zeros.
 ///
@@ -162,7 +144,7 @@ pub fn few_queries(
         q.read(),
         k.read(),
         v.read(),
-        mask.map_or(q.untouched(), |mask| mask.read()),
+        of_mask(mask, q),
         lengths.map_or(View { dtype: DType::I64, ..q }.untouched(), |lengths| lengths.read()),
         out.write(),
     ];
@@ -200,62 +182,28 @@ fn check(
     out: View<'_>,
 ) -> Result<FewQueries> {
     FORWARD[0].check_dtype(OP, q.dtype)?;
-    for view in [k, v, out] {
+    let added = mask.filter(|mask| mask.dtype != DType::Bool);
+    for view in [k, v, out].into_iter().chain(added) {
         view.check_dtype(OP, q.dtype)?;
     }
     if let Some(lengths) = lengths {
         lengths.check_dtype(OP, DType::I64)?;
     }
-    if let Some(mask) = mask.filter(|mask| mask.dtype != DType::Bool) {
-        mask.check_dtype(OP, q.dtype)?;
-    }
-    let refused = || {
-        let reason = format!(
-            "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}, a mask of {:?}",
-            q.sizes(),
-            q.strides(),
-            k.sizes(),
-            k.strides(),
-            v.sizes(),
-            v.strides(),
-            mask.map(|mask| mask.sizes().to_vec()),
-        );
-        Error::shape(OP, reason)
-    };
-    let (&[outer, heads, queries, width], &[_, own, keys, _]) = (q.sizes(), k.sizes()) else {
-        return Err(refused());
-    };
-    let group = heads.checked_div(own).unwrap_or(0);
-    let fits = heads == group * own
-        && k.sizes() == [outer, own, keys, width]
-        && v.sizes() == k.sizes()
-        && out.sizes() == q.sizes()
-        && is_supported_width(width, KERNELS[2].0 as usize)
-        && [q, k, v, out].into_iter().all(attention_takes)
-        && keys <= i32::MAX as usize
-        && group.saturating_mul(queries) as u64 <= MOST_ROWS
-        && mask.is_none_or(|mask| mask.sizes() == [outer, heads, queries, keys])
-        && lengths.is_none_or(|lengths| lengths.sizes() == [outer]);
-    if !fits {
-        return Err(refused());
-    }
-    let mask_steps = |mask: View<'_>| {
-        let stride = |d: usize| mask.strides()[d] as i64;
-        MaskSteps { outer: stride(0), inner: stride(1), row: stride(2), column: stride(3) }
-    };
-    let none = MaskSteps { outer: 0, inner: 0, row: 0, column: 0 };
+    let widest = KERNELS[2].0 as usize;
+    let common = Attention::new([q, k, v], mask, weighing).filter(|common| {
+        out.sizes() == q.sizes()
+            && attention_takes(out)
+            && is_supported_width(common.width as usize, widest)
+            && common.group.saturating_mul(common.queries) <= MOST_ROWS
+            && lengths.is_none_or(|lengths| lengths.sizes() == [common.outer as usize])
+    });
+    let common = common.ok_or_else(|| refused(OP, [q, k, v], mask, widest))?;
     Ok(FewQueries {
-        common: Attention {
-            out: Steps::of(&out),
-            ..Attention::new([outer, own, queries, keys, width], weighing, [q, k, v])
-        },
-        group: group as u64,
-        masks: mask.map_or(0, |mask| if mask.dtype == DType::Bool { BOOLEAN } else { ADDED }),
-        mask: mask.map_or(none, mask_steps),
+        common: Attention { out: Steps::of(&out), ..common },
         has_lengths: lengths.is_some().into(),
         length: lengths.map_or(0, |lengths| lengths.strides()[0] as i64),
         splits: 1,
-        split_keys: keys as u64,
+        split_keys: common.keys,
         ticket: 0,
     })
 }
