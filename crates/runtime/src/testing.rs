@@ -63,7 +63,7 @@ pub(crate) static KERNELS: Program =
 /// Sets every byte of a view's elements, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// The same as [`launch::run`].
+/// The same as [`Kernels::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     struct Set;
@@ -86,7 +86,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
 /// Copies a view to another view of the same sizes and dtype, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// The same as [`launch::run`].
+/// The same as [`Kernels::launch`].
 #[track_caller]
 pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
     struct Put;

@@ -7,8 +7,8 @@ mod cpu;
 mod tests;
 mod vector;
 
+use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::blas::Blas;
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use crate::programs::{HALVES, NUMBERS, committed};
 use blas::Gemm;
@@ -166,13 +166,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params)
         && has_cublas(device)?
     {
-        let call = |stream: StreamHandle, pointers: &[DevicePtr]| {
-            gemm.enqueue(&**device.driver(), device.index(), stream, pointers)
-        };
-        // SAFETY: cuBLAS computes the product of these operands, with their sizes and strides, on
-        // the stream that `call` receives. The call reads `a` and `b` and writes every element of
-        // `out`.
-        return unsafe { kernel.launch_library(target, OP, &operands, &params, &call) };
+        return kernel.launch_library(target, OP, &operands, &gemm);
     }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];

@@ -159,7 +159,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     /// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
     ///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
     /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
-    /// - The errors of [`launch::run`].
+    /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
     #[track_caller]
     pub fn launch(
         &self,
@@ -268,7 +268,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let host = self.hosts.functions[kernel.min(STRIDED)];
         let blocks = launch::blocks(threads.div_ceil(BLOCK as usize));
         let kernel = (self.program, self.variant, kernel);
-        let code = Code::kernel(kernel, [blocks, 1, 1], BLOCK);
+        let code = Code::Kernel { kernel, grid: [blocks, 1, 1], threads: BLOCK };
         let (params, checks_indices) = (Params::new(space, args), false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
