@@ -24,9 +24,9 @@ pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// Returns the index in [`BITS`] of the variant for elements of `size` bytes.
-pub(crate) const fn bits(size: usize) -> usize {
-    size.ilog2() as usize
+/// Returns the variant of [`BITS`] for elements of `size` bytes.
+pub(crate) const fn bits(size: usize) -> &'static str {
+    BITS[size.ilog2() as usize]
 }
 
 /// Returns the name of a dtype's element type in CUDA. `suffix` is the dtype's suffix.
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn sizes_have_their_variant() {
-        assert_eq!([1, 2, 4, 8].map(|size| BITS[bits(size)]), ["u8", "u16", "u32", "u64"]);
+        assert_eq!([1, 2, 4, 8].map(bits), ["u8", "u16", "u32", "u64"]);
         assert_eq!((NUMBERS[0], FLOATS[0]), ("u8", "f16"));
     }
 }
