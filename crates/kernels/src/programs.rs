@@ -24,6 +24,23 @@ pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
+/// Declares programs, each with its kernels: type, name in the program, CPU implementations, and the
+/// operand whose dtype selects the variant, if that is not the first.
+macro_rules! kernels {
+    ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
+        $($unsafe:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
+    })+) => {$(
+        $vis static $program: Program =
+            Program::new($name, $variants, &[$($kernel_name),+], $source).with_ptx(committed);
+
+        $(
+            static $kernel: $ty =
+                $unsafe { Kernel::new(&$program, $kernel_name, $hosts) }$(.selected_by($at))?;
+        )+
+    )+};
+}
+pub(crate) use kernels;
+
 /// Returns the variant of [`BITS`] for elements of `size` bytes.
 pub(crate) const fn bits(size: usize) -> &'static str {
     BITS[size.ilog2() as usize]
