@@ -26,9 +26,26 @@ pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// Returns the index in [`BITS`] of the variant for elements of `size` bytes.
-pub(crate) const fn bits(size: usize) -> usize {
-    size.ilog2() as usize
+/// Declares programs, each with its kernels: type, name in the program, CPU implementations, and the
+/// operand whose dtype selects the variant, if that is not the first.
+macro_rules! kernels {
+    ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
+        $($unsafe:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
+    })+) => {$(
+        $vis static $program: Program =
+            Program::new($name, $variants, &[$($kernel_name),+], $source).with_ptx(committed);
+
+        $(
+            static $kernel: $ty =
+                $unsafe { Kernel::new(&$program, $kernel_name, $hosts) }$(.selected_by($at))?;
+        )+
+    )+};
+}
+pub(crate) use kernels;
+
+/// Returns the variant of [`BITS`] for elements of `size` bytes.
+pub(crate) const fn bits(size: usize) -> &'static str {
+    BITS[size.ilog2() as usize]
 }
 
 /// Returns the name of a dtype's element type in CUDA. `suffix` is the dtype's suffix.
@@ -183,7 +200,7 @@ mod tests {
 
     #[test]
     fn sizes_have_their_variant() {
-        assert_eq!([1, 2, 4, 8].map(|size| BITS[bits(size)]), ["u8", "u16", "u32", "u64"]);
+        assert_eq!([1, 2, 4, 8].map(bits), ["u8", "u16", "u32", "u64"]);
         assert_eq!((NUMBERS[0], FLOATS[0]), ("u8", "f16"));
     }
 }

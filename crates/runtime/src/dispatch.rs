@@ -14,10 +14,9 @@ macro_rules! dispatch {
         }
     };
     ($dtype:expr, number $t:ident => $body:expr, _ => $else:expr) => {
-        $crate::dispatch!(
-            $dtype,
-            int $t => $body,
-            other => $crate::dispatch!(other, float $t => $body, _ => $else)
+        $crate::dispatch_arms!(
+            $dtype, $t, $body, _, $else,
+            U8, I8, I16, I32, I64, F16, BF16, F32, F64
         )
     };
     ($dtype:expr, int $t:ident => $body:expr, $other:pat => $else:expr) => {
@@ -34,10 +33,38 @@ macro_rules! dispatch {
     };
 }
 
+/// Makes an array with a value for each dtype, in the order of [`DType::ALL`](crate::DType::ALL):
+/// `by_dtype!(all T => f::<T>())`. The types are those of [`dispatch!`]. With `bits` instead of
+/// `all`, `T` is an integer of the dtype's size.
+///
+/// ```
+/// use warpline_runtime::{DType, by_dtype};
+///
+/// static SIZES: [usize; DType::ALL.len()] = by_dtype!(all T => size_of::<T>());
+/// assert_eq!(SIZES[DType::BF16 as usize], 2);
+/// ```
+#[macro_export]
+macro_rules! by_dtype {
+    (all $t:ident => $value:expr) => {
+        $crate::by_dtype!(
+            @ $t => $value, $crate::host::Truth, u8, i8, i16, i32, i64, $crate::f16, $crate::bf16, f32, f64
+        )
+    };
+    (bits $t:ident => $value:expr) => {
+        $crate::by_dtype!(@ $t => $value, u8, u8, u8, i16, i32, i64, i16, i16, i32, i64)
+    };
+    (@ $t:ident => $value:expr, $($ty:ty),*) => {
+        [$({ type $t = $ty; $value }),*]
+    };
+}
+
 /// The host type of a dtype's name, as [`dispatch!`] and [`hosts!`](crate::hosts) use it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! dtype_type {
+    (Bool) => {
+        $crate::host::Truth
+    };
     (U8) => {
         u8
     };

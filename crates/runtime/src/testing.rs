@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::PoisonError;
 
 use crate::host::{Cast, HostElement, Number, SharedPtr};
-use crate::iter::{self, HostLoop, HostLoops, Index, Kernels};
+use crate::iter::{self, HostLoop, Index, Kernels};
 use crate::module::{Program, Source};
 use crate::{
     DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Site, Storage, Target, View, launch,
@@ -63,12 +63,14 @@ pub(crate) static KERNELS: Program =
 /// Sets every byte of a view's elements, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// The same as [`launch::run`].
+/// The same as [`Kernels::launch`].
 #[track_caller]
 pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     struct Set;
     // SAFETY: writes the `size` bytes of each element of the operand.
     unsafe impl HostLoop<[u32; 2], 1> for Set {
+        const VARIANT: &'static str = "fill";
+
         unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, &[byte, size]: &[u32; 2]) {
             each(index, |[at]| {
                 let at = SharedPtr::<u8>::operand(launch, 0).at(at * size as isize);
@@ -79,19 +81,21 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
     }
     let args = [byte.into(), out.dtype.size() as u32];
     // SAFETY: the loop writes the operand, whose elements have the size in `args`. No GPU runs the kernels.
-    let kernels = unsafe { Kernels::new(&KERNELS, 0, HostLoops::of::<Set>()) };
-    kernels.launch(target, Site::here("fill_"), [out], args)
+    static SET: Kernels<[u32; 2], 1> = unsafe { Kernels::new::<Set>(&KERNELS) };
+    SET.launch(target, Site::here("fill_"), [out], args)
 }
 
 /// Copies a view to another view of the same sizes and dtype, on the CPU and on simulated devices.
 ///
 /// # Errors
-/// The same as [`launch::run`].
+/// The same as [`Kernels::launch`].
 #[track_caller]
 pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
     struct Put;
     // SAFETY: reads the bytes of each element of the first operand, and writes those of the second.
     unsafe impl HostLoop<u32, 2> for Put {
+        const VARIANT: &'static str = "copy";
+
         unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, &size: &u32) {
             let at = |operand, element: isize| {
                 SharedPtr::<u8>::operand(launch, operand).at(element * size as isize)
@@ -103,8 +107,8 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
         }
     }
     // SAFETY: the loop reads and writes elements of the size in its argument. No GPU runs the kernels.
-    let kernels = unsafe { Kernels::new(&KERNELS, 1, HostLoops::of::<Put>()) };
-    kernels.launch(target, Site::here("copy_"), [from, to], to.dtype.size() as u32)
+    static PUT: Kernels<u32, 2> = unsafe { Kernels::new::<Put>(&KERNELS) };
+    PUT.launch(target, Site::here("copy_"), [from, to], to.dtype.size() as u32)
 }
 
 /// Calls `f` with the offsets of each element.

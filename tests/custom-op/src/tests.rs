@@ -1,6 +1,5 @@
 //! The op on tensors, on the CPU and on simulated devices.
 
-use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,10 +10,10 @@ use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConf
 use warpline_runtime::IndexCheck;
 use warpline::{Race, Tensor, full, tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
-use warpline_runtime::host::{HostKernel, HostLaunch, SharedPtr};
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::host::{HostLaunch, Shared};
+use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{Program, Source, stale};
-use warpline_runtime::{Target, View};
+use warpline_runtime::{Target, View, hosts};
 
 use crate::embedding_bag::{PROGRAM, embedding_bag};
 
@@ -229,8 +228,8 @@ fn operands_that_do_not_fit_are_refused() {
 ///
 /// # Safety
 /// Operand 1 has a second element of `f32`.
-unsafe fn writes_two(launch: &HostLaunch<'_>) {
-    let out = SharedPtr::<f32>::operand(launch, 1);
+unsafe fn writes_two(launch: &HostLaunch<'_>, _: &u32) {
+    let out = Shared::<f32>::operand(launch, 1);
     // SAFETY: operand 1 has two elements of `f32`, as the caller guarantees.
     unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
 }
@@ -239,8 +238,8 @@ unsafe fn writes_two(launch: &HostLaunch<'_>) {
 ///
 /// # Safety
 /// Operand 0 has a second element of `u32`.
-unsafe fn reads_next(launch: &HostLaunch<'_>) {
-    let (of, out) = (SharedPtr::<u32>::operand(launch, 0), SharedPtr::<u32>::operand(launch, 1));
+unsafe fn reads_next(launch: &HostLaunch<'_>, _: &u32) {
+    let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
     // SAFETY: operand 0 has two elements of `u32`, as the caller guarantees.
     unsafe { out.write(0, !of.read(1)) };
 }
@@ -249,45 +248,46 @@ unsafe fn reads_next(launch: &HostLaunch<'_>) {
 ///
 /// # Safety
 /// None.
-unsafe fn writes_none(_: &HostLaunch<'_>) {}
+unsafe fn writes_none(_: &HostLaunch<'_>, _: &u32) {}
 
 /// A program without GPU code, for kernels whose declarations are wrong.
 static LIES: Program = Program::new("lies", &[""], &[""], |_, _| Source::new());
 
+// SAFETY: the kernels access more than `lie` declares, but its tensors are large enough for the
+// accesses, and no other work uses them.
+static WRITES_TWO: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any writes_two)) };
+// SAFETY: the kernel reads more than `lie` declares, but within a tensor that no other work uses.
+static READS_NEXT: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any reads_next)) };
+// SAFETY: the kernel touches nothing.
+static WRITES_NONE: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any writes_none)) };
+
 #[track_caller]
-fn lie(target: Target<'_>, host: HostKernel, of: View<'_>, out: View<'_>) -> Result<()> {
+fn lie(
+    target: Target<'_>,
+    kernel: &Kernel<u32, 2>,
+    of: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
     let [of_first, out_first] = [of, out].map(|view| view.layout.narrow(0, 0, 1).unwrap());
-    let call = Call {
-        op: "lie",
-        operands: &[
-            View { layout: &of_first, ..of }.read(),
-            View { layout: &out_first, ..out }.write(),
-        ],
-        params: &[],
-        checks_indices: false,
-        host,
-        code: Code::Kernel { kernel: (&LIES, 0, 0), grid: [1; 3], block: [1; 3], shared_bytes: 0 },
-        location: Location::caller(),
-    };
-    // SAFETY: the declaration of the call is wrong, but the tensors are large enough for the
-    // accesses, and no other work uses them.
-    unsafe { launch::run(target, &call) }
+    let operands =
+        [View { layout: &of_first, ..of }.read(), View { layout: &out_first, ..out }.write()];
+    kernel.launch(target, "lie", &operands, &0, Grid::new([1; 3], 1))
 }
 
 #[test]
 fn an_op_that_lies_about_its_operands_is_found_out() {
-    let lies: [(HostKernel, ViolationKind); 3] = [
-        (writes_two, ViolationKind::UndeclaredWrite),
-        (reads_next, ViolationKind::UndeclaredRead),
-        (writes_none, ViolationKind::MissingWrite),
+    let lies = [
+        (&WRITES_TWO, ViolationKind::UndeclaredWrite),
+        (&READS_NEXT, ViolationKind::UndeclaredRead),
+        (&WRITES_NONE, ViolationKind::MissingWrite),
     ];
-    for (host, kind) in lies {
+    for (kernel, kind) in lies {
         let (sim, runtime) = simulated(Schedule::Lazy, SyncPolicy::Auto);
         let line = with_runtime(&runtime, || {
             let (of, out) = (full([4], 1.0, "cuda")?, full([4], 0.0, "cuda")?);
             let exec = of.exec()?;
             let line = line!() + 1;
-            lie(exec.target(), host, of.as_view(), out.as_view())?;
+            lie(exec.target(), kernel, of.as_view(), out.as_view())?;
             let error = cuda::synchronize(()).unwrap_err().to_string();
             assert!(error.contains("`lie` at") && error.contains("declare"), "{error}");
             Ok::<_, Error>(line)

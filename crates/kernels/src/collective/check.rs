@@ -1,44 +1,23 @@
 //! Checks of a group of collective calls, before anything is enqueued.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::{CollectiveOp, nccl_type};
-use warpline_runtime::{CudaDevice, DType, Device, Error, ErrorKind, Result, View};
-
-/// Returns an error unless the communicator has the device and the driver of the target.
-#[track_caller]
-pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {
-    if !Arc::ptr_eq(comm.driver(), device.driver()) {
-        return Err(ErrorKind::RuntimeMismatch.of(op));
-    }
-    same_device(op, comm, device.index())
-}
-
-#[track_caller]
-fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<()> {
-    if comm.device() == device {
-        return Ok(());
-    }
-    let [first, second] = [comm.device(), device].map(Device::cuda);
-    Err(ErrorKind::device_mismatch(first, second).of(op))
-}
+use warpline_runtime::{DType, Device, Error, ErrorKind, Result, View};
 
 /// Checks one call by itself.
 #[track_caller]
 pub(super) fn call(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
-    let (input, output) = call.views();
+    let (own, (input, output)) = (Device::cuda(comm.device()), call.views());
     for view in input.iter().chain(&output) {
         nccl_type(op, view.dtype)?;
-        match view.storage.cuda_device() {
-            Some(device) => same_device(op, comm, device.index())?,
-            None => {
-                let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
-                return Err(ErrorKind::device_mismatch(first, second).of(op));
-            }
+        let device = view.storage.cuda_device();
+        let device = device.map_or(Device::Cpu, |device| Device::cuda(device.index()));
+        if device != own {
+            return Err(ErrorKind::device_mismatch(own, device).of(op));
         }
         if !view.layout.is_contiguous() {
             let reason = format!(

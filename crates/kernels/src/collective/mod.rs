@@ -7,19 +7,16 @@ mod check;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
-use warpline_cuda_sys_safe::owned::Communicator;
-use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
-use warpline_runtime::launch::{self, Call, address};
-use warpline_runtime::{
-    CollectiveWatcher, Completion, DType, Device, ErrorKind, Operand, Result, Target, View,
-};
+use warpline_runtime::launch::{self, CollectiveCalls, address};
+use warpline_runtime::{DType, ErrorKind, Operand, Result, Site, Target, View};
+
+pub use warpline_runtime::launch::TrackedCommunicator;
 
 /// A collective call on a communicator, for contiguous tensors on the communicator's device.
 ///
@@ -90,45 +87,6 @@ pub enum CollectiveOp<'a> {
     },
 }
 
-/// A communicator for a collective, optionally with the number under which a [`Completion`] tracks
-/// the call. If the call fails, its number makes later uses of its outputs fail.
-#[derive(Clone, Copy)]
-pub struct TrackedCommunicator<'a> {
-    comm: &'a Communicator,
-    number: Option<(&'a Completion, u64)>,
-    replays: Option<&'a dyn Fn() -> Arc<dyn CollectiveWatcher>>,
-}
-
-impl<'a> TrackedCommunicator<'a> {
-    /// Tracks a call on `comm` as number `number` of `completion`. Numbers begin with 1 and follow
-    /// the order of the calls. A graph that captures the call keeps the value that `replays`
-    /// returns.
-    #[must_use]
-    pub fn new(
-        comm: &'a Communicator,
-        completion: &'a Completion,
-        number: u64,
-        replays: &'a dyn Fn() -> Arc<dyn CollectiveWatcher>,
-    ) -> Self {
-        Self { comm, number: Some((completion, number)), replays: Some(replays) }
-    }
-}
-
-impl<'a> From<&'a Communicator> for TrackedCommunicator<'a> {
-    fn from(comm: &'a Communicator) -> Self {
-        Self { comm, number: None, replays: None }
-    }
-}
-
-impl fmt::Debug for TrackedCommunicator<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrackedCommunicator")
-            .field("comm", &self.comm)
-            .field("number", &self.number)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The operands of one group of calls.
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
@@ -153,7 +111,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous, if `root` or `peer` is not a rank,
 ///   or if the group sends to this rank itself a different number of times than it receives.
 /// - [`ErrorKind::Driver`] if NCCL fails.
-/// - The other errors of [`launch::run`].
+/// - The other errors of [`launch::run_collectives`].
 ///
 /// ```
 /// use std::{panic::Location, thread, time::Duration};
@@ -190,50 +148,58 @@ pub fn run<'a>(
     target: Target<'_>,
     comm: impl Into<TrackedCommunicator<'a>>,
     name: &'static str,
-    ops: &[CollectiveOp<'_>],
+    ops: &[CollectiveOp<'a>],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let TrackedCommunicator { comm, number, replays } = comm.into();
-    let Target::Cuda(_, device, _) = target else {
-        let (first, second) = (Device::cuda(comm.device()), Device::Cpu);
-        return Err(ErrorKind::device_mismatch(first, second).of(name));
-    };
-    check::device(name, comm, device)?;
-    let mut operands = Operands::new();
-    let mut calls: SmallVec<[Collective; 2]> = SmallVec::new();
-    for op in ops {
-        check::call(name, comm, op)?;
-        if op.numel() > 0 {
-            op.operands(comm.rank(), &mut operands);
-            calls.push(op.call(name)?);
-        }
-    }
-    check::group(name, comm, ops)?;
-    let enqueue = |stream_handle: StreamHandle| {
-        // SAFETY: the driver passes a live stream of the device. The addresses are those of the
-        // operands, whose sizes `check` has compared, and which the launch keeps alive. Graphs
-        // replay the call only in `while_usable`.
-        unsafe { comm.enqueue(&calls, stream_handle) }
-    };
-    let call = Call {
-        op: name,
-        operands: &operands,
-        params: &[],
-        checks_indices: false,
-        host: no_host,
-        code: launch::Collective { enqueue: &enqueue, comm, number, replays }.into(),
-        location,
-    };
-    // SAFETY: NCCL reads the inputs and writes the outputs, whose sizes `check` has compared.
-    unsafe { launch::run(target, &call) }
+    let group = Group::new(name, comm.into(), ops)?;
+    launch::run_collectives(target, Site { op: name, location }, &group)
 }
 
-/// Stands in for the CPU implementation. The launch path never calls this function, because a
-/// collective enqueues itself, on simulated devices too.
-///
-/// # Safety
-/// None: the function does nothing.
-unsafe fn no_host(_: &HostLaunch<'_>) {}
+/// A group of checked calls.
+struct Group<'a> {
+    watched: TrackedCommunicator<'a>,
+    operands: Operands<'a>,
+    calls: SmallVec<[Collective; 2]>,
+}
+
+impl<'a> Group<'a> {
+    #[track_caller]
+    fn new(
+        name: &'static str,
+        watched: TrackedCommunicator<'a>,
+        ops: &[CollectiveOp<'a>],
+    ) -> Result<Self> {
+        let comm = watched.comm();
+        let mut group = Self { watched, operands: SmallVec::new(), calls: SmallVec::new() };
+        for op in ops {
+            check::call(name, comm, op)?;
+            if op.numel() > 0 {
+                op.operands(comm.rank(), &mut group.operands);
+                group.calls.push(op.call(name)?);
+            }
+        }
+        check::group(name, comm, ops)?;
+        Ok(group)
+    }
+}
+
+// SAFETY: `new` has checked the operands and made the calls from them. NCCL reads the inputs and
+// writes the outputs.
+unsafe impl CollectiveCalls for Group<'_> {
+    fn operands(&self) -> &[Operand<'_>] {
+        &self.operands
+    }
+
+    fn watched(&self) -> TrackedCommunicator<'_> {
+        self.watched
+    }
+
+    unsafe fn enqueue(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        // SAFETY: the addresses are those of the operands, whose sizes `check` has compared. The
+        // caller guarantees the remaining conditions.
+        unsafe { self.watched.comm().enqueue(&self.calls, stream) }
+    }
+}
 
 impl<'a> CollectiveOp<'a> {
     /// Returns the input and the output, each `None` if the call has none.

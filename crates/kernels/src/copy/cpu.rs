@@ -5,35 +5,19 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::Args;
+use super::{Args, pair};
 use crate::math::{Convert, vectorized};
+use crate::programs::bits;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, SharedPtr, map1, parallel_for};
-use warpline_runtime::iter::{Flat, HostLoop, HostLoops, Index, Space};
+use warpline_runtime::iter::{Flat, HostLoop, Index, Space};
 
-/// Returns the loops for elements of `size` bytes that keep their dtype. Integers of the size stand for all dtypes.
-pub(super) fn same(size: usize) -> HostLoops<Args, 2> {
-    match size {
-        1 => HostLoops::of::<Same<u8>>(),
-        2 => HostLoops::of::<Same<i16>>(),
-        4 => HostLoops::of::<Same<i32>>(),
-        _ => HostLoops::of::<Same<i64>>(),
-    }
-}
-
-/// Returns the loops from `S` to `D`.
-pub(super) fn cast<S, D>() -> HostLoops<Args, 2>
-where
-    S: HostElement<Compute: Cast<D::Compute>>,
-    D: HostElement,
-{
-    HostLoops::of::<Conversion<S, D>>()
-}
-
-/// Copies elements of `T`'s size.
-struct Same<T>(PhantomData<T>);
+/// Copies elements of `T`'s size. An integer stands for all dtypes of its size.
+pub(super) struct Same<T>(PhantomData<T>);
 
 // SAFETY: the loop reads elements of the first operand and writes elements of the second.
 unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Same<T> {
+    const VARIANT: &'static str = bits(size_of::<T>());
+
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
         let (a, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
         parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
@@ -51,7 +35,7 @@ unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Sam
 }
 
 /// Converts elements of `S` to `D`.
-struct Conversion<S, D>(PhantomData<(S, D)>);
+pub(super) struct Conversion<S, D>(PhantomData<(S, D)>);
 
 // SAFETY: the loop reads elements of the first operand and writes elements of the second.
 unsafe impl<S, D> HostLoop<Args, 2> for Conversion<S, D>
@@ -59,6 +43,11 @@ where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
+    const VARIANT: &'static str = match pair(S::DTYPE, D::DTYPE) {
+        Some(pair) => pair,
+        None => S::DTYPE.suffix(),
+    };
+
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {
         let n = space.numel as usize;
         let (a, out) = (SharedPtr::<S>::operand(launch, 0), SharedPtr::<D>::operand(launch, 1));

@@ -4,24 +4,22 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use bytemuck::{Pod, Zeroable};
-
-use crate::programs::{BITS, bits, committed, cuda_type};
+use crate::programs::{BITS, committed, cuda_type};
+use cpu::{Conversion, Same};
+use warpline_runtime::host::{Cast, HostElement};
 use warpline_runtime::iter::{self, BLOCK, Flat, Index, Kernels, Params, vector_width};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Result, Site, Target, View, launch};
-use warpline_runtime::{cuda_struct, dispatch};
+use warpline_runtime::{DType, Element, Result, Site, Target, View, launch};
+use warpline_runtime::{bf16, by_dtype, cuda_struct, f16};
 
-/// The kernels' arguments: the number of the result's [`DType`]. Only the kernels of [`ANY`] read
-/// it.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct Args {
-    to: u32,
+cuda_struct! {
+    /// The kernels' arguments: the number of the result's [`DType`]. Only the kernels of [`ANY`]
+    /// read it.
+    struct Args {
+        to: u32,
+    }
 }
-
-cuda_struct!(Args { to });
 
 pub(crate) const PROGRAMS: &[&Program] = &[&COPY, &CAST, &ANY];
 
@@ -30,12 +28,28 @@ static COPY: Program =
     Program::new("copy", BITS, iter::KERNELS, |_, ty| source("copy", ty, ty, ty))
         .with_ptx(committed);
 
-/// Conversions with kernels of their own. All others go through [`ANY`].
-const PAIRS: &[&str] = &[
-    "f32_f16", "f16_f32", "f32_bf16", "bf16_f32", "f32_f64", "f64_f32", "i64_f32", "i32_f32",
-    "u8_f32", "bool_f32", "f32_i64", "bool_i64", "i32_i64", "i64_i32", "i8_f32", "i16_f32",
-    "f32_i32", "f32_i16", "f32_i8", "f32_u8", "f32_bool", "f16_bf16", "bf16_f16",
-];
+macro_rules! pairs {
+    ($($from:ident $to:ident),*) => {
+        /// Conversions with kernels of their own. All others go through [`ANY`].
+        const PAIRS: &[&str] = &[$(concat!(stringify!($from), "_", stringify!($to))),*];
+
+        /// Returns the variant of [`CAST`] for two dtypes, if there is one.
+        const fn pair(from: DType, to: DType) -> Option<&'static str> {
+            match (from, to) {
+                $((<$from as Element>::DTYPE, <$to as Element>::DTYPE) => {
+                    Some(concat!(stringify!($from), "_", stringify!($to)))
+                })*
+                _ => None,
+            }
+        }
+    };
+}
+
+pairs! {
+    f32 f16, f16 f32, f32 bf16, bf16 f32, f32 f64, f64 f32, i64 f32, i32 f32, u8 f32, bool f32,
+    f32 i64, bool i64, i32 i64, i64 i32, i8 f32, i16 f32, f32 i32, f32 i16, f32 i8, f32 u8,
+    f32 bool, f16 bf16, bf16 f16
+}
 
 static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
     let (from, to) = pair.split_once('_').unwrap_or_default();
@@ -53,8 +67,9 @@ static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, 
 
 /// Returns the number of elements per thread of the flat kernel of [`ANY`]. The result may have any
 /// dtype, so no more than four.
-fn any_vector(from: DType) -> usize {
-    vector_width(from.size()).min(4)
+const fn any_vector(from: DType) -> usize {
+    let width = vector_width(from.size());
+    if width < 4 { width } else { 4 }
 }
 
 fn base() -> Source {
@@ -66,9 +81,39 @@ fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
     base().push(include_str!("copy.cuh")).push(&format!("COPY({program}_{variant}, {from}, {to})"))
 }
 
-/// Returns the variant of [`CAST`] for two dtypes, if there is one.
-fn pair(from: DType, to: DType) -> Option<usize> {
-    PAIRS.iter().position(|pair| pair.split_once('_') == Some((from.suffix(), to.suffix())))
+/// The kernels by the dtypes of source and result.
+static KERNELS: [[Kernels<Args, 2>; DType::ALL.len()]; DType::ALL.len()] =
+    by_dtype!(all S => by_dtype!(all D => kernels::<S, D>()));
+
+/// Returns the kernels that read elements of `S` and write elements of `D`.
+const fn kernels<S, D>() -> Kernels<Args, 2>
+where
+    S: HostElement<Compute: Cast<D::Compute>>,
+    D: HostElement,
+{
+    let (from, to) = (S::DTYPE, D::DTYPE);
+    let widest = if from.size() > to.size() { from.size() } else { to.size() };
+    // The same as the flat kernel's `V` and `EACH`.
+    let run = vector_width(widest);
+    let vector = if from.size() == 2 * to.size() { 2 * run } else { run };
+    // SAFETY: `copy`, the only code that launches these kernels, finds them by the dtypes of its
+    // views. Kernels and loops read the first view and write the second one. `vector` and `run` are
+    // the kernels' own numbers.
+    unsafe {
+        if from as u64 == to as u64 {
+            let same = match from.size() {
+                1 => Kernels::new::<Same<u8>>(&COPY),
+                2 => Kernels::new::<Same<i16>>(&COPY),
+                4 => Kernels::new::<Same<i32>>(&COPY),
+                _ => Kernels::new::<Same<i64>>(&COPY),
+            };
+            return same.with_vector(vector).with_run(run);
+        }
+        match pair(from, to) {
+            Some(_) => Kernels::new::<Conversion<S, D>>(&CAST).with_vector(vector).with_run(run),
+            None => Kernels::new::<Conversion<S, D>>(&ANY).with_vector(any_vector(from)),
+        }
+    }
 }
 
 /// Copies `src` into `dst` (`Tensor.copy_`), converting elements to the dtype of `dst`. Both have
@@ -130,27 +175,5 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
         );
     }
     let args = Args { to: dst.dtype as u32 };
-    kernels(src.dtype, dst.dtype).launch(target, site, [src, dst], args)
-}
-
-/// Returns the kernels that read elements of `from` and write elements of `to`.
-fn kernels(from: DType, to: DType) -> Kernels<Args, 2> {
-    let (program, variant, [vector, run], loops) = if from == to {
-        let size = from.size();
-        (&COPY, bits(size), [vector_width(size); 2], cpu::same(size))
-    } else {
-        let loops = dispatch!(from, all S => dispatch!(to, all D => cpu::cast::<S, D>()));
-        match pair(from, to) {
-            Some(pair) => {
-                let run = vector_width(from.size().max(to.size()));
-                // The same as the flat kernel's `EACH`.
-                let vector = if from.size() == 2 * to.size() { 2 * run } else { run };
-                (&CAST, pair, [vector, run], loops)
-            }
-            None => (&ANY, from as usize, [any_vector(from), 1], loops),
-        }
-    };
-    // SAFETY: the variant and the loops are for this pair of dtypes, and `copy`, the only caller,
-    // launches with views of these dtypes. `vector` and `run` are the kernels' own numbers.
-    unsafe { Kernels::new(program, variant, loops) }.with_vector(vector).with_run(run)
+    KERNELS[src.dtype as usize][dst.dtype as usize].launch(target, site, [src, dst], args)
 }

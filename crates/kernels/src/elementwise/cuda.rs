@@ -52,7 +52,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         op.entry.cuda,
     );
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
-    let (vector, run) = dtype.map_or((1, 1), |dtype| (op.vector(dtype), op.run(dtype)));
+    let (vector, run) = dtype.map_or((1, 1), |dtype| op.widths(dtype));
     let name = format!("{}_{variant}", op.entry.name);
     let args = ("Numbers", "p.args");
     function + &Kernels { name, args, inputs: &inputs, results: &[result], vector, run }.source()

@@ -3,16 +3,16 @@
 
 use std::ops::Range;
 
-use warpline_cuda_sys_safe::HostKernel;
 pub use warpline_runtime as runtime;
 use warpline_runtime::DType;
-use warpline_runtime::iter::CONVERTING_KERNELS;
+use warpline_runtime::iter::{self, CONVERTING_KERNELS, vector_width};
 use warpline_runtime::module::{Program, Source};
 
 pub use super::backward::{Backward, source as backward_source};
 pub use super::cuda::source as op_source;
 pub use super::formula::Builder;
-pub use super::host::{Function, each, in_slices, kernels, slices};
+pub use super::host::{Function, each, host, in_slices};
+use super::run::Numbers;
 
 /// The declaration of an op.
 #[derive(Debug)]
@@ -23,13 +23,11 @@ pub struct Entry {
     pub output: Output,
     /// CUDA's expression of the inputs, all of the compute type `C`.
     pub cuda: &'static str,
-    /// Whether `cuda` is a few instructions ([`is_short`]).
-    pub short: bool,
-    pub host: fn(DType) -> Option<Host>,
+    pub hosts: Hosts,
     pub rounds: NumberRounding,
     pub rules: &'static [OperandRule],
     pub backward: Option<Backward>,
-    pub program: Program,
+    pub program: &'static Program,
 }
 
 /// Returns `f` unchanged, which fixes the type of its parameters before the first use.
@@ -59,12 +57,39 @@ pub const fn program(
     Program::new(name, dtypes.variants(), CONVERTING_KERNELS, source)
 }
 
-/// The CPU implementation of an op for a dtype.
+/// Kernels and CPU implementations of an op with `I` inputs and `N` views, for a dtype.
 #[derive(Clone, Copy, Debug)]
-pub struct Host {
-    /// The kernel for contiguous operands that lie alike, and the kernel for all others.
-    pub kernels: [HostKernel; 2],
-    pub slices: Slices,
+pub struct Host<const I: usize, const N: usize> {
+    /// The kernels, with loops over the elements of views.
+    pub(super) kernels: Kernels<I, N>,
+    pub(super) slices: Slices,
+}
+
+/// The kernels of an op with `I` inputs and `N` views.
+pub(super) type Kernels<const I: usize, const N: usize> = iter::Kernels<Numbers<I>, N>;
+
+/// [`Host`] by dtype. `None` if the op does not support the dtype.
+type ByDType<const I: usize, const N: usize> = [Option<Host<I, N>>; DType::ALL.len()];
+
+/// [`Host`] of an op by dtype, for each number of inputs.
+#[derive(Debug)]
+pub enum Hosts {
+    Unary(ByDType<1, 2>),
+    Binary(ByDType<2, 3>),
+    Ternary(ByDType<3, 4>),
+    Quaternary(ByDType<4, 5>),
+}
+
+impl Hosts {
+    /// Returns the function over slices for a dtype.
+    pub(super) fn slices(&self, dtype: DType) -> Option<Slices> {
+        match self {
+            Self::Unary(hosts) => hosts[dtype as usize].map(|host| host.slices),
+            Self::Binary(hosts) => hosts[dtype as usize].map(|host| host.slices),
+            Self::Ternary(hosts) => hosts[dtype as usize].map(|host| host.slices),
+            Self::Quaternary(hosts) => hosts[dtype as usize].map(|host| host.slices),
+        }
+    }
 }
 
 /// A function that computes an op over slices of the compute type. The arguments are pointers to
@@ -136,8 +161,8 @@ impl DTypes {
         from.split_at(self.last as usize - self.first as usize + 1).0
     }
 
-    pub(super) fn variant(self, dtype: DType) -> usize {
-        dtype as usize - self.first as usize
+    pub(super) const fn contains(self, dtype: DType) -> bool {
+        self.first as u64 <= dtype as u64 && dtype as u64 <= self.last as u64
     }
 }
 
@@ -150,9 +175,21 @@ pub enum Output {
     Bool,
 }
 
+/// Numbers of elements per thread of the flat and of the strided kernel of an op with `inputs`
+/// inputs.
+///
+/// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. More than
+/// four in the strided kernel would be faster for halves and bytes. But the driver compiles a
+/// kernel on first use, and each element adds to the compile time.
+pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> (usize, usize) {
+    let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
+    let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);
+    (vector, if vector > 4 && !eight { 4 } else { vector })
+}
+
 /// Returns whether CUDA's expression of `inputs` inputs is a few instructions: at most two inputs,
 /// only operators, and no division.
-pub const fn is_short(cuda: &str, inputs: usize) -> bool {
+const fn is_short(cuda: &str, inputs: usize) -> bool {
     let mut i = 0;
     while i < cuda.len() {
         if matches!(cuda.as_bytes()[i], b'(' | b'/') {

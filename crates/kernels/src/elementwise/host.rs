@@ -5,13 +5,15 @@ use std::any::TypeId;
 use std::array::from_fn;
 use std::marker::PhantomData;
 
-use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{
     GRAIN, HostElement, LANES, Number, SharedPtr, load, parallel_for, rows, store,
 };
-use warpline_runtime::iter::{HostLoop, HostLoops, Index};
+use warpline_runtime::iter::{HostLoop, Index, Kernels};
+use warpline_runtime::module::Program;
 use warpline_runtime::{DType, dispatch};
 
+use super::entry::{DTypes, Host, widths};
 use super::run::Numbers;
 use crate::math::{Convert, vectorized};
 
@@ -86,15 +88,32 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
     move |values| values.iter_mut().for_each(|x| *x = f(*x))
 }
 
-/// Returns the CPU implementations of an op on elements `T`, with results `O`.
-pub fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel; 2]
+/// Returns kernels and CPU implementations of an op on elements `T`, with results `O`, if `dtypes`
+/// contains that of `T`. `cuda` is the op's CUDA expression.
+///
+/// # Safety
+/// `program` has the source of [`entry`](super::entry) for `cuda`, with `I` inputs of `T` and a
+/// result of `O`.
+pub const unsafe fn host<F, T, O, const I: usize, const N: usize>(
+    program: &'static Program,
+    dtypes: DTypes,
+    cuda: &str,
+) -> Option<Host<I, N>>
 where
     T: HostElement,
     O: HostElement,
     F: Function<T::Compute, I, Out = O::Compute>,
 {
     const { assert!(I + 1 == N) };
-    HostLoops::<Numbers<I>, N>::of::<FunctionLoop<F, T, O>>().into_functions()
+    if !dtypes.contains(T::DTYPE) {
+        return None;
+    }
+    let (vector, run) = widths(cuda, I, T::DTYPE);
+    // SAFETY: the caller guarantees that the program's variant for `T` computes the same as `F`.
+    // `run` launches the kernels only with arguments that contain the dtypes of the views.
+    let kernels = unsafe { Kernels::new::<FunctionLoop<F, T, O>>(program) };
+    let kernels = kernels.with_vector(vector).with_run(run);
+    Some(Host { kernels, slices: slices::<F, T, O, I> })
 }
 
 /// Computes an op over slices, as a [`Slices`](super::entry::Slices) function.
@@ -102,7 +121,7 @@ where
 /// # Safety
 /// `inputs` has `I` pointers, each valid for reads of `n` values of `T::Compute`. `out` is valid
 /// for `n` writes and overlaps no input. `n` is at most 512.
-pub unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
+unsafe fn slices<F, T, O, const I: usize>(inputs: &[*const u8], out: *mut u8, n: usize)
 where
     T: HostElement,
     O: HostElement,
@@ -134,6 +153,8 @@ where
     O: HostElement,
     F: Function<T::Compute, I, Out = O::Compute>,
 {
+    const VARIANT: &'static str = T::DTYPE.suffix();
+
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
         // SAFETY: the caller guarantees that the operands have the dtypes in `numbers` and the
         // elements of `index`.

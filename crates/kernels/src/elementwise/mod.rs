@@ -53,7 +53,7 @@ mod trigonometric;
 use std::ops::Range;
 
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, ErrorKind, Result, iter};
+use warpline_runtime::{DType, ErrorKind, Result};
 
 pub use activation::*;
 pub use arithmetic::*;
@@ -114,7 +114,7 @@ impl Op {
     /// # Safety
     /// CUDA's expression computes a value from the operands, terminates, and has no other effect.
     /// The program has the source of [`entry`], and its committed PTX was compiled from that
-    /// source. `host` returns the kernels of [`entry`] for the number of inputs and for the dtype.
+    /// source. `hosts` has the program's kernels, made by [`entry`].
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn new(entry: Entry) -> Self {
@@ -124,8 +124,8 @@ impl Op {
     /// Returns the program of the op, which has a variant for each dtype that the op is computed
     /// in.
     #[must_use]
-    pub const fn program(&self) -> &Program {
-        &self.entry.program
+    pub const fn program(&self) -> &'static Program {
+        self.entry.program
     }
 
     /// Returns PyTorch's name of the op.
@@ -181,7 +181,7 @@ impl Op {
     /// [`ErrorKind::UnsupportedDType`] if PyTorch does not define the op for `common`.
     #[track_caller]
     pub fn dtypes(&self, common: DType) -> Result<(DType, DType)> {
-        let compute = if (self.entry.dtypes.first..=self.entry.dtypes.last).contains(&common) {
+        let compute = if self.entry.dtypes.contains(common) {
             common
         } else if self.entry.dtypes.converts {
             DType::F32
@@ -191,18 +191,8 @@ impl Op {
         Ok((compute, if self.entry.output == Output::Bool { DType::Bool } else { compute }))
     }
 
-    /// Returns the number of elements per thread of the flat kernel: 16 bytes, but no more than 8
-    /// elements, and no more than 4 for unary ops on bytes.
-    fn vector(&self, dtype: DType) -> usize {
-        let most = if self.entry.inputs.len() == 1 && dtype.size() == 1 { 4 } else { 8 };
-        iter::vector_width(dtype.size()).min(most)
-    }
-
-    /// Returns the number of elements per thread of the strided kernel. More than four would be
-    /// faster for halves and bytes. But the driver compiles a kernel on first use, and each element
-    /// adds to the compile time.
-    fn run(&self, dtype: DType) -> usize {
-        let most = if self.entry.short && dtype != DType::Bool { 8 } else { 4 };
-        self.vector(dtype).min(most)
+    /// Returns the numbers of elements per thread of the flat and of the strided kernel.
+    fn widths(&self, dtype: DType) -> (usize, usize) {
+        entry::widths(self.entry.cuda, self.entry.inputs.len(), dtype)
     }
 }

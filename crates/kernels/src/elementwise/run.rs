@@ -4,12 +4,12 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostElement, Number};
-use warpline_runtime::iter::{Bits, HostLoops, Kernels};
+use warpline_runtime::iter::Bits;
 use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Site, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
 use super::Op;
-use super::entry::{NumberRounding, Output};
+use super::entry::{Host, Hosts, NumberRounding, Output};
 
 /// An operand: a tensor, or a number, which needs no memory and no launch of its own.
 #[derive(Clone, Copy, Debug)]
@@ -137,13 +137,18 @@ pub fn apply(
     out: View<'_>,
 ) -> Result<()> {
     let location = Location::caller();
-    match *args {
-        [a] => run::<1, 2>(target, op, common, &[a], out, location),
-        [a, b] => run::<2, 3>(target, op, common, &[a, b], out, location),
-        [a, b, c] => run::<3, 4>(target, op, common, &[a, b, c], out, location),
-        [a, b, c, d] => run::<4, 5>(target, op, common, &[a, b, c, d], out, location),
+    match (&op.entry.hosts, args) {
+        (Hosts::Unary(hosts), &[a]) => run(target, op, hosts, common, &[a], out, location),
+        (Hosts::Binary(hosts), &[a, b]) => run(target, op, hosts, common, &[a, b], out, location),
+        (Hosts::Ternary(hosts), &[a, b, c]) => {
+            run(target, op, hosts, common, &[a, b, c], out, location)
+        }
+        (Hosts::Quaternary(hosts), &[a, b, c, d]) => {
+            run(target, op, hosts, common, &[a, b, c, d], out, location)
+        }
         _ => {
-            Err(Error::invalid(op.entry.name, format!("takes 1 to 4 operands, not {}", args.len())))
+            let reason = format!("takes {} operands, not {}", op.inputs(), args.len());
+            Err(Error::invalid(op.entry.name, reason))
         }
     }
 }
@@ -152,16 +157,13 @@ pub fn apply(
 #[track_caller]
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
-    op: &'static Op,
+    op: &Op,
+    hosts: &[Option<Host<I, N>>],
     common: DType,
     args: &[Arg<'_>; I],
     out: View<'_>,
     location: &'static Location<'static>,
 ) -> Result<()> {
-    if op.entry.inputs.len() != I {
-        let reason = format!("takes {} operands, not {I}", op.entry.inputs.len());
-        return Err(Error::invalid(op.entry.name, reason));
-    }
     let (dtype, result) = op.dtypes(common)?;
     check(op, args, dtype)?;
     // The dtypes of the program's variant. Views of other dtypes are converted.
@@ -189,31 +191,11 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let kernels = op.kernels::<I, N>(dtype)?.converting(converts);
+    let Some(Host { kernels, .. }) = hosts[dtype as usize] else {
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op.entry.name));
+    };
     let site = Site { op: op.entry.name, location };
-    kernels.launch_some(target, site, views, untouched, numbers)
-}
-
-impl Op {
-    /// Returns the kernels of a dtype, for `I` inputs and `N` views. The arguments of their launches name the views'
-    /// dtypes.
-    #[track_caller]
-    fn kernels<const I: usize, const N: usize>(
-        &'static self,
-        dtype: DType,
-    ) -> Result<Kernels<Numbers<I>, N>> {
-        let Some(host) = (self.entry.host)(dtype) else {
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(self.entry.name));
-        };
-        let variant = self.entry.dtypes.variant(dtype);
-        // SAFETY: by the contract of `Op::new`, the program and the loops are for this dtype and
-        // for the entry's number of inputs, which `run` has compared with `I`. The arguments
-        // contain the dtypes of the views.
-        let kernels = unsafe {
-            Kernels::new(&self.entry.program, variant, HostLoops::from_functions(host.kernels))
-        };
-        Ok(kernels.with_vector(self.vector(dtype)).with_run(self.run(dtype)))
-    }
+    kernels.converting(converts).launch_some(target, site, views, untouched, numbers)
 }
 
 /// Returns an error for a condition that is not boolean, and for a float number if the op is

@@ -88,22 +88,23 @@ macro_rules! elementwise_ops {
 
             $crate::__elementwise_cpu! { Function, $output, [$($input),+], $($cpu)* }
 
+            static PROGRAM: $crate::elementwise::entry::runtime::module::Program = $crate::__elementwise_committed!(
+                entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
+            );
+
             let entry = Entry {
                 name: $name,
                 inputs: INPUTS,
                 dtypes: DTYPES,
                 output: Output::$output,
                 cuda: $cuda,
-                short: entry::is_short($cuda, INPUTS.len()),
-                host: |dtype| $crate::__elementwise_host!(dtype, Function, $output, [$($input),+], $($cpu)*),
+                hosts: $crate::__elementwise_hosts!([$unsafe $cuda $output [$($input),+]] $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
                 rules: &[$($($crate::elementwise::OperandRule::$rule),+)?],
                 backward: $crate::__elementwise_backward!(
                     $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
                 ),
-                program: $crate::__elementwise_committed!(
-                    entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
-                ),
+                program: &PROGRAM,
             };
             // SAFETY: the author of the entry vouches for CUDA's expression. This macro makes the
             // rest of the entry.
@@ -220,12 +221,12 @@ macro_rules! __elementwise_cpu {
     ($f:ident, $output:ident, $inputs:tt,) => {};
     ($f:ident, $output:ident, [$($input:ident),+], all => $body:expr) => {
         // SAFETY: `each` accesses only `n` elements of each pointer.
-        unsafe impl<C: $crate::elementwise::entry::runtime::host::Number> $crate::elementwise::entry::Function<C, { $crate::__elementwise_count!($($input)+) }> for $f {
+        unsafe impl<C: $crate::elementwise::entry::runtime::host::Number> $crate::elementwise::entry::Function<C, { [$(stringify!($input)),+].len() }> for $f {
             type Out = $crate::__elementwise_out!($output, C);
 
-            unsafe fn run(inputs: [*const C; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
+            unsafe fn run(inputs: [*const C; [$(stringify!($input)),+].len()], out: *mut Self::Out, n: usize) {
                 let f = $crate::elementwise::entry::of_elements(
-                    #[inline(always)] |[$($input),+]: [C; $crate::__elementwise_count!($($input)+)]| $body
+                    #[inline(always)] |[$($input),+]: [C; [$(stringify!($input)),+].len()]| $body
                 );
                 // SAFETY: the caller of `run` passes pointers that are valid for `n` elements.
                 unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
@@ -276,12 +277,12 @@ macro_rules! __elementwise_cpu_of {
 macro_rules! __elementwise_cpu_one {
     ($f:ident, $output:ident, [$($input:ident),+], $body:expr, $ty:ident) => {
         // SAFETY: `each` accesses only `n` elements of each pointer.
-        unsafe impl $crate::elementwise::entry::Function<$ty, { $crate::__elementwise_count!($($input)+) }> for $f {
+        unsafe impl $crate::elementwise::entry::Function<$ty, { [$(stringify!($input)),+].len() }> for $f {
             type Out = $crate::__elementwise_out!($output, $ty);
 
-            unsafe fn run(inputs: [*const $ty; $crate::__elementwise_count!($($input)+)], out: *mut Self::Out, n: usize) {
+            unsafe fn run(inputs: [*const $ty; [$(stringify!($input)),+].len()], out: *mut Self::Out, n: usize) {
                 let f = $crate::elementwise::entry::of_elements(
-                    #[inline(always)] |[$($input),+]: [$ty; $crate::__elementwise_count!($($input)+)]| $body
+                    #[inline(always)] |[$($input),+]: [$ty; [$(stringify!($input)),+].len()]| $body
                 );
                 // SAFETY: the caller of `run` passes pointers that are valid for `n` elements.
                 unsafe { $crate::elementwise::entry::each(inputs, out, n, f) };
@@ -290,49 +291,37 @@ macro_rules! __elementwise_cpu_one {
     };
 }
 
-/// The CPU loops for a dtype, if the op supports it.
+/// The kernels and CPU loops of an op by dtype. Each function of compute types gives those of the
+/// dtypes that are computed in them.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! __elementwise_host {
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, all => $($_:tt)*) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, all T => $crate::__elementwise_kernels!($f, $output, $inputs, T))
+macro_rules! __elementwise_hosts {
+    (@ $args:tt [$($dtype:ident)*] all => $e:expr) => {
+        $crate::__elementwise_hosts!(@ $args [Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64])
     };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, bool => $b:expr, int => $i:expr, float => $e:expr) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, all T => $crate::__elementwise_kernels!($f, $output, $inputs, T))
+    (@ $args:tt [$($dtype:ident)*] bool => $e:expr, $($rest:tt)*) => {
+        $crate::__elementwise_hosts!(@ $args [$($dtype)* Bool] $($rest)*)
     };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, bool => $b:expr, int => $i:expr) => {
-        match $dtype {
-            $crate::elementwise::entry::runtime::DType::Bool => $crate::__elementwise_kernels!($f, $output, $inputs, $crate::elementwise::entry::runtime::host::Truth),
-            other => $crate::elementwise::entry::runtime::dispatch!(other, int T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None),
-        }
+    (@ $args:tt [$($dtype:ident)*] int => $e:expr $(, $($rest:tt)*)?) => {
+        $crate::__elementwise_hosts!(@ $args [$($dtype)* U8 I8 I16 I32 I64] $($($rest)*)?)
     };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, int T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
+    (@ $args:tt [$($dtype:ident)*] $float:ident $($rest:tt)*) => {
+        $crate::__elementwise_hosts!(@ $args [$($dtype)* F16 BF16 F32 F64])
     };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr, float => $e:expr) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, number T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
-    };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, float => $e:expr) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
-    };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 => $($_:tt)*) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
-    };
-    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 = $($_:tt)*) => {
-        $crate::elementwise::entry::runtime::dispatch!($dtype, float T => $crate::__elementwise_kernels!($f, $output, $inputs, T), _ => None)
-    };
-}
-
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __elementwise_kernels {
-    ($f:ident, $output:ident, [$($input:ident),+], $ty:ty) => {
-        Some($crate::elementwise::entry::Host {
-            kernels: $crate::elementwise::entry::kernels::<
-                $f, $ty, $crate::__elementwise_element!($output, $ty), { $crate::__elementwise_count!($($input)+) }, { 1 + $crate::__elementwise_count!($($input)+) }
-            >(),
-            slices: $crate::elementwise::entry::slices::<$f, $ty, $crate::__elementwise_element!($output, $ty), { $crate::__elementwise_count!($($input)+) }>,
-        })
+    (@ [$unsafe:tt $cuda:literal $output:ident $inputs:tt] [$($dtype:ident)*]) => {{
+        let mut hosts = [None; $crate::elementwise::entry::runtime::DType::ALL.len()];
+        $(
+            // SAFETY: the program is that of this entry. Its author vouches for CUDA's expression.
+            hosts[$crate::elementwise::entry::runtime::DType::$dtype as usize] = $unsafe {
+                type T = $crate::elementwise::entry::runtime::dtype_type!($dtype);
+                type O = $crate::__elementwise_element!($output, T);
+                entry::host::<Function, T, O, _, _>(&PROGRAM, DTYPES, $cuda)
+            };
+        )*
+        $crate::__elementwise_arity!($inputs)(hosts)
+    }};
+    ($args:tt $($cpu:tt)*) => {
+        $crate::__elementwise_hosts!(@ $args [] $($cpu)*)
     };
 }
 
@@ -358,19 +347,20 @@ macro_rules! __elementwise_element {
     };
 }
 
+/// The variant of `Hosts` for a number of inputs.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! __elementwise_count {
-    ($a:ident) => {
-        1
+macro_rules! __elementwise_arity {
+    ([$a:ident]) => {
+        $crate::elementwise::entry::Hosts::Unary
     };
-    ($a:ident $b:ident) => {
-        2
+    ([$a:ident, $b:ident]) => {
+        $crate::elementwise::entry::Hosts::Binary
     };
-    ($a:ident $b:ident $c:ident) => {
-        3
+    ([$a:ident, $b:ident, $c:ident]) => {
+        $crate::elementwise::entry::Hosts::Ternary
     };
-    ($a:ident $b:ident $c:ident $d:ident) => {
-        4
+    ([$a:ident, $b:ident, $c:ident, $d:ident]) => {
+        $crate::elementwise::entry::Hosts::Quaternary
     };
 }

@@ -7,12 +7,13 @@ use warpline_cuda_sys_safe::HostKernel;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Fill, Sequence};
+use crate::programs::bits;
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, map0, parallel_for};
-use warpline_runtime::iter::{HostLoop, HostLoops, Index};
+use warpline_runtime::iter::{HostLoop, Index};
 
 /// Returns the bytes of an element, in the low bytes.
-pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
+pub(super) fn bits_of<T: HostElement>(value: Scalar) -> u64 {
     let element = T::put(T::Compute::from_scalar(value));
     let mut bits = 0u64;
     // SAFETY: an element is plain data of at most 8 bytes, so `bits` has room for it. CUDA's hosts
@@ -21,18 +22,8 @@ pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {
     bits
 }
 
-/// Returns the loops for elements of `size` bytes.
-pub(super) fn fill_loops(size: usize) -> HostLoops<Fill, 1> {
-    match size {
-        1 => HostLoops::of::<FillLoop<u8>>(),
-        2 => HostLoops::of::<FillLoop<u16>>(),
-        4 => HostLoops::of::<FillLoop<u32>>(),
-        _ => HostLoops::of::<FillLoop<u64>>(),
-    }
-}
-
-/// An unsigned integer that consists of the low bytes of a larger one.
-trait Low: Copy + Send + Sync + 'static {
+/// An integer that consists of the low bytes of a larger one.
+pub(super) trait Low: Copy + Send + Sync + 'static {
     fn low(bits: u64) -> Self;
 }
 
@@ -46,13 +37,15 @@ macro_rules! low {
     )*};
 }
 
-low! { u8 u16 u32 u64 }
+low! { u8 i16 i32 i64 }
 
 /// Writes the low bytes of [`Fill::bits`] to elements of `T`'s size.
-struct FillLoop<T>(PhantomData<T>);
+pub(super) struct FillLoop<T>(PhantomData<T>);
 
 // SAFETY: `map0` writes the elements of the index.
 unsafe impl<T: Low> HostLoop<Fill, 1> for FillLoop<T> {
+    const VARIANT: &'static str = bits(size_of::<T>());
+
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, args: &Fill) {
         let out = SharedPtr::<T>::operand(launch, 0);
         // SAFETY: the caller promises elements of `T`'s size at the positions of `index`.

@@ -4,14 +4,16 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::programs::{BITS, NUMBERS, bits, committed};
+use crate::programs::{BITS, NUMBERS, committed};
+use cpu::FillLoop;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Kernels, Params, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, Layout, Result, Scalar, Site, Target, View, cuda_struct, dispatch, hosts,
+    DType, Error, Layout, Result, Scalar, Site, Target, View, by_dtype, cuda_struct, dispatch,
+    hosts,
 };
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, and sequences for each dtype.
@@ -34,6 +36,13 @@ static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
 // operand. Each element is written by one thread.
 static EVENLY_SPACED: Kernel<Sequence, 1> =
     unsafe { Kernel::new(&SEQUENCE, "", hosts!(number T => cpu::sequence::<T>)) };
+
+static FILLS: [Kernels<Fill, 1>; DType::ALL.len()] = by_dtype!(bits T => {
+    // SAFETY: `fill_at`, the only code that launches these kernels, finds them by the dtype of its
+    // view. `FILL` has `vector_width` elements per thread, and both kernels write every element.
+    let kernels = unsafe { Kernels::new::<FillLoop<T>>(&FILL) };
+    kernels.with_vector(vector_width(size_of::<T>())).with_run(vector_width(size_of::<T>()))
+});
 
 cuda_struct! {
     struct Fill {
@@ -60,7 +69,7 @@ cuda_struct! {
 
 /// Returns the bytes of `value` as an element of `dtype`, in the low bytes.
 pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
-    dispatch!(dtype, all T => cpu::bits::<T>(value))
+    dispatch!(dtype, all T => cpu::bits_of::<T>(value))
 }
 
 /// Sets every element to `value`, converted to the dtype of `out` (`Tensor.fill_`). Supports every
@@ -78,14 +87,8 @@ pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
 
 #[track_caller]
 fn fill_at(target: Target<'_>, site: Site, out: View<'_>, value: Scalar) -> Result<()> {
-    let size = out.dtype.size();
-    // SAFETY: the variants and loops are by the elements' size, `FILL` has `vector_width` elements per thread, and both
-    // kernels write every element.
-    let kernels = unsafe { Kernels::new(&FILL, bits(size), cpu::fill_loops(size)) }
-        .with_vector(vector_width(size))
-        .with_run(vector_width(size));
     let bits = bits_of(out.dtype, value).into();
-    kernels.launch(target, site, [out], Fill { bits })
+    FILLS[out.dtype as usize].launch(target, site, [out], Fill { bits })
 }
 
 /// Sets element `i` of `out`, which has one dimension, to `start + i * step` (`torch.arange`). The

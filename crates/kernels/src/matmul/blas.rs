@@ -1,14 +1,17 @@
 //! Selection of the products that cuBLAS supports, and their conversion to its arguments.
 
 use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
-use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError, StreamHandle};
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use super::{Product, Steps};
-use warpline_runtime::DType;
+use warpline_runtime::launch::LibraryCall;
+use warpline_runtime::{CudaDevice, DType};
 
-/// The arguments of a cuBLAS call, without the addresses.
+/// A cuBLAS call that computes a product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gemm {
+pub(super) struct Gemm<'a> {
+    product: &'a Product,
+    /// The arguments, without the addresses.
     args: GemmArgs,
     /// Whether `a` and `b` are exchanged.
     swapped: bool,
@@ -40,10 +43,11 @@ pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
     steps.batch >= 0 && MatrixOrder::of(rows, columns, steps).is_some()
 }
 
-impl Gemm {
-    /// Makes the arguments for the dtypes of operands and result. Returns `None` if cuBLAS does not
+impl<'a> Gemm<'a> {
+    /// Makes the call for the dtypes of operands and result. Returns `None` if cuBLAS does not
     /// support the dtypes, sizes or strides.
-    pub(super) fn new([dtype, result]: [DType; 2], p: &Product) -> Option<Self> {
+    pub(super) fn new([dtype, result]: [DType; 2], product: &'a Product) -> Option<Self> {
+        let p = product;
         let of = |dtype| match dtype {
             DType::F16 => Some(BlasType::F16),
             DType::BF16 => Some(BlasType::BF16),
@@ -96,30 +100,32 @@ impl Gemm {
             batch: p.batch as usize,
             workspace: None,
         };
-        Some(Self { args, swapped })
+        Some(Self { product, args, swapped })
+    }
+}
+
+// SAFETY: `matmul`, the only caller of `new`, launches with the operands that it made the product
+// from. cuBLAS computes this product with their dtypes, sizes and strides: it reads `a` and `b`,
+// and writes every element of `c`.
+unsafe impl LibraryCall<3> for Gemm<'_> {
+    type Params = Product;
+
+    fn params(&self) -> &Product {
+        self.product
     }
 
-    /// Enqueues the product. `pointers` are the addresses of `a`, `b` and `c`.
     #[track_caller]
-    pub(super) fn enqueue(
+    unsafe fn enqueue(
         &self,
-        driver: &dyn Driver,
-        device: usize,
+        device: &CudaDevice,
         stream: StreamHandle,
-        pointers: &[DevicePtr],
+        &[a, b, c]: &[DevicePtr; 3],
     ) -> Result<(), DriverError> {
-        let &[a, b, c] = pointers else {
-            return Err(DriverError::InvalidArgument {
-                call: "matmul",
-                reason: "a product has three operands".into(),
-            });
-        };
         let (a, b) = if self.swapped { (a, b) } else { (b, a) };
         let args = GemmArgs { a, b, c, ..self.args };
-        let handle = Blas::load()?.handle(driver, device)?;
-        // SAFETY: the driver calls this with a live stream of the device, whose context is current,
-        // and with the operands' addresses. Sizes and strides are those of the operands, which the
-        // launch keeps alive.
+        let handle = Blas::load()?.handle(&**device.driver(), device.index())?;
+        // SAFETY: the caller passes a live stream of the device, whose context is current, and the
+        // addresses of valid operands. Sizes and strides are those of the operands.
         unsafe { handle.gemm_strided_batched(stream, &args) }
     }
 }

@@ -8,10 +8,10 @@ mod few_rows;
 mod tests;
 mod vector;
 
+use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::blas::Blas;
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
-use crate::programs::{HALVES, NUMBERS, committed};
+use crate::programs::{HALVES, NUMBERS, committed, kernels};
 use blas::Gemm;
 use few_rows::FewRows;
 use warpline_runtime::launch::{Grid, Hosts, Kernel, blocks, check_operands};
@@ -44,25 +44,6 @@ pub(crate) const PROGRAMS: &[&Program] = &[
     &few_rows::FEW_ROWS_FLOATS,
 ];
 
-static MATMUL: Program =
-    Program::new("matmul", NUMBERS, &[""], |program, ty| tiles(program, ty, ty))
-        .with_ptx(committed);
-
-static MATMUL_SMALL: Program =
-    Program::new("matmul_small", NUMBERS, &[""], |program, ty| small_tiles(program, ty, ty))
-        .with_ptx(committed);
-
-/// Halves with a result of `f32`.
-static MATMUL_F32: Program =
-    Program::new("matmul_to_f32", HALVES, &[""], |program, ty| tiles(program, ty, "f32"))
-        .with_ptx(committed);
-
-static MATMUL_SMALL_F32: Program =
-    Program::new("matmul_small_to_f32", HALVES, &[""], |program, ty| {
-        small_tiles(program, ty, "f32")
-    })
-    .with_ptx(committed);
-
 fn tiles(program: &Program, ty: &str, result: &str) -> Source {
     let of = Source::new().with::<Product>().push(module::ELEMENT).push(include_str!("matmul.cuh"));
     of.push(&format!("MATMUL({}_{ty}, {ty}, {result})", program.name()))
@@ -79,20 +60,24 @@ const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::intege
     .or(hosts!(F32 | F64, T => cpu::floats::<T>));
 const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-// SAFETY: `check` makes all `Product`s, with the sizes and strides of the launch's operands. Each
-// element of the result is written by one thread. `matmul` chooses a kernel whose result has the
-// dtype of its result.
-static TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL, "", HOSTS) };
-// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
-// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
-static SMALL_TILED: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_SMALL, "", HOSTS) };
-// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
-// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
-static TILED_F32: Kernel<Product, 3> = unsafe { Kernel::new(&MATMUL_F32, "", HOSTS_F32) };
-// SAFETY: `check` makes all `Product`s, from the launch's operands. Each element of the result is
-// written by one thread, and `matmul` chooses the kernel by the dtype of the result.
-static SMALL_TILED_F32: Kernel<Product, 3> =
-    unsafe { Kernel::new(&MATMUL_SMALL_F32, "", HOSTS_F32) };
+// SAFETY, for all kernels: `check` makes all `Product`s, with the sizes and strides of the launch's
+// operands. Each element of the result is written by one thread. `matmul` chooses a kernel whose
+// result has the dtype of its result.
+kernels! {
+    MATMUL = "matmul", NUMBERS, |program, ty| tiles(program, ty, ty) => {
+        unsafe TILED: Kernel<Product, 3> = "", HOSTS;
+    }
+    MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| small_tiles(program, ty, ty) => {
+        unsafe SMALL_TILED: Kernel<Product, 3> = "", HOSTS;
+    }
+    // Halves with a result of `f32`.
+    MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| tiles(program, ty, "f32") => {
+        unsafe TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
+    }
+    MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, |program, ty| small_tiles(program, ty, "f32") => {
+        unsafe SMALL_TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
+    }
+}
 
 cuda_struct! {
     /// Strides in elements: between matrices, between rows, between columns.
@@ -188,13 +173,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params)
         && has_cublas(device)?
     {
-        let call = |stream: StreamHandle, pointers: &[DevicePtr]| {
-            gemm.enqueue(&**device.driver(), device.index(), stream, pointers)
-        };
-        // SAFETY: cuBLAS computes the product of these operands, with their sizes and strides, on
-        // the stream that `call` receives. The call reads `a` and `b` and writes every element of
-        // `out`.
-        return unsafe { kernel.launch_library(target, OP, &operands, &params, &call) };
+        return kernel.launch_library(target, OP, &operands, &gemm);
     }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];

@@ -239,7 +239,7 @@ impl Norm {
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn layer_norm(
     target: Target<'_>,

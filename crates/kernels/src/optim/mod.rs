@@ -15,7 +15,7 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, committed, kernels};
 
 pub use norm::{partial_sums, sum_dtype, sum_squares};
 
@@ -28,50 +28,35 @@ const LISTS: usize = 5;
 /// Elements per block.
 const CHUNK: u32 = BLOCK * 8;
 
-static SGD: Program =
-    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "Sgd", 3, ty)).with_ptx(committed);
-static ADAM: Program =
-    Program::new("adam", FLOATS, &[""], |_, ty| source("adam", "Adam", 5, ty)).with_ptx(committed);
-static RMSPROP: Program =
-    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RmsProp", 5, ty))
-        .with_ptx(committed);
-static SCALE: Program =
-    Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
-        .with_ptx(committed);
-
 /// Returns the number of operands of a kernel with `lists` operands per tensor: those of all
 /// tensors, then the rates.
 const fn operands(lists: usize) -> usize {
     TENSORS * lists + 1
 }
 
-// SAFETY: only `launch` makes the parameters and operands. The operands of a tensor are contiguous,
-// of one dtype, and have `numel` elements. Blocks from `first` on process them, one thread per
-// element. The bits that tell the kernel whether to read and write an operand are the bits by which
-// `launch` declares the operand. `step` checks that `rates` has as many numbers as the rule reads.
-static SGD_STEP: Kernel<Update, { operands(3) }> = unsafe {
-    Kernel::new(&SGD, "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>))
-};
-// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
-// accesses follow the declared bits, as for `SGD_STEP`.
-static ADAM_STEP: Kernel<Update, { operands(5) }> = unsafe {
-    Kernel::new(&ADAM, "", hosts!(float T => cpu::run::<T, cpu::Adam<<T as HostElement>::Compute>>))
-};
-// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
-// accesses follow the declared bits, as for `SGD_STEP`.
-static RMSPROP_STEP: Kernel<Update, { operands(5) }> = unsafe {
-    let hosts = hosts!(float T => cpu::run::<T, cpu::RMSprop<<T as HostElement>::Compute>>);
-    Kernel::new(&RMSPROP, "", hosts)
-};
-// SAFETY: `launch` makes the parameters and operands. Each element belongs to one thread, and
-// accesses follow the declared bits, as for `SGD_STEP`.
-static SCALE_STEP: Kernel<Update, { operands(1) }> = unsafe {
-    Kernel::new(
-        &SCALE,
-        "",
-        hosts!(float T => cpu::run::<T, cpu::Scale<<T as HostElement>::Compute>>),
-    )
-};
+// SAFETY, for all kernels: only `launch` makes the parameters and operands. The operands of a tensor
+// are contiguous, of one dtype, and have `numel` elements. Blocks from `first` on process them, one
+// thread per element. The bits that tell the kernel whether to read and write an operand are the
+// bits by which `launch` declares the operand. `step` checks that `rates` has as many numbers as the
+// rule reads.
+kernels! {
+    SGD = "sgd", FLOATS, |_, ty| source("sgd", "Sgd", 3, ty) => {
+        unsafe SGD_STEP: Kernel<Update, { operands(3) }> =
+            "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>);
+    }
+    ADAM = "adam", FLOATS, |_, ty| source("adam", "Adam", 5, ty) => {
+        unsafe ADAM_STEP: Kernel<Update, { operands(5) }> =
+            "", hosts!(float T => cpu::run::<T, cpu::Adam<<T as HostElement>::Compute>>);
+    }
+    RMSPROP = "rmsprop", FLOATS, |_, ty| source("rmsprop", "RmsProp", 5, ty) => {
+        unsafe RMSPROP_STEP: Kernel<Update, { operands(5) }> =
+            "", hosts!(float T => cpu::run::<T, cpu::RMSprop<<T as HostElement>::Compute>>);
+    }
+    SCALE = "scale", FLOATS, |_, ty| source("scale", "Scale", 1, ty) => {
+        unsafe SCALE_STEP: Kernel<Update, { operands(1) }> =
+            "", hosts!(float T => cpu::run::<T, cpu::Scale<<T as HostElement>::Compute>>);
+    }
+}
 
 /// Flags of a step: maximize the objective, read rates from memory, and the options of each rule.
 const MAXIMIZE: u32 = 1;

@@ -16,40 +16,31 @@ use warpline_runtime::{
     DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
 };
 
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, committed, kernels};
 use crate::window::{Taps, grid, images};
 
 pub use crate::window::Window;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&MAX_POOL, &AVG_POOL];
 
-static MAX_POOL: Program = Program::new("max_pool", FLOATS, &["", "backward"], |_, ty| {
-    source().push(include_str!("max.cuh")).push(&format!("MAX_POOL({ty})"))
-})
-.with_ptx(committed);
-
-static AVG_POOL: Program = Program::new("avg_pool", FLOATS, &["", "backward"], |_, ty| {
-    source().push(include_str!("avg.cuh")).push(&format!("AVG_POOL({ty})"))
-})
-.with_ptx(committed);
-
-// SAFETY: `check` makes all `Pools`, with the strides and sizes of the launch's image. The other
-// operands are contiguous and have the sizes of the result. The kernels touch nothing outside of
-// the image, and each element of a result is written by one thread.
-static MAX: Kernel<Pools, 3> =
-    unsafe { Kernel::new(&MAX_POOL, "", hosts!(float T => cpu::max::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the launch's operands. An index outside of the image
-// selects no element, and each element of the image is written by one thread.
-static MAX_BACKWARD: Kernel<Pools, 3> =
-    unsafe { Kernel::new(&MAX_POOL, "backward", hosts!(float T => cpu::max_backward::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the launch's operands. The kernel reads nothing outside
-// of the image, and each element of the result is written by one thread.
-static AVG: Kernel<Pools, 2> =
-    unsafe { Kernel::new(&AVG_POOL, "", hosts!(float T => cpu::avg::<T>)) };
-// SAFETY: `check` makes all `Pools`, from the launch's operands. Each element of the image is
-// written by one thread.
-static AVG_BACKWARD: Kernel<Pools, 2> =
-    unsafe { Kernel::new(&AVG_POOL, "backward", hosts!(float T => cpu::avg_backward::<T>)) };
+// SAFETY, for all kernels: `check` makes all `Pools`, with the strides and sizes of the launch's
+// image. The other operands are contiguous and have the sizes of the result. The kernels touch
+// nothing outside of the image: an index outside of it selects no element. Each element of a result
+// is written by one thread.
+kernels! {
+    MAX_POOL = "max_pool", FLOATS, |_, ty| {
+        source().push(include_str!("max.cuh")).push(&format!("MAX_POOL({ty})"))
+    } => {
+        unsafe MAX: Kernel<Pools, 3> = "", hosts!(float T => cpu::max::<T>);
+        unsafe MAX_BACKWARD: Kernel<Pools, 3> = "backward", hosts!(float T => cpu::max_backward::<T>);
+    }
+    AVG_POOL = "avg_pool", FLOATS, |_, ty| {
+        source().push(include_str!("avg.cuh")).push(&format!("AVG_POOL({ty})"))
+    } => {
+        unsafe AVG: Kernel<Pools, 2> = "", hosts!(float T => cpu::avg::<T>);
+        unsafe AVG_BACKWARD: Kernel<Pools, 2> = "backward", hosts!(float T => cpu::avg_backward::<T>);
+    }
+}
 
 fn source() -> Source {
     Source::new().with::<Pools>().push(module::ELEMENT).push(include_str!("spans.cuh"))

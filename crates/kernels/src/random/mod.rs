@@ -92,7 +92,7 @@ where
 /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<()> {
     const OP: &str = "uniform_";
@@ -129,7 +129,7 @@ pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<
 /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<()> {
     const OP: &str = "normal_";
@@ -149,7 +149,7 @@ pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<
 /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()> {
     const OP: &str = "exponential_";
@@ -168,7 +168,7 @@ pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()>
 /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
     const OP: &str = "bernoulli_";
@@ -187,7 +187,7 @@ pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
 /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - The errors of [`launch::run`].
+/// - The errors of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn randint(target: Target<'_>, out: View<'_>, low: i64, high: i64) -> Result<()> {
     const OP: &str = "random_";

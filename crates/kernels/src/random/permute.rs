@@ -13,7 +13,7 @@ use super::cuda::{BLOCK, base, geometry};
 use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
-use crate::programs::committed;
+use crate::programs::{committed, kernels};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
@@ -29,38 +29,23 @@ const OP: &str = "randperm";
 /// Pairs that one block sorts in shared memory, with half as many threads.
 const TILE: u64 = 2048;
 
-const NAMES: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
-
-pub(super) static PERMUTE: Program = Program::new("permute", &[""], NAMES, |_, _| {
-    base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
-})
-.with_ptx(committed);
-
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch, and with the
-// size and the order of the result. Each pair, and each element of the result, belongs to one
-// thread. The kernels read the state only if the `Permutation` says that it exists.
-static KEYS: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "keys", hosts!(any keys)) };
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
-// belongs to one thread.
-static SORT: Kernel<Permutation, 1> =
-    unsafe { Kernel::new(&PERMUTE, "sort", hosts!(any sort_tiles)) };
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
-// belongs to one thread.
-static STEP: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "step", hosts!(any step)) };
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each pair
-// belongs to one thread.
-static MERGE: Kernel<Permutation, 1> = unsafe { Kernel::new(&PERMUTE, "merge", hosts!(any merge)) };
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch. Each run of
-// equal keys belongs to one thread. The kernel reads the state only if the `Permutation` says that
-// it exists.
-static TIES: Kernel<Permutation, 2> = unsafe { Kernel::new(&PERMUTE, "ties", hosts!(any ties)) };
-// The dtype of the result selects the CPU implementation.
-//
-// SAFETY: `on_cuda` makes all `Permutation`s, with the number of pairs of the launch, and with the
-// size and the order of the result. Each element is written by one thread.
-static WRITE: Kernel<Permutation, 2> = unsafe {
-    Kernel::new(&PERMUTE, "write", hosts!(all T => write::<T>).in_variant("")).selected_by(1)
-};
+// SAFETY, for all kernels: `on_cuda` makes all `Permutation`s, with the number of pairs of the
+// launch, and with the size and the order of the result. Each pair, each run of equal keys, and each
+// element of the result belongs to one thread. The kernels read the state only if the `Permutation`
+// says that it exists.
+kernels! {
+    pub(super) PERMUTE = "permute", &[""], |_, _| {
+        base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
+    } => {
+        unsafe KEYS: Kernel<Permutation, 2> = "keys", hosts!(any keys);
+        unsafe SORT: Kernel<Permutation, 1> = "sort", hosts!(any sort_tiles);
+        unsafe STEP: Kernel<Permutation, 1> = "step", hosts!(any step);
+        unsafe MERGE: Kernel<Permutation, 1> = "merge", hosts!(any merge);
+        unsafe TIES: Kernel<Permutation, 2> = "ties", hosts!(any ties);
+        unsafe WRITE: Kernel<Permutation, 2> =
+            "write", hosts!(all T => write::<T>).in_variant(""), selected_by 1;
+    }
+}
 
 cuda_struct! {
     struct Permutation {

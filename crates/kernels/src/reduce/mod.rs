@@ -93,7 +93,7 @@ fn halves(
 /// - [`ErrorKind::OverlappingOperands`] if `out` overlaps `a` without being the same elements.
 /// - [`ErrorKind::InvalidArgument`] for an extreme of no elements, for indices over several but not
 ///   all dimensions, or if a result is made of more elements than a kernel can count.
-/// - The errors of allocating scratch memory and of [`launch::run`].
+/// - The errors of allocating scratch memory and of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn reduce(
     target: Target<'_>,

@@ -15,25 +15,24 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{Error, Operand, Result, Target, View, cuda_struct, hosts};
 
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, committed, kernels};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&RESAMPLE];
 
-static RESAMPLE: Program = Program::new("resample", FLOATS, &["", "backward"], |_, ty| {
-    let of = Source::new().with::<Resample>().push(module::ELEMENT);
-    of.push(include_str!("resample.cuh")).push(&format!("RESAMPLE({ty})"))
-})
-.with_ptx(committed);
-
-// SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands, which are
-// contiguous. The kernel clamps coordinates to the image, and each element of the result is written
-// by one thread.
-static FORWARD: Kernel<Resample, 2> =
-    unsafe { Kernel::new(&RESAMPLE, "", hosts!(float T => cpu::forward::<T>)) };
-// SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands, which are
-// contiguous. Each element of the image is written by one thread.
-static BACKWARD: Kernel<Resample, 2> =
-    unsafe { Kernel::new(&RESAMPLE, "backward", hosts!(float T => cpu::backward::<T>)) };
+kernels! {
+    RESAMPLE = "resample", FLOATS, |_, ty| {
+        let of = Source::new().with::<Resample>().push(module::ELEMENT);
+        of.push(include_str!("resample.cuh")).push(&format!("RESAMPLE({ty})"))
+    } => {
+        // SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands,
+        // which are contiguous. The kernel clamps coordinates to the image, and each element of the
+        // result is written by one thread.
+        unsafe FORWARD: Kernel<Resample, 2> = "", hosts!(float T => cpu::forward::<T>);
+        // SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands,
+        // which are contiguous. Each element of the image is written by one thread.
+        unsafe BACKWARD: Kernel<Resample, 2> = "backward", hosts!(float T => cpu::backward::<T>);
+    }
+}
 
 /// The interpolation between elements of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,70 +21,70 @@ const EACH: usize = 4;
 /// adjacent.
 const MANY: usize = 2048;
 
-/// The operation that combines an element with those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScanOp {
-    /// Sum. Integers wrap.
-    Sum,
-    /// Product. Integers wrap.
-    Prod,
-    /// Maximum, NaN after a NaN, with the index of its last occurrence.
-    Max,
-    /// Minimum, NaN after a NaN, with the index of its last occurrence.
-    Min,
-}
-
-impl ScanOp {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "cumsum",
-            Self::Prod => "cumprod",
-            Self::Max => "cummax",
-            Self::Min => "cummin",
-        }
-    }
-
-    fn is_indexed(self) -> bool {
-        matches!(self, Self::Max | Self::Min)
-    }
-}
-
 pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];
 
-const KERNELS: &[&str] =
-    &["sum", "sum_columns", "prod", "prod_columns", "max", "max_columns", "min", "min_columns"];
+/// Kernels of a scan: with a block per row, and with a thread per row.
+enum Kernels {
+    Values([Kernel<Scan, 2>; 2]),
+    /// Kernels with a result for indices.
+    Indexed([Kernel<Scan, 3>; 2]),
+}
 
-static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffix| {
-    let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);
-    let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
-    let ty = cuda_type(suffix);
-    let of = of.push(include_str!("scan.cuh"));
-    let of = of.push(&format!("SCAN(scan_{suffix}_sum, {ty}, Sum<compute_t<{ty}>>)"));
-    let of = of.push(&format!("SCAN(scan_{suffix}_prod, {ty}, Prod<compute_t<{ty}>>)"));
-    let of =
-        of.push(&format!("INDEXED_SCAN(scan_{suffix}_max, {ty}, Best<compute_t<{ty}>, true>)"));
-    of.push(&format!("INDEXED_SCAN(scan_{suffix}_min, {ty}, Best<compute_t<{ty}>, false>)"))
-})
-.with_ptx(committed);
+/// Declares the scans: variant, name of the op, name of the kernels, CUDA code, kind of kernels, and
+/// CPU implementation.
+macro_rules! scans {
+    ($($(#[$doc:meta])* $scan:ident = $op:literal, $name:literal, $cuda:literal, $kind:ident($host:expr);)*) => {
+        /// The operation that combines an element with those before it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum ScanOp {
+            $($(#[$doc])* $scan,)*
+        }
 
-// In each pair, the first kernel has a block per row and the second a thread per row.
-//
-// SAFETY: `scan` makes all `Scan`s, with the sizes and strides of the launch's operands. Each
-// element of the results is written by one thread and read by none.
-static SUM: [Kernel<Scan, 2>; 2] =
-    unsafe { Kernel::array(&SCAN, ["sum", "sum_columns"], hosts!(all T => sums::<T, true>)) };
-// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of the result is
-// written by one thread and read by none.
-static PROD: [Kernel<Scan, 2>; 2] =
-    unsafe { Kernel::array(&SCAN, ["prod", "prod_columns"], hosts!(all T => sums::<T, false>)) };
-// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of both results is
-// written by one thread and read by none.
-static MAX: [Kernel<Scan, 3>; 2] =
-    unsafe { Kernel::array(&SCAN, ["max", "max_columns"], hosts!(all T => extremes::<T, true>)) };
-// SAFETY: `scan` makes all `Scan`s, from the launch's operands. Each element of both results is
-// written by one thread and read by none.
-static MIN: [Kernel<Scan, 3>; 2] =
-    unsafe { Kernel::array(&SCAN, ["min", "min_columns"], hosts!(all T => extremes::<T, false>)) };
+        impl ScanOp {
+            fn name(self) -> &'static str {
+                match self {
+                    $(Self::$scan => $op,)*
+                }
+            }
+
+            fn is_indexed(self) -> bool {
+                matches!(KERNELS[self as usize], Kernels::Indexed(_))
+            }
+        }
+
+        const NAMES: &[&str] = &[$($name, concat!($name, "_columns")),*];
+
+        static SCAN: Program = Program::new("scan", &DType::SUFFIXES, NAMES, |_, suffix| {
+            let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);
+            let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
+            let (of, ty) = (of.push(include_str!("scan.cuh")), cuda_type(suffix));
+            $(let of = of.push(&format!($cuda, name = format!("scan_{suffix}_{}", $name), ty = ty));)*
+            of
+        })
+        .with_ptx(committed);
+
+        // Indexed by `ScanOp`.
+        //
+        // SAFETY: `scan` makes all `Scan`s, with the sizes and strides of the launch's operands.
+        // Each element of the results is written by one thread and read by none.
+        static KERNELS: [Kernels; NAMES.len() / 2] = unsafe {[$(Kernels::$kind(Kernel::array(
+            &SCAN,
+            [$name, concat!($name, "_columns")],
+            hosts!(all T => $host),
+        ))),*]};
+    };
+}
+
+scans! {
+    /// Sum. Integers wrap.
+    Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
+    /// Product. Integers wrap.
+    Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
+    /// Maximum, NaN after a NaN, with the index of its last occurrence.
+    Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
+    /// Minimum, NaN after a NaN, with the index of its last occurrence.
+    Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
+}
 
 cuda_struct! {
     /// `rows` of `size` elements, and the strides along a row of source, result and indices.
@@ -122,10 +122,13 @@ pub fn scan(
     out: View<'_>,
     index: Option<View<'_>>,
 ) -> Result<()> {
-    let (op, location) = (scan.name(), Location::caller());
+    let (op, kernels, location) = (scan.name(), &KERNELS[scan as usize], Location::caller());
+    let mismatch = || {
+        let reason = "indices are results of the maximum and the minimum only";
+        Error::invalid(op, reason).at(location)
+    };
     if index.is_some() != scan.is_indexed() {
-        let reason = "places are of the largest and the smallest, and of no others";
-        return Err(Error::invalid(op, reason));
+        return Err(mismatch());
     }
     let dtypes = [Some((out, a.dtype)), index.map(|index| (index, DType::I64))];
     for (view, expected) in dtypes.into_iter().flatten() {
@@ -159,15 +162,14 @@ pub fn scan(
         Scan { rows: rows as u64, size: size as u64, steps: steps.map(|step| step as i64), walk };
     let grid = Grid::linear(if is_columns { rows.div_ceil(BLOCK as usize) } else { rows }, BLOCK);
     let at = usize::from(is_columns);
-    match index {
-        Some(index) => {
-            let kernels = if scan == ScanOp::Max { &MAX } else { &MIN };
+    match (kernels, index) {
+        (Kernels::Indexed(kernels), Some(index)) => {
             kernels[at].launch(target, op, &[source, result, index.write()], &params, grid)
         }
-        None => {
-            let kernels = if scan == ScanOp::Sum { &SUM } else { &PROD };
+        (Kernels::Values(kernels), None) => {
             kernels[at].launch(target, op, &[source, result], &params, grid)
         }
+        _ => Err(mismatch()),
     }
 }
 

@@ -14,20 +14,56 @@ use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
-/// The operation that combines an element of the result with scattered elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduce {
+/// Declares the reductions of [`scatter`]: variant, name of the kernels, and step on the CPU.
+macro_rules! reductions {
+    ($($(#[$doc:meta])* $reduce:ident = $name:literal, $step:ident;)*) => {
+        /// The operation that combines an element of the result with scattered elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Reduce {
+            $($(#[$doc])* $reduce,)*
+            /// Assignment. If several elements have the same index, the last one is stored on the
+            /// CPU, and any of them on a GPU.
+            Assign,
+        }
+
+        impl Reduce {
+            const ALL: &[Self] = &[$(Self::$reduce,)* Self::Assign];
+
+            /// Returns the new element for the element `held` of the result.
+            #[inline(always)]
+            fn step<C: Number>(self, held: C, value: C) -> C {
+                match self {
+                    $(Self::$reduce => held.$step(value),)*
+                    Self::Assign => value,
+                }
+            }
+        }
+
+        const NAMES: &[&str] = &[$($name),*];
+        const KERNELS: &[&str] = &[$($name, concat!($name, "_ordered"), concat!($name, "_lines")),*];
+
+        // Indexed by `Reduce` and [`WorkUnit`].
+        //
+        // SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's
+        // operands. The kernels reach the result only at indices in range, and change an element by
+        // atomics or from one thread.
+        static REDUCE: [[Kernel<Scatter, 3>; 3]; NAMES.len()] = unsafe {[$(Kernel::array(
+            &SCATTER_REDUCE,
+            [$name, concat!($name, "_ordered"), concat!($name, "_lines")],
+            hosts!(all T => on_host::<T, { Reduce::$reduce as usize }>),
+        )),*]};
+    };
+}
+
+reductions! {
     /// Sum. For bools, logical or.
-    Sum,
+    Sum = "sum", add;
     /// Product. For bools, logical and.
-    Prod,
+    Prod = "prod", mul;
     /// Maximum. NaN if an element is NaN.
-    Max,
+    Max = "max", maximum;
     /// Minimum. NaN if an element is NaN.
-    Min,
-    /// Assignment. If several elements have the same index, the last one is stored on the CPU, and
-    /// any of them on a GPU.
-    Assign,
+    Min = "min", minimum;
 }
 
 pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty| {
@@ -35,26 +71,10 @@ pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty
 })
 .with_ptx(committed);
 
-/// The kernels of [`SCATTER_REDUCE`].
-const REDUCTIONS: &[&str] = &[
-    "sum",
-    "sum_ordered",
-    "sum_lines",
-    "prod",
-    "prod_ordered",
-    "prod_lines",
-    "max",
-    "max_ordered",
-    "max_lines",
-    "min",
-    "min_ordered",
-    "min_lines",
-];
-
 pub(super) static SCATTER_REDUCE: Program =
-    Program::new("scatter_reduce", &DType::SUFFIXES, REDUCTIONS, |_, suffix| {
+    Program::new("scatter_reduce", &DType::SUFFIXES, KERNELS, |_, suffix| {
         let ty = cuda_type(suffix);
-        ["sum", "prod", "max", "min"].iter().fold(source(), |of, name| {
+        NAMES.iter().fold(source(), |of, name| {
             let kind = name.to_uppercase();
             of.push(&format!("SCATTER_REDUCE(scatter_reduce_{suffix}_{name}, {ty}, {kind})"))
         })
@@ -66,33 +86,6 @@ pub(super) static SCATTER_REDUCE: Program =
 // range. Threads may write the same element, each with one store, and any of these may be the last.
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
-};
-// Indexed by [`WorkUnit`].
-//
-// SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's operands. The
-// kernels reach the result only at indices in range, and change an element by atomics or from one
-// thread.
-static SUM: [Kernel<Scatter, 3>; 3] = unsafe {
-    let names = ["sum", "sum_ordered", "sum_lines"];
-    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 0>))
-};
-// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
-// only at indices in range, and change an element by atomics or from one thread.
-static PROD: [Kernel<Scatter, 3>; 3] = unsafe {
-    let names = ["prod", "prod_ordered", "prod_lines"];
-    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 1>))
-};
-// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
-// only at indices in range, and change an element by atomics or from one thread.
-static MAX: [Kernel<Scatter, 3>; 3] = unsafe {
-    let names = ["max", "max_ordered", "max_lines"];
-    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 2>))
-};
-// SAFETY: `scatter` makes all `Scatter`s, from the launch's operands. The kernels reach the result
-// only at indices in range, and change an element by atomics or from one thread.
-static MIN: [Kernel<Scatter, 3>; 3] = unsafe {
-    let names = ["min", "min_ordered", "min_lines"];
-    Kernel::array(&SCATTER_REDUCE, names, hosts!(all T => on_host::<T, 3>))
 };
 
 fn source() -> Source {
@@ -241,11 +234,8 @@ pub fn scatter(
         places: Walk::new(op, places)?,
     };
     let kernel = match reduce {
-        Reduce::Sum => &SUM[unit as usize],
-        Reduce::Prod => &PROD[unit as usize],
-        Reduce::Max => &MAX[unit as usize],
-        Reduce::Min => &MIN[unit as usize],
         Reduce::Assign => &ASSIGN,
+        _ => &REDUCE[reduce as usize][unit as usize],
     };
     kernel.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))
 }
@@ -272,18 +262,8 @@ unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p:
                         continue;
                     }
                     let (value, place) = (source.read(from + n * a), to + k as isize * c);
-                    let new = if KIND == Reduce::Assign as usize {
-                        value
-                    } else {
-                        let (x, y) = (out.read(place).get(), value.get());
-                        T::put(match KIND {
-                            0 => x.add(y),
-                            1 => x.mul(y),
-                            2 => x.maximum(y),
-                            _ => x.minimum(y),
-                        })
-                    };
-                    out.write(place, new);
+                    let new = Reduce::ALL[KIND].step(out.read(place).get(), value.get());
+                    out.write(place, T::put(new));
                 }
             }
         }

@@ -24,7 +24,7 @@ mod tests;
 use std::panic::Location;
 
 use crate::dim::check_dim;
-use crate::programs::{committed, cuda_type};
+use crate::programs::{committed, cuda_type, kernels};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -43,43 +43,36 @@ const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &PASSES, &search::SEARCH];
 
-static SORT: Program =
-    Program::new("sort", &DType::SUFFIXES, &["row", "keys", "write"], |_, suffix| {
+kernels! {
+    SORT = "sort", &DType::SUFFIXES, |_, suffix| {
         let of = Source::new().with::<Sort>().with::<Pair>().push(module::ELEMENT);
         let of = of.push(module::WALK).push(&format!("#define TILE {TILE}"));
         let of = of.push(include_str!("pairs.cuh")).push(include_str!("sort.cuh"));
         of.push(&format!("SORT(sort_{suffix}, {})", cuda_type(suffix)))
-    })
-    .with_ptx(committed);
-
-static PASSES: Program = Program::new("sort_passes", &[""], &["tiles", "step", "merge"], |_, _| {
-    let of = Source::new().with::<Pass>().with::<Pair>().push(&format!("#define TILE {TILE}"));
-    of.push(include_str!("pairs.cuh")).push(include_str!("passes.cuh"))
-})
-.with_ptx(committed);
-
-// SAFETY: `sort` makes all `Sort`s, with the sizes and strides of the launch's operands. Each
-// element of the results belongs to one thread. After the sort, the first `size` pairs of a row
-// have indices below `size`.
-static ROW: Kernel<Sort, 3> = unsafe { Kernel::new(&SORT, "row", hosts!(all T => cpu::rows::<T>)) };
-// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the launch.
-// Each pair is written by one thread.
-static KEYS: Kernel<Sort, 2> =
-    unsafe { Kernel::new(&SORT, "keys", hosts!(all T => cpu::keys::<T>)) };
-// SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the launch.
-// Each element of the results is written by one thread. After the sort, the first `size` pairs of a
-// row have indices below `size`.
-static WRITE: Kernel<Sort, 4> =
-    unsafe { Kernel::new(&SORT, "write", hosts!(all T => cpu::write::<T>)) };
-// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
-// to one thread.
-static TILES: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "tiles", hosts!(any cpu::tiles)) };
-// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
-// to one thread.
-static STEP: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "step", hosts!(any cpu::sorted)) };
-// SAFETY: `long_rows` makes all `Pass`es, with the number of pairs of the launch. Each pair belongs
-// to one thread.
-static MERGE: Kernel<Pass, 1> = unsafe { Kernel::new(&PASSES, "merge", hosts!(any cpu::sorted)) };
+    } => {
+        // SAFETY: `sort` makes all `Sort`s, with the sizes and strides of the launch's operands.
+        // Each element of the results belongs to one thread. After the sort, the first `size` pairs
+        // of a row have indices below `size`.
+        unsafe ROW: Kernel<Sort, 3> = "row", hosts!(all T => cpu::rows::<T>);
+        // SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the
+        // launch. Each pair is written by one thread.
+        unsafe KEYS: Kernel<Sort, 2> = "keys", hosts!(all T => cpu::keys::<T>);
+        // SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the
+        // launch. Each element of the results is written by one thread. After the sort, the first
+        // `size` pairs of a row have indices below `size`.
+        unsafe WRITE: Kernel<Sort, 4> = "write", hosts!(all T => cpu::write::<T>);
+    }
+    // SAFETY, for the three kernels: `long_rows` makes all `Pass`es, with the number of pairs of the
+    // launch. Each pair belongs to one thread.
+    PASSES = "sort_passes", &[""], |_, _| {
+        let of = Source::new().with::<Pass>().with::<Pair>().push(&format!("#define TILE {TILE}"));
+        of.push(include_str!("pairs.cuh")).push(include_str!("passes.cuh"))
+    } => {
+        unsafe TILES: Kernel<Pass, 1> = "tiles", hosts!(any cpu::tiles);
+        unsafe STEP: Kernel<Pass, 1> = "step", hosts!(any cpu::sorted);
+        unsafe MERGE: Kernel<Pass, 1> = "merge", hosts!(any cpu::sorted);
+    }
+}
 
 cuda_struct! {
     /// `rows` of `size` elements from the row `first` on, and the strides along a row of source,

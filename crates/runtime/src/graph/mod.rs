@@ -219,7 +219,7 @@ impl Graph {
     /// - [`ErrorKind::DeviceMismatch`] if `stream` is on another device than the graph.
     /// - [`ErrorKind::RuntimeMismatch`] if `stream` belongs to another runtime.
     /// - [`ErrorKind::Collective`] if the graph holds calls of a process group that has failed.
-    /// - The errors of [`crate::launch::run`].
+    /// - The errors of [`Kernel::launch`](crate::launch::Kernel::launch).
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         const OP: &str = "replay";

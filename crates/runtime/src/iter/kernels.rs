@@ -25,6 +25,9 @@ const CONVERTING: usize = 2;
 /// results, in the elements' own types, at the positions that they receive. They write every
 /// element of the results.
 pub unsafe trait HostLoop<A, const N: usize> {
+    /// Name of the program's variant for the same types of elements.
+    const VARIANT: &'static str;
+
     /// Runs over operands that are contiguous.
     ///
     /// # Safety
@@ -42,48 +45,18 @@ pub unsafe trait HostLoop<A, const N: usize> {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &A);
 }
 
-/// A [`HostLoop`] in the form that launches take: one function for the flat kernel, and one for the
-/// strided and the converting kernel.
-#[derive(Clone, Copy, Debug)]
-pub struct HostLoops<A, const N: usize> {
-    functions: [HostKernel; 2],
-    args: PhantomData<fn(&A)>,
+unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+    let Params { space, args, .. }: Params<Flat, A> = params(launch);
+    // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
+    // `Kernels::new` promises that the operands have the loop's types.
+    unsafe { L::flat(launch, &space, &args) }
 }
 
-impl<A: Pod, const N: usize> HostLoops<A, N> {
-    /// Creates the functions of a loop.
-    #[must_use]
-    pub const fn of<L: HostLoop<A, N>>() -> Self {
-        unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
-            let Params { space, args, .. }: Params<Flat, A> = params(launch);
-            // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller
-            // of `Kernels::new` promises that the operands have the loop's types.
-            unsafe { L::flat(launch, &space, &args) }
-        }
-        unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
-            let Params { space, args, .. }: Params<Index<N>, A> = params(launch);
-            // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller
-            // of `Kernels::new` promises that the operands have the loop's types.
-            unsafe { L::strided(launch, &space, &args) }
-        }
-        Self { functions: [flat::<L, A, N>, strided::<L, A, N>], args: PhantomData }
-    }
-
-    /// Returns the functions without the types of their parameters, for tables of loops with
-    /// different arguments.
-    #[must_use]
-    pub const fn into_functions(self) -> [HostKernel; 2] {
-        self.functions
-    }
-
-    /// Restores the type of functions.
-    ///
-    /// # Safety
-    /// `functions` are from [`HostLoops::into_functions`] of the same `A` and `N`.
-    #[must_use]
-    pub const unsafe fn from_functions(functions: [HostKernel; 2]) -> Self {
-        Self { functions, args: PhantomData }
-    }
+unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+    let Params { space, args, .. }: Params<Index<N>, A> = params(launch);
+    // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
+    // `Kernels::new` promises that the operands have the loop's types.
+    unsafe { L::strided(launch, &space, &args) }
 }
 
 /// The kernels of an op on `N` views, of one variant of a program. They take [`Params`] of the
@@ -96,33 +69,51 @@ impl<A: Pod, const N: usize> HostLoops<A, N> {
 pub struct Kernels<A, const N: usize> {
     program: &'static Program,
     variant: usize,
-    hosts: HostLoops<A, N>,
+    /// The CPU implementations of the flat kernel, and of the strided and the converting kernel.
+    hosts: [HostKernel; 2],
     vector: usize,
     run: usize,
     results: usize,
     converts: bool,
+    args: PhantomData<fn(&A)>,
 }
 
 impl<A: Pod, const N: usize> Kernels<A, N> {
-    /// Describes the kernels of a variant: [`KERNELS`](super::KERNELS) or
+    /// Describes the kernels of the variant that the loop `L` names: [`KERNELS`](super::KERNELS) or
     /// [`CONVERTING_KERNELS`](super::CONVERTING_KERNELS).
+    ///
+    /// # Panics
+    /// If the program lacks the variant. In a `static` this is a compile error:
+    ///
+    /// ```compile_fail,E0080
+    /// # use warpline_runtime::host::HostLaunch;
+    /// # use warpline_runtime::iter::{self, HostLoop, Index, Kernels};
+    /// # use warpline_runtime::module::{Program, Source};
+    /// struct Singles;
+    /// unsafe impl HostLoop<u32, 1> for Singles {
+    ///     const VARIANT: &'static str = "f32";
+    ///     unsafe fn strided(_: &HostLaunch<'_>, _: &Index<1>, _: &u32) {}
+    /// }
+    /// static DOUBLES: Program = Program::new("op", &["f64"], iter::KERNELS, |_, _| Source::new());
+    /// static KERNELS: Kernels<u32, 1> = unsafe { Kernels::new::<Singles>(&DOUBLES) };
+    /// ```
     ///
     /// # Safety
     /// - The variant's kernels take `N` pointers and then [`Params`] of `A`, with the CUDA
     ///   definition that is generated from them.
-    /// - Kernels and loops access memory only to read elements of the operands and to write
+    /// - Kernels and loop access memory only to read elements of the operands and to write
     ///   elements of the results, at the same index. They write every element of the results.
     /// - The numbers that are set afterwards ([`with_vector`](Self::with_vector) and others) match
     ///   the kernels.
-    /// - Every launch has views with the dtypes of kernels and loops. If a launch declares views as
-    ///   untouched, kernels and loops that receive its arguments do not access these views.
+    /// - Every launch has views with the dtypes of kernels and loop. If a launch declares views as
+    ///   untouched, kernels and loop do not access these views when they receive its arguments.
     #[must_use]
-    pub const unsafe fn new(
-        program: &'static Program,
-        variant: usize,
-        hosts: HostLoops<A, N>,
-    ) -> Self {
-        Self { program, variant, hosts, vector: 1, run: 1, results: 1, converts: false }
+    pub const unsafe fn new<L: HostLoop<A, N>>(program: &'static Program) -> Self {
+        let Some(variant) = program.variant_number(L::VARIANT) else {
+            panic!("the program lacks the variant that the loop names")
+        };
+        let (hosts, args) = ([flat::<L, A, N>, strided::<L, A, N>], PhantomData);
+        Self { program, variant, hosts, vector: 1, run: 1, results: 1, converts: false, args }
     }
 
     /// Sets the number of elements that a thread of the flat kernel processes. Operands of this
@@ -159,7 +150,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     /// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
     ///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
     /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
-    /// - The errors of [`launch::run`].
+    /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
     #[track_caller]
     pub fn launch(
         &self,
@@ -265,10 +256,10 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         args: A,
         threads: usize,
     ) -> Result<()> {
-        let host = self.hosts.functions[kernel.min(STRIDED)];
+        let host = self.hosts[kernel.min(STRIDED)];
         let blocks = launch::blocks(threads.div_ceil(BLOCK as usize));
         let kernel = (self.program, self.variant, kernel);
-        let code = Code::kernel(kernel, [blocks, 1, 1], BLOCK);
+        let code = Code::Kernel { kernel, grid: [blocks, 1, 1], threads: BLOCK };
         let (params, checks_indices) = (Params::new(space, args), false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };

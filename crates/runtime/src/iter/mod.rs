@@ -18,7 +18,7 @@ use std::panic::Location;
 
 use crate::{Layout, Result, View};
 
-pub use kernels::{HostLoop, HostLoops, Kernels};
+pub use kernels::{HostLoop, Kernels};
 pub use params::Params;
 pub use runs::Runs;
 pub use space::{Bits, Flat, Index, IterPlan, Space, magic};

@@ -18,6 +18,8 @@ struct Count;
 
 // SAFETY: touches no memory.
 unsafe impl HostLoop<u32, 1> for Count {
+    const VARIANT: &'static str = "fill";
+
     unsafe fn strided(_: &HostLaunch<'_>, _: &Index<1>, _: &u32) {
         LAUNCHES.fetch_add(1, Ordering::Relaxed);
     }
@@ -37,7 +39,7 @@ fn far_strides_are_cut_into_few_launches() {
     let targets =
         [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
     // SAFETY: the loop touches nothing, and no GPU runs the kernel.
-    let kernels = unsafe { Kernels::new(&KERNELS, 0, HostLoops::of::<Count>()) };
+    static COUNT: Kernels<u32, 1> = unsafe { Kernels::new::<Count>(&KERNELS) };
     for (target, storage) in targets {
         for (sizes, strides, launches) in [
             ([2usize, n], [1isize << 30, 1], 1),
@@ -51,7 +53,7 @@ fn far_strides_are_cut_into_few_launches() {
                 Layout::from_parts(sizes.as_slice().into(), smallvec![strides[0], strides[1]], 0);
             LAUNCHES.store(0, Ordering::Relaxed);
             let view = View { storage, layout: &layout, dtype: DType::U8 };
-            kernels.launch(target, Site::here("fill_"), [view], 0).unwrap();
+            COUNT.launch(target, Site::here("fill_"), [view], 0).unwrap();
             stream.synchronize().unwrap();
             let counted = LAUNCHES.load(Ordering::Relaxed);
             assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");

@@ -8,7 +8,7 @@ use warpline_stream::{OpNumber, Stream};
 
 use super::marks::ResultMarks;
 use super::ordered::{check_runtime, in_order};
-use super::{Call, Collective, GpuCode, Report, TOKEN, distinct};
+use super::{Call, Code, Report, TOKEN, TrackedCommunicator, distinct};
 use crate::completion::PendingCollective;
 use crate::graph::Log;
 use crate::race::Touch;
@@ -24,7 +24,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
-    if let GpuCode::Kernel { grid: [blocks, ..], .. } = call.code.0
+    if let Code::Kernel { grid: [blocks, ..], .. } = call.code
         && blocks > i32::MAX as u32
     {
         let reason = "there are more elements than one kernel launch covers: a GPU takes fewer than 2³¹ blocks";
@@ -37,13 +37,13 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             _ => e.at(call.location),
         })
     };
-    let code = match call.code.0 {
-        GpuCode::Kernel { kernel, grid, threads } => {
+    let code = match call.code {
+        Code::Kernel { kernel, grid, threads } => {
             let (function, block) = (function(kernel)?, [threads, 1, 1]);
             DeviceCode::Kernel { function, grid, block, shared_bytes: 0 }
         }
-        GpuCode::Library(f) => DeviceCode::Library(f),
-        GpuCode::Collective(Collective { enqueue, .. }) => DeviceCode::Collective(enqueue),
+        Code::Library(enqueue) => DeviceCode::Library(enqueue),
+        Code::Collectives(enqueue, _) => DeviceCode::Collective(enqueue),
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
@@ -68,7 +68,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             params: params.as_deref().unwrap_or(call.params),
             location: call.location,
         };
-        if let GpuCode::Collective(Collective { comm, replays, .. }) = call.code.0
+        if let Code::Collectives(_, TrackedCommunicator { comm, replays, .. }) = call.code
             && let Some(log) = Log::of(stream)
         {
             log.keep_communicator(comm, call.op, replays);
@@ -78,7 +78,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         // `launch::run` guarantees that the code accesses only the operands, as declared.
         unsafe { device.driver().launch(h, &launch) }
             .inspect_err(|_| result_marks.refused(stream))?;
-        if let GpuCode::Collective(Collective { number: Some(number), .. }) = call.code.0 {
+        if let Code::Collectives(_, TrackedCommunicator { number: Some(number), .. }) = call.code {
             let pending = PendingCollective::new(number, call.op, call.location);
             // Each replay of a captured collective has a number of its own.
             let dependency = match Log::of(stream) {

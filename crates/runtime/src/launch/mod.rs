@@ -1,6 +1,7 @@
 //! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
-//! An op describes itself in a [`Call`]: its operands and its access to each, its plain-data
+//! A [`Kernel`], [`iter::Kernels`](crate::iter::Kernels) or [`run_collectives`] describes an op in
+//! a `Call`: its operands and its access to each, its plain-data
 //! parameters, its CPU implementation, and the code that a GPU runs. The kernel's pointer
 //! arguments, the waits between streams, the reports to the allocator, the work of a simulated GPU,
 //! and the texts of errors and race reports all follow from this declaration.
@@ -38,6 +39,7 @@
 //! lock and after waiting for conflicting device work. A copy is recorded in `Uses` while the host
 //! lock is held.
 
+mod collectives;
 mod cpu;
 mod cuda;
 mod host_bytes;
@@ -57,24 +59,22 @@ mod unlinked;
 mod unlinked_tests;
 
 use std::panic::Location;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::owned::{Communicator, LaunchToken};
+use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
-use crate::completion::Completion;
 use crate::module::Program;
 use crate::overlap::{self, Overlap};
-use crate::replays::CollectiveWatcher;
-use crate::{CudaDevice, Error, ErrorKind, Operand, Result, Runtime, Storage};
+use crate::{CudaDevice, ErrorKind, Operand, Result, Runtime, Storage};
 
+pub use collectives::{CollectiveCalls, TrackedCommunicator, run_collectives};
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
-pub use kernel::{Grid, Hosts, Kernel};
+pub use kernel::{Grid, Hosts, Kernel, LibraryCall};
 pub(crate) use marks::ResultMarks;
 pub(crate) use replay::GraphReplay;
 pub use report::{Report, report_as};
@@ -122,21 +122,15 @@ impl Target<'_> {
     }
 }
 
-/// A library call. Receives the stream and one pointer per operand.
-pub type LibraryCall<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), DriverError>;
+/// A function that enqueues collectives on a stream.
+type Enqueue<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
 
-/// A call of NCCL. Receives the stream.
-pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
+/// A function that enqueues a library call on a stream. Receives one pointer per operand.
+type EnqueueLibrary<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), DriverError>;
 
-/// The code that a GPU runs for an op. [`Kernel`] and [`iter::Kernels`](crate::iter::Kernels) make
-/// it for their families; an op that consists of collectives makes it itself.
+/// The code that a GPU runs for an op.
 #[derive(Clone, Copy)]
-#[allow(missing_debug_implementations)] // a closure has nothing to show
-pub struct Code<'a>(GpuCode<'a>);
-
-/// The forms of [`Code`].
-#[derive(Clone, Copy)]
-enum GpuCode<'a> {
+pub(crate) enum Code<'a> {
     /// A kernel. Its arguments are one pointer per operand, then the parameters.
     Kernel {
         /// The program, the number of the variant, and the number of the kernel in the variant.
@@ -146,49 +140,15 @@ enum GpuCode<'a> {
         /// Number of threads per block.
         threads: u32,
     },
-    /// A library call that enqueues its own kernels. Receives one pointer per operand.
-    Library(LibraryCall<'a>),
-    Collective(Collective<'a>),
-}
-
-/// Collectives. Their function enqueues them, on the streams of real and of simulated devices.
-#[derive(Clone, Copy)]
-#[allow(missing_debug_implementations)] // a closure has nothing to show
-pub struct Collective<'a> {
-    /// Enqueues the collectives.
-    pub enqueue: CollectiveCall<'a>,
-    /// The communicator. A graph that captures the call keeps it.
-    pub comm: &'a Communicator,
-    /// Number of the call on its communicator. If the call fails, uses of its results are refused.
-    pub number: Option<(&'a Completion, u64)>,
-    /// Creates the watcher for the replays of a graph that captures the call.
-    pub replays: Option<&'a dyn Fn() -> Arc<dyn CollectiveWatcher>>,
-}
-
-impl<'a> Code<'a> {
-    pub(crate) fn kernel(
-        kernel: (&'static Program, usize, usize),
-        grid: [u32; 3],
-        threads: u32,
-    ) -> Self {
-        Self(GpuCode::Kernel { kernel, grid, threads })
-    }
-
-    pub(crate) fn library(call: LibraryCall<'a>) -> Self {
-        Self(GpuCode::Library(call))
-    }
-}
-
-impl<'a> From<Collective<'a>> for Code<'a> {
-    fn from(collective: Collective<'a>) -> Self {
-        Self(GpuCode::Collective(collective))
-    }
+    Library(EnqueueLibrary<'a>),
+    /// Runs on simulated devices, too.
+    Collectives(Enqueue<'a>, TrackedCommunicator<'a>),
 }
 
 /// Converts `n` to a number of blocks for the grid of a kernel.
 ///
-/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that [`run`] rejects on
-/// a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU
+/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that a launch
+/// rejects on a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU
 /// the grid is not used.
 #[inline]
 #[must_use]
@@ -198,97 +158,38 @@ pub fn blocks(n: usize) -> u32 {
 
 /// One launch of an op, for [`run`].
 #[derive(Clone, Copy)]
-#[allow(missing_debug_implementations)] // `Code` has none
-pub struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// Name of the op, for its users.
-    pub op: &'static str,
+    pub(crate) op: &'static str,
     /// The operands, in the order of the kernel's pointer arguments.
-    pub operands: &'a [Operand<'a>],
+    pub(crate) operands: &'a [Operand<'a>],
     /// The kernel's parameter block (`bytemuck::bytes_of`). Empty if the kernel takes none.
-    pub params: &'a [u8],
+    pub(crate) params: &'a [u8],
     /// Whether the code checks indices. The parameters then begin with a [`Report`], through which
     /// the code reports an index out of range.
-    pub checks_indices: bool,
+    pub(crate) checks_indices: bool,
     /// The CPU implementation, for CPU tensors and simulated GPUs.
-    pub host: HostKernel,
+    pub(crate) host: HostKernel,
     /// The code for a GPU.
-    pub code: Code<'a>,
+    pub(crate) code: Code<'a>,
     /// Location of the op's call.
-    pub location: &'static Location<'static>,
+    pub(crate) location: &'static Location<'static>,
 }
 
-/// Runs an op. A [`Kernel`] makes this call for its family; an op that consists of collectives
-/// makes it itself.
-///
-/// If no operand has elements, does nothing. On the CPU, waits for device work that the operands
-/// conflict with and runs the CPU implementation. On a device, enqueues the launch, in order with
-/// the operands' uses on other streams.
-///
-/// If the code checks indices, a failed check is an error of this call on the CPU. On a device the
-/// kernel cannot stop its stream, and later work runs. The results are marked: each host read of
-/// them returns the error, and so does the next `synchronize` of the thread that made the call.
+/// Runs an op. If no operand has elements, does nothing.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x, and if the
-///   code checks indices but `params` is shorter than a [`Report`].
-/// - [`ErrorKind::RuntimeMismatch`] if operands, device or stream belong to different runtimes.
-/// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access.
-/// - [`ErrorKind::SharedHostMemory`] on the CPU if other processes may write to an operand.
-/// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph was not replayed
-///   yet.
-/// - [`ErrorKind::NoGpuCode`] if a real device has no code for the op.
-/// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if the driver refuses the launch, also
-///   because of earlier work.
-/// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if an operand
-///   depends on work that is known to have failed.
-/// - [`ErrorKind::IndexCheck`] on the CPU if the op's own check fails.
-/// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy) with
-///   [`RaceReport::Error`](crate::RaceReport::Error).
+/// The errors of [`Kernel::launch`], except [`ErrorKind::UnsupportedDType`].
 ///
 /// # Safety
-/// This function ensures the order of work, the lifetimes of memory, and the addresses passed to
-/// the code. The caller guarantees the facts that only the op's author can know:
-///
-/// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside)
-///   succeeds for each. [`check_operands`] checks all.
-/// - **The code accesses only its operands.** The GPU code and `call.host` both read only elements
-///   of operands that are declared as read, and write only elements of operands that are declared
-///   as written. The elements of an operand are those that the view's layout reaches from the
-///   operand's pointer, which is that of index zero; strides may be negative. Of an operand
-///   declared as [`View::write`](crate::View::write), every element is written and none is read
-///   before. Memory accessed in other ways, such as by numbers in the parameters, consists of these
-///   elements too.
-/// - **Indices are checked before use.** Indices come from memory and may have any value. For an
-///   index out of range, the code accesses nothing but the report ([`Report::check_index`],
-///   `check_index` in CUDA), continues as if the index were not there, and still writes all its
-///   results.
-/// - **The parameters match the kernel.** The kernel's arguments are one pointer per operand, in
-///   this order, and then, unless `params` is empty, one struct by value, whose bytes are `params`.
-///   `call.host` reads the same struct. The struct begins with a [`Report`] if and only if
-///   `checks_indices` is set. A struct whose CUDA definition [`cuda_struct!`](crate::cuda_struct)
-///   generates is the same on both sides.
-/// - **The element types match.** Both treat the operands' elements as of the views' dtypes, and
-///   accept any bytes in them, such as a bool other than 0 and 1.
-/// - **Threads do not race.** If a thread of the launch writes an element, no other thread accesses
-///   it, except with atomics or with a barrier of the block between. Therefore, unless the code is
-///   made for it, views that are written have no two indices at one address, and no operand shares
-///   memory with one that is written; [`check_operands`] rejects such operands.
-/// - **The kernel runs with this grid, block and dynamic shared memory**, and terminates. If the
-///   kernel is compiled for fewer threads, or needs more shared memory, the driver returns an
-///   error; the kernel never accesses memory outside its shared memory.
-/// - **`call.host` is self-contained.** It runs while locks of its operands are held, possibly on a
-///   thread of the simulator: it launches nothing and uses no tensors. All its threads have
-///   finished when it returns.
-/// - **A library or collective call** enqueues only on the stream that it receives, and no longer
-///   uses the host memory that it received when it returns.
+/// The conditions of [`Kernel::new`] hold for this launch. `params` are the bytes of the struct
+/// that the kernel and `host` take, which begins with a [`Report`] if and only if `checks_indices`
+/// is set. Library calls and collectives fulfil the contract of [`LibraryCall`] and
+/// [`CollectiveCalls`].
 #[track_caller]
-pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
+pub(crate) unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
         return Ok(());
-    }
-    if call.checks_indices && call.params.len() < size_of::<Report>() {
-        let reason = "the parameters of an op that checks indices must begin with a `Report`";
-        return Err(Error::invalid(call.op, reason));
     }
     match target {
         Target::Cpu(_) => cpu::run(call),

@@ -50,9 +50,8 @@ fn named(call: &Call<'_>) -> Site {
 /// empty.
 type MailboxSlot = [AtomicU64; 5];
 
-/// The first parameters of a kernel that checks indices
-/// ([`checks_indices`](super::Call::checks_indices)): the size to check against, and the place for
-/// the report of an index out of range.
+/// The first parameters of a kernel that checks indices: the size to check against, and the place
+/// for the report of an index out of range.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Report {

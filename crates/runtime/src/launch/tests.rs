@@ -333,33 +333,6 @@ fn operands_that_overlap_or_leave_their_storage_are_refused() {
     assert!(matches!(refused.kind(), Some(ErrorKind::OutOfStorage { .. })), "{refused:?}");
 }
 
-#[test]
-fn ops_that_check_indices_need_parameters_for_the_report() {
-    static NAMED: Program =
-        Program::new("named", &[""], &[""], |_, _| crate::module::Source::new());
-    unsafe fn nothing(_: &warpline_cuda_sys_safe::HostLaunch<'_>) {}
-    let runtime = runtime(SyncPolicy::Auto);
-    let storage = Storage::pageable(&runtime, 64).unwrap();
-    let layout = crate::Layout::contiguous(&[8]).unwrap();
-    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
-    let run = |checks_indices| {
-        let call = Call {
-            op: "named",
-            operands: &[view.read()],
-            params: &[0; 8],
-            checks_indices,
-            host: nothing,
-            code: Code::kernel((&NAMED, 0, 0), [1; 3], 1),
-            location: Location::caller(),
-        };
-        // SAFETY: the CPU implementation does nothing.
-        unsafe { super::run(Target::Cpu(&runtime), &call) }
-    };
-    run(false).unwrap();
-    let refused = run(true);
-    assert!(matches!(refused.kind(), Some(ErrorKind::InvalidArgument { .. })), "{refused:?}");
-}
-
 /// The host lock of the storage is held while the closure runs.
 #[test]
 fn a_closure_that_fills_bytes_and_reads_a_storage_gets_an_error_and_does_not_hang() {

@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parallel_for, rows};
-use warpline_runtime::iter::{HostLoop, HostLoops, Index};
-use warpline_runtime::{DType, dispatch};
+use warpline_runtime::iter::{HostLoop, Index};
 
 use super::run::Fused;
 use crate::elementwise::entry::Slices;
@@ -14,20 +13,15 @@ use crate::elementwise::formula::{Formula, FormulaStep};
 use crate::elementwise::host::{Reader, SLICE, Writer};
 use crate::elementwise::run::NUMBER;
 
-/// Returns the loops of a backward pass on elements of a dtype. `None` if the dtype is not a float.
-pub(super) fn loops<const I: usize, const N: usize>(
-    dtype: DType,
-) -> Option<HostLoops<Fused<I>, N>> {
-    dispatch!(dtype, float T => Some(HostLoops::of::<Backpropagation<T>>()), _ => None)
-}
-
 /// Computes gradients of `T`.
-struct Backpropagation<T>(PhantomData<T>);
+pub(super) struct Backpropagation<T>(PhantomData<T>);
 
 // SAFETY: `over` reads the inputs that are not numbers and writes the wanted results.
 unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N>
     for Backpropagation<T>
 {
+    const VARIANT: &'static str = T::DTYPE.suffix();
+
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &Fused<I>) {
         // SAFETY: the caller guarantees the conditions of `over`. Only launches of backward passes
         // have `Fused` arguments.
@@ -150,8 +144,7 @@ fn cpu_step<T: HostElement>(step: &FormulaStep) -> Option<CpuStep> {
         FormulaStep::Constant(number) => Some(CpuStep::Constant(*number)),
         FormulaStep::Single(step) => Some(CpuStep::Single(*step)),
         FormulaStep::Apply(op, _) => {
-            let host = (op.entry.host)(T::DTYPE)?;
-            Some(CpuStep::Apply(host.slices, step.reads().to_vec()))
+            Some(CpuStep::Apply(op.entry.hosts.slices(T::DTYPE)?, step.reads().to_vec()))
         }
     }
 }

@@ -18,7 +18,6 @@ mod run;
 
 use std::sync::OnceLock;
 
-use warpline_runtime::DType;
 use warpline_runtime::iter::CONVERTING_KERNELS;
 use warpline_runtime::module::{Program, Source};
 
@@ -93,11 +92,6 @@ pub(super) fn fused() -> impl Iterator<Item = &'static Backward> {
     all.filter(|backward| backward.is_fused())
 }
 
-/// Returns the variant of the program for a dtype. `None` if the dtype is not floating-point.
-fn variant(dtype: DType) -> Option<usize> {
-    FLOATS.iter().position(|suffix| *suffix == dtype.suffix())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,9 +116,8 @@ mod tests {
             assert!(backward.is_fused(), "{}", backward.name());
             let (leaves, computed) = (backward.formula().leaves(), backward.formula().computed());
             let counts = format!("{}: {} and {}", backward.name(), leaves.len(), computed.len());
-            for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-                let variant = variant(dtype).expect("a float");
-                let kernel = format!("{}_{}_flat(", backward.program().name(), dtype.suffix());
+            for (variant, suffix) in FLOATS.iter().enumerate() {
+                let kernel = format!("{}_{suffix}_flat(", backward.program().name());
                 let source = backward.program().source(variant).text();
                 assert!(source.contains(&kernel), "{counts}: {source}");
             }

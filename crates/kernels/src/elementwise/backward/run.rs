@@ -4,10 +4,12 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::iter::{Bits, Kernels};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Site, Target, View, cuda_struct};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Site, Target, View};
+use warpline_runtime::{cuda_struct, dispatch};
 
+use super::Backward;
 use super::cuda::for_counts;
-use super::{Backward, host, variant};
+use super::host::Backpropagation;
 use crate::elementwise::Arg;
 use crate::elementwise::run::{NUMBER, Numbers, bits, truth};
 
@@ -97,9 +99,9 @@ fn run<const I: usize, const N: usize>(
         let reason = "has no backward program, or no gradient is wanted";
         return Err(Error::invalid(name, reason));
     };
-    let unsupported = || ErrorKind::UnsupportedDType { dtype }.of(name);
-    let variant = variant(dtype).ok_or_else(unsupported)?;
-    let loops = host::loops::<I, N>(dtype).ok_or_else(unsupported)?;
+    let Some(kernels) = backward.kernels::<I, N>(dtype) else {
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(name));
+    };
     let mut numbers = Numbers::<I>::zeroed();
     let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
     for ((k, input), &leaf) in inputs.iter().enumerate().zip(backward.formula().leaves()) {
@@ -136,16 +138,26 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let vector = if dtype == DType::F64 { 2 } else { 4 };
     let address = std::ptr::from_ref(backward).expose_provenance() as u64;
     let args = Fused { numbers, backward: address.into() };
-    // SAFETY: the variant and the loops are for this dtype, and the program is for these formulas.
-    // The arguments contain the dtypes of the views, and mark inputs that are numbers and unwanted
-    // results, which the kernel does not touch.
-    unsafe { Kernels::new(backward.program(), variant, loops) }
-        .with_vector(vector)
-        .with_run(vector)
-        .with_results(N - I)
-        .converting(converts)
-        .launch_some(target, Site::here(name), views, untouched, args)
+    kernels.converting(converts).launch_some(target, Site::here(name), views, untouched, args)
+}
+
+impl Backward {
+    /// Returns the kernels for a dtype, with `I` inputs and `N` views. `None` if the dtype is not
+    /// floating-point.
+    fn kernels<const I: usize, const N: usize>(
+        &'static self,
+        dtype: DType,
+    ) -> Option<Kernels<Fused<I>, N>> {
+        let vector = if dtype == DType::F64 { 2 } else { 4 };
+        // SAFETY: by the contract of `new`, the program is for the formulas, whose numbers of inputs
+        // and results `apply_backward` has compared with `I` and `N`. `run` makes the arguments:
+        // they contain the dtypes of the views, and mark inputs that are numbers and unwanted
+        // results, which kernels and loop do not touch.
+        let kernels = unsafe {
+            dispatch!(dtype, float T => Kernels::new::<Backpropagation<T>>(self.program()), _ => return None)
+        };
+        Some(kernels.with_vector(vector).with_run(vector).with_results(N - I))
+    }
 }

@@ -105,7 +105,7 @@ impl<P> Hosts<P> {
 /// | `all T => f::<T>` | all; bool is [`Truth`](crate::host::Truth) | the suffixes of the dtypes |
 /// | `number T => f::<T>` | all but bool | the same |
 /// | `float T => f::<T>` | floats | the same |
-/// | `F32 \| F64, T => f::<T>` | the listed ones, which are not bool | the same |
+/// | `F32 \| F64, T => f::<T>` | the listed ones | the same |
 /// | `bits T => f::<T>` | all; `T` is an integer of the dtype's size | `u8`, `u16`, `u32` or `u64`, by size |
 /// | `any f` | all | the one variant, which has no name |
 ///
@@ -123,7 +123,7 @@ impl<P> Hosts<P> {
 #[macro_export]
 macro_rules! hosts {
     (all $t:ident => $f:expr) => {
-        $crate::hosts!(@add $crate::hosts!(number $t => $f), $t => $f, Bool = $crate::host::Truth)
+        $crate::hosts!(Bool | U8 | I8 | I16 | I32 | I64 | F16 | BF16 | F32 | F64, $t => $f)
     };
     (number $t:ident => $f:expr) => {
         $crate::hosts!(U8 | I8 | I16 | I32 | I64 | F16 | BF16 | F32 | F64, $t => $f)

@@ -31,15 +31,14 @@
 //! `static`, that all launches that the visibility of the `static` permits are sound. So a `Kernel`
 //! is private to its family, and so are the functions that make its parameters. These check the
 //! views and store their sizes and strides in the parameters.
-//! [`Kernel::launch_library`] is unsafe, because the code that it runs on a GPU is not part of the
-//! declaration.
+//! A [`LibraryCall`] replaces a kernel on a GPU; to implement it is unsafe, too.
 //!
 //! # Calls
 //!
 //! A family's public function checks its views ([`check_operands`](super::check_operands)), makes the parameters, picks
-//! the kernel, and calls [`Kernel::launch`]. That builds the [`Call`] and is the only caller of [`run`](super::run) that
-//! the family needs.
+//! the kernel, and calls [`Kernel::launch`].
 
+mod grid;
 mod hosts;
 #[cfg(test)]
 mod tests;
@@ -47,12 +46,13 @@ mod tests;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use warpline_cuda_sys_safe::HostKernel;
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 
-use super::{Call, Code, LibraryCall, Target, blocks, run};
+use super::{Call, Code, Target, run};
 use crate::module::{CudaType, Program};
-use crate::{DType, ErrorKind, Operand, Result, Site};
+use crate::{CudaDevice, DType, ErrorKind, Operand, Result, Site};
 
+pub use grid::Grid;
 use hosts::Host;
 pub use hosts::Hosts;
 
@@ -150,17 +150,42 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// ```
     ///
     /// # Safety
-    /// The caller promises that every launch of this kernel fulfils the contract of [`run`]. [`Kernel::launch`] is safe, so this
-    /// promise covers all code that can name the `static`: keep it private to code that the caller has read. The type
-    /// guarantees that the CPU implementation takes a `P`, that the variant is the one that `hosts` names for the
-    /// dtype of the selecting operand, and that `checks_indices` is right. The caller is responsible for the remainder:
+    /// [`Kernel::launch`] is safe, so the caller makes these promises for every launch by code that
+    /// can name the `static`: keep it private to code that the caller has read. The type guarantees
+    /// that the CPU implementation takes a `P`, that the variant is the one that `hosts` names for
+    /// the dtype of the selecting operand, and that the launch expects reports if and only if `P`
+    /// begins with a [`Report`](super::Report). The launch ensures the order of work, the lifetimes
+    /// of memory, and the addresses passed to the code. The caller guarantees the remainder:
     ///
-    /// - The program's kernel takes `N` pointers and then one `P` by value, and its CUDA definition is generated from `P`.
-    /// - For the operands, parameters and grid of each launch, the kernel and the CPU implementation touch no elements
-    ///   but those of the operands, and write all elements of the operands that are declared as written. The parameters of a
-    ///   launch are therefore made from the views that it launches with.
-    /// - The operands are checked ([`check_operands`](super::check_operands)), or the kernel is made for views that overlap.
-    /// - The operands have the dtypes that kernel and CPU implementation expect.
+    /// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside)
+    ///   succeeds for each. [`check_operands`](super::check_operands) checks all.
+    /// - **The code accesses only its operands.** The kernel and the CPU implementation both read
+    ///   only elements of operands that are declared as read, and write only elements of operands
+    ///   that are declared as written. The elements of an operand are those that the view's layout
+    ///   reaches from the operand's pointer, which is that of index zero; strides may be negative.
+    ///   Of an operand declared as [`View::write`](crate::View::write), every element is written
+    ///   and none is read before. Memory accessed in other ways, such as by numbers in the
+    ///   parameters, consists of these elements too. The parameters of a launch are therefore made
+    ///   from the views that it launches with.
+    /// - **Indices are checked before use.** Indices come from memory and may have any value. For
+    ///   an index out of range, the code accesses nothing but the report
+    ///   ([`Report::check_index`](super::Report::check_index), `check_index` in CUDA), continues as
+    ///   if the index were not there, and still writes all its results.
+    /// - **The parameters match the kernel.** The kernel takes `N` pointers, in the order of the
+    ///   operands, and then one `P` by value, whose CUDA definition is generated from `P`
+    ///   ([`cuda_struct!`](crate::cuda_struct)).
+    /// - **The element types match.** Kernel and CPU implementation treat the operands' elements as
+    ///   of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and 1.
+    /// - **Threads do not race.** If a thread of the launch writes an element, no other thread
+    ///   accesses it, except with atomics or with a barrier of the block between. Therefore, unless
+    ///   the code is made for it, views that are written have no two indices at one address, and no
+    ///   operand shares memory with one that is written; [`check_operands`](super::check_operands)
+    ///   rejects such operands.
+    /// - **The kernel runs with the launch's grid**, and terminates. If the kernel is compiled for
+    ///   fewer threads, the driver returns an error.
+    /// - **The CPU implementation is self-contained.** It runs while locks of its operands are
+    ///   held, possibly on a thread of the simulator: it launches nothing and uses no tensors. All
+    ///   its threads have finished when it returns.
     #[must_use]
     pub const unsafe fn new(program: &'static Program, name: &str, hosts: Hosts<P>) -> Self {
         const { assert!(N > 0, "the dtype of an operand selects the variant") };
@@ -235,14 +260,35 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         Ok(variant)
     }
 
-    /// Runs the kernel, or on the CPU its CPU implementation, as [`run`] does. `op` is the name of
-    /// the op for its users. Errors and race reports name the location of the call of this
-    /// function.
+    /// Runs the kernel. `op` is the name of the op for its users. Errors and race reports name the
+    /// location of the call of this function.
+    ///
+    /// If no operand has elements, does nothing. On the CPU, waits for device work that the
+    /// operands conflict with and runs the CPU implementation. On a device, enqueues the launch, in
+    /// order with the operands' uses on other streams.
+    ///
+    /// If the kernel checks indices, a failed check is an error of this call on the CPU. On a
+    /// device the kernel cannot stop its stream, and later work runs. The results are marked: each
+    /// host read of them returns the error, and so does the next `synchronize` of the thread that
+    /// made the call.
     ///
     /// # Errors
     /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the
     ///   selecting operand.
-    /// - The errors of [`run`].
+    /// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x.
+    /// - [`ErrorKind::RuntimeMismatch`] if operands, device or stream belong to different runtimes.
+    /// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access.
+    /// - [`ErrorKind::SharedHostMemory`] on the CPU if other processes may write to an operand.
+    /// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph was not
+    ///   replayed yet.
+    /// - [`ErrorKind::NoGpuCode`] if a real device has no code for the op.
+    /// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if the driver refuses the launch, also
+    ///   because of earlier work.
+    /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if an
+    ///   operand depends on work that is known to have failed.
+    /// - [`ErrorKind::IndexCheck`] on the CPU if the op's own check fails.
+    /// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+    ///   [`RaceReport::Error`](crate::RaceReport::Error).
     #[inline]
     #[track_caller]
     pub fn launch(
@@ -273,34 +319,40 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ) -> Result<()> {
         let variant = self.variant(site.op, operands[self.selector].view.dtype)?;
         let kernel = (self.program, variant.number, self.number);
-        let code = Code::kernel(kernel, grid.blocks, grid.threads);
+        let code = Code::Kernel { kernel, grid: grid.blocks, threads: grid.threads };
         // SAFETY: the caller of `new` guarantees the contract of `run` for every launch of this kernel. `new` took
         // variant and CPU implementation from one entry for this dtype.
         unsafe { Self::run(target, site, operands, params, variant.host, code) }
     }
 
-    /// Launches as [`Kernel::launch`] does, with a library call in place of the kernel on a GPU. The CPU and a
-    /// simulated GPU run the CPU implementation of the kernel.
+    /// Launches as [`Kernel::launch`] does, with a library call in place of the kernel on a GPU.
+    /// The CPU and a simulated GPU run the CPU implementation of the kernel, with the parameters of
+    /// the call.
     ///
     /// # Errors
-    /// The errors of [`Kernel::launch`], and [`ErrorKind::Driver`] if `call` fails.
-    ///
-    /// # Safety
-    /// For these operands, `call` fulfils the contract of [`run`] for GPU code and for library calls.
+    /// The errors of [`Kernel::launch`], and [`ErrorKind::Driver`] if the library fails.
     #[track_caller]
-    pub unsafe fn launch_library(
+    pub fn launch_library(
         &self,
         target: Target<'_>,
         op: &'static str,
         operands: &[Operand<'_>; N],
-        params: &P,
-        call: LibraryCall<'_>,
+        call: &impl LibraryCall<N, Params = P>,
     ) -> Result<()> {
         let host = self.variant(op, operands[self.selector].view.dtype)?.host;
-        let code = Code::library(call);
-        // SAFETY: the caller guarantees the contract of `run` for `call`, and the caller of `new` for the CPU
-        // implementation.
-        unsafe { Self::run(target, Site::here(op), operands, params, host, code) }
+        let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
+            let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
+                let reason = format!("{} pointers for {N} operands", pointers.len());
+                return Err(DriverError::InvalidArgument { call: op, reason });
+            };
+            // SAFETY: the driver passes the target's stream, with the context of its device
+            // current, and the addresses of the operands, whose memory the launch keeps alive.
+            unsafe { call.enqueue(device, stream, pointers) }
+        };
+        let code = Code::Library(&enqueue);
+        // SAFETY: the caller of `new` guarantees the contract of `run` for the CPU implementation, and the
+        // implementation of `LibraryCall` for the work that it enqueues.
+        unsafe { Self::run(target, Site::here(op), operands, call.params(), host, code) }
     }
 
     /// # Safety
@@ -323,34 +375,35 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     }
 }
 
-/// Number of blocks and threads of a launch. Not used on the CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    blocks: [u32; 3],
-    threads: u32,
-}
+/// A library call that a GPU runs in place of a [`Kernel`] with `N` operands
+/// ([`Kernel::launch_library`]).
+///
+/// # Safety
+/// - [`enqueue`](Self::enqueue) enqueues only on the stream that it receives, and uses no host
+///   memory after it has returned.
+/// - The enqueued work fulfils the promises of [`Kernel::new`] that concern GPU code, for every
+///   launch by code that can make the call: it accesses only elements of the operands at
+///   `pointers`, and writes every element of those that are declared as written. Keep the type
+///   private to code that makes it from the views that it launches with.
+pub unsafe trait LibraryCall<const N: usize> {
+    /// The kernel's parameters.
+    type Params;
 
-impl Grid {
-    /// Creates a grid with `blocks` blocks in x, y and z, and `threads` threads per block.
-    #[inline]
-    #[must_use]
-    pub const fn new(blocks: [u32; 3], threads: u32) -> Self {
-        Self { blocks, threads }
-    }
+    /// Returns the parameters of the kernel that computes the same.
+    fn params(&self) -> &Self::Params;
 
-    /// Creates a grid with `count` blocks in x and `threads` threads per block. If a GPU does not
-    /// support that many blocks, the launch fails, see [`blocks`].
-    #[inline]
-    #[must_use]
-    pub fn linear(count: usize, threads: u32) -> Self {
-        Self::new([blocks(count), 1, 1], threads)
-    }
-
-    /// Creates a grid with enough blocks in x for `count` threads in total. Saturates as
-    /// [`Grid::linear`] does.
-    #[inline]
-    #[must_use]
-    pub fn cover(count: usize, threads: u32) -> Self {
-        Self::linear(count.div_ceil(threads as usize), threads)
-    }
+    /// Enqueues the call on a stream of `device`. `pointers` are the addresses of the operands.
+    ///
+    /// # Errors
+    /// The errors of the library.
+    ///
+    /// # Safety
+    /// The stream is alive, and the context of its device is current. The memory of the operands
+    /// stays valid until the work is done.
+    unsafe fn enqueue(
+        &self,
+        device: &CudaDevice,
+        stream: StreamHandle,
+        pointers: &[DevicePtr; N],
+    ) -> Result<(), DriverError>;
 }

@@ -1,6 +1,6 @@
 //! Tests of declared kernels: the code that names and dtypes select, and the launches.
 
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
+use warpline_cuda_sys_safe::HostLaunch;
 
 use super::*;
 use crate::host::SharedPtr;
@@ -113,6 +113,27 @@ fn the_dtype_of_the_selecting_operand_selects_the_cpu_implementation() {
     });
 }
 
+/// A library call that no target of these tests makes.
+struct Never(Plain);
+
+// SAFETY: nothing is enqueued.
+unsafe impl LibraryCall<2> for Never {
+    type Params = Plain;
+
+    fn params(&self) -> &Plain {
+        &self.0
+    }
+
+    unsafe fn enqueue(
+        &self,
+        _: &CudaDevice,
+        _: StreamHandle,
+        _: &[DevicePtr; 2],
+    ) -> Result<(), DriverError> {
+        unreachable!("there is no GPU")
+    }
+}
+
 #[test]
 fn a_library_call_replaces_the_kernel_and_not_the_cpu_implementation() {
     on_every_target(|target| {
@@ -120,13 +141,7 @@ fn a_library_call_replaces_the_kernel_and_not_the_cpu_implementation() {
             let x = Tensor::new(target, dtype, &[1], &[0.0]);
             let out = Tensor::garbage(target, DType::I64, &[2]);
             let operands = [x.view().read(), out.view().write()];
-            let call = |_: StreamHandle, _: &[DevicePtr]| -> Result<(), DriverError> {
-                unreachable!("there is no GPU")
-            };
-            // SAFETY: neither the CPU nor a simulated GPU makes the call.
-            unsafe {
-                SECOND.launch_library(target, "library", &operands, &Plain { number: 5 }, &call)?;
-            }
+            SECOND.launch_library(target, "library", &operands, &Never(Plain { number: 5 }))?;
             Ok(out.floats(target))
         };
         assert_eq!(run(DType::I32).unwrap(), [4.0, 5.0]);
