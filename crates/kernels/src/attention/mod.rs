@@ -1,19 +1,19 @@
 //! Attention: one fused launch for half-width floats ([`attention`]), and for other dtypes two
 //! matrix products with a softmax of the scores between them ([`attention_weights`]).
 
-mod fused;
+mod flash;
 #[cfg(test)]
 mod tests;
 mod weights;
 
 use warpline_runtime::module::Program;
 
-pub use fused::{Weighing, attention, attention_backward, attention_takes, has_attention};
+pub use flash::{Weighing, attention, attention_backward, attention_takes, has_attention};
 pub use weights::{attention_weights, attention_weights_backward};
 
 pub(crate) const PROGRAMS: &[&Program] = &[
-    &fused::ATTENTION,
-    &fused::ATTENTION_BACKWARD,
+    &flash::ATTENTION,
+    &flash::ATTENTION_BACKWARD,
     &weights::ATTENTION_WEIGHTS,
     &weights::ATTENTION_WEIGHTS_BACKWARD,
 ];
