@@ -74,6 +74,7 @@ mod out_of_memory;
 mod policy;
 mod reclaim;
 mod release;
+mod routes;
 pub mod rules;
 mod shard;
 mod shared;
@@ -94,8 +95,9 @@ pub use cuda::{
 };
 pub use error::AllocError;
 pub use host::{DurationStat, HostCache, HostCapture, HostConfig, HostMemoryStats, PinnedBlock};
-pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
+pub use mem_pool::{MemPool, PoolRoute};
 pub use out_of_memory::OutOfMemory;
+pub use routes::PoolOptions;
 pub use rules::PoolKind;
 pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};

@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use warpline_sync::MutexGuard;
 
 use crate::growth::{GrowthPolicies, Miss};
-use crate::mem_pool::PrivatePool;
+use crate::routes::PrivatePool;
 use crate::rules::segment_size;
 use crate::shard::{AllocatedBlock, Request, Shard, ShardState};
 use crate::shared::AllocatorState;

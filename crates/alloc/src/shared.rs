@@ -6,7 +6,7 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::Core;
-use crate::mem_pool::{PrivatePool, Routes};
+use crate::routes::{PrivatePool, Routes};
 use crate::shard::{Shard, StreamTable};
 use crate::stats::{Counters, Quantity};
 use crate::sync::lock;

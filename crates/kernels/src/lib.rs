@@ -19,7 +19,7 @@ pub mod indexing;
 pub mod loss;
 mod math;
 pub mod matmul;
-pub mod norm;
+pub mod normalization;
 pub mod optim;
 pub mod pool;
 mod programs;

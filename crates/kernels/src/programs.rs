@@ -66,7 +66,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::indexing::PROGRAMS,
         crate::loss::PROGRAMS,
         crate::matmul::PROGRAMS,
-        crate::norm::PROGRAMS,
+        crate::normalization::PROGRAMS,
         crate::optim::PROGRAMS,
         crate::pool::PROGRAMS,
         crate::random::PROGRAMS,

@@ -21,7 +21,7 @@ mod called;
 mod files;
 pub mod init;
 mod input_device;
-mod module;
+mod module_trait;
 mod modules;
 pub mod optim;
 mod parameter;
@@ -30,7 +30,7 @@ pub use files::{
     FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
     save_sharded,
 };
-pub use module::{
+pub use module_trait::{
     Apply, Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };
 pub use modules::*;

@@ -7,7 +7,7 @@ use warpline::autograd::mark_moved;
 use warpline::expr::Operand;
 use warpline::{Result, Tensor};
 
-use crate::module::{Member, MemberMut, Module, Visitor, VisitorMut};
+use crate::module_trait::{Member, MemberMut, Module, Visitor, VisitorMut};
 
 /// A tensor that is learned (`torch.nn.Parameter`). Dereferences to [`Tensor`].
 ///

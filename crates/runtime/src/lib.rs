@@ -10,6 +10,7 @@
 mod completion;
 #[macro_use]
 mod dispatch;
+mod captured_collectives;
 mod error;
 pub mod generator;
 pub mod graph;
@@ -20,7 +21,6 @@ mod layout;
 pub mod module;
 pub mod overlap;
 mod race;
-mod replays;
 mod runtime;
 mod semaphore;
 mod storage;
@@ -28,6 +28,7 @@ mod storage;
 pub mod testing;
 mod view;
 
+pub use captured_collectives::{CallNames, CollectiveWatcher};
 pub use completion::Completion;
 pub use launch::Target;
 pub use layout::{
@@ -36,7 +37,6 @@ pub use layout::{
 #[doc(hidden)]
 pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
-pub use replays::{CallNames, CollectiveWatcher};
 pub use runtime::{
     CudaDevice, GeneratorGuard, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy,
 };

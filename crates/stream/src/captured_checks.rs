@@ -16,7 +16,7 @@ use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{CheckedLaunch, StreamOp};
+use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::devices::SharedState;
 use crate::index_check::{Failure, REPLAYED, ReportSlot};
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};

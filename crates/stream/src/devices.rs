@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use warpline_cuda_sys_safe::Driver;
 use warpline_sync::atomic::{AtomicUsize, Ordering};
 
-use crate::checks::Checks;
+use crate::check_reports::CheckReports;
 use crate::current;
 use crate::{Device, DeviceGuard, Error, ErrorKind, Result, Stream, StreamGuard};
 
@@ -18,7 +18,7 @@ pub(crate) struct SharedState {
     /// Number of streams with at least one operation.
     streams_used: AtomicUsize,
     /// Reports of failed checks by kernels.
-    pub(crate) checks: Checks,
+    pub(crate) checks: CheckReports,
 }
 
 impl SharedState {
@@ -26,7 +26,7 @@ impl SharedState {
         // From std rather than `warpline_sync`: identifiers are unique in the whole process.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, streams_used: AtomicUsize::new(0), checks: Checks::default() }
+        Self { id, streams_used: AtomicUsize::new(0), checks: CheckReports::default() }
     }
 
     pub(crate) fn id(&self) -> u64 {

@@ -34,8 +34,8 @@
 
 mod capture;
 mod captured_checks;
-mod checked;
-mod checks;
+mod check_reports;
+mod checked_launch;
 mod clock;
 mod current;
 mod device;
@@ -45,7 +45,7 @@ mod event_pool;
 mod guard;
 mod index_check;
 mod kernel_set;
-mod launches;
+mod launch_ring;
 mod mailbox;
 mod numbering;
 mod op_event;
@@ -55,7 +55,7 @@ mod stream;
 
 pub use capture::{CaptureGuard, CaptureLog, Captured};
 pub use captured_checks::CapturedChecks;
-pub use checked::{CheckOutcome, CheckedLaunch};
+pub use checked_launch::{CheckOutcome, CheckedLaunch};
 pub use clock::Before;
 pub use current::apart;
 pub use device::{Device, STREAMS_PER_POOL};

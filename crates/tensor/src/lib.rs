@@ -49,17 +49,18 @@ pub mod functional;
 mod generator;
 #[cfg(doc)]
 pub mod guide;
+mod into_shape;
 mod methods;
 #[cfg(target_os = "linux")]
 pub mod multiprocessing;
-mod options;
-mod shape;
 mod tensor;
+mod tensor_options;
 
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
+pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
     Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
     ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
@@ -68,9 +69,8 @@ pub use methods::{
     searchsorted, stack, tensor, tensor_of_literals, tril_indices, triu_indices, vstack,
     where_cond, zeros,
 };
-pub use options::TensorOptions;
-pub use shape::{Integer, IntoShape, IntoSizes};
 pub use tensor::Tensor;
+pub use tensor_options::TensorOptions;
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///
 /// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.

@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: the checks and tests of continuous integration, in one command.
 
-mod sanitizers;
+mod host_sanitizers;
 mod systems;
 
 use std::time::{Duration, Instant};
@@ -151,7 +151,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut steps = steps(args.full, !args.no_test);
     let mut skipped = Vec::new();
     if args.full {
-        for (more, others) in [sanitizers::steps(&sh), systems::steps(&sh)] {
+        for (more, others) in [host_sanitizers::steps(&sh), systems::steps(&sh)] {
             steps.extend(more);
             skipped.extend(others);
         }

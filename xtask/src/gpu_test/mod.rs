@@ -14,11 +14,11 @@
 
 mod archive;
 mod build;
+mod compute_sanitizer;
 mod fuzz;
 mod gpus;
 mod output;
 mod runner;
-mod sanitizer;
 mod summary;
 
 use std::path::{Path, PathBuf};
@@ -27,9 +27,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::build::TestProgram;
+use self::compute_sanitizer::SanitizerTool;
 use self::fuzz::FuzzOptions;
 use self::runner::TestRunner;
-use self::sanitizer::SanitizerTool;
 use crate::workspace;
 
 #[derive(Debug, clap::Args)]

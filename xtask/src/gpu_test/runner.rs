@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::build::TestProgram;
+use super::compute_sanitizer::SanitizerTool;
 use super::output::{self, RunResults};
-use super::sanitizer::SanitizerTool;
 
 /// Runs GPU tests with the options of the command line.
 #[derive(Debug)]

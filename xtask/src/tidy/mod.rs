@@ -5,6 +5,7 @@ mod layers;
 mod links;
 mod rows;
 mod rules;
+mod samples;
 mod source_file;
 mod unsafety;
 
@@ -46,6 +47,7 @@ pub(crate) fn run() -> Result<()> {
     let mut complaints = Vec::new();
     let mut files = 0;
     let mut rust_files = Vec::new();
+    let mut rust_texts = Vec::new();
     let mut unsafe_files = Vec::new();
     let outside = root.join("tests");
     let folders = crates.iter().map(|member| (member.dir(), Some(member)));
@@ -63,6 +65,7 @@ pub(crate) fn run() -> Result<()> {
                     unsafe_files.push(name.clone());
                 }
                 rust_files.push(name);
+                rust_texts.push(text);
                 sources.push(source);
             }
         }
@@ -78,6 +81,8 @@ pub(crate) fn run() -> Result<()> {
     complaints.extend(unsafety::stale(&unsafe_files));
     let page = workspace::read(&root.join(rows::PAGE))?;
     complaints.extend(rows::check(&page, &rust_files, |path| root.join(path).exists()));
+    let page = workspace::read(&root.join(samples::PAGE))?;
+    complaints.extend(samples::check(&page, rust_texts.iter().map(String::as_str)));
     for path in workspace::files(&root, &["md"])? {
         // The target of a symbolic link is checked at its own path.
         if !path.is_symlink() {

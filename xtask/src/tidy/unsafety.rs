@@ -31,7 +31,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/kernels/src/indexing/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/loss/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/matmul/", "a family's launches and CPU implementations"),
-    ("crates/kernels/src/norm/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/normalization/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/optim/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/pool/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/random/", "a family's launches and CPU implementations"),

@@ -26,9 +26,9 @@
 //! An asynchronous error surfaces in the next call on any device, so it is recognised by its code.
 
 mod api;
-mod call;
-mod calls;
+mod call_macros;
 mod device;
+mod driver;
 mod fork;
 mod launch;
 mod nvml;

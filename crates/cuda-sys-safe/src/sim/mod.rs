@@ -145,7 +145,7 @@
 // Layers, from the bottom: `state` holds data and its invariants, `exec` runs work on the state,
 // and `driver` implements the driver's calls. No layer imports a later one.
 mod backing;
-mod calls;
+mod call_kind;
 mod config;
 mod driver;
 mod exec;
@@ -153,7 +153,7 @@ mod properties;
 mod state;
 mod visible;
 
-pub use calls::CallKind;
+pub use call_kind::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};
 pub use driver::session::SimDriver;
 pub use driver::usage::{DeviceUsage, Usage};

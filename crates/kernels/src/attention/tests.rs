@@ -1,11 +1,11 @@
 //! Cases that fused attention and attention by weights share.
 
-use super::{fused, weights};
+use super::{flash, weights};
 use warpline_runtime::Target;
 use warpline_runtime::testing::{on_every_target, on_gpu};
 
 fn extremes(target: Target<'_>) {
-    fused::tests::extremes(target);
+    flash::tests::extremes(target);
     weights::tests::extremes(target);
 }
 
@@ -22,6 +22,6 @@ fn gpu_neither_infinite_nor_large_scores_spoil_others() {
 
 #[test]
 fn what_the_kernels_are_not_for_is_refused() {
-    on_every_target(fused::tests::rejected_operands);
+    on_every_target(flash::tests::rejected_operands);
     on_every_target(weights::tests::rejected_operands);
 }

@@ -7,7 +7,7 @@ use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
 use super::entry::Output;
 use super::run::{NUMBER, Numbers};
-use super::{Op, functions};
+use super::{Op, cuda_functions};
 use crate::programs::cuda_type;
 
 /// Returns the source of an op's kernels for a dtype.
@@ -24,7 +24,7 @@ pub fn source(op: &Op, variant: &str) -> Source {
 /// Returns a source with the given structs and kernels, and with the functions that `expressions`
 /// call.
 pub(super) fn around(structs: Source, expressions: &str, kernels: &str) -> Source {
-    let source = structs.push(ELEMENT).push(SPACE).push(&functions::called_by(expressions));
+    let source = structs.push(ELEMENT).push(SPACE).push(&cuda_functions::called_by(expressions));
     let source = source.push(&format!("#define NUMBER {NUMBER}"));
     source.push(include_str!("elementwise.cuh")).push(kernels)
 }

@@ -24,20 +24,20 @@
 //! finds the tensors to save.
 
 mod activation;
+mod activation_backward;
 mod arithmetic;
 mod backward;
 mod bitwise;
 mod comparison;
 mod cuda;
+mod cuda_functions;
 mod division;
 #[doc(hidden)]
 pub mod entry;
 mod exponential;
 mod extremes;
 mod formula;
-mod functions;
 mod gamma;
-mod gradient;
 mod host;
 mod integer;
 mod logical;
@@ -56,6 +56,7 @@ use warpline_runtime::module::Program;
 use warpline_runtime::{DType, ErrorKind, Result};
 
 pub use activation::*;
+pub use activation_backward::*;
 pub use arithmetic::*;
 pub use backward::{Backward, apply_backward};
 pub use bitwise::*;
@@ -66,7 +67,6 @@ pub use exponential::*;
 pub use extremes::*;
 pub use formula::{Condition, Expr, Formula, FormulaStep, MAX_OPERANDS};
 pub use gamma::*;
-pub use gradient::*;
 pub use logical::*;
 pub use rounding::*;
 pub use run::{Arg, apply};
@@ -85,7 +85,7 @@ const FILES: &[&[&Op]] = &[
     exponential::OPS,
     extremes::OPS,
     gamma::OPS,
-    gradient::OPS,
+    activation_backward::OPS,
     logical::OPS,
     rounding::OPS,
     select::OPS,

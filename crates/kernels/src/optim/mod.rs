@@ -1,9 +1,9 @@
 //! Optimizer steps that update many tensors in one launch.
 
 mod cpu;
-mod norm;
 #[cfg(test)]
 mod tests;
+mod total_norm;
 
 use std::fmt::Write as _;
 
@@ -17,9 +17,9 @@ use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{FLOATS, committed, kernels};
 
-pub use norm::{partial_sums, sum_dtype, sum_squares};
+pub use total_norm::{partial_sums, sum_dtype, sum_squares};
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &norm::SUM_SQUARES];
+pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &total_norm::SUM_SQUARES];
 
 /// Tensors per launch.
 const TENSORS: usize = 16;

@@ -6,9 +6,9 @@ use std::any::TypeId;
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::{DeviceProperties, HostLaunch};
 
+use super::float::RandomFloat;
 use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
-use super::real::Real;
 use super::{Distribution, FromInt, RandomFill};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
@@ -230,9 +230,9 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
 }
 
 /// The conversion of words to values of a float type.
-trait Lanes: Real {
+trait Lanes: RandomFloat {
     /// The compute type.
-    type Acc: Real;
+    type Acc: RandomFloat;
     const LANES: usize;
     fn uniform(words: [u32; 4]) -> impl IntoIterator<Item = Self::Acc>;
     fn normal(words: [u32; 4]) -> impl IntoIterator<Item = Self::Acc>;

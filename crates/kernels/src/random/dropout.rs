@@ -3,8 +3,8 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::cuda::{BLOCK, base, geometry};
+use super::float::RandomFloat;
 use super::philox::{philox, uniform4};
-use super::real::Real;
 use crate::programs::{FLOATS, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
@@ -112,7 +112,7 @@ pub fn dropout(
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
 /// `T`, `kept`, of bools, and, if `p.place` says so, the generator's state.
-unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
+unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Drop) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);
     // SAFETY: the last operand is the state, which `get` reads only if `p.place` says that it

@@ -6,11 +6,11 @@
 
 mod cuda;
 mod dropout;
+mod float;
 mod mt;
 mod order;
 mod permute;
 mod philox;
-mod real;
 #[cfg(test)]
 mod tests;
 

@@ -5,7 +5,7 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::FromInt;
-use super::real::Real;
+use super::float::RandomFloat;
 use crate::math::{Convert, vectorized};
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{self, SharedPtr};
@@ -48,23 +48,27 @@ impl FillTarget<'_> {
 }
 
 /// Draws a value in `[0, 1)` with as many bits as `T` has.
-fn unit<T: Real>(generator: &mut CpuGenerator) -> T {
+fn unit<T: RandomFloat>(generator: &mut CpuGenerator) -> T {
     unit_of(draw::<T>(generator))
 }
 
 /// Draws the bits for [`unit_of`].
-fn draw<T: Real>(generator: &mut CpuGenerator) -> u64 {
+fn draw<T: RandomFloat>(generator: &mut CpuGenerator) -> u64 {
     if T::DIGITS > 32 { generator.random64() } else { generator.random().into() }
 }
 
 #[inline(always)]
-fn unit_of<T: Real>(draw: u64) -> T {
+fn unit_of<T: RandomFloat>(draw: u64) -> T {
     let mask = (1u64 << T::DIGITS) - 1;
     T::from_f64((draw & mask) as f64 / (1u64 << T::DIGITS) as f64)
 }
 
 /// Fills a slice with `f` of draws, in chunks that stay in the level 1 cache.
-fn fill_slice<T: Real>(to: &mut [T], generator: &mut CpuGenerator, f: impl Fn(u64) -> T + Copy) {
+fn fill_slice<T: RandomFloat>(
+    to: &mut [T],
+    generator: &mut CpuGenerator,
+    f: impl Fn(u64) -> T + Copy,
+) {
     let mut draws = [0; 512];
     for chunk in to.chunks_mut(draws.len()) {
         let draws = &mut draws[..chunk.len()];
@@ -75,7 +79,7 @@ fn fill_slice<T: Real>(to: &mut [T], generator: &mut CpuGenerator, f: impl Fn(u6
 
 /// # Safety
 /// The operand's elements are of `T`.
-pub(super) unsafe fn uniform<T: Real>(
+pub(super) unsafe fn uniform<T: RandomFloat>(
     out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     from: f64,
@@ -101,7 +105,7 @@ pub(super) unsafe fn uniform<T: Real>(
 
 /// # Safety
 /// The operand's elements are of `T`.
-pub(super) unsafe fn normal<T: Real>(
+pub(super) unsafe fn normal<T: RandomFloat>(
     out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     mean: f64,
@@ -134,7 +138,7 @@ pub(super) unsafe fn normal<T: Real>(
 }
 
 /// Turns 16 uniform values into normal ones.
-fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
+fn box_muller<T: RandomFloat>(block: &mut [T; 16], mean: T, std: T) {
     let (one, minus_two) = (T::from_f64(1.0), T::from_f64(-2.0));
     for j in 0..8 {
         // Maps [0, 1) to (0, 1], for the logarithm.
@@ -160,7 +164,7 @@ fn draw_normal(generator: &mut CpuGenerator) -> f64 {
 
 /// # Safety
 /// The operand's elements are of `T`.
-pub(super) unsafe fn exponential<T: Real>(
+pub(super) unsafe fn exponential<T: RandomFloat>(
     out: &FillTarget<'_>,
     generator: &mut CpuGenerator,
     lambda: f64,

@@ -1,4 +1,4 @@
-//! The reduction that `docs/add-an-op.md` adds. A test of `xtask` compares the declaration with the page.
+//! A reduction with a fold of its own, which `docs/add-an-op.md` shows.
 
 use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

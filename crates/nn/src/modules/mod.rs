@@ -6,8 +6,8 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
-mod losses;
-mod norm;
+mod loss;
+mod normalization;
 mod options;
 mod pool;
 mod recurrent;
@@ -22,8 +22,8 @@ pub use conv::*;
 pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingOptions};
 pub use linear::{Bilinear, Linear, LinearOptions};
-pub use losses::*;
-pub use norm::*;
+pub use loss::*;
+pub use normalization::*;
 pub use pool::*;
 pub use recurrent::{
     GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell, RecurrentCellOptions, RecurrentOptions,

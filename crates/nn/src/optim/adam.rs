@@ -3,7 +3,7 @@
 use warpline::{DType, Device, Error, Result, Tensor, cat, full};
 use warpline_kernels::optim::UpdateRule as Kernel;
 
-use super::fused::{buckets, rate};
+use super::fused_step::{buckets, rate};
 use super::optimizer::{Optim, counter, is_capturing};
 use super::rule::{Rate, Rule, Slot, check_fraction, check_not_negative, descend, settings};
 

@@ -4,7 +4,7 @@ use warpline::autograd::{check_not_moved, is_grad_enabled, no_grad};
 use warpline::{Result, Tensor, empty, stack, zeros};
 use warpline_kernels::optim::{self as kernels, Tensors};
 
-use super::fused::rate;
+use super::fused_step::rate;
 
 /// Scales the gradients of `parameters` by a common factor so that their total norm is at most `max_norm`
 /// (`torch.nn.utils.clip_grad_norm_`). Returns the total norm before scaling as a tensor, so that the host does not

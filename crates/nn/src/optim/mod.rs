@@ -20,7 +20,7 @@
 
 mod adam;
 mod clip;
-mod fused;
+mod fused_step;
 mod group;
 mod optimizer;
 mod rmsprop;

@@ -3,7 +3,7 @@
 use warpline::Result;
 use warpline_kernels::optim::UpdateRule as Kernel;
 
-use super::fused::{buckets, rate};
+use super::fused_step::{buckets, rate};
 use super::optimizer::{Optim, check_not_capturing};
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 

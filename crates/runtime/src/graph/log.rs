@@ -11,9 +11,9 @@ use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
+use crate::captured_collectives::{self, CollectiveWatcher};
 use crate::launch::{ResultMarks, TOKEN};
 use crate::race::{CheckedAccesses, Touch};
-use crate::replays::{self, CollectiveWatcher};
 use crate::storage::{
     PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, uses_elsewhere,
 };
@@ -74,7 +74,7 @@ pub(super) struct CapturedWork {
     pub(super) needed: Vec<ReplayedFlag>,
     pub(super) draws: u64,
     pub(super) checks: Arc<CapturedChecks>,
-    pub(super) communicators: Vec<replays::CapturedCommunicator>,
+    pub(super) communicators: Vec<captured_collectives::CapturedCommunicator>,
 }
 
 /// A communicator used in the capture, its watcher, and the names of its calls.
@@ -299,7 +299,7 @@ impl Log {
         communicators.sort_unstable_by_key(|used| used.comm.id());
         let captured =
             communicators.into_iter().map(|UsedCommunicator { comm, replays, calls }| {
-                replays::CapturedCommunicator {
+                captured_collectives::CapturedCommunicator {
                     comm,
                     watched: replays.map(|replays| (replays, calls.into())),
                 }

@@ -32,8 +32,8 @@ use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream};
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
+use crate::captured_collectives;
 use crate::launch::{GraphReplay, TOKEN};
-use crate::replays;
 use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
 use log::GraphStorage;
@@ -185,7 +185,7 @@ pub struct Graph {
     /// Reports of failed checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators that replays use.
-    communicators: Vec<replays::CapturedCommunicator>,
+    communicators: Vec<captured_collectives::CapturedCommunicator>,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -240,7 +240,7 @@ impl Graph {
             self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
-        replays::replay_watched(
+        captured_collectives::replay_watched(
             &self.communicators,
             stream,
             site,

@@ -7,8 +7,8 @@ use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, HostLaunch, StreamHandle};
 
 use super::{Call, Code, Target, run};
+use crate::captured_collectives::CollectiveWatcher;
 use crate::completion::Completion;
-use crate::replays::CollectiveWatcher;
 use crate::{Device, ErrorKind, Operand, Result, Site};
 
 /// Calls on a communicator, for [`run_collectives`].

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_sync::thread_local;
 
-use super::marks::{record_host_writes, wait_for_host};
-use super::report::LocalMailbox;
+use super::index_report::LocalMailbox;
+use super::result_marks::{record_host_writes, wait_for_host};
 use super::{Call, distinct};
 use crate::race::{Touch, check_host};
 use crate::storage::not_host;

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream};
 
-use super::marks::ResultMarks;
 use super::ordered::{check_runtime, in_order};
+use super::result_marks::ResultMarks;
 use super::{Call, Code, Report, TOKEN, TrackedCommunicator, distinct};
 use crate::completion::PendingCollective;
 use crate::graph::Log;

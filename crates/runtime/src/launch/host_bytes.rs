@@ -3,7 +3,7 @@
 use warpline_cuda_sys_safe::Access;
 
 use super::cpu::with_host_locks;
-use super::marks::{record_host_writes, wait_for_host};
+use super::result_marks::{record_host_writes, wait_for_host};
 use super::transfer::check_range;
 use crate::race::{Touch, check_host};
 use crate::storage::not_host;

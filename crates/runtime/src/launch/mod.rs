@@ -11,7 +11,7 @@
 //! 1. Refuse a stream or storage of another runtime, and memory that the device cannot reach.
 //! 2. Find the kernel. After the first launch this takes no lock and compares no string.
 //! 3. Lock the `Uses` of the distinct storages, in the order of their addresses.
-//! 4. Collect the work that the op's inputs depend on (`marks.rs`), and refuse the op if such work
+//! 4. Collect the work that the op's inputs depend on (`result_marks.rs`), and refuse the op if such work
 //!    is known to have failed.
 //! 5. Under [`SyncPolicy::Manual`](crate::SyncPolicy), compare the op with the histories of its
 //!    storages and report races.
@@ -43,12 +43,12 @@ mod collectives;
 mod cpu;
 mod cuda;
 mod host_bytes;
+mod index_report;
 mod kernel;
-mod marks;
 mod ordered;
 mod pageable;
 mod replay;
-mod report;
+mod result_marks;
 #[cfg(test)]
 mod staging_tests;
 #[cfg(test)]
@@ -74,10 +74,10 @@ pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
+pub use index_report::{Report, report_as};
 pub use kernel::{Grid, Hosts, Kernel, LibraryCall};
-pub(crate) use marks::ResultMarks;
 pub(crate) use replay::GraphReplay;
-pub use report::{Report, report_as};
+pub(crate) use result_marks::ResultMarks;
 pub use transfer::{copy_bytes, memset};
 
 /// Proof to streams that this crate's launches are sound.

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 use warpline_sync::MutexGuard;
 
-use super::marks::ResultMarks;
+use super::result_marks::ResultMarks;
 use crate::race::{CheckedAccesses, Touch};
 use crate::storage::{Dependencies, PRIOR_OWNER, Uses, uses_elsewhere};
 use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};

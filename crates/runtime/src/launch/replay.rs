@@ -10,8 +10,8 @@ use super::cpu::with_host_locks;
 use super::cuda::{located, refuse_captured};
 use super::ordered::{OrderedWork, wait_for_own};
 use super::{ResultMarks, TOKEN};
+use crate::captured_collectives::CapturedCommunicator;
 use crate::race::Touch;
-use crate::replays::CapturedCommunicator;
 use crate::storage::{Dependencies, Dependency, ReplayGuard, ReplayUses};
 use crate::{Error, Runtime, Site, Storage, SyncPolicy};
 

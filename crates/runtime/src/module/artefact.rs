@@ -8,7 +8,7 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use sha2::{Digest, Sha256};
 use warpline_files::NewFile;
 
-use super::{Compiler, Program, compile};
+use super::{Compiler, Program, compiler};
 use crate::{ErrorKind, Result};
 
 /// Prefix of the line before a variant's PTX. The variant's name and the hash of its source follow.
@@ -36,7 +36,7 @@ fn path(folder: &Path, program: &Program) -> PathBuf {
 /// comment do not count, so that a changed comment does not make the PTX stale.
 pub(super) fn hash(program: &Program, variant: usize) -> String {
     let mut hash = Sha256::new();
-    compile::options().iter().for_each(|option| hash.update(option));
+    compiler::options().iter().for_each(|option| hash.update(option));
     for line in program.source(variant).text().lines() {
         if !line.trim_start().starts_with("//") {
             hash.update(line);

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::owned::{Function, Module};
 use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
-use super::{Program, artefact, compiled, newer, single};
+use super::{Program, artefact, compiled_ptx, newer, single};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of variants per chunk.
@@ -73,7 +73,7 @@ impl KernelCache {
         if let Some(ptx) = artefact::committed(program, variant) {
             return Ok(ptx);
         }
-        let compiled = compiled::at_run_time(program, variant, self.folder.as_deref());
+        let compiled = compiled_ptx::at_run_time(program, variant, self.folder.as_deref());
         let is_real = driver.name() == "cuda";
         match compiled {
             Ok(ptx) if !is_real && !has_kernels(&ptx, program, variant) => {

@@ -12,10 +12,10 @@
 
 mod artefact;
 mod cache;
-mod compile;
-mod compiled;
+mod compiled_ptx;
+mod compiler;
+mod cuda_type;
 mod disk;
-mod layout;
 mod newer;
 mod single;
 mod source;
@@ -27,10 +27,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
-pub use compile::{ARCHITECTURE, Compiler};
+pub use compiler::{ARCHITECTURE, Compiler};
 #[doc(hidden)]
-pub use layout::is_report;
-pub use layout::{CudaType, Definitions, field};
+pub use cuda_type::is_report;
+pub use cuda_type::{CudaType, Definitions, field};
 pub use newer::specialized;
 pub use single::single;
 pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};

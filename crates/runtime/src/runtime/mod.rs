@@ -1,11 +1,11 @@
 //! A runtime: one driver with its devices, their caches, and the policies for their use.
 
 mod device;
-mod generators;
 mod host_cache;
 mod peers;
-mod shared;
+mod shared_memory;
 mod staging;
+mod thread_generators;
 
 use std::panic::Location;
 use std::path::PathBuf;
@@ -23,13 +23,13 @@ use crate::race::Detector;
 use crate::{Error, ErrorKind, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
-pub use generators::GeneratorGuard;
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{HostCache, MIN_CACHED_BYTES};
 use peers::Peers;
-use shared::SharedMemory;
-pub(crate) use shared::{SharedMapping, UnusedMemory, new_memory_id};
+use shared_memory::SharedMemory;
+pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
+pub use thread_generators::GeneratorGuard;
 
 /// The party that orders work on different streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

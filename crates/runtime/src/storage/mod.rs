@@ -1,7 +1,7 @@
 //! Memory that tensors share, and the record of its last uses.
 //!
 //! A [`Storage`] is bytes (pageable, page-locked or device memory) with its `Uses`: the last write
-//! and the reads since then, by stream, and the marks of pending checks (`marks.rs`).
+//! and the reads since then, by stream, and the marks of pending checks (`marks/`).
 //!
 //! This module does not depend on `graph`. `Storage::device`, which allocates device memory, is in
 //! `graph/memory.rs`, because a captured stream gets memory of the graph's pool. For graphs, a

@@ -11,7 +11,7 @@
 //! A mailbox takes more slots when all of its slots are in use. It polls an event after every few
 //! launches, so a program that never waits needs only as many slots as launches are in flight.
 //!
-//! A mailbox keeps launches, replays and unions (`checked/`) in the order of the stream. The oldest
+//! A mailbox keeps launches, replays and unions (`checked_launch/`) in the order of the stream. The oldest
 //! settle first.
 //!
 //! Lock order: a stream's submit lock, the lock on the list of all mailboxes, the lock of a mailbox,
@@ -24,7 +24,7 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{CheckedLaunch, StreamOp};
+use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::clock::StreamPoint;
 use crate::index_check::{Failure, ReportSlot};
 use crate::order::Progress;

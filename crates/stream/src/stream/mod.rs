@@ -24,7 +24,7 @@ use crate::capture::{Capture, CaptureState};
 use crate::clock::{Before, Clock, StreamPoint};
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
-use crate::launches::Launches;
+use crate::launch_ring::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
 use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches, Result, Site};
 

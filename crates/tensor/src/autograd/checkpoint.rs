@@ -11,7 +11,7 @@ use warpline_runtime::graph::{Position, Sequence};
 use super::engine::PassOptions;
 use super::function::{Function, ToSave};
 use super::node::{Gradients, TensorSpec};
-use super::tensor::{backward_at, grad_at};
+use super::tensor_methods::{backward_at, grad_at};
 use super::{Context, GradOptions, mode};
 #[cfg(doc)]
 use crate::ErrorKind;

@@ -1,6 +1,6 @@
 //! Inputs and saved tensors of a custom function.
 
-use super::backward::NodeInputs;
+use super::op_backward::NodeInputs;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{DType, Device, Error, Result, Tensor};

@@ -7,8 +7,8 @@
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, FormulaStep, Op};
 
+use super::backward_program;
 use super::formula::{self, FormulaLeaves, StepValue};
-use super::fused;
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, refuse_gradient,
     saved, should_record, should_record_in_place,
@@ -40,7 +40,7 @@ impl OpBackward for Elementwise {
     }
 
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        fused::evaluate(self.backward, &self.wanted(inputs), &self.leaves, grad)
+        backward_program::evaluate(self.backward, &self.wanted(inputs), &self.leaves, grad)
     }
 }
 

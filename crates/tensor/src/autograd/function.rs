@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use warpline_runtime::launch::report_as;
 
-use super::backward::{NodeInputs, OpBackward};
 use super::node::{GradNode, Gradients};
+use super::op_backward::{NodeInputs, OpBackward};
 use super::record::{record_all, should_record};
 use super::saved::Saved;
 use super::{Context, mode};

@@ -1,7 +1,7 @@
 //! Comparison of gradients with finite differences.
 
 use super::mode;
-use super::tensor::{GradOptions, grad};
+use super::tensor_methods::{GradOptions, grad};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{DType, Error, Result, Tensor, tensor};

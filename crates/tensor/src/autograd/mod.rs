@@ -17,24 +17,24 @@
 //! ```
 
 mod accumulate;
-mod backward;
+mod backward_program;
 mod checkpoint;
 mod context;
 mod elementwise;
 mod engine;
 mod formula;
 mod function;
-mod fused;
 mod gradcheck;
 mod hooks;
 mod meta;
 mod mode;
 mod moved;
 mod node;
+mod op_backward;
 mod reclaim;
 mod record;
 mod saved;
-mod tensor;
+mod tensor_methods;
 mod views;
 
 pub use checkpoint::checkpoint;
@@ -48,11 +48,11 @@ pub use mode::{
 };
 pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
-pub use tensor::{GradOptions, backward, grad};
+pub use tensor_methods::{GradOptions, backward, grad};
 
-pub(crate) use backward::{NodeInputs, OpBackward, linear};
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::AutogradSlot;
+pub(crate) use op_backward::{NodeInputs, OpBackward, linear};
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
     check_in_place, record, record_all, record_in_place, record_overwritten, refuse_gradient,

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use warpline_runtime::Sizes;
 use warpline_stream::Stream;
 
-use super::backward::{GradFn, NodeInputs};
 use super::hooks::NodeHook;
+use super::op_backward::{GradFn, NodeInputs};
 use super::reclaim::{DeferredDrop, reclaim};
 use crate::{DType, Device, Error, Result, Tensor};
 

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use warpline_stream::Stream;
 
-use super::backward::{self, IncomingGrad, OpBackward, linear};
 use super::meta::AutogradMeta;
 use super::node::{Edge, GradNode, NodeInput, TensorSpec};
+use super::op_backward::{self, IncomingGrad, OpBackward, linear};
 use super::{mode, views};
 use crate::exec::Exec;
 use crate::{Error, Result, Tensor};
@@ -65,7 +65,7 @@ fn node<G: IncomingGrad + ?Sized + 'static>(
     inputs: &[&Tensor],
     saved: impl OpBackward<G>,
 ) -> Result<Arc<GradNode>> {
-    let grad_fn = backward::grad_fn(name, outputs, saved)?;
+    let grad_fn = op_backward::grad_fn(name, outputs, saved)?;
     let stream = outputs.first().and_then(|tensor| tensor.current_stream());
     let node_inputs =
         inputs.iter().map(|t| NodeInput { edge: t.edge(), spec: TensorSpec::of(t) }).collect();

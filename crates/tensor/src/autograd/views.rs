@@ -9,9 +9,9 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::{Layout, Sizes, Strides};
 
-use super::backward::{GradFn, IncomingGrad, NodeInputs, OpBackward, linear};
 use super::meta::AutogradMeta;
 use super::node::{Edge, GradNode, Gradients, NodeInput, TensorSpec};
+use super::op_backward::{GradFn, IncomingGrad, NodeInputs, OpBackward, linear};
 use super::record::{record, record_all, should_record};
 use super::saved::{Saved, saved};
 use crate::methods::composite::signed;

@@ -19,8 +19,8 @@ pub mod driver;
 mod graph;
 mod history;
 mod host_memory;
+mod mem_pool;
 pub mod memory;
-mod pool;
 mod random;
 mod stream;
 
@@ -36,6 +36,7 @@ pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_strea
 pub use host_memory::{
     host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
 };
+pub use mem_pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use memory::{
     caching_allocator_config, empty_cache, get_per_process_memory_fraction, max_memory_allocated,
     max_memory_cached, max_memory_reserved, mem_get_info, memory_allocated, memory_cached,
@@ -43,7 +44,6 @@ pub use memory::{
     reset_max_memory_allocated, reset_max_memory_cached, reset_peak_memory_stats,
     set_per_process_memory_fraction,
 };
-pub use pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use random::{get_rng_state, manual_seed, manual_seed_all, set_rng_state};
 pub use stream::{
     Ambient, current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,

@@ -1,6 +1,9 @@
-//! Activations as functions. Each function calls the tensor method of the same name.
+//! Activations as functions. Most of them call the tensor method of the same name.
 
-use crate::{Integer, Result, Scalar, Tensor};
+#[cfg(doc)]
+use crate::ErrorKind;
+use crate::called::Called;
+use crate::{Error, Integer, Result, Scalar, Tensor};
 
 macro_rules! activations {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
@@ -39,4 +42,35 @@ activations! {
     tanh();
     tanhshrink();
     threshold(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
+}
+
+/// The first half of a dimension times the sigmoid of the second half (`torch.nn.functional.glu`). PyTorch's
+/// default for `dim` is -1.
+///
+/// # Errors
+/// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
+/// dimension's size is odd. Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn glu(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
+    let op = "glu";
+    let d = input.layout().dim(dim).of(op)?;
+    let size = input.size().get(d).copied().unwrap_or(1);
+    if !size.is_multiple_of(2) {
+        let reason = format!("dimension {d} must be of even size, but is of {size}");
+        return Err(Error::invalid(op, reason));
+    }
+    let half = size / 2;
+    let gate = input.narrow(dim, half as isize, half).of(op)?.sigmoid().of(op)?;
+    input.narrow(dim, 0, half).of(op)?.mul(&gate).of(op)
+}
+
+/// [`Tensor::softmax`] of the negated input (`torch.nn.functional.softmin`).
+///
+/// # Errors
+/// The same as [`Tensor::softmax`].
+#[track_caller]
+pub fn softmin(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
+    let dim = dim.into_isize();
+    input.neg().of("softmin")?.softmax(dim).of("softmin")
 }

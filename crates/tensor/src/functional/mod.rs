@@ -21,11 +21,10 @@ mod conv;
 mod distances;
 mod dropout;
 mod fold;
-mod gates;
 mod interpolate;
 mod linear;
 mod loss;
-mod norm;
+mod normalization;
 mod options;
 mod pad;
 mod pixels;
@@ -34,9 +33,9 @@ mod sparse;
 mod window;
 
 pub use activation::{
-    celu, elu, gelu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,
-    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, softmax, softplus, softshrink, softsign,
-    tanh, tanhshrink, threshold,
+    celu, elu, gelu, glu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,
+    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, softmax, softmin, softplus, softshrink,
+    softsign, tanh, tanhshrink, threshold,
 };
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
@@ -46,7 +45,6 @@ pub use conv::{
 pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity, normalize};
 pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
-pub use gates::{glu, softmin};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use linear::linear;
 pub use loss::{
@@ -55,7 +53,7 @@ pub use loss::{
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
     l1_loss, mse_loss, nll_loss, smooth_l1_loss,
 };
-pub use norm::{
+pub use normalization::{
     BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RmsNormOptions,
     batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
 };

@@ -5,8 +5,8 @@ use std::panic::Location;
 use warpline_kernels::{fill, random};
 use warpline_runtime::launch;
 
-use super::data::TensorData;
 use super::inplace::check_filled;
+use super::tensor_data::TensorData;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;

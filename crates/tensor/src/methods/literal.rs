@@ -1,7 +1,7 @@
 //! The macro `tensor!`.
 
-use super::data::TensorData;
 use super::factories::tensor;
+use super::tensor_data::TensorData;
 use crate::called::Called;
 use crate::{Category, DType, Element, Result, Tensor};
 

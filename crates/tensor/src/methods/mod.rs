@@ -1,16 +1,13 @@
 //! The methods of [`Tensor`](crate::Tensor), and the functions that create, join and index tensors.
 
-mod activations;
 mod binary;
 mod bounds;
 pub(crate) mod composite;
-mod data;
 mod elementwise;
 mod factories;
 pub(crate) mod indexing;
 mod inplace;
 mod literal;
-mod matmul;
 mod new_like;
 mod operators;
 mod order;
@@ -24,12 +21,13 @@ mod reduce;
 mod reduce_backward;
 mod shapes;
 mod statistics;
+mod tensor_data;
 mod transfer;
 mod unary;
+mod unary_with_parameters;
 mod views;
 
 pub use bounds::where_cond;
-pub use data::TensorData;
 pub use elementwise::{TensorOrScalar, apply_elementwise};
 pub(crate) use elementwise::{
     apply as apply_elementwise_in, common_dtype, common_dtype_of, counts_as_number, rounded,
@@ -52,4 +50,5 @@ pub(crate) use shapes::list;
 pub use shapes::{
     MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
 };
+pub use tensor_data::TensorData;
 pub use views::{cat, stack};

@@ -1,8 +1,8 @@
 //! Tensors like a given tensor. The defaults of `new_*` methods are its dtype and device. `*_like` methods
 //! also use its sizes.
 
-use super::data::TensorData;
 use super::factories::tensor_in;
+use super::tensor_data::TensorData;
 use crate::called::Called;
 use crate::exec::{self, empty_in};
 use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};

@@ -10,7 +10,7 @@ use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 use crate::ErrorKind;
 use crate::autograd::{record, should_record};
 use crate::called::Called;
-use crate::shape::list_tuples;
+use crate::into_shape::list_tuples;
 use crate::{Error, Integer, Result, Tensor};
 
 /// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative

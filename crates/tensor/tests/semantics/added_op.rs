@@ -1,4 +1,4 @@
-//! The op that `docs/add-an-op.md` adds. A test of `xtask` compares the entry with the page.
+//! An op that this crate adds to the library's, by an entry as in `docs/add-an-op.md`.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{DType, Result, Tensor, apply_elementwise, simulated, tensor, with_runtime};

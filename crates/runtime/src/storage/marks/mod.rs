@@ -2,7 +2,7 @@
 //!
 //! A *mark* is a range of bytes together with the work whose failure would make these bytes wrong:
 //! launches that check indices, collectives, and work of other processes. A mark is removed when
-//! all of this work has succeeded, or when the bytes are overwritten. `launch/marks.rs` describes
+//! all of this work has succeeded, or when the bytes are overwritten. `launch/result_marks.rs` describes
 //! how marks spread from the inputs of work to its results.
 
 use std::ops::Range;

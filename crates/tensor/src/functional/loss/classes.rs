@@ -2,7 +2,8 @@
 
 use smallvec::smallvec;
 
-use super::{CrossEntropyOptions, NllLossOptions, Reduction, fused};
+use super::fused_cross_entropy::fused_cross_entropy;
+use super::{CrossEntropyOptions, NllLossOptions, Reduction};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
@@ -47,7 +48,7 @@ fn of_classes(
         return of_probabilities(&log, target, dim, options).of(op)?.to(input.dtype()).of(op);
     }
     check_target(op, input, target, dim)?;
-    if let Some(loss) = fused::fused(input, target, options).of(op)? {
+    if let Some(loss) = fused_cross_entropy(input, target, options).of(op)? {
         return Ok(loss);
     }
     let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;

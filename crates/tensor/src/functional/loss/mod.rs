@@ -2,7 +2,7 @@
 
 mod classes;
 mod elements;
-mod fused;
+mod fused_cross_entropy;
 mod options;
 
 pub use classes::{cross_entropy, nll_loss};

@@ -9,7 +9,7 @@ use warpline_runtime::Layout;
 
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
-use crate::shape::list_tuples;
+use crate::into_shape::list_tuples;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// The index of one dimension.

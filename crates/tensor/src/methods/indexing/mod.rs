@@ -5,8 +5,8 @@ pub(super) mod basic;
 mod count;
 mod gather;
 mod masked;
-mod reduced;
 mod scatter;
+mod scatter_reduce_backward;
 mod take;
 mod whole;
 

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 use warpline_kernels::scatter::{self, Reduce};
 
 use super::as_indices;
-use super::reduced::ScatterReduced;
+use super::scatter_reduce_backward::ScatterReduced;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{

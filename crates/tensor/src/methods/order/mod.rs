@@ -1,11 +1,11 @@
 //! The order of elements: cumulative sums and extremes, sorting, searching, reversing.
 
 mod cumulative;
+mod flip;
 mod multinomial;
 mod search;
 mod select;
 mod sort;
-mod turn;
 mod unique;
 
 pub use search::{isin, searchsorted};

@@ -2,6 +2,7 @@
 
 mod contract;
 mod einsum;
+mod matmul;
 mod matrices;
 
 pub use einsum::einsum;

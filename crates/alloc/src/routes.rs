@@ -26,10 +26,10 @@ pub(crate) struct PrivatePool<B: Backend> {
     pub(crate) id: u64,
     pub(crate) options: PoolOptions,
     /// Backend of the pool. `None`: the allocator's own.
-    pub(super) backend: Option<Arc<B>>,
+    pub(crate) backend: Option<Arc<B>>,
     /// The shared state of the pool's allocator.
-    pub(super) core: Weak<Core<B>>,
-    pub(super) shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
+    pub(crate) core: Weak<Core<B>>,
+    pub(crate) shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
 }
 
 impl<B: Backend> PrivatePool<B> {
@@ -69,7 +69,7 @@ impl<B: Backend> Drop for PrivatePool<B> {
 
 /// The requests that a route applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Filter {
+pub(crate) enum Filter {
     Thread(ThreadId),
     Stream(u64),
 }
@@ -101,18 +101,18 @@ impl<B: Backend> Routes<B> {
     }
 
     /// Returns a number that no route has had.
-    pub(super) fn next_number(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn add(&self, number: u64, filter: Filter, pool: Arc<PrivatePool<B>>) {
+    pub(crate) fn add(&self, number: u64, filter: Filter, pool: Arc<PrivatePool<B>>) {
         lock(&self.routes).push(Route { number, filter, pool });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Removes a route, if there is a route with this number. Returns its pool, whose drop takes
     /// locks.
-    pub(super) fn remove(&self, number: u64) -> Option<Arc<PrivatePool<B>>> {
+    pub(crate) fn remove(&self, number: u64) -> Option<Arc<PrivatePool<B>>> {
         let route = {
             let mut routes = lock(&self.routes);
             let at = routes.iter().position(|route| route.number == number);

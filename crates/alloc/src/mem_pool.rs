@@ -1,7 +1,5 @@
 //! Private pools: memory for the requests that a route leads to the pool or that name the pool.
 
-mod routes;
-
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -10,13 +8,11 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::Ordering;
 use warpline_sync::thread;
 
-use self::routes::Filter;
-pub use self::routes::PoolOptions;
-pub(crate) use self::routes::{PrivatePool, Routes};
 use crate::core::Core;
+use crate::routes::{Filter, PrivatePool};
 use crate::shared::AllocatorState;
 use crate::sync::lock;
-use crate::{AllocError, Backend, Block, CachingAllocator};
+use crate::{AllocError, Backend, Block, CachingAllocator, PoolOptions};
 
 /// A private pool of an allocator (`torch.cuda.MemPool`). It serves the requests that a
 /// [route](CachingAllocator::use_pool) leads to it, and those of

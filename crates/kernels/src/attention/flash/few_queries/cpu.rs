@@ -5,8 +5,8 @@ use std::f32::consts::LN_2;
 use warpline_runtime::host::{self, HostElement, HostLaunch, SharedPtr};
 
 use super::FewQueries;
-use crate::attention::fused::Steps;
-use crate::attention::fused::cpu::{floats, products, weighted_sum, write};
+use crate::attention::flash::Steps;
+use crate::attention::flash::cpu::{floats, products, weighted_sum, write};
 use crate::math::exp;
 
 /// # Safety

@@ -2,7 +2,7 @@
 //! input, and one for weight and bias.
 
 use smallvec::{SmallVec, smallvec};
-use warpline_kernels::norm::{self as kernel, LayerNorm};
+use warpline_kernels::normalization::{self as kernel, LayerNorm};
 
 use super::per_sample::standardized;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};

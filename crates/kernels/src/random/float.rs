@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 /// A float element type. As in PyTorch, wider floats convert to the half-width types through `f32`.
-pub(super) trait Real: Copy + Send + Sync + PartialEq + 'static {
+pub(super) trait RandomFloat: Copy + Send + Sync + PartialEq + 'static {
     /// Bits of precision, and of a uniform draw.
     const DIGITS: u32;
     fn from_f64(value: f64) -> Self;
@@ -21,7 +21,7 @@ pub(super) trait Real: Copy + Send + Sync + PartialEq + 'static {
 
 macro_rules! native {
     ($ty:ty, $digits:expr, $tau:expr) => {
-        impl Real for $ty {
+        impl RandomFloat for $ty {
             const DIGITS: u32 = $digits;
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -64,7 +64,7 @@ native!(f64, 53, std::f64::consts::TAU);
 
 macro_rules! narrow {
     ($ty:ty, $digits:expr) => {
-        impl Real for $ty {
+        impl RandomFloat for $ty {
             const DIGITS: u32 = $digits;
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -97,7 +97,7 @@ macro_rules! narrow {
                 (<$ty>::from_f32(sin), <$ty>::from_f32(cos))
             }
             fn turns(self) -> Self {
-                <Self as Real>::from_f64(<$ty>::to_f64(self) * std::f64::consts::TAU)
+                <Self as RandomFloat>::from_f64(<$ty>::to_f64(self) * std::f64::consts::TAU)
             }
         }
     };

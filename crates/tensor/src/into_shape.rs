@@ -163,7 +163,7 @@ shape_tuples!(usize usize usize usize usize usize);
 /// item of a part.
 macro_rules! list_tuples {
     ($name:ident::$method:ident -> [$item:ty], $part:path, $convert:ident) => {
-        crate::shape::list_tuples! {
+        crate::into_shape::list_tuples! {
             @ $name::$method -> [$item], $part, $convert;
             A;
             A B;
@@ -182,7 +182,7 @@ macro_rules! list_tuples {
                 SmallVec::from_iter([$($ty.$convert()),+])
             }
         }
-        crate::shape::list_tuples! { @ $name::$method -> [$item], $part, $convert; $($rest)* }
+        crate::into_shape::list_tuples! { @ $name::$method -> [$item], $part, $convert; $($rest)* }
     };
 }
 pub(crate) use list_tuples;

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
     CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream,
 };
 
-use super::call::{call, release};
+use super::call_macros::{call, release};
 use super::raw::{
     host_flags, mode_number, on_device, pinned_on, raw_access, raw_event, raw_pool, raw_stream,
 };

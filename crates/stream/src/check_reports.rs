@@ -5,7 +5,7 @@
 //! its owner counts as that report. If the owner's thread has ended, the failure is reported by the
 //! next `synchronize` of any thread that covers the launch. If an owner has several failures on a
 //! stream, only the oldest is reported. Reads of the data always report the failure; see
-//! `launch/marks.rs` of `warpline-runtime`. Until a kernel that checks indices is launched, checks
+//! `launch/result_marks.rs` of `warpline-runtime`. Until a kernel that checks indices is launched, checks
 //! cost a wait one load.
 
 use std::sync::{Arc, PoisonError};
@@ -17,7 +17,7 @@ use warpline_sync::{Mutex, MutexGuard};
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::checked::StreamOp;
+use crate::checked_launch::StreamOp;
 use crate::clock::{Clock, StreamPoint};
 use crate::device::DeviceCore;
 use crate::index_check::ReportSlot;
@@ -28,7 +28,7 @@ const SLOTS_PER_PAGE: usize = 512;
 
 /// All mailboxes of the devices of one driver.
 #[derive(Debug, Default)]
-pub(crate) struct Checks {
+pub(crate) struct CheckReports {
     /// Whether a mailbox exists. Until then, no wait locks the list.
     any: AtomicBool,
     /// Locked before any mailbox.
@@ -37,7 +37,7 @@ pub(crate) struct Checks {
     free: Mutex<Vec<ReportSlot>>,
 }
 
-impl Checks {
+impl CheckReports {
     fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,7 +15,7 @@ const MOST_ROWS: usize = 1 << 16;
 /// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight
 /// has the input's dtype and requires no gradient. The caller has checked all sizes.
 #[track_caller]
-pub(super) fn fused(
+pub(super) fn fused_cross_entropy(
     input: &Tensor,
     classes: &Tensor,
     options: &CrossEntropyOptions<'_>,

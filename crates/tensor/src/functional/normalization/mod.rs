@@ -1,6 +1,6 @@
 //! Normalization: `layer_norm`, `rms_norm`, `group_norm`, `batch_norm` and `instance_norm`.
 
-mod fused;
+mod fused_layer_norm;
 mod per_channel;
 mod per_sample;
 
