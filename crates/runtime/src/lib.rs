@@ -2,7 +2,7 @@
 //! Warpline ops.
 //!
 //! An op declares its kernels as [`launch::Kernel`]s. That is its only unsafe step;
-//! [`launch::Kernel::new`] lists what the op's author guarantees. Each launch becomes one
+//! [`launch::Kernel::new`] lists the guarantees of the op's author. Each launch becomes one
 //! [`launch::Call`], from which the order between streams, race reports, the work of simulated GPUs
 //! and error messages derive. Ops take [`View`]s and a [`Target`]; [`iter`] walks operands of any
 //! strides. `docs/custom-ops.md` walks through an op of another crate.
