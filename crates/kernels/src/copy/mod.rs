@@ -51,8 +51,8 @@ static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, 
 })
 .with_ptx(committed);
 
-/// Returns the number of elements per thread of the flat kernel of [`ANY`]. The result may have any
-/// dtype, so no more than four.
+/// Returns the number of elements per thread of the flat kernel of [`ANY`]. At most four, because
+/// the result may have any dtype.
 fn any_vector(from: DType) -> usize {
     vector_width(from.size()).min(4)
 }

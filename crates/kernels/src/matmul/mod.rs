@@ -52,7 +52,7 @@ static MATMUL_SMALL: Program =
     Program::new("matmul_small", NUMBERS, &[""], |program, ty| small_tiles(program, ty, ty))
         .with_ptx(committed);
 
-/// Halves with a result of `f32`.
+/// Products of half-width floats with results of `f32`.
 static MATMUL_F32: Program =
     Program::new("matmul_to_f32", HALVES, &[""], |program, ty| tiles(program, ty, "f32"))
         .with_ptx(committed);
