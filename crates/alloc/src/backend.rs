@@ -117,10 +117,10 @@ pub trait Backend: StreamBackend + 'static {
     fn trim(&self) {}
 
     /// Waits for all work that can use this backend's memory, on any stream, including streams that
-    /// the allocator was not told of. The allocator calls this before it unmaps pages, once for
-    /// many pages, so that such work does not access unmapped addresses. `Ok(false)`, the default,
-    /// means that the runtime has no such call; the allocator then waits for the streams that it
-    /// knows.
+    /// the allocator does not know. The allocator calls this function before it unmaps pages, once
+    /// for many pages, so that such work does not access unmapped addresses. `Ok(false)`, the
+    /// default, means that the runtime has no such call; the allocator then waits for the streams
+    /// that it knows.
     ///
     /// # Errors
     /// [`StreamBackend::Error`], for example if a stream is being captured. Nothing is unmapped then.
@@ -129,8 +129,8 @@ pub trait Backend: StreamBackend + 'static {
     }
 
     /// Returns whether another backend's memory can replace this backend's. Memory of another
-    /// device cannot. No request is routed to a pool over a backend that may not stand in. Default:
-    /// `true`.
+    /// device cannot. If the backend of a pool returns `false` for the allocator's backend, no
+    /// request is routed to the pool. Default: `true`.
     fn may_stand_in(&self, _other: &Self) -> bool {
         true
     }
@@ -172,7 +172,7 @@ pub type Handle = Box<dyn Any + Send + Sync>;
 
 /// Virtual memory management: address ranges, physical memory, and mappings of memory into ranges.
 ///
-/// Unmapping and releasing never wait for work; the allocator waits before.
+/// Unmapping and releasing never wait for work. The allocator waits for the work first.
 pub trait VirtualMemory<E>: Send + Sync {
     /// Returns the granularity of sizes and offsets, in bytes. A divisor of 2 MiB.
     fn granularity(&self) -> usize;

@@ -155,7 +155,7 @@ impl<B: Backend> Core<B> {
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::SeqCst);
         // A thread that saw no capture holds one of these locks until its backend call is finished.
-        // Inside a source, that thread is this one.
+        // If this thread is inside a source, it may hold the first two locks itself.
         if !source::is_inside() {
             drop(lock(&self.policies));
             self.releases.wait();

@@ -25,7 +25,7 @@ impl DevicePtr {
         Self(address)
     }
 
-    /// Returns the address as a number. Only the way back ([`DevicePtr::from_raw`]) is unsafe.
+    /// Returns the address as a number. The reverse, [`DevicePtr::from_raw`], is unsafe.
     #[must_use]
     pub const fn addr(self) -> u64 {
         self.0

@@ -20,13 +20,13 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Bytes) -> *mut u8 {
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller guarantees the conditions of `System.alloc`, which are the same.
+        // SAFETY: the caller guarantees that the size of the layout is not zero.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Bytes) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller guarantees the conditions of `System.dealloc`, which are the same.
+        // SAFETY: `alloc` got `at` from `System` with this layout, and the caller frees it once.
         unsafe { System.dealloc(at, layout) }
     }
 }

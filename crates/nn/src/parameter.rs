@@ -137,7 +137,7 @@ impl Deref for Buffer {
     }
 }
 
-/// A parameter or buffer as the operand of a formula, and where a function takes an optional tensor.
+/// Makes a parameter or buffer usable as the operand of a formula, and as an optional tensor argument.
 macro_rules! as_tensor {
     ($($name:ident),*) => {$(
         impl<'a> Operand for &'a $name {

@@ -1,4 +1,5 @@
-//! Replays of captured collectives. A watcher of the communicator sees them like calls.
+//! Replays of captured collectives. A communicator's watcher launches them and counts them as
+//! calls.
 
 use std::fmt;
 use std::panic::Location;

@@ -9,8 +9,9 @@ use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Error, ErrorKind, Site};
 
-/// Progress of the collectives of a communicator, and the error that ended it. The driver cannot
-/// tell this, because it reports aborted work as complete. Clones share the state.
+/// Progress of the collectives of a communicator, and the error that ended the communicator. The
+/// driver does not know the error, because it reports aborted work as complete. Clones share the
+/// state.
 #[derive(Clone, Debug, Default)]
 pub struct Completion(Arc<CompletionState>);
 

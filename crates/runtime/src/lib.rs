@@ -2,7 +2,7 @@
 //! Warpline ops.
 //!
 //! An op declares its kernels as [`launch::Kernel`]s. That is its only unsafe step;
-//! [`launch::Kernel::new`] lists what the op's author guarantees. The order between streams, race
+//! [`launch::Kernel::new`] lists the guarantees of the op's author. The order between streams, race
 //! reports, the work of simulated GPUs and error messages derive from the operands that a launch
 //! declares. Ops take [`View`]s and a [`Target`]; [`iter`] walks operands of any strides.
 //! `docs/custom-ops.md` walks through an op of another crate.

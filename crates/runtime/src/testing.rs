@@ -74,7 +74,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
         unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, &[byte, size]: &[u32; 2]) {
             each(index, |[at]| {
                 let at = SharedPtr::<u8>::operand(launch, 0).at(at * size as isize);
-                // SAFETY: an element of the operand, of `size` bytes.
+                // SAFETY: `at` is an element of the operand, and elements have `size` bytes.
                 unsafe { at.write_bytes(byte as u8, size as usize) };
             });
         }
@@ -101,7 +101,8 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
                 SharedPtr::<u8>::operand(launch, operand).at(element * size as isize)
             };
             each(index, |[from, to]| {
-                // SAFETY: elements of the operands, of `size` bytes. Both may be the same.
+                // SAFETY: `from` and `to` are elements of the operands, and elements have `size`
+                // bytes. `copy_to` allows both to be the same.
                 unsafe { at(0, from).copy_to(at(1, to), size as usize) };
             });
         }

@@ -107,7 +107,8 @@ impl<'a> View<'a> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
         if self.sizes().contains(&0) {
             checked_numel(self.sizes()).ok()?;
-            // The address of its first element is still computed, so it must not overflow.
+            // The address of an empty view's first element is computed too, so it must not
+            // overflow.
             return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
         }
         let (mut low, mut high, mut numel) = (offset, offset, 1isize);

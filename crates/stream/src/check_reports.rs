@@ -46,7 +46,7 @@ impl CheckReports {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a new mailbox.
+    /// Registers a mailbox, so that waits settle and report its launches.
     pub(crate) fn add(&self, mailbox: &Arc<Mailbox>) {
         self.mailboxes().push(Arc::clone(mailbox));
         self.any.store(true, Ordering::Relaxed);

@@ -80,8 +80,8 @@ impl StreamPoint {
     pub(crate) fn mark_done(&self, core: &DeviceCore) {
         self.progress.mark_done(self.op);
         for entry in self.before.iter() {
-            // If the other device is lost, this stream's wait for it may have returned before the
-            // awaited work was complete.
+            // On a lost device, the awaited work may be incomplete although this stream's wait has
+            // returned.
             let device = entry.stream.device;
             if device == self.progress.device || core.driver.lost(device).is_none() {
                 entry.stream.mark_done(entry.op);

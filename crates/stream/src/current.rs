@@ -120,7 +120,8 @@ pub(crate) fn set_stream(devices: &Arc<DevicesInner>, new: &Stream) -> Result<Op
     }
 }
 
-/// State that a guard restores: the current device, and the current stream of the stream's device.
+/// State that a guard restores: the current device, and the current stream of the device on which
+/// the guard changed the stream.
 pub(crate) type SavedState = (usize, Option<Rc<Stream>>);
 
 /// Makes a stream the current stream of its device, and that device the current device.

@@ -46,8 +46,8 @@ impl SharedState {
 
 /// The devices of one driver, isolated from all other `Devices`. Clones share the state.
 ///
-/// Each thread has a current device, at first device 0, and a current stream on each device, at
-/// first the default stream.
+/// Each thread has a current device and, for each device, a current stream. A new thread begins
+/// with device 0 and the default streams.
 #[derive(Clone)]
 pub struct Devices(Arc<DevicesInner>);
 

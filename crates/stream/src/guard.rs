@@ -7,7 +7,7 @@ use crate::current::{self, SavedState};
 /// Restores this thread's current device when dropped, also while panicking.
 ///
 /// The guard restores the device that was current at its creation. Drop guards in reverse order of
-/// creation, as scopes do: in another order, the guard that is dropped last decides.
+/// creation, as scopes do. In any other order, the guard that is dropped last sets the device.
 /// [`crate::Devices::with_device`] always uses the right order.
 #[derive(Debug)]
 #[must_use = "the previous device is restored when the guard is dropped"]

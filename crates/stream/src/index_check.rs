@@ -24,7 +24,7 @@ pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 pub struct IndexCheck {
     /// Name of the op.
     pub op: &'static str,
-    /// The index that is out of range. If several are, one of these indices.
+    /// The index that is out of range, or one of several such indices.
     pub index: i64,
     /// The indexed dimension.
     pub dim: usize,

@@ -75,7 +75,7 @@ pub use warpline_types::{Error, ErrorKind, Launch, PendingLaunches, Result, Resu
 
 /// Number of an operation on its stream. The first operation has number 1.
 ///
-/// Work enqueued with [`Stream::submit`] and waits are operations. Event records are not.
+/// Waits, and all work enqueued with [`Stream::submit`], are operations. Event records are not.
 pub type OpNumber = u64;
 
 /// Runs the program of this crate's README as a test.

@@ -1,7 +1,7 @@
 //! Checks every rule of PyTorch's note on CUDA semantics: on real GPUs if there are enough, otherwise on three
 //! simulated GPUs. Exits with a failure if a rule does not hold.
 
-#![allow(clippy::duplicate_mod)] // each example has its own copy of what they share
+#![allow(clippy::duplicate_mod)] // each example has its own copy of `support`
 
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use support::Report;
 use warpline::data::{DataLoader, TensorDataset};
 use warpline::{Result, cuda};
 
-/// Runs on one device.
+/// Runs the example on one device.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(1, || {
         let inputs = warpline::arange(1000, ())?.reshape([250, 4])?;

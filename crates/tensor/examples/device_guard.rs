@@ -6,7 +6,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, cuda};
 
-/// Runs on two devices.
+/// Runs the example on two devices.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(2, || {
         println!("    Outside device is {}", cuda::current_device()?);

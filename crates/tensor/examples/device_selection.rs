@@ -7,7 +7,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, cuda, tensor};
 
-/// Runs on three devices.
+/// Runs the example on three devices.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(3, || {
         let x = tensor([1.0, 2.0], "cuda:0")?; // x is on cuda:0 wherever the current device is

@@ -6,7 +6,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, RuntimeConfig, cuda};
 
-/// Runs on one device with an empty cache.
+/// Runs the example on one device with an empty cache.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::with_config(1, &RuntimeConfig::default(), |_| {
         let start = cuda::memory_allocated(())?;

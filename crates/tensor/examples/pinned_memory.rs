@@ -6,7 +6,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, cuda};
 
-/// Runs on one device.
+/// Runs the example on one device.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(1, || {
         let host = warpline::arange(1 << 20, ())?.pin_memory()?;

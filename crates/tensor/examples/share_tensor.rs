@@ -73,7 +73,7 @@ mod linux {
         } else {
             warpline::with_runtime(&warpline::simulated(1)?, produce)
         };
-        drop(channel); // so that the consumer ends whatever went wrong here
+        drop(channel); // so that the consumer ends after any error here
         let ended = consumer.wait()?;
         produced?;
         ensure!(!ended.success(), "the consumer aborts in the end");

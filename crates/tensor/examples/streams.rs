@@ -8,7 +8,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda};
 
-/// Runs on one device, under both policies.
+/// Runs the example on one device, under both policies.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
         warpline::manual_seed(0);

@@ -89,10 +89,10 @@ macro_rules! numbers {
 numbers!(bool, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 numbers!(half::f16, half::bf16, Scalar);
 
-/// A term of a formula, before it becomes an operand. The compiler takes the first of these methods that the type
-/// allows: that of [`TensorTerm`], which takes the term by value, of [`NumberTerm`], by reference, or of [`OtherTerm`],
-/// by mutable reference, whose bound fails with the message of [`Operand`]. A method instead of one trait, because the
-/// compiler chooses it even if it knows of a number only that it is a float.
+/// A term of a formula, before it becomes an operand. The compiler takes the first of these methods that the
+/// type allows: that of [`TensorTerm`], which takes the term by value, of [`NumberTerm`], by reference, or of
+/// [`OtherTerm`], by mutable reference, whose bound fails with the message of [`Operand`]. Method lookup,
+/// unlike a single trait, also works for a literal whose type the compiler knows only to be a float.
 #[derive(Debug)]
 pub struct Term<T>(pub T);
 

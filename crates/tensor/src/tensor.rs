@@ -95,7 +95,7 @@ impl Tensor {
         &self.0.layout
     }
 
-    /// Returns the place where ops on this tensor run, whatever device is current.
+    /// Returns the place where ops on this tensor run. The current device has no influence.
     ///
     /// # Errors
     /// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable) if the runtime has no devices, which a

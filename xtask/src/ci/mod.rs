@@ -113,7 +113,7 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
     steps.push(alloc_alone((full || test).then_some(Duration::from_secs(60))));
     if full || test {
         steps.push(CiStep::new("custom op", &["xtask", "custom-op"], &[]));
-        // The schedules of kernels take longest, so kernels comes last and has the fewest.
+        // A schedule takes longest for kernels. So kernels has the fewest schedules and comes last.
         let crates = [
             ("warpline-alloc", "1000", "20000"),
             ("warpline-stream", "1000", "20000"),

@@ -76,7 +76,7 @@ impl TestRunner {
         Ok(counts)
     }
 
-    /// Returns the environment variable, and its value, that makes this many GPUs visible to the tests.
+    /// Returns an environment variable and a value. They make this many GPUs visible to the tests.
     fn visible(&self, gpus: usize) -> (&'static str, String) {
         let set = |wanted: &str| {
             let value = self.env.iter().rev().find(|(name, _)| name == wanted);

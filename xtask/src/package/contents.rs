@@ -14,7 +14,7 @@ const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// Folders of a crate that its package must contain completely. A build does not reveal every missing file:
 /// `warpline-kernels` builds without its PTX, but has no kernels then.
 const COMPLETE_FOLDERS: [&str; 3] = ["src", "ptx", "docs"];
-/// Beginnings of code that names a file for the compiler. The path follows.
+/// Code before the path of a file that the compiler reads.
 const FILE_REFERENCES: [&str; 4] = ["include_str!(", "include_bytes!(", "include!(", "#[path ="];
 
 /// Returns the faults of the package of the crate in `dir`. `package` is the folder that the package is unpacked into,

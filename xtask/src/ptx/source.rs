@@ -14,7 +14,7 @@ pub(super) const OPTIONS: &[&str] = &["-std=c++17", "--fmad=true"];
 
 /// The architecture of the PTX. Devices of this compute capability or a later one run it.
 pub(super) const PTX_ARCHITECTURE: &str = "compute_75";
-/// The architecture of the machine code, where the driver then need not compile the PTX.
+/// The architecture of the machine code. On such devices the driver need not compile the PTX.
 pub(super) const CUBIN_ARCHITECTURE: &str = "sm_90";
 
 /// A `.cu` file with the header files that it includes.

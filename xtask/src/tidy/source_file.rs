@@ -7,7 +7,7 @@ use super::Complaint;
 
 /// A parsed Rust source file.
 pub(super) struct SourceFile {
-    /// Relative to the workspace root, with forward slashes.
+    /// Path relative to the workspace root, with forward slashes.
     pub(super) path: String,
     pub(super) text: String,
     pub(super) file: syn::File,

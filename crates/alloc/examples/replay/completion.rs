@@ -4,7 +4,7 @@
 //! the block: the side stream waits for a *tick* of a clock. The clock is another stream; its ticks
 //! are host functions, each of which returns at the place of its completion in the trace. So the
 //! allocator meets an event that is really pending, and only one host function at a time is
-//! blocked, whatever the order of the completions.
+//! blocked, for any order of completions.
 //!
 //! A thread waits for the clock. On a simulated device, where work runs only inside calls, this
 //! thread runs the host function, and no other work runs meanwhile. On a real device the driver

@@ -8,8 +8,8 @@ use warpline_alloc::{Backend, Block, CachingAllocator, MemoryStats};
 
 use super::trace::{Op, Origin, Trace};
 
-/// Callbacks of a replay. `at` is an index into [`Trace::ops`], or their number for blocks that
-/// outlive the trace.
+/// Callbacks of a replay. `at` is an index into [`Trace::ops`]. For blocks that outlive the trace,
+/// it is the length of `ops`.
 pub trait Watch<B: Backend> {
     /// Called before an event.
     ///
@@ -59,7 +59,7 @@ pub trait Watch<B: Backend> {
 /// No callbacks.
 impl<B: Backend> Watch<B> for () {}
 
-/// Callbacks of both, in this order.
+/// Calls the callbacks of the first element, then those of the second.
 impl<B: Backend, V: Watch<B>, W: Watch<B>> Watch<B> for (V, W) {
     fn before(&mut self, at: usize) -> Result<(), String> {
         self.0.before(at)?;

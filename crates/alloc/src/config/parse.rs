@@ -265,8 +265,8 @@ impl AllocatorConfig {
                 let fraction = number::<f64>(key, value, "a number from 0 to 1")?;
                 self.memory_fraction = Some(check_fraction(fraction)?);
             }
-            // Both values are accepted, because both hold: no shard's lock is held during an
-            // allocation by the backend, and a lack of memory is always an error.
+            // Accepted without effect: no shard's lock is held during an allocation by the backend,
+            // and a lack of memory is always an error.
             "release_lock_on_cudamalloc"
             | "release_lock_on_hipmalloc"
             | "throw_on_cudamalloc_oom" => {

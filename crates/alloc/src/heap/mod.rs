@@ -258,7 +258,7 @@ impl<M> Heap<M> {
         self.add_chain(segment, kind, (address, size), Status::Free)
     }
 
-    /// Adds a segment with one record, which is in no pool.
+    /// Adds a segment with one record. The record is in no pool.
     fn add_chain(
         &mut self,
         segment: Segment<M>,

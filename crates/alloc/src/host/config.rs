@@ -24,9 +24,10 @@ const BYTES_PER_THREAD: usize = 16 * MIB;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// Whether several threads touch ordinary memory, which is then page-locked, instead of the
-    /// driver allocating page-locked memory (`pinned_use_cuda_host_register`). `None`, the default:
-    /// for sizes from 8 MiB, where it is faster, with the driver's allocation as a fallback.
+    /// Source of page-locked memory (`pinned_use_cuda_host_register`). `true`: several threads
+    /// touch ordinary memory, and the driver then page-locks it. `false`: the driver allocates it.
+    /// `None`, the default: `true` for sizes from 8 MiB, with the driver's allocation as a
+    /// fallback.
     pub use_host_register: Option<bool>,
     /// Number of threads that touch memory before it is registered, a power of two up to 128
     /// (`pinned_num_register_threads`). `None`, the default: one per 16 MiB, at most one per core,

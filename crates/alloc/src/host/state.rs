@@ -15,8 +15,8 @@ const UNIT: usize = 512;
 const PAGE: usize = 4096;
 /// Largest request that shares a segment, in bytes.
 const SHARED_MAX: usize = 2 * MIB;
-/// Size of shared segments in bytes: minimum, maximum, and the divisor that computes it from their
-/// total size.
+/// Size of a new shared segment: minimum and maximum in bytes, and the divisor of the total size of
+/// all shared segments. The quotient is the size within these bounds.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
 /// Memory that may be held beyond the peak of the memory in use: the peak divided by
 /// `HEADROOM_SHARE`, and at least `LEAST_HEADROOM` bytes.

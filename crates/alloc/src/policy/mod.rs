@@ -1,5 +1,5 @@
 //! The four policies for getting memory from the backend and releasing it, behind one interface.
-//! Hits do not depend on the policy: they find free blocks in a heap, whichever policy added them.
+//! Hits do not depend on the policy: they find the free blocks of all policies in a heap.
 //!
 //! - [`segments`]: allocations of the backend, each a segment that is split into blocks.
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
@@ -9,7 +9,8 @@
 //!
 //! The options in force in a request's shard select the policy. The options of a running allocator
 //! can change, and private pools always use segments. Therefore each policy releases its own
-//! memory, whichever policy is in force. `arenas` has the common parts of the policies with pages.
+//! memory, also while another policy is in force. `arenas` has the common parts of the policies
+//! with pages.
 
 mod arenas;
 mod expandable;

@@ -60,8 +60,8 @@ pub struct Annotation {
 }
 
 impl Snapshot {
-    /// Creates the snapshot of one device. Viewers compute back from the segments along the trace,
-    /// so both must be from the same moment.
+    /// Creates the snapshot of one device. `segments` and `trace` must be from the same moment,
+    /// because viewers undo the trace, newest entry first, to find the segments at earlier times.
     pub(crate) fn of_device(
         device: &str,
         mut segments: Vec<SegmentInfo>,

@@ -164,7 +164,7 @@ impl Global {
                 };
                 let all: i128 = shards.iter().zip(&now).map(|(s, n)| wanted(s, n)).sum();
                 for (shard, now) in shards.iter_mut().zip(&now) {
-                    // The share follows the shard's earlier values.
+                    // The share is proportional to the distance to the shard's highest value.
                     let share = match all {
                         0 => left / count,
                         _ => (i128::from(left) * wanted(shard, now) / all) as i64,

@@ -28,7 +28,7 @@ pub struct Stat {
     /// Sum of all increases since the start or the last
     /// [reset](crate::CachingAllocator::reset_accumulated_stats).
     pub allocated: i64,
-    /// Sum of all decreases since then.
+    /// Sum of all decreases since the start or the same reset.
     pub freed: i64,
 }
 

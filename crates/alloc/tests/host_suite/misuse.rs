@@ -82,8 +82,8 @@ fn nothing_is_led_to_a_pool_of_another_allocator() {
     assert_eq!(allocator.segments()[0].segment_pool_id.1, own.id());
 }
 
-/// A backend whose waits need another thread to use the allocator, as in a runtime whose waits
-/// block the host.
+/// A backend that, during a wait, requires another thread to use the allocator. This fails if the
+/// allocator holds a lock during the wait.
 #[derive(Clone)]
 struct Waits(Fake, Arc<OnceLock<CachingAllocator<Waits>>>, Arc<AtomicUsize>);
 

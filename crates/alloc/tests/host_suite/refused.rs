@@ -22,8 +22,7 @@ fn accept(fake: &Fake) {
     fake.world().refuses = None;
 }
 
-/// Checks that the reserved bytes are the bytes held from the backend, whichever releases were
-/// refused.
+/// Checks that the reserved bytes are the bytes held from the backend, refused releases included.
 fn check(allocator: &CachingAllocator<Fake>) {
     let stats = allocator.memory_stats();
     assert_eq!(allocator.memory_reserved(), allocator.backend().world().used());

@@ -309,7 +309,7 @@ impl Handle {
         if self.is_aborted() {
             return Err(aborted());
         }
-        // A call that an abort ended reports the abort, whatever error NCCL returns.
+        // NCCL may return any error for a call that an abort ended. Report the abort instead.
         f(self.comm).map_err(|error| if self.is_aborted() { aborted() } else { error })
     }
 

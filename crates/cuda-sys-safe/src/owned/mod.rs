@@ -3,7 +3,7 @@
 //!
 //! # Work and order
 //!
-//! Safe code cannot enqueue work. With a [`Stream`] it can add order and ask questions; launches,
+//! Safe code cannot enqueue work. With a [`Stream`] it can add order and query state. Launches,
 //! copies and replays are `unsafe`. A layer that forbids `unsafe` must trust its caller in three
 //! statements that it cannot check: that work was enqueued, that work is done, and that work may be
 //! captured. Such a layer accepts each statement only together with a [`LaunchToken`], which only

@@ -17,7 +17,7 @@ impl LaunchToken {
     /// - Work that is reported as done is done, and so is all earlier work on that stream.
     /// - A capture is begun only if the captured work may use its memory at every replay
     ///   ([`GraphExec::launch`](super::GraphExec::launch)).
-    /// - A stream joins a capture only if all code that enqueues work on the stream is told.
+    /// - A stream joins a capture only if all code that enqueues work on the stream knows of it.
     #[must_use]
     pub const unsafe fn new() -> Self {
         Self(())

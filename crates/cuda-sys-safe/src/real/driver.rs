@@ -25,8 +25,8 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-// SAFETY: each method makes the driver call that its documentation names. CUDA guarantees the
-// properties that the contract requires of these calls.
+// SAFETY: each method makes the driver call that its documentation names. CUDA's allocations do not
+// overlap, its waits return after the awaited work, and a refused call enqueues nothing.
 unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
@@ -156,13 +156,14 @@ unsafe impl Driver for CudaDriver {
 
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
         self.enter("cuMemcpyAsync", stream.device())?;
-        // SAFETY: the caller satisfies the same contract, and the stream's device is entered.
+        // SAFETY: the caller keeps both ends valid until the copy is done. The stream is live, and
+        // its device is entered.
         unsafe { self.copy(stream.device(), copy, Some(raw_stream(stream))) }
     }
 
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
         self.enter("cuMemcpy", device)?;
-        // SAFETY: the caller satisfies the same contract, and the device is entered.
+        // SAFETY: the caller guarantees that both ends are valid. The device is entered.
         unsafe { self.copy(device, copy, None) }
     }
 

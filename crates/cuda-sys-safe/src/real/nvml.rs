@@ -51,7 +51,7 @@ fn api() -> Option<&'static NvmlApi> {
     static API: OnceLock<Option<NvmlApi>> = OnceLock::new();
     let load = || {
         let library = SEARCH.open(&SEARCH.candidates(SEARCH.named_in_env().as_deref())).ok()?;
-        // SAFETY: nvml.h declares these signatures, and has a new name for each version.
+        // SAFETY: nvml.h declares these signatures. A changed signature gets a new function name.
         let api = unsafe { NvmlApi::resolve(library, |_| "unknown".to_owned()) }.ok()?;
         // SAFETY: the function takes no pointers.
         (unsafe { (api.nvmlInit_v2)() } == SUCCESS).then_some(api)

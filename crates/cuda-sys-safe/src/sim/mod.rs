@@ -61,8 +61,8 @@
 //! large, if it uses more shared memory than the function may have, or if it has more than 4 KiB of
 //! parameters. When a kernel runs, each operand must lie in live memory that the device may address
 //! (or the error is `ILLEGAL_ADDRESS`) and must be aligned to its item size, up to 16 bytes (or the
-//! error is `MISALIGNED_ADDRESS`). A panic is `LAUNCH_FAILED`. A module is PTX text, of which the
-//! version, target and entry names are read, or a cubin, of which the sections are read.
+//! error is `MISALIGNED_ADDRESS`). A panic is `LAUNCH_FAILED`. A module is PTX text or a cubin. The
+//! simulator reads version, target and entry names of PTX text, and the sections of a cubin.
 //!
 //! **Errors.** An error that occurs when work runs loses the device. The first call that notices
 //! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
@@ -91,7 +91,7 @@
 //! (`UNMATCHED`), and on another thread unless the mode is relaxed (`WRONG_THREAD`).
 //!
 //! A forbidden call fails and invalidates captures:
-//! - Calls that the modes of capture and thread forbid, whatever object they concern: allocation
+//! - Calls that the modes of capture and thread forbid, on captured and other objects: allocation
 //!   and frees, page-locking, queries of and waits for streams and events, unloading modules,
 //!   enabling and disabling peer access, pools and their allocations, instantiating graphs and
 //!   destroying executable graphs. They return `UNSUPPORTED`, also if the capture is already

@@ -214,7 +214,7 @@ impl SharedFile {
 
 /// Calls `in_child` in every forked child from now on. `in_child` may only change atomics.
 pub(crate) fn on_fork(in_child: extern "C" fn()) {
-    // SAFETY: the handler does only what is allowed after a fork.
+    // SAFETY: `in_child` only changes atomics, which is allowed in a forked child.
     // Registration fails only without memory. Forks then go unnoticed, and a child gets the
     // driver's own CUDA_ERROR_NOT_INITIALIZED.
     let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };

@@ -184,7 +184,7 @@ fn gpu_memory_is_taken_and_given_back() {
     assert_eq!(memory.ptr().addr() % 512, 0);
     let with = driver.mem_info(0).unwrap();
     assert!(before.free - with.free >= 256 * MIB, "{before:?} {with:?}");
-    // NVML does not know this process on all systems.
+    // On some systems, NVML does not list this process.
     let own = driver.process_memory(0);
     println!("this process: {own_before:?}, with 256 MiB more {own:?}");
     assert_eq!(own.is_some(), own_before.is_some());

@@ -373,7 +373,7 @@ fn unmapping_under_unfinished_work_faults() {
         // SAFETY: the simulator checks the access. The memory is unmapped too early on purpose.
         unsafe { driver.memset_async(base, MemsetValue::U8(1), 4, stream.handle()) }
     };
-    // SAFETY: the handles are live. The unfinished work is the point of the test.
+    // SAFETY: the handles are live. The simulator refuses the access when the work runs.
     unsafe {
         driver.mem_map(base, page, 0, piece).unwrap();
         let error = set(base).and_then(|()| stream.synchronize()).unwrap_err();
@@ -383,7 +383,7 @@ fn unmapping_under_unfinished_work_faults() {
     let stream = non_blocking(&driver, 0);
     let base = driver.address_reserve(0, page).unwrap();
     let piece = driver.mem_create(0, page).unwrap();
-    // SAFETY: the handles are live. The unfinished work is the point of the test.
+    // SAFETY: the handles are live. The simulator refuses the access when the work runs.
     unsafe {
         driver.mem_map(base, page, 0, piece).unwrap();
         driver.mem_set_access(0, base, page, &[(0, MemAccess::ReadWrite)]).unwrap();

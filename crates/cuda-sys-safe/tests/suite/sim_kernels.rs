@@ -60,7 +60,7 @@ unsafe fn increment(launch: &HostLaunch<'_>) {
     }
 }
 
-/// Also writes a fifth byte.
+/// Does the same as `increment`, and writes a fifth byte.
 unsafe fn increment_too_far(launch: &HostLaunch<'_>) {
     // SAFETY: tests declare four bytes per operand. The fifth byte lies in the redzone, or in the
     // guard of the copy.
@@ -70,7 +70,7 @@ unsafe fn increment_too_far(launch: &HostLaunch<'_>) {
     }
 }
 
-/// Does not write the last byte.
+/// Does the same as `increment`, but for the first three bytes only.
 unsafe fn increment_three(launch: &HostLaunch<'_>) {
     for i in 0..3 {
         // SAFETY: tests declare four bytes per operand.

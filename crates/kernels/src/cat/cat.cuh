@@ -30,8 +30,8 @@ cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {
     }
 }
 
-// Concatenates two sources that fill the rows of the result. Small tensors wait for each cache line
-// of parameters. Here one line holds all parameters that a thread needs to load elements.
+// Concatenates two sources that fill the rows of the result. For small tensors, each cache line of
+// parameters costs a wait. Here one line holds all parameters that a thread needs to load elements.
 template <class T>
 __device__ __forceinline__ void
 pair(const T* a, const T* b, T* __restrict__ out, const Pair& p) {

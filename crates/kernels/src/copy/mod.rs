@@ -65,8 +65,8 @@ static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, 
 })
 .with_ptx(committed);
 
-/// Returns the number of elements per thread of the flat kernel of [`ANY`]. The result may have any
-/// dtype, so no more than four.
+/// Returns the number of elements per thread of the flat kernel of [`ANY`]. At most four, because
+/// the result may have any dtype.
 const fn any_vector(from: DType) -> usize {
     let width = vector_width(from.size());
     if width < 4 { width } else { 4 }

@@ -27,7 +27,7 @@ fn every_shape_and_pair(target: Target<'_>) {
     }
 }
 
-/// Converts so many elements that several threads share them. Their number is not a multiple of a
+/// Converts enough elements for several threads. The number of elements is not a multiple of a
 /// vector.
 fn long_copies(target: Target<'_>) {
     for from in DType::ALL {

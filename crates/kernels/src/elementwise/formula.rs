@@ -121,8 +121,8 @@ impl Formula {
         self.conditions.contains(&leaf)
     }
 
-    /// Returns whether a leaf is an operand that is rounded to the dtype of the elements if it is a
-    /// number.
+    /// Returns whether a leaf is an operand for which a number is rounded to the dtype of the
+    /// elements.
     #[must_use]
     pub fn is_rounded(&self, leaf: usize) -> bool {
         self.rounded.contains(&leaf)
@@ -258,11 +258,11 @@ impl Builder {
     }
 }
 
-/// A number for each element.
+/// A numeric expression, evaluated for each element: the index of its step.
 #[derive(Clone, Copy, Debug)]
 pub struct Expr(usize);
 
-/// A bool for each element.
+/// A boolean expression, evaluated for each element: the index of its step.
 #[derive(Clone, Copy, Debug)]
 pub struct Condition(usize);
 

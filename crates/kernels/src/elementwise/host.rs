@@ -1,5 +1,5 @@
-//! CPU loops of all ops. They read elements, convert them to the compute type, apply a function to
-//! them, convert the results and write these. Only the function is compiled for each op.
+//! CPU loops of all ops. A loop reads elements as the compute type, applies a function, and writes
+//! the results as the dtype of the output. Only the function is compiled for each op.
 
 use std::any::TypeId;
 use std::array::from_fn;

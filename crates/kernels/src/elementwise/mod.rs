@@ -152,8 +152,8 @@ impl Op {
         self.entry.output == Output::Bool
     }
 
-    /// Returns whether an operand is a condition, which is boolean whatever the dtype of the
-    /// others.
+    /// Returns whether an operand is a condition. A condition is boolean; the other operands may
+    /// have another dtype.
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {
         self.entry.inputs.get(operand).is_some_and(|input| input.is_bool)

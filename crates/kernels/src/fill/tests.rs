@@ -39,7 +39,7 @@ fn sequences(target: Target<'_>) {
     let out = Tensor::garbage(target, DType::I64, &[2]);
     arange(target, out.view(), Scalar::Int((1 << 60) + 1), Scalar::Int(2)).unwrap();
     assert_eq!(out.values(target), [Scalar::Int((1 << 60) + 1), Scalar::Int((1 << 60) + 3)]);
-    // The first and the last value are exact, whatever the step.
+    // The first and the last value are exact for every step.
     let out = Tensor::garbage(target, DType::F64, &[100_003]);
     linspace(target, out.view(), -0.3, 0.7).unwrap();
     let values = out.floats(target);

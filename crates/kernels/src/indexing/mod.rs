@@ -354,7 +354,7 @@ fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedD
     }
     let wide = match target {
         Target::Cuda(..) => wide(&views, along),
-        // The CPU implementation copies adjacent elements with one call, whatever their size.
+        // The CPU implementation copies adjacent elements of any size with one call.
         Target::Cpu(_) => None,
     };
     let (times, dim) = wide.unwrap_or((1, 0));

@@ -45,7 +45,7 @@ fn every_float_and_size(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for (rows, size) in [(1, 1), (5, 3), (70, 10), (1300, 40), (3, 700)] {
             for (weighted, mean) in [(false, true), (true, true), (false, false), (true, false)] {
-                // Also with rows and classes exchanged in memory.
+                // The logarithms are contiguous, or have rows and classes exchanged in memory.
                 for turned in [false, true] {
                     let log = match turned {
                         false => logs(target, dtype, &[rows, size]),

@@ -55,7 +55,7 @@ const ERFC: [f64; 12] = [
     0.00010148083270909257,
 ];
 
-/// Value of z from which on z erfc z is less than any positive `f32`.
+/// Bound of z. For larger z, z erfc z is less than any positive `f32`.
 const ERFC_END: f64 = 11.0;
 
 /// Adding this number to a far smaller one rounds that to an integer, which is then in the low

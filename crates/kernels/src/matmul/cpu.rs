@@ -9,7 +9,7 @@ use super::{Product, Steps, vector};
 use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
-/// Multiplications from which on several threads are faster than one.
+/// Minimum number of multiplications for which several threads are faster than one.
 const PARALLEL_FROM: u64 = 1 << 17;
 
 /// Rows and columns of the result per call of `gemm`. The packing buffers of `gemm` grow with them,

@@ -59,13 +59,13 @@ pub(super) static FEW_ROWS_FLOATS: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `matmul` makes all `Product`s, from the launch's operands, and `FewRows::new` checks what
-// the loads need. Each element of the result is written by one thread.
+// SAFETY: `matmul` makes all `Product`s, from the launch's operands. `FewRows::new` checks that rows
+// consist of whole, aligned vectors. Each element of the result is written by one thread.
 static HALF: [Kernel<Product, 3>; 2] = unsafe {
     Kernel::array(&FEW_ROWS, ["narrow", "wide"], hosts!(F16 | BF16, T => cpu::halves::<T, T>))
 };
-// SAFETY: `matmul` makes all `Product`s, from the launch's operands, and `FewRows::new` checks what
-// the loads need. Each element of the result is written by one thread.
+// SAFETY: `matmul` makes all `Product`s, from the launch's operands. `FewRows::new` checks that rows
+// consist of whole, aligned vectors. Each element of the result is written by one thread.
 static F32: [Kernel<Product, 3>; 4] = unsafe {
     Kernel::array(&FEW_ROWS_FLOATS, ["1", "4", "8", "16"], hosts!(F32, T => cpu::floats::<T>))
 };

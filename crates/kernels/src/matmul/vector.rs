@@ -18,7 +18,7 @@ const LINE: usize = 64;
 /// Partial sums per row: several vector registers, so that additions overlap.
 const LANES: usize = 32;
 
-/// Length from which the sum of a row is split, if there are too few rows for all threads.
+/// Minimum length for which the sum of a row is split if there are too few rows for all threads.
 const PART: usize = 1 << 15;
 
 /// Maximum number of parts per row. The bound keeps the memory for partial sums independent of the

@@ -206,8 +206,9 @@ impl Norm {
         let busy = 2 * multiprocessors;
         let (mut lanes, mut splits) = (least, 1);
         if rows(least) > FEW && blocks(least) < busy {
-            // With at least four lanes, a warp reads no more than eight rows at a time. Few blocks
-            // share a column, because the last of them waits for the partial sums of all others.
+            // With at least four lanes, a warp reads no more than eight rows at a time. More lanes
+            // mean more splits of each column. Their number is limited, because the last block of
+            // a column waits for the partial sums of all others.
             lanes = lanes.max(4);
             while lanes < most && blocks(lanes * 2) * 32 >= busy {
                 lanes *= 2;

@@ -129,8 +129,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, the fields
-/// that say so are read from there instead, as `float64` values in the order of the fields.
+/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, fields
+/// with the note "Read from `rates`" are read from there, as `float64` values in the order of the
+/// fields.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.

@@ -1,5 +1,5 @@
-// out = in * kept * scale, with `kept` as bools. The word that decides element `i` is the one that
-// PyTorch's thread for this element draws. Each thread here handles the four words of one draw.
+// out = in * kept * scale, with `kept` as bools. PyTorch's thread for element `i` draws the word
+// that decides this element. Each thread here handles the four words of one draw.
 
 template <class T, int vec>
 __device__ __forceinline__ void

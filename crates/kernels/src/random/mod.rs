@@ -40,8 +40,8 @@ pub(crate) const PROGRAMS: &[&Program] = &[
     &permute::PERMUTE,
 ];
 
-/// Size of an integer range from which on integers are drawn from 64 bits, because remainders of 32
-/// bits would be skewed.
+/// Minimum size of an integer range for which integers are drawn from 64 bits, because remainders
+/// of 32 bits would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use warpline_runtime::iter::Walk;
 use warpline_runtime::{Layout, Result};
 
-/// Returns the elements of a tensor in memory order, in which random values are assigned to them.
+/// Returns the elements of a tensor in memory order. Random values are assigned in this order.
 /// As in PyTorch, filling a transposed tensor gives the same memory contents as filling its base.
 #[track_caller]
 pub(super) fn order(op: &'static str, layout: &Layout) -> Result<Walk<1>> {

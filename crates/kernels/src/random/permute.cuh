@@ -15,7 +15,7 @@ __device__ __forceinline__ void exchange(Pair &a, Pair &b, bool ascending) {
     }
 }
 
-// Draws PyTorch's keys: any but the last value of 32 or 64 bits, of which the lowest `bits` count.
+// Draws PyTorch's keys: any but the last value of 32 or 64 bits. Only the lowest `bits` bits count.
 // PyTorch offsets the keys to signed integers, and its signed sort cancels the offset.
 extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -23,7 +23,7 @@ const PARTS: usize = 4096;
 /// Partial results for short ranges of elements.
 const SHORT: usize = 8;
 
-/// Length of a run from which on vector instructions are selected.
+/// Minimum length of a run for which vector instructions are selected.
 const LONG: usize = 64;
 
 /// # Safety

@@ -80,7 +80,8 @@ type Kernels = [[Kernel<Plan, 3>; 2]; 3];
 /// The conditions of [`Kernel::new`] hold for each program's kernels and `hosts`.
 pub(super) const unsafe fn kernels(programs: &'static [Program; 3], hosts: Hosts<Plan>) -> Kernels {
     let names = ["", "split"];
-    // SAFETY: the caller guarantees the conditions of `Kernel::new` for each of these kernels.
+    // SAFETY: the caller guarantees that each kernel and its CPU implementation access only their
+    // operands, as declared, and take a `Plan`.
     unsafe {
         [
             Kernel::array(&programs[Access::Rows as usize], names, hosts),

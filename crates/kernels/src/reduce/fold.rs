@@ -40,7 +40,7 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
         Self::result(Self::identity()).to_scalar()
     }
 
-    /// Folds adjacent elements, of which the first has the index `first`.
+    /// Folds adjacent elements. The first element has the index `first`.
     #[inline(always)]
     fn run(accs: &mut [Self::Acc; LANES], elements: &[T], first: usize) {
         let mut local = *accs;

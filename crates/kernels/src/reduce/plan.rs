@@ -113,7 +113,7 @@ pub(super) const fn vector(item_size: usize, most: usize) -> usize {
 
 /// Upper bound of 32-bit counts in a kernel.
 const MOST: u64 = 1 << 30;
-/// Number of results from which on a launch is split.
+/// Minimum number of results for which a launch is split.
 pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
 impl Access {

@@ -17,8 +17,8 @@ use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struc
 
 /// Consecutive elements of a row per thread.
 const EACH: usize = 4;
-/// Number of rows from which on each thread processes a whole row, if the elements of a row are not
-/// adjacent.
+/// Minimum number of rows for which each thread processes a whole row, if the elements of a row are
+/// not adjacent.
 const MANY: usize = 2048;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];

@@ -68,8 +68,8 @@ cuda_struct! {
 /// `float32`.
 ///
 /// Each element is summed in the order of the indices, so sums are the same in each run. The
-/// exception is a GPU with so many indices and rows that the search of each row for its indices
-/// would take too long; atomics then add the slices in any order.
+/// exception is a GPU with many indices and rows. There the search of each row for its indices
+/// would take too long, so atomics add the slices in any order.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.

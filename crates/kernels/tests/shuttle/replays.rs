@@ -47,7 +47,8 @@ fn replays_by_threads_happen_in_one_order() {
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = two_graphs(&runtime, &streams);
         drop(runtime);
-        // Values after the first replay, from 1, 2 and uninitialized memory.
+        // The replay in `two_graphs` has computed these values. The first two storages began as 1
+        // and 2.
         let made = 1 + 11;
         let before = vec![1, 2 * 3 + made, made];
         let steps = [
@@ -120,8 +121,8 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
             },
         ];
         let [least, most] = together(tasks)[1];
-        // The value was 18. Each replay multiplies by three and adds the graph's memory. This is
-        // read first, so that only its own waits make the other stream run.
+        // The result was 18. Each replay multiplies by three and adds the graph's memory. The
+        // result is read first, so that only the waits of this read make the other stream run.
         assert_eq!(value_of(&streams[0], &result), (18 * 3 + 13) * 3 + 14);
         let read = value_of(&streams[1], &total) - 12;
         assert!((least..=most).contains(&read), "{read} replays, not {least} to {most}");

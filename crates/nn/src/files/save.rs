@@ -90,8 +90,8 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
 /// # Errors
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Tensor`] if a tensor
 /// cannot be copied to the host, [`FileError::Io`] if the file cannot be written, [`FileError::Invalid`] if a tensor is
-/// named `__metadata__` or the header would exceed 100 MB. The previous file is then unchanged, unless only the last
-/// step failed, the sync of the folder.
+/// named `__metadata__` or the header would exceed 100 MB. The previous file is then unchanged. One error is an
+/// exception: if the sync of the folder fails, the new file is already in place.
 #[track_caller]
 pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     save_to(state, &BTreeMap::new(), path.as_ref()).map_err(Error::from).of("save_file")

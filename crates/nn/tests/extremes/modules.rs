@@ -58,7 +58,7 @@ pub(crate) const MODULES: &[Case] = cases! {
     })?;
 };
 
-/// A module of which only the parameters' sizes are compared, because their values are random.
+/// A module with random parameters. Only the sizes of the parameters are compared.
 struct Parameters<M>(M);
 
 impl<M: Module> Summarize for Parameters<M> {

@@ -108,7 +108,7 @@ impl DataParallelOptions {
         self
     }
 
-    /// Returns the GPUs and the output device. Without GPUs, returns an empty list and the CPU, whatever was requested.
+    /// Returns the GPUs and the output device. Without GPUs, ignores the options and returns an empty list and the CPU.
     #[track_caller]
     pub(super) fn devices(&self, runtime: &Runtime) -> Result<(Vec<usize>, Device)> {
         let count = match runtime.devices() {

@@ -111,7 +111,7 @@ impl GroupError {
 pub struct RankCall {
     /// Number of the rank.
     pub rank: usize,
-    /// The call with its source location, or a description of what the rank did instead.
+    /// Description of the differing call, or of the rank's last call if the rank has not made the call.
     pub call: String,
 }
 

@@ -26,7 +26,7 @@ use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreEr
 pub struct InitOptions {
     /// Store in which the ranks meet, the same for all ranks. Required.
     pub store: Arc<dyn Store>,
-    /// Number of this rank, from 0 to `world_size - 1`. Each rank has another. Required.
+    /// Number of this rank, from 0 to `world_size - 1`. Each rank has a different number. Required.
     pub rank: usize,
     /// Number of ranks in the group, at least 1. Required.
     pub world_size: usize,
@@ -69,7 +69,7 @@ impl InitOptions {
     /// | variable | meaning |
     /// |---|---|
     /// | `RANK`, `WORLD_SIZE` | number of this rank, and number of ranks |
-    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, whatever `MASTER_ADDR` is |
+    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, and `MASTER_ADDR` is ignored |
     /// | `LOCAL_RANK` | index of the device. If only one device is visible, index 0 is used instead. If not set, see [`InitOptions::device`] |
     /// | `MASTER_ADDR`, `MASTER_PORT` | address and port at which rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | port of the store; takes precedence over `MASTER_PORT` |

@@ -11,7 +11,7 @@ use warpline_parallel::distributed::{
 
 use crate::group_support::{LONG, Ranks, at, schedules, values, works};
 
-/// The error of every rank names the mismatched calls, whichever rank detects them.
+/// The errors of all ranks name the mismatched calls, not only the error of the rank that detects the mismatch.
 #[test]
 fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
     schedules(&[3], |ranks| {

@@ -1,4 +1,4 @@
-//! Timeouts of stores over TCP bound the entire call, whatever the peer does.
+//! Timeouts of stores over TCP bound the entire call, even if the peer stalls or sends slowly.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};

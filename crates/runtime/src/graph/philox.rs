@@ -100,8 +100,8 @@ impl<'a> Sequence<'a> {
     /// Returns to a saved position.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the position was saved in a capture and this sequence is
-    /// not in one, or the reverse.
+    /// [`ErrorKind::InvalidArgument`] if only one of the two, the position and this sequence,
+    /// belongs to a capture.
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {

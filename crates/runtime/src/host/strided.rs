@@ -9,7 +9,7 @@ use crate::iter::Index;
 /// scalar remainder.
 pub const LANES: usize = 16;
 
-/// Number of elements below which a second thread does not pay.
+/// Minimum number of elements for which a second thread saves time.
 pub const GRAIN: usize = 32 * 1024;
 
 /// Calls `row(at, n)` for each run of the innermost dimension within `range` of the linear index.

@@ -10,8 +10,7 @@ use crate::{ErrorKind, Result};
 pub type Dim<const N: usize> = (usize, [isize; N]);
 
 /// Merges neighbouring dimensions that are contiguous for all operands, and removes dimensions of
-/// size 1. Takes and returns the innermost dimension first.
-/// 1. From the innermost out.
+/// size 1. Arguments and results begin with the innermost dimension.
 pub(super) fn merged<const N: usize>(
     dims: impl IntoIterator<Item = Dim<N>>,
 ) -> SmallVec<[Dim<N>; 4]> {

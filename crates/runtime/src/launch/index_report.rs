@@ -23,13 +23,13 @@ use crate::module::{CudaType, Definitions, field};
 use crate::storage::Dependency;
 
 thread_local! {
-    /// The call that index errors of this thread's launches name. `None`: each launch's own call.
+    /// The call named in index errors of this thread's launches. `None`: each launch's own call.
     static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with `call` as the call that index errors of its launches name. `None`: each launch's
-/// own call. A gradient reads the indices of its forward op, and the program knows the forward op's
-/// call.
+/// Runs `f` with `call` as the call named in index errors of the launches of `f`. `None`: each
+/// launch's own call. A gradient names the call of its forward op, because it reads the indices of
+/// the forward op.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Site>);
     impl Drop for Restore {
@@ -41,7 +41,7 @@ pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Returns the call that a launch's report names.
+/// Returns the call named in a launch's report.
 fn named(call: &Call<'_>) -> Site {
     NAMED.get().unwrap_or(Site { op: call.op, location: call.location })
 }

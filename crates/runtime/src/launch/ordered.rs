@@ -123,8 +123,8 @@ where
     Ok(op)
 }
 
-/// Waits for the work, for blocking launches. Its own failed check takes precedence over errors of
-/// the wait, which may be those of earlier work.
+/// Waits for the work, for blocking launches. If a check of this launch failed, returns that
+/// failure. Otherwise returns the error of the wait, which may come from earlier work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(

@@ -38,7 +38,7 @@ use crate::{Error, Result, Storage};
 pub(crate) struct ResultMarks<'a> {
     /// The work's checked launches and collectives. Set when the work is enqueued.
     pub(crate) own: RefCell<Dependencies>,
-    /// The storages of a replay. Their captured marks, not the touches, tell the bytes that the
+    /// The storages of a replay. Their captured marks, not the touches, list the bytes that the
     /// replay reads and writes.
     pub(crate) visited: Option<&'a [VisitedStorage]>,
 }
@@ -181,9 +181,9 @@ impl ResultMarks<'_> {
             }
             return;
         };
-        // Captured marks do not tell which results depend on other processes: these may write
-        // shared memory between a write and a read by the graph. Therefore all results depend on
-        // them.
+        // Captured marks do not show the results that depend on other processes, because other
+        // processes may write shared memory between a write and a read by the graph. Therefore all
+        // results count as dependent on other processes.
         let peers = inputs.iter().filter(|dependency| matches!(dependency, Dependency::Peer(_)));
         let peers: Dependencies = peers.cloned().collect();
         let mut replay = ReplayDependencies::new(&inputs, own);

@@ -140,7 +140,7 @@ pub fn copy_bytes(
 /// a copy before it starts, and with pieces it walks the next pages during a transfer.
 ///
 /// # Safety
-/// The conditions of the driver's `memcpy_async`.
+/// Both ends of the copy stay valid until the copy is done. `handle` is the handle of `stream`.
 #[track_caller]
 unsafe fn enqueue_pieces(
     stream: &Stream,
@@ -151,13 +151,14 @@ unsafe fn enqueue_pieces(
     let (CopyEnd::Device { device: to, ptr: dst }, CopyEnd::Device { device: from, ptr: src }) =
         (copy.dst, copy.src)
     else {
-        // SAFETY: the caller guarantees the conditions of `memcpy_async` for this copy.
+        // SAFETY: the caller keeps both ends of the copy valid until the copy is done.
         return unsafe { driver.memcpy_async(copy, handle) };
     };
     // Each captured piece would be a node of the graph, so captured copies are not split.
     let first = if stream.is_capturing() { copy.bytes } else { FIRST_PIECE };
     for part in pieces(first, copy.bytes) {
-        // SAFETY: the piece lies inside the copy, for which the caller guarantees the conditions.
+        // SAFETY: the piece lies inside the copy, and the caller keeps both ends of the copy valid
+        // until it is done.
         let enqueued = unsafe {
             let dst = CopyEnd::Device { device: to, ptr: dst.offset(part.start as i64) };
             let src = CopyEnd::Device { device: from, ptr: src.offset(part.start as i64) };

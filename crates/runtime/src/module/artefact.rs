@@ -79,9 +79,8 @@ fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
     })
 }
 
-/// Returns the programs whose file in `folder` is missing or out of date.
-/// A file that cannot be read counts as
-/// missing.
+/// Returns the programs whose file in `folder` is missing or out of date. A file that cannot be
+/// read counts as missing.
 pub fn stale<'a>(folder: &Path, programs: &[&'a Program]) -> Vec<&'a Program> {
     let is_stale = |program: &&&Program| {
         let all = fs::read(path(folder, program)).ok().and_then(|bytes| unpack(&bytes));

@@ -6,8 +6,8 @@
 pub fn single(ptx: &str, kernel: &str) -> String {
     let mut parts: Vec<&str> = parts(ptx);
     parts.retain(|part| named(part, ".entry ").is_none_or(|name| name == kernel));
-    // Repeated, because a removed function may have been the only caller of another. Order tells
-    // nothing: a function may be declared before its callers and defined after them.
+    // Repeat, because a removed function may have been the only caller of another. One pass in
+    // order is not enough: a function may be declared before its callers and defined after them.
     loop {
         let names: Vec<Option<&str>> = parts.iter().map(|part| function(part)).collect();
         let is_called = |name: &str| {

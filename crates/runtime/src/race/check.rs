@@ -105,7 +105,8 @@ pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Resu
 }
 
 impl Storage {
-    /// Gives new device memory the accesses to freed memory at its addresses.
+    /// Starts the history of new device memory with the accesses to freed memory at the same
+    /// addresses.
     pub(crate) fn take_freed_history(&self, device: usize, stream: &Stream) {
         if !self.runtime().detects_races() || self.bytes() == 0 {
             return;

@@ -18,8 +18,8 @@
 //! # Killed processes
 //!
 //! Interprocess events are not used, because no document specifies a wait for the event of a killed
-//! process. (With driver 580 such a wait completed in the few runs that were tried, in all of which
-//! the wait began after the kill.) Here the waiting process releases its own streams once it sees
+//! process. (With driver 580 such a wait completed in a few runs; in each of them the wait began
+//! after the kill.) Here the waiting process releases its own streams once it sees
 //! that the other process is gone. The number at that time shows which work is complete; reads of
 //! other results are refused.
 

@@ -201,8 +201,8 @@ impl ReplayUses {
     }
 }
 
-/// Returns the kernels that check indices and write bytes of this storage which the next replay
-/// reads before it overwrites them.
+/// Returns the index-checking kernels whose results in this storage are inputs of the next replay.
+/// The replay reads an input before it overwrites the bytes.
 fn loop_carried_in(captured_marks: &StorageMarks) -> impl Iterator<Item = &KernelSet> {
     let read = captured_marks
         .replay_inputs()
@@ -256,8 +256,8 @@ impl ReplayGuard<'_> {
         };
         match own.outcome() {
             CheckOutcome::Pending => {
-                // A visited storage may have lost the last replay's results to an overwrite, so the
-                // loop-carried kernels would be more than its inputs depend on.
+                // Other work may have overwritten the last replay's results in a visited storage.
+                // Its inputs then depend on fewer kernels than `loop_carried` lists.
                 let mut captured_marks =
                     visited.iter().filter_map(|visited| visited.captured_marks.as_deref());
                 let exact = !captured_marks

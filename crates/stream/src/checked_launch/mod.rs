@@ -181,7 +181,7 @@ impl CheckedLaunch {
     }
 
     /// Adds another launch if one `CheckedLaunch` can represent both: kernels of the same replay,
-    /// or launches of which one covers the other. Returns whether `other` was added.
+    /// or two launches if one covers the other. Returns whether `other` was added.
     pub fn absorb(&mut self, other: &Self) -> bool {
         if Arc::ptr_eq(&self.node, &other.node) {
             match (&mut self.kernels, &other.kernels) {
@@ -270,7 +270,8 @@ impl CheckedLaunch {
         }
     }
 
-    /// Ends a replay that has an outcome or that the driver refused. Does nothing for others.
+    /// Ends a replay that has an outcome or that the driver refused. Does nothing for
+    /// other kinds of launches.
     pub(crate) fn end_replay(&self) {
         if let LaunchKind::Replay(replay) = &self.node.kind {
             replay.checks.end_replay();

@@ -181,7 +181,7 @@ impl Mailbox {
     /// Adds a replay that is about to be enqueued.
     pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
         let (mut state, last) = (self.state(), stream.last_op());
-        // A replay needs no slot, and a poll would double its cost.
+        // Poll only when a poll is due: a replay needs no slot, and a poll doubles its cost.
         if state.is_due(last) {
             state.settle_done(last);
         }

@@ -99,8 +99,8 @@ impl StreamInner {
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
     fn enter_wait(&self, state: &mut StreamState, point: &StreamPoint) {
-        // The wait gets a number, so that a checkpoint recorded before it does not count as after
-        // it.
+        // The wait gets a number. Without one, a checkpoint recorded before the wait would count as
+        // one after the wait.
         self.advance(state);
         state.clock.join(&self.progress, point);
     }

@@ -82,7 +82,7 @@ fn waits_of_the_user_are_known_order() {
     assert!(b.is_ordered_after(&a, first).unwrap());
     assert!(!b.is_ordered_after(&a, later).unwrap());
 
-    // Order passes through a third stream, but only from the wait on.
+    // Waits chain through a third stream if its event is recorded after its own wait.
     let unrelated = c.record_event(None).unwrap();
     let before_wait = b.record_event(None).unwrap();
     c.wait_event(&unrelated).unwrap();

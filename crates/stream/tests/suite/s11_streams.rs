@@ -106,7 +106,7 @@ fn s11_a_raw_stream_wrapped_twice_is_one_stream() {
     assert_eq!(one.last_op(), 2);
     assert!(!one.is_known_done(2), "the first wait must not cover the second wrapper's work");
 
-    // The same holds for a new wrapper of the handle, and for a stream of the devices' own pool.
+    // A new wrapper of the handle, and a stream of the devices' own pool, keep their numbers too.
     // SAFETY: `raw` keeps the driver's stream alive.
     let again = unsafe { owned::Stream::from_external(devices.driver(), raw.handle()) };
     assert_eq!(device.external_stream(again).unwrap().last_op(), 2);

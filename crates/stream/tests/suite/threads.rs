@@ -17,7 +17,7 @@ on_devices! {
 
 fn numbering(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    // The operations in the order in which they ran, and the operations with their numbers.
+    // `ran` has the operations in the order of their execution, `numbered` the same with numbers.
     let ran = Arc::new(Mutex::new(Vec::new()));
     let numbered = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

@@ -22,7 +22,7 @@ struct Options {
     /// Number of measurements. Their medians are printed.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Number of chains in a row, which measures the time per chain on a busy device.
+    /// Number of chains enqueued in a row, to measure the time per chain on a busy device.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     row: u32,
 }

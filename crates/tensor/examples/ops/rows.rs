@@ -156,7 +156,7 @@ fn dimensions() -> Vec<Spec> {
     rows
 }
 
-/// The other dtypes.
+/// The rows of dtypes other than `float32`.
 fn dtypes() -> Vec<Spec> {
     let all = [
         "fill_",

@@ -38,7 +38,7 @@ pub(crate) enum Timing {
     Events,
     /// Time of the device alone: events around replays of a graph of this many calls.
     Graph(u32),
-    /// Time of the host: of calls that enqueue, or on the CPU, of calls that compute.
+    /// Host time: of the calls that enqueue work on a GPU, or that compute on the CPU.
     Host,
 }
 

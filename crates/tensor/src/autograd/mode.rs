@@ -19,8 +19,8 @@ pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
 }
 
-/// A guard: until it is dropped, this thread records ops or does not, like the functions of the same names. Of nested
-/// guards, drop the last one first.
+/// A guard that sets the recording of ops by this thread until the guard is dropped. Its constructors are
+/// named after the functions for closures. Drop nested guards in reverse order of creation.
 ///
 /// ```
 /// use warpline::autograd::{ModeGuard, is_grad_enabled};
@@ -128,8 +128,9 @@ pub fn is_anomaly_enabled() -> bool {
     get().anomaly
 }
 
-/// Runs `f` without recording (`torch.no_grad`); [`ModeGuard::no_grad`] does the same to the end of a block. The results have no gradient. The mode applies to this thread
-/// only; ops in threads that `f` starts are recorded.
+/// Runs `f` without recording (`torch.no_grad`). [`ModeGuard::no_grad`] does the same to the end of a block.
+/// The results have no gradient. The mode applies to this thread only: ops in threads that `f` starts are
+/// recorded.
 ///
 /// ```
 /// use warpline::{autograd, ones};

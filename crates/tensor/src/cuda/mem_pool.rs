@@ -134,7 +134,7 @@ impl MemPool {
 }
 
 /// Allocates this thread's requests on the pool's device from the pool, until the guard is dropped
-/// (`torch.cuda.use_mem_pool`). Of nested guards, the last one counts.
+/// (`torch.cuda.use_mem_pool`). With nested guards, the innermost applies.
 pub fn use_mem_pool(pool: &MemPool) -> MemPoolGuard {
     MemPoolGuard { _route: pool.allocator.use_pool(&pool.pool) }
 }

@@ -18,7 +18,7 @@ use crate::{Error, Generator, Result, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
 ///
-/// Workers are threads. Batches are returned in order whatever the workers' speed. Each worker loads at most
+/// Workers are threads. Batches are returned in order, even if a worker is slow. Each worker loads at most
 /// `prefetch_factor` batches ahead.
 ///
 /// ```

@@ -38,7 +38,7 @@ impl Tensor {
     /// result is `max`. If an operand is NaN, the result is NaN. Boolean tensors are not supported.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedDType`] if the operands meet in `bool`. Otherwise the same as [`Tensor::add`].
+    /// [`ErrorKind::UnsupportedDType`] if the common dtype is `bool`. Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn clamp<'a>(
         &self,

@@ -8,7 +8,7 @@ use crate::exec::{self, empty_in};
 use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// Returns the options `asked`. Their default dtype and device are this tensor's.
+    /// Returns `asked`, with this tensor's dtype and device in place of missing ones.
     fn options(&self, asked: impl Into<TensorOptions>) -> TensorOptions {
         asked.into().or(self.dtype(), self.device())
     }

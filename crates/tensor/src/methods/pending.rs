@@ -65,7 +65,7 @@ impl<T> fmt::Debug for Pending<T> {
 
 impl Tensor {
     /// Starts a copy of all elements to the host, in row-major order: [`Tensor::to_vec`] without the wait. The
-    /// copy has the elements of this moment, whatever is written to the tensor later.
+    /// copy has the elements at the time of the call; later writes to the tensor do not change the copy.
     ///
     /// ```
     /// # use warpline::{arange, simulated, with_runtime};

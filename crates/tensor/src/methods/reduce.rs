@@ -37,7 +37,7 @@ impl<I: Integer> IntoDims for I {
     }
 }
 
-// Not of every integer, so that the type of `None` can be inferred.
+// Implemented for one integer type only, so that the type of `None` can be inferred.
 impl IntoDims for Option<isize> {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
         self.into_iter().collect()

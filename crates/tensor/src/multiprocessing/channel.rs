@@ -108,8 +108,8 @@ impl Channel {
     /// before all work on it here. If the sender ends before that work is complete, reading the tensor, or a
     /// tensor computed from it, fails with [`ErrorKind::PeerGone`].
     ///
-    /// The tensor is on the same GPU, whatever its index is here. The tensor cannot be sent on; send a copy
-    /// instead. The tensor requires a gradient if the sent tensor did, but not in
+    /// The tensor is on the same GPU, which may have another index here. The tensor cannot be sent on; send a
+    /// copy instead. The tensor requires a gradient if the sent tensor did, but not in
     /// [`inference_mode`](crate::autograd::inference_mode).
     ///
     /// # A sender that stalls

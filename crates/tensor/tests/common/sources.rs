@@ -14,7 +14,7 @@ pub(crate) struct Function {
     pub(crate) parameters: String,
     /// The text of the returned type. Empty for `()`.
     pub(crate) output: String,
-    /// Whether the name stands in the arguments of a macro call.
+    /// Whether the name comes from the arguments of a macro call.
     pub(crate) from_macro: bool,
 }
 

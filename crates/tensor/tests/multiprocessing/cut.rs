@@ -204,7 +204,7 @@ pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
         drop(kept);
     });
     if point == RECEIVER[1] {
-        // Memory of a real GPU is not listed in `maps`, so only `received` tells there.
+        // `maps` does not list memory of a real GPU. There, only `received` shows the progress.
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
         send_bytes(&far, &message, handle);
         kill_once(|| received.load(Relaxed) || mapped().contains("warpline-shared"));

@@ -76,7 +76,7 @@ impl Peer {
     }
 }
 
-/// The other process's program. Does nothing as a test among others.
+/// The other process's program. Does nothing if it runs as a normal test.
 #[test]
 fn program_of_the_other_process() {
     let (Ok(program), Ok(spec)) = (std::env::var(PROGRAM), std::env::var(SPEC)) else { return };

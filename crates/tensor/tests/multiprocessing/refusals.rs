@@ -11,7 +11,7 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use crate::cut::read_next_message;
 use crate::threads::{pair, world};
 
-/// Runs on one simulated GPU.
+/// Runs `body` on one simulated GPU.
 fn alone(body: impl FnOnce() -> Result<()>) {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, body).unwrap();

@@ -1,4 +1,4 @@
-//! Activations as functions compute what the methods of the same names compute.
+//! The functions for activations return the same results as the methods of the same names.
 
 use warpline::{Result, functional, tensor};
 

@@ -178,7 +178,7 @@ fn all_reads_checked(world: &World) -> Result<()> {
     })
 }
 
-/// A stream's knowledge of two other streams is combined.
+/// A stream is ordered after two other streams by two separate waits.
 fn state_merging(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, d] = case.streams();

@@ -199,8 +199,8 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         refused("take_along_dim", grad(table.take_along_dim(&wide, 0)?));
         table.set_grad(None)?;
         let next = table.add(1)?;
-        // The calls' results were never read, so `synchronize` reports the failures: the first
-        // stands for all.
+        // The calls' results were never read, so `synchronize` reports a failure: the first one.
+        // All others then count as reported.
         let error = cuda::synchronize(()).expect_err("failures that were not reported").to_string();
         assert!(error.starts_with("embedding: "), "{error}");
         cuda::synchronize(())?;

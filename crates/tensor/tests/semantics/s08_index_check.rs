@@ -311,7 +311,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         let pages = world.count(CallKind::HostAlloc) - before;
         assert!((1..=4).contains(&pages), "{pages}");
         assert_eq!(world.host_waits(), waits);
-        // A dropped stream gives up its places.
+        // The places of dropped streams are reused.
         for turn in 0..200 {
             let t = table(0)?; // new, because a tensor records its readers
             let stream = cuda::exclusive_stream(0, 0)?;

@@ -1,5 +1,5 @@
 //! S8: edge cases of failed index checks. A failure that one wait does not cover is kept for a
-//! later wait, whatever other threads and waits do meanwhile.
+//! later wait, even if other threads enqueue work or wait meanwhile.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};

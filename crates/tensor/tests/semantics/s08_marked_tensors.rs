@@ -257,7 +257,7 @@ fn overwritten(_: &World) -> Result<()> {
         |u, _| u.normal_(0.0, 1.0).map(drop),
         |u, row| u.copy_(row, false).map(drop),
         |u, _| u.copy_(&zeros([1, 3], ())?.pin_memory()?, true).map(drop),
-        // Overwrite it piece by piece.
+        // Overwrite the tensor piece by piece.
         |u, row| {
             u.narrow(1, 0, 1)?.fill_(1.0)?;
             u.narrow(1, 2, 1)?.fill_(1.0)?;

@@ -104,7 +104,7 @@ fn per_device(_: &World) -> Result<()> {
     cuda::set_stream(&s0)?;
     assert_eq!(cuda::current_device()?, 0);
     assert_eq!((cuda::current_stream(0)?, cuda::current_stream(1)?), (s0.clone(), s1.clone()));
-    // An op runs on its device's current stream, whichever device is current.
+    // An op runs on its device's current stream, even if another device is current.
     let before = (s0.last_op(), s1.last_op());
     let t = ones([2], 1)?;
     assert!(s1.last_op() > before.1);

@@ -125,7 +125,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(s.record_event(None), "record_event", loss);
             assert_lost(cuda::exclusive_stream(0, 0), "a new stream", loss);
         }
-        // Calls that ask no device still succeed.
+        // Calls that need no driver call on a device still succeed.
         assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(cuda::memory_allocated(0)? > 0);

@@ -117,8 +117,8 @@ fn one_stream(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Workers of a pool set their streams once. Every job finds its worker's streams current, whatever
-/// earlier jobs did inside guards.
+/// Workers of a pool set their streams once. Every job finds its worker's streams current, although
+/// earlier jobs changed streams inside guards.
 fn pool(world: &World) -> Result<()> {
     type Job = (usize, Tensor);
     let (jobs, taken) = channel::<Job>();

@@ -106,7 +106,7 @@ impl VirtualMemory<DriverError> for Cudarc {
     fn create(&self, bytes: usize) -> Result<Handle, DriverError> {
         self.0.bind_to_thread()?;
         let mut handle = 0;
-        // SAFETY: the call reads the properties and writes `handle`.
+        // SAFETY: the properties and `handle` are valid until the call returns.
         unsafe { sys::cuMemCreate(&mut handle, bytes, &self.properties(), 0) }.result()?;
         Ok(Box::new(Arc::new(Pages { handle, bytes, context: self.0.clone() })))
     }

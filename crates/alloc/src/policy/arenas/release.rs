@@ -63,9 +63,9 @@ impl<B: Backend> FreePages<B> {
         for it in &mut self.shards {
             it.idle = match waited {
                 DeviceWait::Done => true,
-                // A stream whose wait fails keeps only its own pages. The wait for another stream
-                // covers earlier users of that stream's pages, because the stream itself waits for
-                // them.
+                // If the wait for a stream fails, only the pages of that stream are kept. The wait
+                // for any other stream also covers earlier users of its pages on further streams,
+                // because the stream itself waits for those users.
                 DeviceWait::Unsupported => core.wait_for(&it.stream),
                 DeviceWait::Failed => false,
             };

@@ -204,8 +204,8 @@ mod tests {
 
     #[test]
     fn headroom_grows_while_pages_are_mapped_without_end() {
-        // The allowance of the requests, and a burst of less than eight remappings per page, do not
-        // count.
+        // The headroom does not grow by one remapping per 256 requests, nor by a burst of fewer
+        // than eight remappings per page.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
         assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);
         assert_eq!(after(8_000, 1000, 1000), first);

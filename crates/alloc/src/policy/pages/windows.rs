@@ -177,8 +177,8 @@ impl<B: Backend> Windows<B> {
 
     // ---- retirement -----------------------------------------------------------------------
 
-    /// Returns whether these arenas have so many windows, given the number of pages, that unused
-    /// windows should be retired.
+    /// Returns whether unused windows of these arenas should be retired, because the arenas have
+    /// too many windows for the number of pages.
     pub(super) fn exceed_limit(&self, pages: usize, windows: &[u32]) -> bool {
         let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();

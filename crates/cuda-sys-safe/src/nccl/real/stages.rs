@@ -65,7 +65,7 @@ impl CommStages {
         let new: *mut Self = Box::into_raw(Box::default());
         // SAFETY: the box was just created, and only `close` frees it.
         let stages = unsafe { &*new };
-        // SAFETY: the raw value is the address of the stages, as `pointer` expects.
+        // SAFETY: the raw value is the address of live stages, which `pointer` returns.
         (stages, unsafe { CommHandle::new(new.expose_provenance() as u64, device) })
     }
 

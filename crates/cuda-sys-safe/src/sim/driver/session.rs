@@ -118,7 +118,7 @@ impl SimDriver {
             return Err(error(call, code, device, why));
         }
         if call.needs_no_context() {
-            // Earlier work cannot fail these calls until another call has reported the failure.
+            // These calls report a lost device only after another call has reported the loss.
             if state.devices[device].loss_reported {
                 state.report_loss(call, device)?;
             }

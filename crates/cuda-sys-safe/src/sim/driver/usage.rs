@@ -12,7 +12,7 @@ use crate::sim::{CallKind, Schedule};
 pub struct DeviceUsage {
     /// Allocations by `cuMemAlloc`.
     pub allocations: usize,
-    /// Requested size of these allocations, in bytes.
+    /// Requested size of the allocations by `cuMemAlloc`, in bytes.
     pub allocated_bytes: usize,
     /// All used memory of the device, in bytes.
     pub used_bytes: usize,
@@ -45,7 +45,7 @@ pub struct Usage {
     pub devices: Vec<DeviceUsage>,
     /// Page-locked host allocations.
     pub host_allocations: usize,
-    /// Size of these allocations, in bytes.
+    /// Size of the page-locked host allocations, in bytes.
     pub host_bytes: usize,
     /// Registered ranges of host memory.
     pub host_registrations: usize,

@@ -10,7 +10,7 @@ pub(crate) struct PoolState {
     pub(crate) threshold: u64,
     /// Memory that the pool has taken from the device, in bytes.
     pub(crate) reserved: usize,
-    /// Allocated part of this memory, in bytes.
+    /// Part of the reserved memory that is allocated, in bytes.
     pub(crate) used: usize,
     pub(crate) destroyed: bool,
     /// Access of other devices to the pool's memory.

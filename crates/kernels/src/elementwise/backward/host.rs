@@ -16,15 +16,16 @@ use crate::elementwise::run::NUMBER;
 /// Computes gradients of `T`.
 pub(super) struct Backpropagation<T>(PhantomData<T>);
 
-// SAFETY: `over` reads the inputs that are not numbers and writes the wanted results.
+// SAFETY: `over` reads only inputs that are not numbers, and writes only wanted results.
 unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N>
     for Backpropagation<T>
 {
     const VARIANT: &'static str = T::DTYPE.suffix();
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &Fused<I>) {
-        // SAFETY: the caller guarantees the conditions of `over`. Only launches of backward passes
-        // have `Fused` arguments.
+        // SAFETY: only launches of backward passes have `Fused` arguments. They have `I` inputs and
+        // then the results, with the dtypes in `args`. The caller guarantees elements at the
+        // positions of `index`, which no other thread writes.
         unsafe { over::<T, I, N>(launch, index, *args, args.backward().formula()) }
     }
 }

@@ -153,8 +153,8 @@ macro_rules! hosts {
             type $t = $ty;
             unsafe fn host(launch: &$crate::host::HostLaunch<'_>) {
                 let function = $f;
-                // SAFETY: a launch calls this with the parameters of its kernel, whose type `with` compares; the
-                // remainder of the function's contract is that of `HostKernel`.
+                // SAFETY: a launch passes the parameters of its kernel, whose type `with` compares,
+                // and pointers that are valid for the declared elements of the operands.
                 unsafe { function(launch, &$crate::host::params(launch)) }
             }
             hosts.with($crate::DType::$dtype, $crate::DType::$dtype.suffix(), $f, host)

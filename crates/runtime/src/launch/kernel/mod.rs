@@ -320,8 +320,9 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         let variant = self.variant(site.op, operands[self.selector].view.dtype)?;
         let kernel = (self.program, variant.number, self.number);
         let code = Code::Kernel { kernel, grid: grid.blocks, threads: grid.threads };
-        // SAFETY: the caller of `new` guarantees the contract of `run` for every launch of this kernel. `new` took
-        // variant and CPU implementation from one entry for this dtype.
+        // SAFETY: the caller of `new` guarantees that kernel and CPU implementation access only
+        // their operands, as declared, and match the parameters. `new` took both from one entry for
+        // this dtype.
         unsafe { Self::run(target, site, operands, params, variant.host, code) }
     }
 
@@ -350,8 +351,9 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
             unsafe { call.enqueue(device, stream, pointers) }
         };
         let code = Code::Library(&enqueue);
-        // SAFETY: the caller of `new` guarantees the contract of `run` for the CPU implementation, and the
-        // implementation of `LibraryCall` for the work that it enqueues.
+        // SAFETY: the implementation of `LibraryCall` guarantees that the work that it enqueues
+        // accesses only the operands, as declared, and the caller of `new` guarantees the same for
+        // the CPU implementation.
         unsafe { Self::run(target, Site::here(op), operands, call.params(), host, code) }
     }
 
@@ -369,7 +371,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ) -> Result<()> {
         let params = bytemuck::bytes_of(params);
         let checks_indices = P::BEGINS_WITH_REPORT;
-        // SAFETY: the caller guarantees the contract of `run`. `P` begins with a `Report` if
+        // SAFETY: the caller guarantees that `host` and `code` access only the operands, as
+        // declared, and match `params`. `P` begins with a `Report` if and only if
         // `BEGINS_WITH_REPORT` is true.
         unsafe { run(target, &Call { op, operands, params, checks_indices, host, code, location }) }
     }

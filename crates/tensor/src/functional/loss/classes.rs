@@ -279,7 +279,7 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
     }
 }
 
-/// Reshapes a vector to `dims` dimensions, of which `dim` has the vector's size and the others have size 1.
+/// Reshapes a vector to `dims` dimensions. Dimension `dim` has the vector's size, all others have size 1.
 #[track_caller]
 fn broadcast_along(vector: &Tensor, dim: isize, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];

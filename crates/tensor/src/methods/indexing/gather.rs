@@ -100,7 +100,7 @@ saved! {
     struct Gather {
         dim: isize,
         index: Tensor,
-        /// The calling op, for errors. The node is named after PyTorch's node, whichever op gathers.
+        /// The calling op, for errors. Several ops share this node, which is named after PyTorch's node.
         call: Site,
     }
 }

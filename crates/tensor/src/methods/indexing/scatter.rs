@@ -113,9 +113,9 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Combines the elements of `src` that [`Tensor::scatter`] would write to one place by `reduce`
-    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, the element of this tensor
-    /// counts too. A place without an element of `src` keeps its element.
+    /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
+    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, this tensor's element at
+    /// the place counts too. A place without an element of `src` keeps its element.
     ///
     /// # Errors
     /// The same as [`Tensor::scatter`].

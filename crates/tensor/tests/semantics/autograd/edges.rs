@@ -105,7 +105,7 @@ fn gpu_gradients_at_the_edges_of_formulas_are_pytorchs() {
     common::gpu(1, SyncPolicy::Auto, |_| check_all("cuda"));
 }
 
-/// The gradient needs the elements from before the op, whichever operand shares memory with the
+/// The gradient needs the elements from before the op. Either operand may share memory with the
 /// result.
 #[test]
 fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {

@@ -169,7 +169,7 @@ fn fills_and_draws_cut_the_graph() {
         y.select(0, 0)?.uniform_(0.0, 1.0)?;
         y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 5.0]);
-        // The gradient is zeros, not `None`, as in PyTorch, because it was asked for.
+        // As in PyTorch, the gradient of a leaf is zeros, not `None`.
         for cut in
             [|y: &Tensor| y.zero_().map(drop), |y: &Tensor| y.copy_(&y.detach(), false).map(drop)]
         {

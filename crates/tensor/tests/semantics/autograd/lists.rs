@@ -86,8 +86,8 @@ impl Function for ReturnedGradients {
     }
 }
 
-/// Applies `ReturnedGradients` to two inputs, of which only the first needs a gradient. Returns its
-/// gradient.
+/// Applies `ReturnedGradients` to two inputs. Only the first input needs a gradient, which is
+/// returned.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
     ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;

@@ -244,7 +244,7 @@ fn again(_: &World) -> Result<()> {
 fn one_device(_: &World) -> Result<()> {
     let x = ones([10], 0)?;
     let (graph, y) = cuda::graph(|| &x + 1.0)?;
-    // The current stream of the graph's device is used, whatever device is current.
+    // A replay uses the current stream of the graph's device, even if another device is current.
     cuda::with_device(1, || graph.replay())?;
     assert_eq!(values(&y)?, [2.0; 10]);
     let pool = graph.pool()?;

@@ -1,9 +1,10 @@
 //! The registry of all ops, and tests that walk it.
 //!
 //! Each public function that gives tensors has an [`Entry`](entry::Entry) in the file of its
-//! family, or stands in `completeness.rs` with the reason why it is not an op. Methods of `unary.rs`
-//! and `binary.rs` are listed in `../by_name.rs` instead. A new op needs nothing else: its gradients, the agreement of devices and the agreement of backward passes are
-//! tested from its entry.
+//! family, or is listed in `completeness.rs` with the reason why it is not an op. Methods of
+//! `unary.rs` and `binary.rs` are listed in `../by_name.rs` instead. A new op needs nothing else:
+//! its gradients, the agreement of devices and the agreement of backward passes are tested from its
+//! entry.
 
 mod completeness;
 mod devices;

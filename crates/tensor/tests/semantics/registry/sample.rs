@@ -23,7 +23,7 @@ enum Fill {
     Indices(Vec<i64>),
     /// Bools.
     Mask,
-    /// Numbers of `float32`, whatever the entry's dtype.
+    /// Numbers of `float32`, for every dtype of the entry.
     Single,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn mask(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Mask }
 }
 
-/// Numbers of `float32`, whatever the entry's dtype.
+/// Numbers of `float32`, for every dtype of the entry.
 pub(super) fn single(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Single }
 }
