@@ -30,6 +30,8 @@ pub use files::{
     FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
     save_sharded,
 };
+#[doc(hidden)]
+pub use module::derived as __private;
 pub use module::{
     Apply, Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };

@@ -178,12 +178,20 @@ impl fmt::Debug for Buffer {
 macro_rules! members {
     ($($name:ident),*) => {$(
         impl Module for $name {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 visitor.see(Member::$name(self));
             }
 
             fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
                 visitor.see(MemberMut::$name(self));
+            }
+
+            fn as_module(&self) -> Option<&dyn Module> {
+                None
+            }
+
+            fn as_module_mut(&mut self) -> Option<&mut dyn Module> {
+                None
             }
         }
     )*};

@@ -89,7 +89,7 @@ impl Sequential {
 
 /// The name of a member is its index.
 impl Module for Sequential {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.layers.visit(visitor);
     }
 
@@ -109,6 +109,14 @@ impl Forward<Tensor> for Sequential {
 
 impl fmt::Debug for Sequential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sequential").field("layers", &self.layers.len()).finish()
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Writes the tree of modules.
+impl fmt::Display for Sequential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let module: &dyn Module = self;
+        fmt::Display::fmt(module, f)
     }
 }

@@ -57,8 +57,8 @@ impl Forward<Tensor> for Counts {
 #[derive(Clone)]
 pub(crate) struct FnModule<F>(pub(crate) F);
 
-impl<F> Module for FnModule<F> {
-    fn visit(&self, _: &mut Visitor<'_>) {}
+impl<F: 'static> Module for FnModule<F> {
+    fn visit<'m>(&'m self, _: &mut Visitor<'m, '_>) {}
     fn visit_mut(&mut self, _: &mut VisitorMut<'_>) {}
 }
 
