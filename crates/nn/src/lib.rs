@@ -19,6 +19,7 @@ extern crate self as warpline_nn;
 
 mod called;
 mod files;
+mod hooks;
 pub mod init;
 mod input_device;
 mod module;
@@ -30,6 +31,7 @@ pub use files::{
     FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
     save_sharded,
 };
+pub use hooks::{Grads, Hooked, TensorTree};
 #[doc(hidden)]
 pub use module::derived as __private;
 pub use module::{
