@@ -164,7 +164,7 @@ impl Bilinear {
         let rows = x1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(&self.weight)?;
         let y = rows.matmul(&x2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;
         match &self.bias {
-            Some(bias) => y.add(&**bias),
+            Some(bias) => y.add(bias),
             None => Ok(y),
         }
     }

@@ -14,6 +14,7 @@ mod modules;
 mod moves;
 mod optim;
 mod options;
+mod parameters;
 mod random;
 mod resume;
 mod s31_modules;
