@@ -24,9 +24,10 @@ use crate::module::{Apply, Forward, Member, MemberMut, Module, Visitor, VisitorM
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// A function that takes a tensor takes a parameter, too: `x.matmul(&self.weight)`, `cat(&[&self.token, &self.token], 0)`,
-/// `(&x * &self.scale)?`, `linear(&x, &self.weight, &self.bias)`. In a list with other tensors, a tensor comes first:
-/// `cat(&[&x, &self.token], 0)`.
+/// A function that takes a tensor takes a parameter, too: `x.matmul(&self.weight)`, `(&x * &self.scale)?`,
+/// `linear(&x, &self.weight, &self.bias)`, `cat(&[&x, &self.token], 0)?`. Three forms need more: an `Option<Parameter>`
+/// is passed as `self.bias.as_deref()`; in a list with other tensors, a tensor comes first; and of Rust's numbers, the
+/// operators take `f64` and `i64` (`expr!` takes all).
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]

@@ -371,8 +371,17 @@ pub trait Module: Any + tree::AsDyn {
     }
 }
 
-/// The forward pass of a module, for generic callers such as `DataParallel` and [`Sequential`](crate::Sequential).
-/// `Input` is a tuple if there are several inputs.
+/// The forward pass of a module, for generic callers such as [`Apply::apply`], `DataParallel` and
+/// [`Sequential`](crate::Sequential). `Input` is a tuple if there are several inputs.
+///
+/// Every module of this crate implements this trait, and also has an inherent `forward` that takes references and
+/// several arguments, so that a program calls `self.fc.forward(&x)?` and `loss.forward(&y, &target)?` without an import.
+/// A module of your own needs this trait only for generic callers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no forward pass that takes `{Input}`",
+    label = "expected a module that implements `Forward<{Input}>`, or a function",
+    note = "generic callers do not see an inherent method `forward`"
+)]
 pub trait Forward<Input> {
     /// The result of the forward pass.
     type Output;
