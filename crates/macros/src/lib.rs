@@ -15,9 +15,15 @@ pub fn expr(input: TokenStream) -> TokenStream {
     expr::expand(parse_macro_input!(input as Expr)).into()
 }
 
-/// Implements `warpline_nn::Module` for a struct. Each field becomes a member with the field's name (its index in a
-/// tuple struct), in declaration order. `#[module(name = "…")]` renames a member; `#[module(skip)]` leaves out the
-/// field. Each type parameter gets the bound `Module`.
+/// Implements `warpline_nn::Module` and `Display` for a struct or an enum. Each field becomes a member with the field's
+/// name (its index in a tuple struct), in declaration order. `#[module(name = "…")]` renames a member;
+/// `#[module(skip)]` leaves out the field. Each type parameter gets the bound `Module`.
+///
+/// An enum shows the fields of its variant. The only field of a tuple variant has an empty name: it stands in the enum's
+/// place.
+///
+/// `Display` writes the tree of modules. `#[module(extra_repr = path)]` on the type names a function from `&Self` to the
+/// `String` of settings that stands between the parentheses.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

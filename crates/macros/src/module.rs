@@ -1,56 +1,213 @@
 //! The derive macro `Module`.
+//!
+//! A struct shows each field under the field's name. An enum shows the fields of the active variant: the only field of
+//! a tuple variant stands in the enum's place, so the enum adds no name. Each field is asserted to be a module once, with
+//! the span of its type, so that the compiler reports a field once, at its type.
 
 use proc_macro2::TokenStream as Tokens;
-use quote::quote;
-use syn::{Data, DeriveInput, Error, Field, Fields, Index, LitStr, Member, parse_quote};
+use quote::{format_ident, quote, quote_spanned};
+use syn::ext::IdentExt;
+use syn::spanned::Spanned;
+use syn::{
+    Attribute, Data, DeriveInput, Error, Field, Fields, Ident, Index, LitStr, Member, Path,
+    parse_quote,
+};
 
-/// Returns the implementation of `Module` for `input`.
+/// Returns the implementations of `Module` and `Display` for `input`.
 pub(crate) fn expand(mut input: DeriveInput) -> Result<Tokens, Error> {
-    let Data::Struct(data) = &input.data else {
-        return Err(Error::new_spanned(&input.ident, "a module is a struct"));
-    };
-    let members = members(&data.fields)?;
-    let names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
-    let fields: Vec<&Member> = members.iter().map(|(_, member)| member).collect();
+    let extra_repr = extra_repr(&input.attrs)?;
+    let mut arms = Vec::new();
+    match &input.data {
+        Data::Struct(data) => arms.push(Arm::new(parse_quote!(Self), None, &data.fields)?),
+        Data::Enum(data) => {
+            for variant in &data.variants {
+                let ident = &variant.ident;
+                arms.push(Arm::new(parse_quote!(Self::#ident), Some(ident), &variant.fields)?);
+            }
+        }
+        Data::Union(_) => {
+            return Err(Error::new_spanned(&input.ident, "a module is a struct or an enum"));
+        }
+    }
     for parameter in input.generics.type_params_mut() {
         parameter.bounds.push(parse_quote!(::warpline_nn::Module));
     }
     let (generics, arguments, bounds) = input.generics.split_for_impl();
     let ident = &input.ident;
+    let asserts: Tokens = arms.iter().map(|arm| arm.asserts()).collect();
+    let [visit, visit_mut] =
+        ["show", "show_mut"].map(|method| body(&arms, |arm| arm.visit(method)));
+    let as_enum = matches!(input.data, Data::Enum(_)).then(|| enum_methods(&arms));
     Ok(quote! {
         impl #generics ::warpline_nn::Module for #ident #arguments #bounds {
-            fn visit(&self, visitor: &mut ::warpline_nn::Visitor<'_>) {
+            fn visit<'__m>(&'__m self, visitor: &mut ::warpline_nn::Visitor<'__m, '_>) {
+                #asserts
+                #[allow(unused_imports)]
+                use ::warpline_nn::__private::NoModule as _;
                 let _ = &visitor;
-                #(visitor.member(#names, &self.#fields);)*
+                #visit
             }
 
             fn visit_mut(&mut self, visitor: &mut ::warpline_nn::VisitorMut<'_>) {
+                #[allow(unused_imports)]
+                use ::warpline_nn::__private::NoModule as _;
                 let _ = &visitor;
-                #(visitor.member(#names, &mut self.#fields);)*
+                #visit_mut
+            }
+
+            #as_enum
+            #extra_repr
+        }
+
+        impl #generics ::core::fmt::Display for #ident #arguments #bounds {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let module: &dyn ::warpline_nn::Module = self;
+                ::core::fmt::Display::fmt(module, f)
             }
         }
     })
 }
 
-/// Returns the member name and the field of each member.
-fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
-    let mut members = Vec::new();
-    for (i, field) in fields.iter().enumerate() {
-        let attributes = FieldAttributes::of(field)?;
-        if attributes.skip {
-            continue;
-        }
-        let (name, member) = match &field.ident {
-            Some(ident) => {
-                let name = ident.to_string();
-                let name = name.strip_prefix("r#").map(str::to_owned).unwrap_or(name);
-                (name, Member::Named(ident.clone()))
-            }
-            None => (i.to_string(), Member::Unnamed(Index::from(i))),
-        };
-        members.push((attributes.name.unwrap_or(name), member));
+/// Returns a `match` of `self` with one arm per variant.
+fn body(arms: &[Arm<'_>], value: impl Fn(&Arm<'_>) -> Tokens) -> Tokens {
+    if arms.is_empty() {
+        return quote!(match *self {});
     }
-    Ok(members)
+    let (patterns, values) = (arms.iter().map(|arm| arm.pattern()), arms.iter().map(value));
+    quote!(match self { #(#patterns => { #values })* })
+}
+
+/// Returns the methods of an enum: its module is that of its only field, and its name that of its variant.
+fn enum_methods(arms: &[Arm<'_>]) -> Tokens {
+    let as_module = |method: &str, by_self: &str| {
+        let (method, by_self) = (format_ident!("{method}"), format_ident!("{by_self}"));
+        body(arms, |arm| match arm.only_member() {
+            Some(ArmMember { variable, .. }) => {
+                quote!(::warpline_nn::__private::Field(#variable).#method())
+            }
+            None => quote!(::core::option::Option::Some(::warpline_nn::__private::#by_self(self))),
+        })
+    };
+    let (by_ref, by_mut) = (as_module("module", "as_dyn"), as_module("module_mut", "as_dyn_mut"));
+    let names = body(arms, |arm| {
+        let name = arm.variant.map(|variant| variant.unraw().to_string());
+        quote!(#name)
+    });
+    quote! {
+        #[allow(unused_variables)]
+        fn as_module(&self) -> ::core::option::Option<&dyn ::warpline_nn::Module> {
+            #[allow(unused_imports)]
+            use ::warpline_nn::__private::NoModule as _;
+            #by_ref
+        }
+
+        #[allow(unused_variables)]
+        fn as_module_mut(&mut self) -> ::core::option::Option<&mut dyn ::warpline_nn::Module> {
+            #[allow(unused_imports)]
+            use ::warpline_nn::__private::NoModule as _;
+            #by_mut
+        }
+
+        #[allow(unused_variables)]
+        fn type_name(&self) -> &'static str {
+            #names
+        }
+    }
+}
+
+/// The struct, or a variant of the enum.
+struct Arm<'a> {
+    path: Path,
+    variant: Option<&'a Ident>,
+    members: Vec<ArmMember<'a>>,
+}
+
+/// A field that is a member of the module.
+struct ArmMember<'a> {
+    /// Name of the member.
+    name: String,
+    /// The field.
+    field: Member,
+    /// The variable that the field is bound to.
+    variable: Ident,
+    ty: &'a syn::Type,
+}
+
+impl<'a> Arm<'a> {
+    fn new(path: Path, variant: Option<&'a Ident>, fields: &'a Fields) -> Result<Self, Error> {
+        let is_only =
+            variant.is_some() && matches!(fields, Fields::Unnamed(_)) && fields.len() == 1;
+        let mut members = Vec::new();
+        for (i, field) in fields.iter().enumerate() {
+            let attributes = FieldAttributes::of(field)?;
+            if attributes.skip {
+                continue;
+            }
+            let (name, member) = match &field.ident {
+                Some(ident) => (ident.unraw().to_string(), Member::Named(ident.clone())),
+                None if is_only => (String::new(), Member::Unnamed(Index::from(0))),
+                None => (i.to_string(), Member::Unnamed(Index::from(i))),
+            };
+            members.push(ArmMember {
+                name: attributes.name.unwrap_or(name),
+                field: member,
+                variable: format_ident!("field_{i}"),
+                ty: &field.ty,
+            });
+        }
+        Ok(Self { path, variant, members })
+    }
+
+    /// Returns the member that stands in the enum's place.
+    fn only_member(&self) -> Option<&ArmMember<'a>> {
+        match &self.members[..] {
+            [one] if self.variant.is_some() && one.name.is_empty() => Some(one),
+            _ => None,
+        }
+    }
+
+    fn pattern(&self) -> Tokens {
+        let path = &self.path;
+        let fields =
+            self.members.iter().map(|ArmMember { field, variable, .. }| quote!(#field: #variable));
+        quote!(#path { #(#fields,)* .. })
+    }
+
+    fn visit(&self, method: &str) -> Tokens {
+        let method = format_ident!("{method}");
+        let members = self.members.iter().map(|ArmMember { name, variable, .. }| {
+            quote!(::warpline_nn::__private::Field(#variable).#method(#name, visitor);)
+        });
+        quote!(#(#members)*)
+    }
+
+    fn asserts(&self) -> Tokens {
+        let asserts = self.members.iter().map(|ArmMember { ty, .. }| {
+            quote_spanned! { ty.span() => ::warpline_nn::__private::assert_module::<#ty>(); }
+        });
+        quote!(#(#asserts)*)
+    }
+}
+
+/// Returns the method that calls the function of `#[module(extra_repr = …)]`.
+fn extra_repr(attributes: &[Attribute]) -> Result<Option<Tokens>, Error> {
+    let mut path = None::<Path>;
+    for attribute in attributes.iter().filter(|a| a.path().is_ident("module")) {
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("extra_repr") {
+                return Err(meta.error("expected `extra_repr = …`, the path of a function"));
+            }
+            path = Some(meta.value()?.parse()?);
+            Ok(())
+        })?;
+    }
+    Ok(path.map(|path| {
+        quote! {
+            fn extra_repr(&self) -> ::std::string::String {
+                #path(self)
+            }
+        }
+    }))
 }
 
 /// The `#[module(…)]` attributes of a field.

@@ -19,6 +19,7 @@ extern crate self as warpline_nn;
 
 mod called;
 mod files;
+mod hooks;
 pub mod init;
 mod input_device;
 mod module_trait;
@@ -30,6 +31,9 @@ pub use files::{
     FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
     save_sharded,
 };
+pub use hooks::{Grads, Hooked, TensorTree};
+#[doc(hidden)]
+pub use module_trait::derived as __private;
 pub use module_trait::{
     Apply, Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };

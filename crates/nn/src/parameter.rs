@@ -1,13 +1,14 @@
 //! Parameters, buffers and training flags of modules.
 
+use std::borrow::Borrow;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{self, Deref};
 
 use warpline::autograd::mark_moved;
 use warpline::expr::Operand;
-use warpline::{Result, Tensor};
+use warpline::{Index, Result, Tensor, TensorOptions, TensorOrScalar};
 
-use crate::module_trait::{Member, MemberMut, Module, Visitor, VisitorMut};
+use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, VisitorMut};
 
 /// A tensor that is learned (`torch.nn.Parameter`). Dereferences to [`Tensor`].
 ///
@@ -22,6 +23,11 @@ use crate::module_trait::{Member, MemberMut, Module, Visitor, VisitorMut};
 /// assert_eq!(y.to_vec::<f32>()?, [9.0, 11.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
+///
+/// A function that takes a tensor takes a parameter, too: `x.matmul(&self.weight)`, `(&x * &self.scale)?`,
+/// `linear(&x, &self.weight, &self.bias)`, `cat(&[&x, &self.token], 0)?`. Three forms need more: an `Option<Parameter>`
+/// is passed as `self.bias.as_deref()`; in a list with other tensors, a tensor comes first; and of Rust's numbers, the
+/// operators take `f64` and `i64` (`expr!` takes all).
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]
@@ -137,9 +143,10 @@ impl Deref for Buffer {
     }
 }
 
-/// Makes a parameter or buffer usable as the operand of a formula, and as an optional tensor argument.
+/// Makes a parameter or buffer usable as the operand of an op or a formula, as an index, in a list of tensors, and as an
+/// optional tensor argument.
 macro_rules! as_tensor {
-    ($($name:ident),*) => {$(
+    ($($name:ident $other:ident),*) => {$(
         impl<'a> Operand for &'a $name {
             type Operand = &'a Tensor;
 
@@ -153,10 +160,83 @@ macro_rules! as_tensor {
                 Some(tensor)
             }
         }
+
+        impl<'a> From<&'a $name> for TensorOrScalar<'a> {
+            fn from(tensor: &'a $name) -> Self {
+                Self::Tensor(tensor)
+            }
+        }
+
+        impl From<&$name> for Index {
+            fn from(tensor: &$name) -> Self {
+                Self::from(&**tensor)
+            }
+        }
+
+        impl Borrow<Tensor> for $name {
+            fn borrow(&self) -> &Tensor {
+                self
+            }
+        }
+
+        impl Borrow<Tensor> for &$name {
+            fn borrow(&self) -> &Tensor {
+                self
+            }
+        }
+
+        impl Apply for $name {
+            #[track_caller]
+            fn apply<M: Forward<Tensor>>(&self, module: &M) -> Result<M::Output> {
+                (**self).apply(module)
+            }
+        }
+
+        impl $name {
+            /// Returns the tensor converted to a dtype, a device or a memory format ([`Tensor::to`]), and does not
+            /// change the module. [`Module::to`] converts the tensors of a module.
+            ///
+            /// # Errors
+            /// The same as [`Tensor::to`].
+            #[track_caller]
+            pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Tensor> {
+                (**self).to(options)
+            }
+        }
+
+        operators!($name $other: Add add, Sub sub, Mul mul, Div div, Rem rem);
     )*};
 }
 
-as_tensor!(Parameter, Buffer);
+/// Implements Rust's operators for a parameter or buffer by reference, beside tensors, `f64` and `i64`.
+macro_rules! operators {
+    ($name:ident $other:ident: $($trait:ident $method:ident),*) => {$(
+        operators!(@one $trait $method &$name, &$other, |a, b| (&**a, &**b));
+        operators!(@one $trait $method &$name, &$name, |a, b| (&**a, &**b));
+        operators!(@one $trait $method &$name, &Tensor, |a, b| (&**a, b));
+        operators!(@one $trait $method &$name, Tensor, |a, b| (&**a, b));
+        operators!(@one $trait $method &$name, f64, |a, b| (&**a, b));
+        operators!(@one $trait $method &$name, i64, |a, b| (&**a, b));
+        operators!(@one $trait $method &Tensor, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method Tensor, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method f64, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method i64, &$name, |a, b| (a, &**b));
+    )*};
+    (@one $trait:ident $method:ident $left:ty, $right:ty, |$a:ident, $b:ident| $operands:expr) => {
+        impl ops::$trait<$right> for $left {
+            type Output = Result<Tensor>;
+
+            #[track_caller]
+            fn $method(self, other: $right) -> Result<Tensor> {
+                let ($a, $b) = (self, other);
+                let (left, right) = $operands;
+                ops::$trait::$method(left, right)
+            }
+        }
+    };
+}
+
+as_tensor!(Parameter Buffer, Buffer Parameter);
 
 /// Writes shape, dtype and device, but no values, because reading values would wait for the device.
 fn describe(tensor: &Tensor, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -178,12 +258,20 @@ impl fmt::Debug for Buffer {
 macro_rules! members {
     ($($name:ident),*) => {$(
         impl Module for $name {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 visitor.see(Member::$name(self));
             }
 
             fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
                 visitor.see(MemberMut::$name(self));
+            }
+
+            fn as_module(&self) -> Option<&dyn Module> {
+                None
+            }
+
+            fn as_module_mut(&mut self) -> Option<&mut dyn Module> {
+                None
             }
         }
     )*};

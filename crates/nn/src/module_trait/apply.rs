@@ -5,6 +5,7 @@ use warpline::{Result, Tensor};
 use super::Forward;
 
 /// A function or closure is a module without parameters, for generic callers.
+#[diagnostic::do_not_recommend]
 impl<Input, Output, F: Fn(Input) -> Result<Output>> Forward<Input> for F {
     type Output = Output;
 

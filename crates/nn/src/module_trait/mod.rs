@@ -2,7 +2,8 @@
 //!
 //! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer` or a
 //! `Training` flag) with its name to a visitor. The derive macro writes both methods, with one line per field in
-//! declaration order. All other methods are built on these two. A visit cannot fail: operations that can fail run
+//! declaration order; the members of a field that is a module come after the module itself. All other methods are built
+//! on these two. A visit cannot fail: operations that can fail run
 //! before or after the visit, on the collected members.
 //!
 //! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
@@ -16,17 +17,21 @@
 //! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
 
 mod apply;
+#[doc(hidden)]
+pub mod derived;
 mod fields;
+mod replace;
 mod state;
+mod tree;
 mod visitor;
 
-use std::collections::{HashMap, HashSet};
+use std::any::Any;
 use std::panic::Location;
 
-use warpline::autograd::mark_moved;
-use warpline::{DType, Device, Error, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions};
+use warpline::{Error, ErrorKind, Result, Tensor, TensorOptions};
 
 pub use apply::Apply;
+use replace::{Replacements, SeenTensors, options_for_tensor, replacement};
 pub use state::{LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 
@@ -63,6 +68,9 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
 ///
+/// An enum shows the fields of its variant; the only field of a tuple variant adds no name. The derive macro also
+/// implements `Display`, which writes the tree of modules as PyTorch's `print` does.
+///
 /// Members are in the order of the fields. A visit shows a parameter with two names under both names. The methods below
 /// treat it as one parameter.
 #[diagnostic::on_unimplemented(
@@ -70,12 +78,133 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
     label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
     note = "wrap a `Tensor` in `Parameter::new` or `Buffer::new`; mark a field that is none with `#[module(skip)]`"
 )]
-pub trait Module {
+pub trait Module: Any + tree::AsDyn {
     /// Shows all members to `visitor`, always in the same order.
-    fn visit(&self, visitor: &mut Visitor<'_>);
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 
     /// Shows all members to `visitor`, which may replace them. The order is that of [`Module::visit`].
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>);
+
+    /// Returns the module that [`Module::modules`] lists for this field: the module itself, or the module in an
+    /// `Option` or a `Box`. `None` for parameters, buffers and settings.
+    #[doc(hidden)]
+    fn as_module(&self) -> Option<&dyn Module> {
+        Some(self.as_dyn())
+    }
+
+    /// The same as `as_module`, by mutable reference.
+    #[doc(hidden)]
+    fn as_module_mut(&mut self) -> Option<&mut dyn Module> {
+        Some(self.as_dyn_mut())
+    }
+
+    /// Returns `true` if no value of the type has members, so that a `Vec` of such values is no `ModuleList`.
+    #[doc(hidden)]
+    fn is_setting() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Returns the name of the module in the printed tree (`_get_name`). Default: the name of its type. The name of
+    /// an enum is that of its variant.
+    fn type_name(&self) -> &'static str {
+        tree::short_name(std::any::type_name::<Self>())
+    }
+
+    /// Returns the settings of the module in the printed tree (`extra_repr`). Default: none. The derive macro calls the
+    /// function of `#[module(extra_repr = …)]`.
+    fn extra_repr(&self) -> String {
+        String::new()
+    }
+
+    /// Returns the modules in this module's fields (`children`).
+    fn children(&self) -> Vec<&dyn Module> {
+        self.named_children().into_iter().map(|(_, child)| child).collect()
+    }
+
+    /// Returns the modules in this module's fields with their names (`named_children`).
+    fn named_children(&self) -> Vec<(String, &dyn Module)> {
+        let mut all = Vec::new();
+        self.visit(&mut Visitor::shallow(&mut |name, member| {
+            if let Member::Module(module) = member {
+                all.push((name.to_owned(), module));
+            }
+        }));
+        all
+    }
+
+    /// Returns this module and all modules in it (`modules`), each before its children.
+    fn modules(&self) -> Vec<&dyn Module> {
+        self.named_modules().into_iter().map(|(_, module)| module).collect()
+    }
+
+    /// Returns this module, whose name is empty, and all modules in it with their names (`named_modules`), each before
+    /// its children. `Vec`s, maps, arrays and tuples of modules are modules themselves; a field with an empty name
+    /// (`#[module(name = "")]`) is a part of its owner.
+    ///
+    /// ```
+    /// use warpline_nn::{Linear, Module, ReLU, Sequential};
+    ///
+    /// let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU);
+    /// let names: Vec<String> = net.named_modules().into_iter().map(|(name, _)| name).collect();
+    /// assert_eq!(names, ["", "0", "1"]);
+    /// let sizes: Vec<&[usize]> = net
+    ///     .modules()
+    ///     .into_iter()
+    ///     .filter_map(|module| module.downcast_ref::<Linear>())
+    ///     .map(|linear| linear.weight.size())
+    ///     .collect();
+    /// assert_eq!(sizes, [[8, 4]]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    fn named_modules(&self) -> Vec<(String, &dyn Module)> {
+        let mut all: Vec<(String, &dyn Module)> = Vec::new();
+        all.extend(self.as_module().map(|module| (String::new(), module)));
+        self.visit(&mut Visitor::new(&mut |name, member| {
+            if let Member::Module(module) = member {
+                all.push((name.to_owned(), module));
+            }
+        }));
+        all
+    }
+
+    /// Calls `f` with all modules in this module, each after its children, and with this module at last
+    /// (`Module.apply`). Ends at the first error.
+    ///
+    /// ```
+    /// use warpline_nn::init::{xavier_uniform_, zeros_};
+    /// use warpline_nn::{Linear, Module, ReLU, Sequential};
+    ///
+    /// let mut net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU);
+    /// net.apply(|module| {
+    ///     if let Some(linear) = module.downcast_ref::<Linear>() {
+    ///         xavier_uniform_(&linear.weight, 1.0)?;
+    ///         linear.bias.as_ref().map(|bias| zeros_(bias)).transpose()?;
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of `f`.
+    fn apply(&mut self, mut f: impl FnMut(&mut dyn Module) -> Result<()>) -> Result<()>
+    where
+        Self: Sized,
+    {
+        let mut result = Ok(());
+        self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
+            if let MemberMut::Module(module) = member
+                && result.is_ok()
+            {
+                result = f(module);
+            }
+        }));
+        result?;
+        self.as_module_mut().map_or(Ok(()), f)
+    }
 
     /// Returns all parameters with their names (`named_parameters`). A parameter with several names appears once, under
     /// the first name.
@@ -242,8 +371,17 @@ pub trait Module {
     }
 }
 
-/// The forward pass of a module, for generic callers such as `DataParallel` and [`Sequential`](crate::Sequential).
-/// `Input` is a tuple if there are several inputs.
+/// The forward pass of a module, for generic callers such as [`Apply::apply`], `DataParallel` and
+/// [`Sequential`](crate::Sequential). `Input` is a tuple if there are several inputs.
+///
+/// Every module of this crate implements this trait, and also has an inherent `forward` that takes references and
+/// several arguments, so that a program calls `self.fc.forward(&x)?` and `loss.forward(&y, &target)?` without an import.
+/// A module of your own needs this trait only for generic callers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no forward pass that takes `{Input}`",
+    label = "expected a module that implements `Forward<{Input}>`, or a function",
+    note = "generic callers do not see an inherent method `forward`"
+)]
 pub trait Forward<Input> {
     /// The result of the forward pass.
     type Output;
@@ -255,112 +393,4 @@ pub trait Forward<Input> {
     /// [`ErrorKind::ShapeMismatch`] if the input does not fit the parameters. Each module's own `forward` lists its
     /// errors.
     fn forward(&self, input: Input) -> Result<Self::Output>;
-}
-
-/// The identity of a tensor: address, dtype, sizes, strides, and whether the tensor requires a gradient. The last part
-/// distinguishes a parameter from a buffer in the same memory.
-type TensorIdentity = (u64, DType, Vec<usize>, Vec<isize>, bool);
-
-fn identity(tensor: &Tensor) -> TensorIdentity {
-    let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
-    // On a GPU, all tensors without elements have the same address.
-    let address = match tensor.numel() {
-        0 => tensor.storage().key() as u64,
-        _ => tensor.data_ptr(),
-    };
-    (address, tensor.dtype(), size, stride, tensor.requires_grad())
-}
-
-/// The set of tensors that a visit has seen.
-#[derive(Default)]
-struct SeenTensors(HashSet<TensorIdentity>);
-
-impl SeenTensors {
-    /// Adds a tensor. Returns `true` if it is new.
-    fn insert(&mut self, tensor: &Tensor) -> bool {
-        self.0.insert(identity(tensor))
-    }
-}
-
-/// Replacements for a module's tensors, all computed before the first tensor is replaced.
-struct Replacements(HashMap<TensorIdentity, Tensor>);
-
-impl Replacements {
-    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
-    fn new(
-        module: &(impl Module + ?Sized),
-        f: impl Fn(bool, &Tensor) -> Result<Tensor>,
-    ) -> Result<Self> {
-        let (mut new, mut failed) = (HashMap::new(), None);
-        module.visit(&mut Visitor::new(&mut |_, member| {
-            let Some(tensor) = member.tensor() else { return };
-            if failed.is_some() || new.contains_key(&identity(tensor)) {
-                return;
-            }
-            match f(matches!(member, Member::Parameter(_)), tensor) {
-                Ok(other) => drop(new.insert(identity(tensor), other)),
-                Err(error) => failed = Some(error),
-            }
-        }));
-        failed.map_or(Ok(Self(new)), Err)
-    }
-
-    /// Replaces the tensors that changed, and marks the old parameters as moved.
-    fn apply(self, module: &mut (impl Module + ?Sized)) {
-        module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
-            let Some(old) = member.tensor() else { return };
-            let old_identity = identity(old);
-            let Some(new) = self.0.get(&old_identity) else { return };
-            // An unchanged tensor keeps its identity, even if other tensors share its memory.
-            if identity(new) == old_identity {
-                return;
-            }
-            if matches!(member, MemberMut::Parameter(_)) {
-                mark_moved(old, new, name);
-            }
-            member.replace(new.clone());
-        }));
-    }
-}
-
-/// Applies `f` to a tensor's data and to its gradient, if there is one. The result requires a gradient if the tensor
-/// does. Returns the tensor itself if `f` changes nothing.
-fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let data = tensor.detach();
-    let new = f(&data)?;
-    if identity(&new) == identity(&data) {
-        return Ok(tensor.clone());
-    }
-    if !tensor.requires_grad() {
-        return Ok(new);
-    }
-    let new = new.requires_grad_(true)?;
-    if let Some(grad) = tensor.grad() {
-        new.set_grad(Some(f(&grad.detach())?))?;
-    }
-    Ok(new)
-}
-
-/// Returns the part of a module's options that applies to one of its tensors.
-fn options_for_tensor(
-    options: &TensorOptions,
-    device: Option<Device>,
-    tensor: &Tensor,
-) -> TensorOptions {
-    let mut own = TensorOptions::new().pin_memory(options.pins_memory());
-    if let Some(device) = device {
-        own = own.device(device);
-    }
-    if let Some(dtype) = options.requested_dtype().filter(|_| tensor.dtype().is_float()) {
-        own = own.dtype(dtype);
-    }
-    let dimensions = match options.requested_memory_format() {
-        Some(MemoryFormat::ChannelsLast) => tensor.dim() == 4,
-        Some(MemoryFormat::ChannelsLast3d) => tensor.dim() == 5,
-        _ => true,
-    };
-    if let Some(format) = options.requested_memory_format().filter(|_| dimensions) {
-        own = own.memory_format(format);
-    }
-    own
 }

@@ -4,6 +4,7 @@ use warpline::functional::{glu, softmin};
 use warpline::{Result, Tensor};
 
 use super::options::parameter_options;
+use super::repr::{float, size};
 use crate::called::Called;
 use crate::{Forward, Module, Parameter};
 
@@ -66,7 +67,7 @@ activations! {
 macro_rules! with_options {
     ($($doc:literal $name:ident $options:ident {
         $($(#[$field_doc:meta])* $field:ident = $default:expr;)*
-    } |$this:ident, $x:ident| $body:expr;)*) => {$(
+    } $repr:literal |$this:ident, $x:ident| $body:expr;)*) => {$(
         warpline::__options! {
             #[doc = concat!("Options of [`", stringify!($name), "`].")]
             #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,7 @@ macro_rules! with_options {
 
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
         #[derive(Clone, Copy, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[module(skip)]
             options: $options,
@@ -85,6 +87,11 @@ macro_rules! with_options {
             #[must_use]
             pub fn new(options: impl Into<$options>) -> Self {
                 Self { options: options.into() }
+            }
+
+            fn describe(&self) -> String {
+                $(let $field = float(self.options.$field);)*
+                format!($repr)
             }
         }
 
@@ -99,36 +106,36 @@ with_options! {
     "x if x > 0, otherwise `negative_slope` · x" LeakyReLU LeakyReLUOptions {
         /// Sets the slope of negative elements. Default: 0.01.
         negative_slope = 0.01;
-    } |s, x| x.leaky_relu(s.negative_slope);
+    } "negative_slope={negative_slope}" |s, x| x.leaky_relu(s.negative_slope);
     "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)" ELU ELUOptions {
         /// Sets the factor of negative elements. Default: 1.
         alpha = 1.0;
-    } |s, x| x.elu(s.alpha);
+    } "alpha={alpha}" |s, x| x.elu(s.alpha);
     "The continuously differentiable exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x / `alpha`) - 1)"
     CELU CELUOptions {
         /// Sets the factor and the scale of negative elements. Default: 1.
         alpha = 1.0;
-    } |s, x| x.celu(s.alpha);
+    } "alpha={alpha}" |s, x| x.celu(s.alpha);
     "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`" Softplus SoftplusOptions {
         /// Sets the scale. Default: 1.
         beta = 1.0;
         /// Sets the value of `beta` · x above which the result is x. Default: 20.
         threshold = 20.0;
-    } |s, x| x.softplus(s.beta, s.threshold);
+    } "beta={beta}, threshold={threshold}" |s, x| x.softplus(s.beta, s.threshold);
     "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink SoftshrinkOptions {
         /// Sets the distance by which elements move towards zero. Default: 0.5.
         lambd = 0.5;
-    } |s, x| x.softshrink(s.lambd);
+    } "{lambd}" |s, x| x.softshrink(s.lambd);
     "x, and 0 where |x| ≤ `lambd`" Hardshrink HardshrinkOptions {
         /// Sets the magnitude up to which elements become 0. Default: 0.5.
         lambd = 0.5;
-    } |s, x| x.hardshrink(s.lambd);
+    } "{lambd}" |s, x| x.hardshrink(s.lambd);
     "x clamped to `min_val` and `max_val`" Hardtanh HardtanhOptions {
         /// Sets the smallest result. Default: -1.
         min_val = -1.0;
         /// Sets the largest result. Default: 1.
         max_val = 1.0;
-    } |s, x| x.hardtanh(s.min_val, s.max_val);
+    } "min_val={min_val}, max_val={max_val}" |s, x| x.hardtanh(s.min_val, s.max_val);
 }
 
 /// Implements the conversion of a number into options with one setter.
@@ -168,6 +175,7 @@ impl From<()> for Approximate {
 
 /// The Gaussian error linear unit (`torch.nn.GELU`).
 #[derive(Clone, Copy, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct GELU {
     #[module(skip)]
     approximate: Approximate,
@@ -178,6 +186,14 @@ impl GELU {
     #[must_use]
     pub fn new(approximate: impl Into<Approximate>) -> Self {
         Self { approximate: approximate.into() }
+    }
+
+    fn describe(&self) -> String {
+        let approximate = match self.approximate {
+            Approximate::None => "none",
+            Approximate::Tanh => "tanh",
+        };
+        format!("approximate='{approximate}'")
     }
 }
 
@@ -191,6 +207,7 @@ macro_rules! along_dimension {
     ($($doc:literal $name:ident |$x:ident, $dim:ident| $body:expr;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
         #[derive(Clone, Copy, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             dim: isize,
         }
@@ -200,6 +217,10 @@ macro_rules! along_dimension {
             #[must_use]
             pub fn new(dim: isize) -> Self {
                 Self { dim }
+            }
+
+            fn describe(&self) -> String {
+                format!("dim={}", self.dim)
             }
         }
 
@@ -230,6 +251,7 @@ parameter_options! {
 
 /// The leaky ReLU with a learned negative slope (`torch.nn.PReLU`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct PReLU {
     /// The negative slopes, `[channels]`, or `[1]` for all channels. Channels are dimension 1 of the input.
     pub weight: Parameter,
@@ -264,6 +286,10 @@ forward!(PReLU, this, x => {
 });
 
 impl PReLU {
+    fn describe(&self) -> String {
+        format!("num_parameters={}", size(&self.weight, 0))
+    }
+
     #[track_caller]
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let mut sizes = vec![1isize; x.dim().max(1)];

@@ -9,6 +9,7 @@ use warpline::{Error, Result, Tensor, TensorOptions, empty};
 use super::activation::forward;
 use super::linear::uniform;
 use super::options::parameter_options;
+use super::repr::{size, tuple};
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, input_device};
@@ -88,6 +89,24 @@ impl<const D: usize> ConvOptions<D> {
             .groups(self.groups)
     }
 
+    fn describe(&self, weight: &Tensor, has_bias: bool) -> String {
+        let padding = match self.padding {
+            Padding::Zeros(sizes) if sizes != [0; D] => format!(", padding={}", tuple(&sizes)),
+            Padding::Same => ", padding=same".to_owned(),
+            Padding::Zeros(_) | Padding::Valid => String::new(),
+        };
+        let mode = match self.padding_mode {
+            PadMode::Reflect => ", padding_mode=reflect",
+            PadMode::Replicate => ", padding_mode=replicate",
+            PadMode::Circular => ", padding_mode=circular",
+            _ => "",
+        };
+        let channels = [size(weight, 1).saturating_mul(self.groups), size(weight, 0)];
+        let mut text = described(channels, weight, self.stride) + &padding;
+        text += &unless_default("dilation", self.dilation, 1);
+        text + &described_end(self.groups, has_bias) + mode
+    }
+
     /// Pads the image in a mode other than zeros. Returns the padded image and the options without the padding.
     #[track_caller]
     fn pad_input(
@@ -120,6 +139,15 @@ impl<const D: usize> ConvOptions<D> {
 }
 
 impl<const D: usize> ConvTransposeOptions<D> {
+    fn describe(&self, weight: &Tensor, has_bias: bool) -> String {
+        let channels = [size(weight, 0), size(weight, 1).saturating_mul(self.groups)];
+        let mut text = described(channels, weight, self.stride);
+        text += &unless_default("padding", self.padding, 0);
+        text += &unless_default("dilation", self.dilation, 1);
+        text += &unless_default("output_padding", self.output_padding, 0);
+        text + &described_end(self.groups, has_bias)
+    }
+
     /// Returns the image, and the options of the function.
     #[track_caller]
     fn pad_input(
@@ -137,11 +165,32 @@ impl<const D: usize> ConvTransposeOptions<D> {
     }
 }
 
+/// Returns the settings that PyTorch always prints.
+fn described<const D: usize>(channels: [usize; 2], weight: &Tensor, stride: [usize; D]) -> String {
+    let ([inputs, outputs], kernel_size) = (channels, weight.size().get(2..).unwrap_or(&[]));
+    format!("{inputs}, {outputs}, kernel_size={}, stride={}", tuple(kernel_size), tuple(&stride))
+}
+
+/// Returns a setting that PyTorch prints if one of its numbers is not the default.
+fn unless_default<const D: usize>(name: &str, numbers: [usize; D], default: usize) -> String {
+    match numbers == [default; D] {
+        true => String::new(),
+        false => format!(", {name}={}", tuple(&numbers)),
+    }
+}
+
+/// Returns the groups unless there is one, and the bias if there is none.
+fn described_end(groups: usize, has_bias: bool) -> String {
+    let groups = if groups == 1 { String::new() } else { format!(", groups={groups}") };
+    groups + if has_bias { "" } else { ", bias=False" }
+}
+
 macro_rules! convolutions {
     ($($name:ident $d:literal $function:ident $options:ident |$in:ident, $out:ident, $groups:ident| $sizes:expr;)*) => {$(
         #[doc = concat!("A convolution module (`torch.nn.", stringify!($name), "`): ")]
         #[doc = concat!("[`", stringify!($function), "`] with a learned weight and bias.")]
         #[derive(Clone, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[doc = concat!("The weight, in the layout of [`", stringify!($function), "`].")]
             pub weight: Parameter,
@@ -172,6 +221,10 @@ macro_rules! convolutions {
                 let (weight, bias) =
                     parameters(op, &sizes, outputs, options.bias, &options.tensor).of(op)?;
                 Ok(Self { weight, bias, options })
+            }
+
+            fn describe(&self) -> String {
+                self.options.describe(&self.weight, self.bias.is_some())
             }
         }
 

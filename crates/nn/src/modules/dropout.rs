@@ -4,6 +4,7 @@ use warpline::functional::{dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{Error, Result, Tensor};
 
 use super::activation::forward;
+use super::repr::float;
 use crate::{Forward, Module, Training};
 
 macro_rules! dropouts {
@@ -11,6 +12,7 @@ macro_rules! dropouts {
         #[doc = concat!("Zeroes each ", $doc, " with probability `p` in training, and multiplies the others by 1 / (1 - p) ")]
         #[doc = concat!("(`torch.nn.", stringify!($name), "`). Returns its input in evaluation.")]
         #[derive(Clone, Copy, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             p: f64,
             training: Training,
@@ -28,6 +30,10 @@ macro_rules! dropouts {
                 }
                 let reason = format!("p is a probability, from 0 to 1, but is {p}");
                 Err(Error::invalid(stringify!($name), reason))
+            }
+
+            fn describe(&self) -> String {
+                format!("p={}, inplace=False", float(self.p))
             }
         }
 

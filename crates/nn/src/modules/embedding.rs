@@ -4,11 +4,13 @@ use warpline::functional::{self, embedding};
 use warpline::{Error, Result, Tensor, randn};
 
 use super::options::parameter_options;
+use super::repr::size;
 use crate::called::Called;
 use crate::{Forward, Module, Parameter, input_device};
 
 /// A table of vectors (`torch.nn.Embedding`). Maps integer indices `[..]` to vectors `[.., width]`.
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct Embedding {
     /// The table, `[entries, width]`.
     pub weight: Parameter,
@@ -49,6 +51,12 @@ impl Embedding {
     #[must_use]
     pub fn from_weight(weight: Parameter) -> Self {
         Self { weight, padding_idx: None }
+    }
+
+    fn describe(&self) -> String {
+        let padding = self.padding_idx.map(|entry| format!(", padding_idx={entry}"));
+        let [entries, width] = [0, 1].map(|dim| size(&self.weight, dim));
+        format!("{entries}, {width}{}", padding.unwrap_or_default())
     }
 
     /// Looks up the vectors of `indices`.

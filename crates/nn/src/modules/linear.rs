@@ -4,12 +4,14 @@ use warpline::functional::linear;
 use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
 use super::options::parameter_options;
+use super::repr::{boolean, size};
 use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, input_device};
 
 /// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct Linear {
     /// The weight, `[out, in]`.
     pub weight: Parameter,
@@ -66,6 +68,14 @@ impl Linear {
     }
 }
 
+impl Linear {
+    fn describe(&self) -> String {
+        let [outputs, inputs] = [0, 1].map(|dim| size(&self.weight, dim));
+        let bias = boolean(self.bias.is_some());
+        format!("in_features={inputs}, out_features={outputs}, bias={bias}")
+    }
+}
+
 /// Creates a parameter drawn uniformly from ±`bound`, or zeros if `bound` is not finite because there are no inputs.
 #[track_caller]
 pub(super) fn uniform<const N: usize>(
@@ -81,6 +91,7 @@ pub(super) fn uniform<const N: usize>(
 
 /// The bilinear map `x1ᵀ A x2 + bias`, with one matrix `A` per output feature (`torch.nn.Bilinear`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct Bilinear {
     /// The matrices, `[out, in1, in2]`.
     pub weight: Parameter,
@@ -141,13 +152,19 @@ impl Bilinear {
         Err(Error::invalid("Bilinear", reason))
     }
 
+    fn describe(&self) -> String {
+        let [outputs, in1, in2] = [0, 1, 2].map(|dim| size(&self.weight, dim));
+        let bias = boolean(self.bias.is_some());
+        format!("in1_features={in1}, in2_features={in2}, out_features={outputs}, bias={bias}")
+    }
+
     #[track_caller]
     fn apply(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         // [.., 1, 1, in1] @ [out, in1, in2] is [.., out, 1, in2].
         let rows = x1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(&self.weight)?;
         let y = rows.matmul(&x2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;
         match &self.bias {
-            Some(bias) => y.add(&**bias),
+            Some(bias) => y.add(bias),
             None => Ok(y),
         }
     }

@@ -11,6 +11,7 @@ mod normalization;
 mod options;
 mod pool;
 mod recurrent;
+mod repr;
 mod sequential;
 mod shape;
 

@@ -5,6 +5,7 @@ use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zer
 
 use super::activation::{floats, forward};
 use super::options::parameter_options;
+use super::repr::{boolean, float, optional, tuple};
 use crate::called::Called;
 use crate::{Buffer, Forward, Module, Parameter, Training, input_device};
 
@@ -86,6 +87,7 @@ parameter_options! {
 
 /// Normalises the last dimensions to mean 0 and variance 1, then applies weight and bias (`torch.nn.LayerNorm`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct LayerNorm {
     /// Factor of each normalised element, of shape `normalized_shape`.
     pub weight: Option<Parameter>,
@@ -111,6 +113,11 @@ impl LayerNorm {
             affine(&normalized_shape, [elementwise_affine, bias], &tensor).of("LayerNorm")?;
         Ok(Self { weight, bias, normalized_shape, eps })
     }
+
+    fn describe(&self) -> String {
+        let (shape, eps) = (tuple(&self.normalized_shape), float(self.eps));
+        format!("{shape}, eps={eps}, elementwise_affine={}", boolean(self.weight.is_some()))
+    }
 }
 
 forward!(LayerNorm, this, x => {
@@ -126,6 +133,7 @@ forward!(LayerNorm, this, x => {
 
 /// Divides by the root of the mean square of the last dimensions, then applies the weight (`torch.nn.RMSNorm`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct RMSNorm {
     /// Factor of each normalised element, of shape `normalized_shape`.
     pub weight: Option<Parameter>,
@@ -149,6 +157,11 @@ impl RMSNorm {
             affine(&normalized_shape, [elementwise_affine, false], &tensor).of("RMSNorm")?;
         Ok(Self { weight, normalized_shape, eps })
     }
+
+    fn describe(&self) -> String {
+        let (shape, eps) = (tuple(&self.normalized_shape), optional(self.eps.map(float)));
+        format!("{shape}, eps={eps}, elementwise_affine={}", boolean(self.weight.is_some()))
+    }
 }
 
 forward!(RMSNorm, this, x => {
@@ -161,12 +174,14 @@ forward!(RMSNorm, this, x => {
 
 /// Normalises groups of channels to mean 0 and variance 1, then applies weight and bias (`torch.nn.GroupNorm`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct GroupNorm {
     /// Factor of each channel, `[channels]`.
     pub weight: Option<Parameter>,
     /// Summand of each channel, `[channels]`.
     pub bias: Option<Parameter>,
     num_groups: usize,
+    num_channels: usize,
     eps: f64,
 }
 
@@ -188,7 +203,12 @@ impl GroupNorm {
             return Err(Error::invalid("GroupNorm", reason));
         }
         let (weight, bias) = affine(&[channels], [is_affine, true], &tensor).of("GroupNorm")?;
-        Ok(Self { weight, bias, num_groups, eps })
+        Ok(Self { weight, bias, num_groups, num_channels: channels, eps })
+    }
+
+    fn describe(&self) -> String {
+        let (eps, affine) = (float(self.eps), boolean(self.weight.is_some()));
+        format!("{}, {}, eps={eps}, affine={affine}", self.num_groups, self.num_channels)
     }
 }
 
@@ -212,8 +232,8 @@ struct ChannelNorm {
     running_var: Option<Buffer>,
     num_batches_tracked: Option<Buffer>,
     training: Training,
+    num_features: usize,
     eps: f64,
-    #[module(skip)]
     momentum: Option<f64>,
 }
 
@@ -236,9 +256,21 @@ impl ChannelNorm {
             running_var,
             num_batches_tracked,
             training,
+            num_features: channels,
             eps,
             momentum,
         })
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{}, eps={}, momentum={}, affine={}, track_running_stats={}",
+            self.num_features,
+            float(self.eps),
+            optional(self.momentum.map(float)),
+            boolean(self.weight.is_some()),
+            boolean(self.running_mean.is_some())
+        )
     }
 
     /// Counts a batch in training. Returns the weight of the batch in the running statistics.
@@ -274,6 +306,7 @@ macro_rules! channel_norm {
     ($name:ident, $options:ident, $doc:expr) => {
         #[doc = $doc]
         #[derive(Clone, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[module(name = "")]
             channels: ChannelNorm,
@@ -292,6 +325,10 @@ macro_rules! channel_norm {
                     BatchNormOptions { eps, momentum, affine, track_running_stats, tensor };
                 let channels = ChannelNorm::new(channels, options);
                 Ok(Self { channels: channels.of(stringify!($name))? })
+            }
+
+            fn describe(&self) -> String {
+                self.channels.describe()
             }
         }
     };

@@ -1,10 +1,11 @@
 //! Sequences of modules.
 
 use std::fmt;
+use std::ops::{Index, IndexMut};
 
 use warpline::{Result, Tensor};
 
-use crate::{Forward, Module, Visitor, VisitorMut};
+use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
 
 /// A module that maps a tensor to a tensor, as an element of [`Sequential`]. Implemented for every such module that is
 /// `Clone`, `Send` and `Sync`.
@@ -22,9 +23,40 @@ where
     }
 }
 
+/// Tests for the type of a layer (`isinstance`).
+impl dyn Layer {
+    /// Returns `true` if the type of the layer, or of the layer in a `Box`, is `M`.
+    #[must_use]
+    pub fn is<M: Module>(&self) -> bool {
+        (self as &dyn Module).is::<M>()
+    }
+
+    /// Returns the layer, or the layer in a `Box`, if its type is `M`.
+    #[must_use]
+    pub fn downcast_ref<M: Module>(&self) -> Option<&M> {
+        (self as &dyn Module).downcast_ref()
+    }
+
+    /// Returns the layer, or the layer in a `Box`, if its type is `M`.
+    #[must_use]
+    pub fn downcast_mut<M: Module>(&mut self) -> Option<&mut M> {
+        (self as &mut dyn Module).downcast_mut()
+    }
+}
+
 impl Clone for Box<dyn Layer> {
     fn clone(&self) -> Self {
         (**self).boxed_clone()
+    }
+}
+
+/// A boxed layer is a layer, so that a program can choose layers while it runs.
+impl Forward<Tensor> for Box<dyn Layer> {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn forward(&self, x: Tensor) -> Result<Tensor> {
+        (**self).forward(x)
     }
 }
 
@@ -35,11 +67,26 @@ impl Clone for Box<dyn Layer> {
 ///
 /// let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
 /// assert_eq!(net.forward(&warpline::ones([3, 4], ())?)?.size(), [3, 2]);
+///
+/// // Elements are found by their index, and their types are tested as by `isinstance`.
+/// let first: &Linear = net[0].downcast_ref().expect("a linear map");
+/// assert_eq!(first.weight.size(), [8, 4]);
+/// assert_eq!(net.iter().filter(|layer| layer.is::<Linear>()).count(), 2);
+///
+/// let tree = "\
+/// Sequential(
+///   (0): Linear(in_features=4, out_features=8, bias=True)
+///   (1): ReLU()
+///   (2): Linear(in_features=8, out_features=2, bias=True)
+/// )";
+/// assert_eq!(net.to_string(), tree);
 /// # Ok::<(), warpline::Error>(())
 /// ```
+///
+/// Each element is [`Hooked`]: `net[1].register_forward_hook(…)` calls a function with each output of that element.
 #[derive(Clone, Default)]
 pub struct Sequential {
-    layers: Vec<Box<dyn Layer>>,
+    layers: Vec<Hooked<Box<dyn Layer>>>,
 }
 
 impl Sequential {
@@ -58,7 +105,7 @@ impl Sequential {
 
     /// Appends a module (`append`).
     pub fn push(&mut self, layer: impl Layer + 'static) {
-        self.layers.push(Box::new(layer));
+        self.layers.push(Hooked::new(Box::new(layer)));
     }
 
     /// Returns the number of modules.
@@ -71,6 +118,22 @@ impl Sequential {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
+    }
+
+    /// Returns the module at an index. `None` if there are fewer modules.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&Hooked<Box<dyn Layer>>> {
+        self.layers.get(index)
+    }
+
+    /// Iterates over the modules.
+    pub fn iter(&self) -> std::slice::Iter<'_, Hooked<Box<dyn Layer>>> {
+        self.layers.iter()
+    }
+
+    /// Iterates over the modules, by mutable reference.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Hooked<Box<dyn Layer>>> {
+        self.layers.iter_mut()
     }
 
     /// Applies the modules in order.
@@ -87,9 +150,47 @@ impl Sequential {
     }
 }
 
+/// # Panics
+/// If there are fewer modules. [`Sequential::get`] returns `None` instead.
+impl Index<usize> for Sequential {
+    type Output = Hooked<Box<dyn Layer>>;
+
+    #[track_caller]
+    fn index(&self, index: usize) -> &Self::Output {
+        &self.layers[index]
+    }
+}
+
+/// # Panics
+/// If there are fewer modules.
+impl IndexMut<usize> for Sequential {
+    #[track_caller]
+    fn index_mut(&mut self, index: usize) -> &mut Self::Output {
+        &mut self.layers[index]
+    }
+}
+
+impl<'a> IntoIterator for &'a Sequential {
+    type Item = &'a Hooked<Box<dyn Layer>>;
+    type IntoIter = std::slice::Iter<'a, Hooked<Box<dyn Layer>>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Sequential {
+    type Item = &'a mut Hooked<Box<dyn Layer>>;
+    type IntoIter = std::slice::IterMut<'a, Hooked<Box<dyn Layer>>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
 /// The name of a member is its index.
 impl Module for Sequential {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.layers.visit(visitor);
     }
 
@@ -107,8 +208,17 @@ impl Forward<Tensor> for Sequential {
     }
 }
 
+/// Writes the tree of modules.
+impl fmt::Display for Sequential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let module: &dyn Module = self;
+        fmt::Display::fmt(module, f)
+    }
+}
+
+/// Writes the tree of modules.
 impl fmt::Debug for Sequential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sequential").field("layers", &self.layers.len()).finish()
+        fmt::Display::fmt(self, f)
     }
 }

@@ -3,6 +3,7 @@
 use warpline::{Result, Tensor};
 
 use super::activation::forward;
+use super::repr::tuple;
 use crate::{Forward, Module};
 
 /// Returns its input (`torch.nn.Identity`).
@@ -24,6 +25,7 @@ warpline::__options! {
 
 /// Flattens a range of dimensions into one (`torch.nn.Flatten`). Default: all dimensions but the first.
 #[derive(Clone, Copy, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct Flatten {
     #[module(skip)]
     options: FlattenOptions,
@@ -35,12 +37,18 @@ impl Flatten {
     pub fn new(options: impl Into<FlattenOptions>) -> Self {
         Self { options: options.into() }
     }
+
+    fn describe(&self) -> String {
+        let FlattenOptions { start_dim, end_dim } = self.options;
+        format!("start_dim={start_dim}, end_dim={end_dim}")
+    }
 }
 
 forward!(Flatten, this, x => x.flatten(this.options.start_dim, this.options.end_dim));
 
 /// Splits a dimension into several (`torch.nn.Unflatten`).
 #[derive(Clone, Debug, Module)]
+#[module(extra_repr = Self::describe)]
 pub struct Unflatten {
     dim: isize,
     #[module(skip)]
@@ -53,6 +61,10 @@ impl Unflatten {
     #[must_use]
     pub fn new(dim: isize, sizes: impl Into<Vec<isize>>) -> Self {
         Self { dim, sizes: sizes.into() }
+    }
+
+    fn describe(&self) -> String {
+        format!("dim={}, unflattened_size={}", self.dim, tuple(&self.sizes))
     }
 }
 

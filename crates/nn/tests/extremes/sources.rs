@@ -28,6 +28,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("sizes", "indices of an op's own inputs"),
     ("dtype", "indices of an op's own inputs"),
     ("device", "indices of an op's own inputs"),
+    ("get", "returns `None` for an index out of range"),
     ("Unflatten::new", "stores its arguments for `unflatten`"),
 ];
 

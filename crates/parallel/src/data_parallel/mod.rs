@@ -212,7 +212,7 @@ impl<M> DataParallel<M> {
 
 /// The members are those of the module. Their names begin with `module.`, as in PyTorch.
 impl<M: Module> Module for DataParallel<M> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.member("module", &self.module);
     }
 

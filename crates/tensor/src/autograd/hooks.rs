@@ -33,16 +33,17 @@ pub(super) fn next_id() -> u64 {
     IDS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A handle that removes a hook (`RemovableHandle`). Dropping the handle does not remove the hook.
-#[derive(Debug)]
-pub struct HookHandle {
-    id: u64,
-    owner: HookOwner,
+/// A list of hooks of which a [`HookHandle`] removes one.
+pub trait HookList: Send + Sync {
+    /// Removes the hook with this number, if the list has it. Hooks own values of the program, so drop the hook without
+    /// a lock.
+    fn remove(&self, id: u64);
 }
 
-enum HookOwner {
-    Node(Weak<GradNode>),
-    Leaf(Weak<LeafHooks>),
+/// A handle that removes a hook (`RemovableHandle`). Dropping the handle does not remove the hook.
+pub struct HookHandle {
+    id: u64,
+    list: Weak<dyn HookList>,
 }
 
 /// The hooks of a leaf. When the leaf is moved, this list is shared with the replacing tensor, so handles can
@@ -82,30 +83,47 @@ impl LeafHooks {
     }
 }
 
-impl std::fmt::Debug for HookOwner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Node(_) => "Node",
-            Self::Leaf(_) => "Leaf",
-        })
+impl HookList for LeafHooks {
+    fn remove(&self, id: u64) {
+        drop(self.take(id));
+    }
+}
+
+impl HookList for GradNode {
+    fn remove(&self, id: u64) {
+        drop(self.take_hook(|hook| hook.id == id));
     }
 }
 
 impl HookHandle {
+    /// Creates a handle for a new hook of a list. [`HookHandle::id`] is the number under which the list keeps the hook.
+    #[must_use]
+    pub fn new(list: Weak<dyn HookList>) -> Self {
+        Self { id: next_id(), list }
+    }
+
+    fn of<L: HookList + 'static>(list: &Arc<L>) -> Self {
+        let list: Weak<L> = Arc::downgrade(list);
+        Self::new(list)
+    }
+
+    /// Returns the number of the hook, unique in the process.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Removes the hook.
     pub fn remove(self) {
-        match self.owner {
-            HookOwner::Node(node) => {
-                if let Some(node) = node.upgrade() {
-                    drop(node.take_hook(|hook| hook.id == self.id));
-                }
-            }
-            HookOwner::Leaf(leaf) => {
-                if let Some(leaf) = leaf.upgrade() {
-                    drop(leaf.take(self.id));
-                }
-            }
+        if let Some(list) = self.list.upgrade() {
+            list.remove(self.id);
         }
+    }
+}
+
+impl std::fmt::Debug for HookHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HookHandle").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
@@ -205,18 +223,21 @@ impl Tensor {
             return Err(Error::gradient("register_hook", reason));
         }
         check_not_moved("register_hook", self)?;
-        let (id, call): (u64, GradHook) = (next_id(), Arc::new(hook));
+        let call: GradHook = Arc::new(hook);
         if self.is_leaf() {
             let hooks = AutogradMeta::of(self).own_hooks();
-            hooks.lists().grad.push((id, call));
-            return Ok(HookHandle { id, owner: HookOwner::Leaf(Arc::downgrade(&hooks)) });
+            let handle = HookHandle::of(&hooks);
+            hooks.lists().grad.push((handle.id, call));
+            return Ok(handle);
         }
         let edge = self.edge();
         let Some(edge) = edge else {
             return Err(Error::gradient("register_hook", "the tensor has no graph"));
         };
-        edge.node.add_hook(NodeHook { id, output: edge.output, call, retains_grad: false });
-        Ok(HookHandle { id, owner: HookOwner::Node(Arc::downgrade(&edge.node)) })
+        let handle = HookHandle::of(&edge.node);
+        let (id, output) = (handle.id, edge.output);
+        edge.node.add_hook(NodeHook { id, output, call, retains_grad: false });
+        Ok(handle)
     }
 
     /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The kept
@@ -281,8 +302,9 @@ impl Tensor {
             return Err(Error::gradient("register_post_accumulate_grad_hook", reason));
         }
         check_not_moved("register_post_accumulate_grad_hook", self)?;
-        let (id, hooks) = (next_id(), AutogradMeta::of(self).own_hooks());
-        hooks.lists().accumulated.push((id, Arc::new(hook)));
-        Ok(HookHandle { id, owner: HookOwner::Leaf(Arc::downgrade(&hooks)) })
+        let hooks = AutogradMeta::of(self).own_hooks();
+        let handle = HookHandle::of(&hooks);
+        hooks.lists().accumulated.push((handle.id, Arc::new(hook)));
+        Ok(handle)
     }
 }

@@ -41,7 +41,7 @@ pub use checkpoint::checkpoint;
 pub use context::Context;
 pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
-pub use hooks::HookHandle;
+pub use hooks::{HookHandle, HookList};
 pub use mode::{
     ModeGuard, Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled,
     is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,

@@ -56,6 +56,14 @@ options! {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleFactor(Vec<f64>);
 
+impl ScaleFactor {
+    /// Returns one factor for all dimensions, or one per dimension.
+    #[must_use]
+    pub fn factors(&self) -> &[f64] {
+        &self.0
+    }
+}
+
 impl From<f64> for ScaleFactor {
     fn from(factor: f64) -> Self {
         Self(vec![factor])

@@ -43,6 +43,7 @@ macro_rules! cells {
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). Inputs are `[batch, in]` or `[in]`, ")]
         #[doc = "states `[batch, hidden]` or `[hidden]`."]
         #[derive(Clone, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[module(name = "")]
             weights: CellWeights,
@@ -77,6 +78,14 @@ macro_rules! cells {
             #[track_caller]
             pub fn initial_hidden(&self, x: &Tensor) -> Result<Tensor> {
                 self.weights.zeros(x)
+            }
+
+            fn describe(&self) -> String {
+                let nonlinearity = match self.kind {
+                    CellKind::ReLU => ", nonlinearity=relu",
+                    _ => "",
+                };
+                self.weights.describe() + nonlinearity
             }
         }
     )*};

@@ -10,6 +10,7 @@ use warpline::functional::linear;
 use warpline::{Error, Result, Tensor, TensorOptions};
 
 use super::linear::uniform;
+use super::repr::size;
 use crate::init::Nonlinearity;
 use crate::{Module, Parameter, Visitor, VisitorMut};
 
@@ -113,6 +114,12 @@ impl CellWeights {
         })
     }
 
+    /// Returns the numbers of inputs and hidden features, and the bias if there is none, in PyTorch's notation.
+    fn describe(&self) -> String {
+        let bias = if self.bias_ih.is_some() { "" } else { ", bias=False" };
+        format!("{}, {}{bias}", size(&self.ih, 1), size(&self.hh, 1))
+    }
+
     /// Returns the input's contribution to the gates.
     #[track_caller]
     fn input_gates(&self, x: &Tensor) -> Result<Tensor> {
@@ -130,7 +137,7 @@ impl CellWeights {
     }
 
     /// Shows the parameters with PyTorch's names and the suffix `end`.
-    fn visit(&self, suffix: &str, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, suffix: &str, visitor: &mut Visitor<'m, '_>) {
         visitor.member(&format!("weight_ih{suffix}"), &self.ih);
         visitor.member(&format!("weight_hh{suffix}"), &self.hh);
         if let Some(bias) = &self.bias_ih {
@@ -155,7 +162,7 @@ impl CellWeights {
 
 /// The parameters of a cell, whose names have no suffix.
 impl Module for CellWeights {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         CellWeights::visit(self, "", visitor);
     }
 

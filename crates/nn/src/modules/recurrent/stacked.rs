@@ -4,6 +4,7 @@ use warpline::functional::dropout;
 use warpline::{Error, Result, Tensor, cat, stack};
 
 use super::super::options::parameter_options;
+use super::super::repr::{float, size};
 use super::{CellKind, CellWeights};
 use crate::called::Called;
 use crate::init::Nonlinearity;
@@ -76,6 +77,28 @@ impl Stacked {
             }
         }
         Ok(Self { kind, weights, options, training: Training::default() })
+    }
+
+    /// Returns the sizes, and the settings that are not defaults, in PyTorch's notation.
+    fn describe(&self) -> String {
+        let (first, options) = (&self.weights[0], &self.options);
+        let mut text = format!("{}, {}", size(&first.ih, 1), size(&first.hh, 1));
+        if options.num_layers != 1 {
+            text += &format!(", num_layers={}", options.num_layers);
+        }
+        if !options.bias {
+            text += ", bias=False";
+        }
+        if options.batch_first {
+            text += ", batch_first=True";
+        }
+        if options.dropout != 0.0 {
+            text += &format!(", dropout={}", float(options.dropout));
+        }
+        if options.bidirectional {
+            text += ", bidirectional=True";
+        }
+        text
     }
 
     fn directions(&self) -> usize {
@@ -188,7 +211,7 @@ impl Stacked {
 }
 
 impl Module for Stacked {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (i, weights) in self.weights.iter().enumerate() {
             weights.visit(&self.suffix(i), visitor);
         }
@@ -208,6 +231,7 @@ macro_rules! networks {
     ($($doc:literal $name:ident $kind:ident;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
         #[derive(Clone, Debug, Module)]
+        #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[module(name = "")]
             stacked: Stacked,
@@ -229,6 +253,10 @@ macro_rules! networks {
             ) -> Result<Self> {
                 let (op, kind) = (stringify!($name), CellKind::$kind);
                 Ok(Self { stacked: Stacked::new(op, kind, inputs, hidden, options.into())? })
+            }
+
+            fn describe(&self) -> String {
+                self.stacked.describe()
             }
         }
     )*};

@@ -49,7 +49,7 @@ impl Forward<Tensor> for Counts {
         if x.numel() > 0 {
             self.count.add_(&x.flatten(0, -1)?.select(0, 0)?)?;
         }
-        x.mul(&*self.weight)?.add(&*self.count)
+        x.mul(&self.weight)?.add(&self.count)
     }
 }
 
@@ -57,8 +57,8 @@ impl Forward<Tensor> for Counts {
 #[derive(Clone)]
 pub(crate) struct FnModule<F>(pub(crate) F);
 
-impl<F> Module for FnModule<F> {
-    fn visit(&self, _: &mut Visitor<'_>) {}
+impl<F: 'static> Module for FnModule<F> {
+    fn visit<'m>(&'m self, _: &mut Visitor<'m, '_>) {}
     fn visit_mut(&mut self, _: &mut VisitorMut<'_>) {}
 }
 
@@ -96,6 +96,6 @@ impl Forward<Tensor> for Tied {
         if x.device() != Device::cuda(0) {
             self.weights[0].add_(1.0)?;
         }
-        x.mul(&*self.weights[1])
+        x.mul(&self.weights[1])
     }
 }

@@ -1,0 +1,119 @@
+//! Replaced tensors of modules: each tensor once, also if it has several names.
+
+use std::collections::{HashMap, HashSet};
+
+use warpline::autograd::mark_moved;
+use warpline::{DType, Device, MemoryFormat, Result, Tensor, TensorOptions};
+
+use super::{Member, MemberMut, Module, Visitor, VisitorMut};
+
+/// The identity of a tensor: address, dtype, sizes, strides, and whether the tensor requires a gradient. The last part
+/// distinguishes a parameter from a buffer in the same memory.
+type TensorIdentity = (u64, DType, Vec<usize>, Vec<isize>, bool);
+
+fn identity(tensor: &Tensor) -> TensorIdentity {
+    let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
+    // On a GPU, all tensors without elements have the same address.
+    let address = match tensor.numel() {
+        0 => tensor.storage().key() as u64,
+        _ => tensor.data_ptr(),
+    };
+    (address, tensor.dtype(), size, stride, tensor.requires_grad())
+}
+
+/// The set of tensors that a visit has seen.
+#[derive(Default)]
+pub(super) struct SeenTensors(HashSet<TensorIdentity>);
+
+impl SeenTensors {
+    /// Adds a tensor. Returns `true` if it is new.
+    pub(super) fn insert(&mut self, tensor: &Tensor) -> bool {
+        self.0.insert(identity(tensor))
+    }
+}
+
+/// Replacements for a module's tensors, all computed before the first tensor is replaced.
+pub(super) struct Replacements(HashMap<TensorIdentity, Tensor>);
+
+impl Replacements {
+    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
+    pub(super) fn new(
+        module: &(impl Module + ?Sized),
+        f: impl Fn(bool, &Tensor) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let (mut new, mut failed) = (HashMap::new(), None);
+        module.visit(&mut Visitor::new(&mut |_, member| {
+            let Some(tensor) = member.tensor() else { return };
+            if failed.is_some() || new.contains_key(&identity(tensor)) {
+                return;
+            }
+            match f(matches!(member, Member::Parameter(_)), tensor) {
+                Ok(other) => drop(new.insert(identity(tensor), other)),
+                Err(error) => failed = Some(error),
+            }
+        }));
+        failed.map_or(Ok(Self(new)), Err)
+    }
+
+    /// Replaces the tensors that changed, and marks the old parameters as moved.
+    pub(super) fn apply(self, module: &mut (impl Module + ?Sized)) {
+        module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
+            let Some(old) = member.tensor() else { return };
+            let old_identity = identity(old);
+            let Some(new) = self.0.get(&old_identity) else { return };
+            // An unchanged tensor keeps its identity, even if other tensors share its memory.
+            if identity(new) == old_identity {
+                return;
+            }
+            if matches!(member, MemberMut::Parameter(_)) {
+                mark_moved(old, new, name);
+            }
+            member.replace(new.clone());
+        }));
+    }
+}
+
+/// Applies `f` to a tensor's data and to its gradient, if there is one. The result requires a gradient if the tensor
+/// does. Returns the tensor itself if `f` changes nothing.
+pub(super) fn replacement(
+    tensor: &Tensor,
+    f: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let data = tensor.detach();
+    let new = f(&data)?;
+    if identity(&new) == identity(&data) {
+        return Ok(tensor.clone());
+    }
+    if !tensor.requires_grad() {
+        return Ok(new);
+    }
+    let new = new.requires_grad_(true)?;
+    if let Some(grad) = tensor.grad() {
+        new.set_grad(Some(f(&grad.detach())?))?;
+    }
+    Ok(new)
+}
+
+/// Returns the part of a module's options that applies to one of its tensors.
+pub(super) fn options_for_tensor(
+    options: &TensorOptions,
+    device: Option<Device>,
+    tensor: &Tensor,
+) -> TensorOptions {
+    let mut own = TensorOptions::new().pin_memory(options.pins_memory());
+    if let Some(device) = device {
+        own = own.device(device);
+    }
+    if let Some(dtype) = options.requested_dtype().filter(|_| tensor.dtype().is_float()) {
+        own = own.dtype(dtype);
+    }
+    let dimensions = match options.requested_memory_format() {
+        Some(MemoryFormat::ChannelsLast) => tensor.dim() == 4,
+        Some(MemoryFormat::ChannelsLast3d) => tensor.dim() == 5,
+        _ => true,
+    };
+    if let Some(format) = options.requested_memory_format().filter(|_| dimensions) {
+        own = own.memory_format(format);
+    }
+    own
+}

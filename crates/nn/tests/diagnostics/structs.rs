@@ -1,0 +1,41 @@
+use std::time::Duration;
+
+use warpline::Tensor;
+use warpline_nn::{Linear, Module};
+
+#[derive(Module)]
+struct Net {
+    fc: Linear,
+    mask: Tensor,
+}
+
+#[derive(Module)]
+struct Tuple(Linear, Duration);
+
+#[derive(Module)]
+struct Generic<M> {
+    inner: M,
+    others: Vec<(M, Duration)>,
+}
+
+#[derive(Module)]
+struct Attributes {
+    #[module(skipped)]
+    fc: Linear,
+}
+
+#[derive(Module)]
+#[module(repr = Self::describe)]
+struct Described {
+    fc: Linear,
+}
+
+#[derive(Module)]
+union Either {
+    a: u32,
+    b: u32,
+}
+
+fn main() {
+    let _ = (Net::visit, Tuple::visit, Generic::<Linear>::visit);
+}
