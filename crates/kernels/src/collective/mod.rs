@@ -103,8 +103,8 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///   drivers.
 /// - [`ErrorKind::UnsupportedDType`] for `int16`, and for [`ReduceOp::Avg`] of bools.
 /// - [`ErrorKind::DTypeMismatch`] if `input` and `output` of a call have different dtypes.
-/// - [`ErrorKind::ShapeMismatch`] if the numbers of elements of `input` and `output` do not fit the
-///   call.
+/// - [`ErrorKind::ShapeMismatch`] if `input` and `output` do not have the numbers of elements that
+///   [`CollectiveOp`] requires for the call.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if an output shares memory with another view of the group,
 ///   except where [`CollectiveOp`] permits this within a call.

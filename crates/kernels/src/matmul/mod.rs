@@ -142,7 +142,8 @@ impl Product {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::DTypeMismatch`] if `b` or `out` has an unsupported dtype for `a`.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit.
+/// - [`ErrorKind::ShapeMismatch`] if the views do not have two or three dimensions, or if `m`, `k`,
+///   `n` or the size of the batch differs between two of them.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.

@@ -69,8 +69,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` does not fit the tensor.
-    /// Otherwise the same as [`Tensor::index_select`].
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of dimensions
+    /// than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
+    /// [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         let dim = dim.into_isize();
