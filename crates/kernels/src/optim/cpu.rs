@@ -58,8 +58,8 @@ struct Hyperparameters<C> {
 }
 
 impl<C: Real> Hyperparameters<C> {
-    /// Reads the first `rates` numbers from memory if the flags say so, and the others from
-    /// `update`.
+    /// Reads the first `rates` numbers from memory if the flag [`RATES`] is set. Reads the other
+    /// numbers from `update`.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
         let number = |k: usize| {
             let from_memory = k < rates && update.flags & RATES != 0;

@@ -140,7 +140,7 @@ impl Mailbox {
     /// Returns the launch and the kernel's arguments: an address, the launch's number, and a word
     /// that the caller may choose. A kernel with a failed check that finds 0 at the address writes
     /// the index, the caller's word, the dimension and the size to the words after it, and then the
-    /// launch's number to the address. With the token the caller guarantees that the operation
+    /// launch's number to the address. By passing the token, the caller guarantees that the operation
     /// follows: otherwise the launch would count as complete too early.
     ///
     /// # Errors
