@@ -128,9 +128,9 @@ pub trait Backend: StreamBackend + 'static {
         Ok(false)
     }
 
-    /// Returns whether another backend's memory can replace this backend's. Memory of another
-    /// device cannot. No request is routed to a pool over a backend that may not stand in. Default:
-    /// `true`.
+    /// Returns whether another backend's memory can replace this backend's memory. Returns `false`
+    /// for a backend of another device. No request is routed to a pool over a backend for which this
+    /// function returns `false`. Default: `true`.
     fn may_stand_in(&self, _other: &Self) -> bool {
         true
     }

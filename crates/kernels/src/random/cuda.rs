@@ -201,7 +201,7 @@ fn factor(lambda: f64, double: bool) -> f64 {
 ///
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// result, of `T`, and, if `p.place` says so, the generator's state.
+/// result, of `T`, and, in a graph, the generator's state.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,

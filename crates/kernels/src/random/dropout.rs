@@ -111,7 +111,7 @@ pub fn dropout(
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
-/// `T`, `kept`, of bools, and, if `p.place` says so, the generator's state.
+/// `T`, `kept`, of bools, and, in a graph, the generator's state.
 unsafe fn each<T: Real>(launch: &HostLaunch<'_>, p: &Drop) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);
