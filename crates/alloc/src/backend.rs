@@ -129,8 +129,8 @@ pub trait Backend: StreamBackend + 'static {
     }
 
     /// Returns whether another backend's memory can replace this backend's memory. Returns `false`
-    /// for a backend of another device. No request is routed to a pool over a backend for which this
-    /// function returns `false`. Default: `true`.
+    /// for a backend of another device. No request is routed to a pool over a backend for which
+    /// this function returns `false`. Default: `true`.
     fn may_stand_in(&self, _other: &Self) -> bool {
         true
     }

@@ -25,8 +25,8 @@
 //!    graphs that hold calls of the communicator are destroyed. A thread that owns such a graph may
 //!    try to launch it first; the launch is refused.
 //!
-//! `state` and `is_aborted` wait for no lock. A process that ends waits for running calls, and other
-//! threads may abort communicators until these calls have returned.
+//! `state` and `is_aborted` wait for no lock. A process that ends waits for running calls, and
+//! other threads may abort communicators until these calls have returned.
 //!
 //! A graph keeps the communicators of its captured calls. These communicators are locked during a
 //! launch of the graph, so that no communicator is aborted under it. After an abort, launches of

@@ -91,8 +91,8 @@ pub enum CollectiveOp<'a> {
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
 /// Enqueues calls on a communicator as one NCCL group. The group does not order its calls, so an
-/// all-to-all consists of a [`CollectiveOp::Send`] to each rank and a [`CollectiveOp::Recv`] from each
-/// rank. Calls without elements are skipped, so a call must be empty on all ranks or on none.
+/// all-to-all consists of a [`CollectiveOp::Send`] to each rank and a [`CollectiveOp::Recv`] from
+/// each rank. Calls without elements are skipped, so a call must be empty on all ranks or on none.
 ///
 /// Bools are sent as `u8`. [`ReduceOp::Sum`] of bools is computed as their maximum, as in PyTorch.
 ///

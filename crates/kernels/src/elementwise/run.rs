@@ -82,8 +82,8 @@ unsafe impl<const N: usize> Zeroable for Numbers<N> {}
 // SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
-/// Returns whether the op rounds a number operand to `dtype`. Only halves are computed in a wider
-/// type.
+/// Returns whether the op rounds a number operand to `dtype`. Only half-width floats are computed
+/// in a wider type.
 fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;

@@ -227,7 +227,8 @@ impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Eleme
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the lists
-/// of [`TENSORS`] tensors, with elements of type `T`, and then the rates, with elements of type `f64`.
+/// of [`TENSORS`] tensors, with elements of type `T`, and then the rates, with elements of type
+/// `f64`.
 pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,

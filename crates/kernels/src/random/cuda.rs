@@ -83,7 +83,7 @@ fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
 }
 
 /// Returns the number of PyTorch's threads whose work one thread does. More would be faster for
-/// halves, but longer code takes longer to compile, as for doubles.
+/// half-width floats, but longer code takes longer to compile, as for doubles.
 const fn neighbours(double: bool) -> u64 {
     if double { 1 } else { 4 }
 }

@@ -87,8 +87,8 @@ pub fn dropout(
     }
     let mut sequence = Sequence::of(target, device);
     let threads = blocks * BLOCK;
-    // A draw gives four random numbers, so a vector of eight elements takes two draws. As in PyTorch,
-    // the second draw may lie beyond the values by which the sequence advances.
+    // A draw gives four random numbers, so a vector of eight elements takes two draws. As in
+    // PyTorch, the second draw may lie beyond the values by which the sequence advances.
     let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
     let rounds = rounds.div_ceil(4);
     let params = Drop {

@@ -30,8 +30,8 @@ pub(super) enum Output {
     Wide,
     /// `int64`, for indices. Elements must not be bools.
     Index,
-    /// Bool, but `uint8` if the elements are `uint8`. PyTorch keeps this exception from the time when
-    /// it had no bools.
+    /// Bool, but `uint8` if the elements are `uint8`. PyTorch keeps this exception from the time
+    /// when it had no bools.
     Truth,
 }
 

@@ -79,9 +79,9 @@ fn halves(
 /// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` stands for all dimensions.
 ///
 /// `out` has the sizes of the dimensions that are not reduced, in order, or all sizes of `a` with 1
-/// for each reduced dimension. The dtype of `out` is [`ReduceOp::result_dtype`]. If one dimension is
-/// reduced, an index in `out` is a position in this dimension. If all dimensions are reduced, it is
-/// the position among all elements in row-major order.
+/// for each reduced dimension. The dtype of `out` is [`ReduceOp::result_dtype`]. If one dimension
+/// is reduced, an index in `out` is a position in this dimension. If all dimensions are reduced, it
+/// is the position among all elements in row-major order.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.

@@ -28,9 +28,9 @@ thread_local! {
     static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Runs `f`. If a launch in `f` meets an index out of range, the error names `call`, or the launch's
-/// own call if `call` is `None`. A gradient passes the call of its forward op, because it reads the
-/// forward op's indices, and the program knows only that call.
+/// Runs `f`. If a launch in `f` meets an index out of range, the error names `call`, or the
+/// launch's own call if `call` is `None`. A gradient passes the call of its forward op, because it
+/// reads the forward op's indices, and the program knows only that call.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Site>);
     impl Drop for Restore {

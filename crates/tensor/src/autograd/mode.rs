@@ -128,9 +128,9 @@ pub fn is_anomaly_enabled() -> bool {
     get().anomaly
 }
 
-/// Runs `f` without recording (`torch.no_grad`). The results require no gradient. The mode applies to this thread
-/// only; ops in threads that `f` starts are recorded. [`ModeGuard::no_grad`] sets the same mode to the end of a
-/// block.
+/// Runs `f` without recording (`torch.no_grad`). The results require no gradient. The mode applies to this
+/// thread only; ops in threads that `f` starts are recorded. [`ModeGuard::no_grad`] sets the same mode to the
+/// end of a block.
 ///
 /// ```
 /// use warpline::{autograd, ones};

@@ -69,8 +69,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of dimensions
-    /// than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of
+    /// dimensions than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
     /// [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
