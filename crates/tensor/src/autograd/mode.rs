@@ -19,8 +19,9 @@ pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
 }
 
-/// A guard: until it is dropped, this thread records ops or does not, like the functions of the same names. Of nested
-/// guards, drop the last one first.
+/// A guard that sets whether this thread records ops, until the guard is dropped. Each constructor sets the
+/// mode of the function with the same name, such as [`no_grad`]. Drop nested guards in reverse order of their
+/// creation.
 ///
 /// ```
 /// use warpline::autograd::{ModeGuard, is_grad_enabled};

@@ -1,4 +1,4 @@
-//! Halves combined with numbers or with tensors without dimensions are rounded as in PyTorch.
+//! Half-width floats combined with numbers or with tensors without dimensions are rounded as in PyTorch.
 
 use serde_json::Value;
 use warpline::{
