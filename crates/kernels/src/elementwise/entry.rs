@@ -180,8 +180,8 @@ pub enum Output {
 /// inputs.
 ///
 /// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. More than
-/// four in the strided kernel would be faster for halves and bytes. But the driver compiles a
-/// kernel on first use, and each element adds to the compile time.
+/// four in the strided kernel would be faster for half-width floats and bytes. But the driver
+/// compiles a kernel on first use, and each element adds to the compile time.
 pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> (usize, usize) {
     let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
     let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);

@@ -70,7 +70,7 @@ kernels! {
     MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| small_tiles(program, ty, ty) => {
         unsafe SMALL_TILED: Kernel<Product, 3> = "", HOSTS;
     }
-    // Halves with a result of `f32`.
+    // Products of half-width floats with a result of `f32`.
     MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| tiles(program, ty, "f32") => {
         unsafe TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
     }
