@@ -200,6 +200,15 @@ pub enum Collective {
 
 /// An implementation of NCCL: the library, or a simulation.
 ///
+/// # Errors
+/// All methods share these errors:
+/// - [`DriverError::LibraryCall`](crate::DriverError::LibraryCall) if NCCL refuses the call, or if
+///   an earlier call on the communicator failed.
+/// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if a number is too large
+///   for NCCL, if the stream is on another device than the communicator, or if the process is
+///   ending.
+/// - Errors of the [driver call](crate::Driver#errors) that makes the device current.
+///
 /// # Safety
 /// An implementation enqueues work only on the stream that it is given. The work accesses only the
 /// memory that a [`Collective`] names, and only before the stream's later work begins.

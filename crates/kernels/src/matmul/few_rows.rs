@@ -37,8 +37,8 @@ const HALF_COLUMNS: u64 = 8;
 const HALF_WARPS: u32 = 16;
 /// Columns of a block for `float32`.
 const F32_COLUMNS: u64 = 4;
-/// Rows of the kernels for `float32`, threads per block, loads in flight per thread and column, and
-/// blocks per multiprocessor that registers must suffice for.
+/// For each kernel for `float32`: rows, threads per block, loads in flight per thread and column,
+/// and number of blocks for which the registers of a multiprocessor must suffice.
 const F32_KERNELS: [[u32; 4]; 4] =
     [[1, 256, 2, 2], [4, 128, 2, 4], [8, 128, 1, 5], [16, 128, 1, 4]];
 
