@@ -219,8 +219,8 @@ fn search<B: Backend>(
     if state.rules.caching { how(&mut state, request) } else { None }
 }
 
-/// Takes free memory from private pools with `use_on_oom`. A request for a private pool takes none,
-/// because other memory may be of another kind.
+/// Takes free memory from private pools with `use_on_oom`. Returns `None` if the request is for a
+/// private pool itself, because that pool's memory may be of another kind.
 fn take_from_pools<B: Backend>(
     pools: &[Arc<PrivatePool<B>>],
     shard: &Arc<Shard<B>>,

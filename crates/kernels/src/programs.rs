@@ -21,7 +21,7 @@ pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
 /// A variant for each element size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 
-/// CUDA functions that multiply small matrices of halves on tensor cores.
+/// CUDA functions that multiply small matrices of half-width floats on tensor cores.
 pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");

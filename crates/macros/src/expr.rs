@@ -124,7 +124,7 @@ fn here(span: Span) -> Span {
     Span::mixed_site().located_at(span)
 }
 
-/// Returns the path of the function that an operator becomes, and the operator's span.
+/// Returns the path of the function that replaces an operator, and the operator's span.
 fn operator_of(expr: &Expr) -> Option<(TokenStream, Span)> {
     let (name, method, span) = match expr {
         Expr::Binary(binary) => {

@@ -43,7 +43,8 @@ impl CpuGenerator {
     /// matter.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        // The engine's state words, stored as the outputs of a block before the first.
+        // The engine's state words. They are stored as if they were the outputs of a block before the
+        // first block.
         let mut word = seed as u32;
         let mut block = Box::new([temper(word); BLOCK]);
         for (i, number) in block.iter_mut().enumerate().skip(1) {

@@ -285,8 +285,8 @@ pub fn assert_close(dtype: DType, actual: &[f64], expected: &[f64], context: &st
     }
 }
 
-/// Layouts of the two operands and the result of an elementwise op: the sizes of a contiguous
-/// tensor for each, and the view of it.
+/// Layouts of the two operands and the result of an elementwise op. Each is a view of a contiguous
+/// tensor.
 #[derive(Debug)]
 pub struct Shape {
     /// Name, for messages.

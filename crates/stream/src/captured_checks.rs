@@ -75,9 +75,9 @@ impl CapturedChecks {
         self.any_failed.load(Ordering::Relaxed)
     }
 
-    /// Begins operation `op` on a stream, which is about to be enqueued and replays the kernels.
-    /// `None` if no kernel checks indices. With the token the caller guarantees that the operation
-    /// follows, as for [`Mailbox::launch`](crate::Mailbox::launch).
+    /// Begins a replay of the kernels as operation `op` of a stream, before the replay is enqueued.
+    /// Returns `None` if no kernel checks indices. By passing the token, the caller guarantees that
+    /// it enqueues the operation, as for [`Mailbox::launch`](crate::Mailbox::launch).
     #[must_use]
     pub fn begin_replay(
         self: &Arc<Self>,

@@ -210,7 +210,7 @@ impl Devices {
     /// afterwards, also if `f` panics.
     ///
     /// # Errors
-    /// The same as [`Devices::set_device`]; then `f` does not run.
+    /// The same as [`Devices::set_device`]. `f` does not run after an error.
     pub fn with_device<R>(&self, index: usize, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.device_guard(index)?;
         Ok(f())
@@ -220,7 +220,7 @@ impl Devices {
     /// device. Restores both afterwards, also if `f` panics.
     ///
     /// # Errors
-    /// The same as [`Devices::stream_guard`]; then `f` does not run.
+    /// The same as [`Devices::stream_guard`]. `f` does not run after an error.
     #[track_caller]
     pub fn with_stream<R>(&self, stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
         let _guard = self.stream_guard(stream).map_err(|e| e.of("with_stream"))?;

@@ -1,10 +1,10 @@
 //! Keeps freed memory in use by other streams until the completion in the trace.
 //!
-//! Some blocks complete later in the trace than they are freed. At such a free, a side stream uses
-//! the block: the side stream waits for a *tick* of a clock. The clock is another stream; its ticks
-//! are host functions, each of which returns at the place of its completion in the trace. So the
-//! allocator meets an event that is really pending, and only one host function at a time is
-//! blocked, for any order of completions.
+//! The last use of some blocks completes later in the trace than the free of the block. At such a
+//! free, a side stream uses the block by waiting for a *tick* of a clock. The clock is another
+//! stream. A tick is a host function on the clock that returns when the replay reaches the
+//! completion in the trace. So the allocator meets an event that is really pending, and only one
+//! host function at a time is blocked, in any order of completions.
 //!
 //! A thread waits for the clock. On a simulated device, where work runs only inside calls, this
 //! thread runs the host function, and no other work runs meanwhile. On a real device the driver

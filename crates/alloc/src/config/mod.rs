@@ -127,7 +127,8 @@ impl AllocatorConfig {
         self.expandable_segments && self.policy == Policy::Torch
     }
 
-    /// Returns the page size in force. The field may hold any value; this one is valid for devices.
+    /// Returns the page size in force, in bytes. The field `page_size` may hold any value; the
+    /// result is a size that devices support.
     pub(crate) fn page_size(&self) -> usize {
         self.page_size.clamp(2 * MIB, 1 << 30).next_power_of_two()
     }

@@ -25,8 +25,8 @@
 //!    graphs that hold calls of the communicator are destroyed. A thread that owns such a graph may
 //!    try to launch it first; the launch is refused.
 //!
-//! `state` and `is_aborted` wait for no lock. While the process ends, aborts may still begin until
-//! the running calls have returned.
+//! `state` and `is_aborted` wait for no lock. A process that ends waits for running calls, and
+//! other threads may abort communicators until these calls have returned.
 //!
 //! A graph keeps the communicators of its captured calls. These communicators are locked during a
 //! launch of the graph, so that no communicator is aborted under it. After an abort, launches of
@@ -199,6 +199,15 @@ pub enum Collective {
 }
 
 /// An implementation of NCCL: the library, or a simulation.
+///
+/// # Errors
+/// All methods share these errors:
+/// - [`DriverError::LibraryCall`](crate::DriverError::LibraryCall) if NCCL refuses the call, or if
+///   an earlier call on the communicator failed.
+/// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if a number is too large
+///   for NCCL, if the stream is on another device than the communicator, or if the process is
+///   ending.
+/// - Errors of the [driver call](crate::Driver#errors) that makes the device current.
 ///
 /// # Safety
 /// An implementation enqueues work only on the stream that it is given. The work accesses only the

@@ -47,15 +47,15 @@
 //! memory that its device cannot access is `INVALID_VALUE`, unless it is captured. A copy of zero
 //! bytes does nothing.
 //!
-//! **Memory.** Host code that accesses a device address faults. A host end that is a device address
-//! is `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
-//! range of the named device. `cuMemFree` waits for the device that owns the memory, even if the
-//! call names another device. It does not wait for devices with peer access to the memory, and for
-//! memory of a pool it does not wait at all. `cuMemFreeHost` and `cuMemHostUnregister` wait for all
-//! devices. A size of zero is `INVALID_VALUE`. Memory that the driver allocated page-locked can be
-//! neither registered nor unregistered (`INVALID_VALUE`). Kernels can address page-locked memory at
-//! its host address. Freed page-locked memory stays inaccessible. Allocations are counted in units
-//! of 512 bytes, and addresses are never reused.
+//! **Memory.** Host code that accesses a device address faults. A copy returns
+//! `INVALID_VALUE` if its host end is a device address, or if its device end does not lie inside
+//! one live allocation or mapped range of the named device. `cuMemFree` waits for the device that
+//! owns the memory, even if the call names another device. It does not wait for devices with peer
+//! access to the memory, and for memory of a pool it does not wait at all. `cuMemFreeHost` and
+//! `cuMemHostUnregister` wait for all devices. A size of zero is `INVALID_VALUE`. Memory that the
+//! driver allocated page-locked can be neither registered nor unregistered (`INVALID_VALUE`).
+//! Kernels can address page-locked memory at its host address. Freed page-locked memory stays
+//! inaccessible. Allocations are counted in units of 512 bytes, and addresses are never reused.
 //!
 //! **Kernels.** A launch is refused, without further effect, if its grid or block is empty or too
 //! large, if it uses more shared memory than the function may have, or if it has more than 4 KiB of

@@ -114,7 +114,9 @@ impl Pair {
 ///
 /// # Errors
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit.
+/// - [`ErrorKind::ShapeMismatch`] if an input differs from `out` in the number of dimensions or in
+///   a size other than that of `dim`, or if the inputs' sizes in `dim` do not add up to that of
+///   `out`.
 /// - [`ErrorKind::TooManyDims`] if an input that has to be converted or is not contiguous has too
 ///   many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

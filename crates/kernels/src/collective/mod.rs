@@ -91,8 +91,8 @@ pub enum CollectiveOp<'a> {
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
 /// Enqueues calls on a communicator as one NCCL group. The group does not order its calls, so an
-/// all-to-all is an [`CollectiveOp::Send`] to and an [`CollectiveOp::Recv`] from every rank. Calls without elements are
-/// skipped, so a call must be empty on all ranks or on none.
+/// all-to-all consists of a [`CollectiveOp::Send`] to each rank and a [`CollectiveOp::Recv`] from
+/// each rank. Calls without elements are skipped, so a call must be empty on all ranks or on none.
 ///
 /// Bools are sent as `u8`. [`ReduceOp::Sum`] of bools is computed as their maximum, as in PyTorch.
 ///
@@ -103,8 +103,8 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///   drivers.
 /// - [`ErrorKind::UnsupportedDType`] for `int16`, and for [`ReduceOp::Avg`] of bools.
 /// - [`ErrorKind::DTypeMismatch`] if `input` and `output` of a call have different dtypes.
-/// - [`ErrorKind::ShapeMismatch`] if the numbers of elements of `input` and `output` do not fit the
-///   call.
+/// - [`ErrorKind::ShapeMismatch`] if `input` and `output` do not have the numbers of elements that
+///   [`CollectiveOp`] requires for the call.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if an output shares memory with another view of the group,
 ///   except where [`CollectiveOp`] permits this within a call.

@@ -98,7 +98,7 @@ impl Case {
     }
 }
 
-/// Small integers, whose short sums halves represent exactly.
+/// Small integers. Half-width floats represent short sums of them exactly.
 fn values(sizes: &[usize], by: usize) -> Vec<f64> {
     (0..sizes.iter().product()).map(|i: usize| ((i * by) % 5) as f64 - 2.0).collect()
 }

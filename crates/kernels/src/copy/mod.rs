@@ -122,11 +122,11 @@ where
 /// A float loses its fraction on conversion to an integer. An integer wraps. Every value except 0
 /// converts to `true`.
 ///
-/// A float that does not fit an `i32` or `i64` becomes the nearest one. Conversions to `u8` go
-/// through `i64`, and those to `i8` and `i16` through `i32`, and keep the low bits. A NaN becomes
-/// 0, except that it becomes the least integer as an `i64`, and as an `i32` if it is an `f64`.
-/// PyTorch gives these results on CUDA. They hold for CPU tensors too, for which PyTorch leaves
-/// them undefined.
+/// A float outside the range of `i32` or `i64` becomes the nearest integer of the range. A float is
+/// converted to `u8` through `i64`, and to `i8` or `i16` through `i32`; the low bits are kept. A
+/// NaN becomes 0, with two exceptions: every NaN becomes the least `i64`, and an `f64` NaN becomes
+/// the least `i32`. These are PyTorch's results on CUDA. Warpline has them on the CPU too, where
+/// PyTorch leaves them undefined.
 ///
 /// # Errors
 /// - [`ShapeMismatch`](warpline_runtime::ErrorKind::ShapeMismatch) if the sizes differ.

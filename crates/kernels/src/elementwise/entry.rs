@@ -36,7 +36,7 @@ pub fn of_elements<C, R, F: Fn([C; N]) -> R, const N: usize>(f: F) -> F {
     f
 }
 
-/// Returns whether no operand except the first is a condition.
+/// Returns `false` if an operand other than the first is a condition.
 pub const fn conditions_come_first(inputs: &[Input]) -> bool {
     let mut k = 1;
     while k < inputs.len() {
@@ -111,19 +111,20 @@ pub struct Input {
 /// A treatment of operands that an op requires of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandRule {
-    /// Return an error for bools, also beside operands of other dtypes.
+    /// Return an error if an operand is a bool, whatever the dtypes of the other operands.
     RefusesBools,
     /// Return an error if the second operand is the number 0 and the operands are integers.
     DividesIntegers,
     /// Return an error if the second operand is a negative number and the operands are integers.
     RaisesIntegers,
-    /// On the CPU, pass a second operand without dimensions as a number if the operands are halves.
-    /// PyTorch's CPU kernels read it in `float32`.
+    /// On the CPU, pass a second operand without dimensions as a number if the operands are
+    /// half-width floats. PyTorch's CPU kernels read this operand in `float32`.
     WideSecond,
 }
 
-/// Whether kernels for halves round a number operand to the dtype first. PyTorch rounds it if its
-/// kernel function takes elements, as in `pow`. Its kernel for `mul` takes the wider compute type.
+/// Whether kernels for half-width floats round a number operand to the dtype first. PyTorch rounds
+/// the number if its kernel function takes elements, as for `pow`. PyTorch's kernel for `mul` takes
+/// the wider compute type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberRounding {
     /// Do not round, except in comparisons, which always round.
@@ -179,8 +180,8 @@ pub enum Output {
 /// inputs.
 ///
 /// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. More than
-/// four in the strided kernel would be faster for halves and bytes. But the driver compiles a
-/// kernel on first use, and each element adds to the compile time.
+/// four in the strided kernel would be faster for half-width floats and bytes. But the driver
+/// compiles a kernel on first use, and each element adds to the compile time.
 pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> (usize, usize) {
     let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
     let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);

@@ -231,7 +231,7 @@ impl Builder {
     }
 
     /// Rounds an operand, if it is a number, to the dtype of the elements, as in PyTorch's
-    /// comparisons of halves. Otherwise formulas read numbers unrounded.
+    /// comparisons of half-width floats. Otherwise formulas read numbers unrounded.
     pub fn round(&mut self, operand: Expr) {
         self.rounded.push(operand.0);
     }

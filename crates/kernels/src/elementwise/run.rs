@@ -82,8 +82,8 @@ unsafe impl<const N: usize> Zeroable for Numbers<N> {}
 // SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
-/// Returns whether the op rounds a number operand to `dtype`. Only halves are computed in a wider
-/// type.
+/// Returns whether the op rounds a number operand to `dtype`. Only half-width floats are computed
+/// in a wider type.
 fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;
@@ -115,7 +115,7 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 /// TensorIterator. Conditions are boolean. `out` may be one of the operands.
 ///
 /// As in PyTorch, arithmetic on half-width floats takes a number in `f32`. Comparisons, and ops
-/// with `rounds` in their entry, round it to `common` first.
+/// with `rounds` in their entry, first round the number to `common`.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if the number of operands is not that of the op.

@@ -33,7 +33,7 @@
 /// ```
 ///
 /// A formula can name only the operands, the gradient and the result. The forward pass saves the
-/// tensors that it names.
+/// tensors that the formula names.
 ///
 /// ```compile_fail,E0425
 /// warpline_kernels::elementwise_ops! {

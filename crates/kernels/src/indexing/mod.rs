@@ -179,8 +179,8 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// - [`ErrorKind::InvalidArgument`] if `index` is not of `int32` or `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if `index` does not fit `input`, or `out` has other sizes than
-///   `index`.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has another number of dimensions than `input`, or is
+///   larger than `input` in a dimension other than `dim`, or if `out` has other sizes than `index`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

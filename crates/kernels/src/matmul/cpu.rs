@@ -16,8 +16,8 @@ const PARALLEL_FROM: u64 = 1 << 17;
 /// and a failed allocation there aborts the process.
 const LARGEST: u64 = 1 << 14;
 
-/// Rows, columns and depth of the blocks in which halves are converted to `f32`. The buffers thus
-/// stay small even if an operand is expanded to a huge size.
+/// Rows, columns and depth of the blocks in which half-width floats are converted to `f32`. The
+/// buffers thus stay small even if an operand is expanded to a huge size.
 const BLOCK: u64 = 1024;
 
 /// Columns of a row of integers that are summed at a time.
@@ -109,7 +109,7 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
     }
 }
 
-/// Computes products of halves in `f32`, with a result of `R`.
+/// Computes products of half-width floats in `f32`, with a result of `R`.
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b`, of `T`,

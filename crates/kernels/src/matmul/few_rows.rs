@@ -4,15 +4,17 @@
 //! # Algorithm
 //!
 //! Time is that of reading the matrix once, so a block computes few columns and its threads divide
-//! the sums. Halves are multiplied on tensor cores, which take all rows at once: eight columns for
-//! 512 threads, whose loads in flight cover the memory's latency. `float32` is multiplied exactly:
-//! four columns for 128 or 256 threads, which reuse each element of the rows four times.
+//! the sums. Half-width floats are multiplied on tensor cores, which take all rows at once: eight
+//! columns for 512 threads, whose loads in flight cover the memory's latency. `float32` is
+//! multiplied exactly: four columns for 128 or 256 threads, which reuse each element of the rows
+//! four times.
 //!
 //! # Limits
 //!
-//! Loads are vectors of 16 bytes, so lengths, distances and offsets are multiples of one. Halves
-//! need compute capability 8.0. From about eight rows on, `float32` products reach only half of the
-//! memory's bandwidth, because the rows are read from the level 1 cache. cuBLAS is slower still.
+//! Loads are vectors of 16 bytes, so lengths, distances and offsets are multiples of one.
+//! Half-width floats need compute capability 8.0. From about eight rows on, `float32` products
+//! reach only half of the memory's bandwidth, because the rows are read from the level 1 cache.
+//! cuBLAS is slower still.
 
 use warpline_runtime::launch::{Grid, Kernel, blocks};
 use warpline_runtime::module::{self, Program, Source};
@@ -30,13 +32,13 @@ const VECTOR: usize = 16;
 /// Exclusive bound of lengths and distances, so that the kernels' indices fit 32 bits.
 const BOUND: u64 = 1 << 27;
 
-/// Columns of a block for halves, and the block's warps.
+/// Columns of a block for half-width floats, and the block's warps.
 const HALF_COLUMNS: u64 = 8;
 const HALF_WARPS: u32 = 16;
 /// Columns of a block for `float32`.
 const F32_COLUMNS: u64 = 4;
-/// Rows of the kernels for `float32`, threads per block, loads in flight per thread and column, and
-/// blocks per multiprocessor that registers must suffice for.
+/// For each kernel for `float32`: rows, threads per block, loads in flight per thread and column,
+/// and number of blocks for which the registers of a multiprocessor must suffice.
 const F32_KERNELS: [[u32; 4]; 4] =
     [[1, 256, 2, 2], [4, 128, 2, 4], [8, 128, 1, 5], [16, 128, 1, 4]];
 

@@ -70,7 +70,7 @@ kernels! {
     MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| small_tiles(program, ty, ty) => {
         unsafe SMALL_TILED: Kernel<Product, 3> = "", HOSTS;
     }
-    // Halves with a result of `f32`.
+    // Products of half-width floats with a result of `f32`.
     MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| tiles(program, ty, "f32") => {
         unsafe TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
     }
@@ -142,7 +142,8 @@ impl Product {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::DTypeMismatch`] if `b` or `out` has an unsupported dtype for `a`.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit.
+/// - [`ErrorKind::ShapeMismatch`] if the views do not have two or three dimensions, or if `m`, `k`,
+///   `n` or the size of the batch differs between two of them.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.

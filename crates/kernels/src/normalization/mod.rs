@@ -268,7 +268,8 @@ pub fn layer_norm(
 /// `grad` and `out` have the input's dtype and number of elements.
 ///
 /// # Errors
-/// The errors of [`layer_norm`], with the conditions on `out` for `grad` too.
+/// The errors of [`layer_norm`]. The conditions on the dtype and the number of elements of `out`
+/// hold for `grad` too.
 #[track_caller]
 pub fn layer_norm_backward(
     target: Target<'_>,

@@ -58,8 +58,8 @@ struct Hyperparameters<C> {
 }
 
 impl<C: Real> Hyperparameters<C> {
-    /// Reads the first `rates` numbers from memory if the flags say so, and the others from
-    /// `update`.
+    /// Reads the first `rates` numbers from memory if the flag [`RATES`] is set. Reads the other
+    /// numbers from `update`.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
         let number = |k: usize| {
             let from_memory = k < rates && update.flags & RATES != 0;
@@ -226,8 +226,9 @@ impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Eleme
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are those of
-/// [`TENSORS`] tensors, of `T`, then the rates, of `f64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the lists
+/// of [`TENSORS`] tensors, with elements of type `T`, and then the rates, with elements of type
+/// `f64`.
 pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,

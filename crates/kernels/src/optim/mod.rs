@@ -129,9 +129,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, fields
-/// with the note "Read from `rates`" are read from there, as `float64` values in the order of the
-/// fields.
+/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, it reads
+/// some fields from `rates` instead, as `float64` values in the order of the fields. The
+/// documentation of each such field says so.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
@@ -151,7 +151,7 @@ pub enum UpdateRule {
         maximize: bool,
     },
     /// `torch.optim.Adam`. `state` holds the running mean of the gradients, the running mean of
-    /// their squares and, with `amsgrad`, the maximum of the latter.
+    /// their squares and, with `amsgrad`, the maximum of the mean squares.
     Adam {
         /// Learning rate divided by the bias correction of the mean. Read from `rates` if given.
         rate: f64,

@@ -94,9 +94,10 @@ cuda_struct! {
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `image`, or `indices` is not
 ///   of `int64`.
-/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit the window, if `values` or `indices` is not
-///   contiguous, if [`Window::check`] finds the window too large, or if adaptive parts are too many
-///   for 32 bits or parts of an empty image.
+/// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
+///   `values` or `indices` is not contiguous, or has spatial sizes other than `window.output` or
+///   another batch or number of channels than `image`, if [`Window::check`] finds the window too
+///   large, or if adaptive parts are too many for 32 bits or parts of an empty image.
 /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.

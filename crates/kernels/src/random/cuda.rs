@@ -83,7 +83,7 @@ fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
 }
 
 /// Returns the number of PyTorch's threads whose work one thread does. More would be faster for
-/// halves, but longer code takes longer to compile, as for doubles.
+/// half-width floats, but longer code takes longer to compile, as for doubles.
 const fn neighbours(double: bool) -> u64 {
     if double { 1 } else { 4 }
 }
@@ -201,7 +201,7 @@ fn factor(lambda: f64, double: bool) -> f64 {
 ///
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// result, of `T`, and, if `p.place` says so, the generator's state.
+/// result, of `T`, and, in a graph, the generator's state.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,

@@ -87,8 +87,8 @@ pub fn dropout(
     }
     let mut sequence = Sequence::of(target, device);
     let threads = blocks * BLOCK;
-    // Eight neighbours take two draws. As in PyTorch, the sequence advances by the values of the
-    // first draw only.
+    // A draw gives four random numbers, so a vector of eight elements takes two draws. As in
+    // PyTorch, the second draw may lie beyond the values by which the sequence advances.
     let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
     let rounds = rounds.div_ceil(4);
     let params = Drop {
@@ -111,7 +111,7 @@ pub fn dropout(
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
-/// `T`, `kept`, of bools, and, if `p.place` says so, the generator's state.
+/// `T`, `kept`, of bools, and, in a graph, the generator's state.
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Drop) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);

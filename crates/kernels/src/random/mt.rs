@@ -92,7 +92,7 @@ pub(super) unsafe fn uniform<T: RandomFloat>(
         if T::DIGITS >= 24 {
             return x.mul_add(to.sub(from), from);
         }
-        // Halves are computed in single precision.
+        // Half-width floats are computed in single precision.
         T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
     };
     if out.contiguous {

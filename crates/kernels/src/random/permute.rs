@@ -189,7 +189,7 @@ fn key_bits(n: f64) -> u64 {
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
-/// pairs and, if `p.place` says so, the generator's state.
+/// pairs and, in a graph, the generator's state.
 unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
     let out = SharedPtr::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
@@ -274,7 +274,7 @@ unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
-/// pairs and, if `p.place` says so, the generator's state.
+/// pairs and, in a graph, the generator's state.
 unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = SharedPtr::<Pair>::operand(launch, 0);
     // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it

@@ -30,7 +30,8 @@ pub(super) enum Output {
     Wide,
     /// `int64`, for indices. Elements must not be bools.
     Index,
-    /// Bool, except `uint8` for `uint8`: PyTorch had that result before it had bools.
+    /// Bool, but `uint8` if the elements are `uint8`. PyTorch keeps this exception from the time
+    /// when it had no bools.
     Truth,
 }
 

@@ -78,9 +78,10 @@ fn halves(
 
 /// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` stands for all dimensions.
 ///
-/// `out` has the sizes of the other dimensions, in order, or all sizes of `a` with 1 for each
-/// reduced dimension. Its dtype is [`ReduceOp::result_dtype`]. Indices count within the single
-/// reduced dimension, or through all elements in row-major order.
+/// `out` has the sizes of the dimensions that are not reduced, in order, or all sizes of `a` with 1
+/// for each reduced dimension. The dtype of `out` is [`ReduceOp::result_dtype`]. If one dimension
+/// is reduced, an index in `out` is a position in this dimension. If all dimensions are reduced, it
+/// is the position among all elements in row-major order.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.

@@ -146,7 +146,8 @@ pub(super) const BLOCK: u32 = 256;
 /// Vectors that a thread loads before it uses the first of them.
 pub(super) const UNROLL: u32 = 4;
 
-/// Threads per multiprocessor that keep its memory busy, with four vectors each.
+/// Number of threads per multiprocessor that keep the memory busy if each loads four vectors at a
+/// time.
 const BUSY: u64 = 1024;
 
 /// Loads per thread below which sharing a result between blocks costs more than it saves.

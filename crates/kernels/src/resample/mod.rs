@@ -71,9 +71,9 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, if a view is not contiguous, if
-///   `length * inner` is 2³¹ or more for one of them, or if the image is empty and the result is
-///   not.
+/// - [`ErrorKind::ShapeMismatch`] if a view does not have three dimensions or is not contiguous, if
+///   `outer` or `inner` differs between the views, if `input * inner` or `output * inner` is 2³¹ or
+///   more, or if `input` is 0 and `output` is not.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if the views share memory.
 /// - The errors of [`Kernel::launch`].

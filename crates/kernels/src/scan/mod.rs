@@ -87,7 +87,8 @@ scans! {
 }
 
 cuda_struct! {
-    /// `rows` of `size` elements, and the strides along a row of source, result and indices.
+    /// A scan of `rows` rows of `size` elements. `steps` are the strides along a row of source,
+    /// result and indices.
     struct Scan {
         rows: u64,
         size: u64,

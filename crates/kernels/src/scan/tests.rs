@@ -38,7 +38,7 @@ fn every_dtype_and_shape(target: Target<'_>) {
         for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ALL.map(|op| (d, op))) {
             let n: usize = sizes.iter().product();
             let values = match scan_op {
-                // Values for which sums of halves are exact and products stay finite.
+                // With these values, sums of half-width floats are exact and products stay finite.
                 ScanOp::Sum => (0..n).map(|i| stored(dtype, (i % 3 == 0) as u8 as f64)).collect(),
                 ScanOp::Prod => {
                     (0..n).map(|i| stored(dtype, 1.0 - 2.0 * (i % 7 == 0) as u8 as f64)).collect()

@@ -75,8 +75,9 @@ cuda_struct! {
 /// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `source` has another dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, or the sizes of `source`
-///   do not fit.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `source` differs from
+///   `out` in the number of dimensions or in a size other than that of `dim`, or if the size of
+///   `source` in `dim` is not the number of indices.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

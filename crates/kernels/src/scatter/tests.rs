@@ -98,7 +98,8 @@ fn many(target: Target<'_>) {
 
 fn many_into(target: Target<'_>, n: usize, rows: usize) {
     for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| ALL.map(|reduce| (d, reduce))) {
-        // Halves cannot represent such sums, and of several assigned elements any may be the last.
+        // Half-width floats cannot represent such sums, and any of several assigned elements may be
+        // the last.
         if matches!(dtype, DType::F16 | DType::BF16) && reduce == Reduce::Sum
             || reduce == Reduce::Assign
         {
@@ -137,7 +138,7 @@ fn rows_added(target: Target<'_>) {
                     (&from, &sizes),
                     dtype,
                 );
-                // A GPU rounds sums of halves once, and the host rounds after each addition.
+                // A GPU rounds sums of half-width floats once. The host rounds after each addition.
                 let exact = !matches!(dtype, DType::F16 | DType::BF16) || n < 100;
                 if from_zero {
                     embedding_backward(target, out.view(), index.view(), source.view(), None)

@@ -61,10 +61,11 @@ __device__ __forceinline__ void shift(u32 (&first)[4], const u32 (&second)[4], u
     for (int k = 0; k < 4; k++) first[k] = __funnelshift_r(w[k], w[k + 1], by * 8);
 }
 
-// A dense row: its whole vectors, and the odd elements before and after the vectors. Each of the
-// first threads has one odd element. If source and result begin at different positions within a
-// vector (`SHIFTED`), the vectors are those of the result, and each is cut out of two vectors of
-// the source. Reads outside the row stay within 16 bytes that also hold elements of the row.
+// A dense row: whole vectors, and odd elements before and after the vectors. Each of the first
+// threads processes one odd element. `SHIFTED` means that source and result begin at different
+// positions within a vector. Then vectors are aligned with the result, and each is cut out of two
+// vectors of the source. Reads outside the row stay within 16 bytes that also hold elements of the
+// row.
 template <class T, int V, bool SHIFTED> struct Row {
     typedef Vec<T, V> Vector;
     typedef compute_t<T> C;

@@ -75,9 +75,9 @@ kernels! {
 }
 
 cuda_struct! {
-    /// `rows` of `size` elements from the row `first` on, and the strides along a row of source,
-    /// values and indices. `padded` is the size of a row, rounded up to a power of two, and `log`
-    /// the binary logarithm of `padded`.
+    /// A part of a sort: `rows` rows of `size` elements, beginning with the row `first`. `steps`
+    /// are the strides along a row of source, values and indices. `padded` is `size` rounded up to
+    /// a power of two, and `log` is the binary logarithm of `padded`.
     struct Sort {
         rows: u64,
         first: u64,

@@ -46,7 +46,8 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `sorted`, or `out` is not of
 ///   `int64`.
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
-/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit.
+/// - [`ErrorKind::ShapeMismatch`] if `sorted` is not a vector and differs from `values` in the
+///   number of dimensions or in a size before the last, or if `out` has other sizes than `values`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

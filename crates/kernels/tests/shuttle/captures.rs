@@ -58,7 +58,8 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        // One thread uses the captured stream with its own sum, and one the other stream.
+        // One thread adds to a sum of its own on the captured stream. The other adds on the other
+        // stream.
         let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
             let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());
             Box::new(move || {

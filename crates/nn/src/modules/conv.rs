@@ -41,7 +41,8 @@ fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) 
 }
 
 parameter_options! {
-    /// Options of [`Conv1d`], [`Conv2d`] and [`Conv3d`]. One number sets all `D` dimensions, an array each of them.
+    /// Options of [`Conv1d`], [`Conv2d`] and [`Conv3d`]. One number sets all `D` dimensions; an array sets each
+    /// dimension.
     ConvOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: 1.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
@@ -59,8 +60,8 @@ parameter_options! {
 }
 
 parameter_options! {
-    /// Options of [`ConvTranspose1d`], [`ConvTranspose2d`] and [`ConvTranspose3d`]. One number sets all `D` dimensions,
-    /// an array each of them.
+    /// Options of [`ConvTranspose1d`], [`ConvTranspose2d`] and [`ConvTranspose3d`]. One number sets all `D` dimensions;
+    /// an array sets each dimension.
     ConvTransposeOptions [const D: usize] [D] {
         /// Sets the stride of the convolution that is transposed, in elements. Default: 1.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;

@@ -1,5 +1,6 @@
-//! Splits inputs into one chunk per device. Chunks for the other devices are copied first. The host does not wait for
-//! these copies, and chunks in host memory are copied directly to their device.
+//! Splits inputs into one chunk per device. The chunks for the other devices are copied before the chunk for the first
+//! device. The host does not wait for copies from page-locked memory or from a GPU. Chunks in host memory are copied
+//! directly to their device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

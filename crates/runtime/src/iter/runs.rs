@@ -132,8 +132,8 @@ impl<const N: usize> IterPlan<N> {
         Ok(index)
     }
 
-    /// Returns the dimension in which an operand has the smallest stride, if it is smaller than the
-    /// operand's stride in the innermost dimension.
+    /// Returns the dimension in which an operand has a smaller stride than in the innermost
+    /// dimension. If there are several, returns the one with the smallest stride.
     fn other_way(&self) -> Option<usize> {
         let (_, inner) = self.dims.first()?;
         let denser = |(d, (_, strides)): (usize, &Dim<N>)| {

@@ -236,8 +236,9 @@ pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> 
     Ok(())
 }
 
-/// Enqueues work that cannot be captured, as [`enqueue`] does, for work of several operations or
-/// work that `f` waits for. `f` returns an operation that completes after all of the work.
+/// Enqueues work that cannot be captured, as [`enqueue`] does. The work may consist of several
+/// operations, and `f` may wait for it. `f` returns an operation that completes after all of the
+/// work.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,

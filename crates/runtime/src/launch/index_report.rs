@@ -23,13 +23,14 @@ use crate::module::{CudaType, Definitions, field};
 use crate::storage::Dependency;
 
 thread_local! {
-    /// The call named in index errors of this thread's launches. `None`: each launch's own call.
+    /// The call named by errors about indices in this thread's launches. `None`: each launch's own
+    /// call.
     static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with `call` as the call named in index errors of the launches of `f`. `None`: each
-/// launch's own call. A gradient names the call of its forward op, because it reads the indices of
-/// the forward op.
+/// Runs `f`. If a launch in `f` meets an index out of range, the error names `call`, or the
+/// launch's own call if `call` is `None`. A gradient passes the call of its forward op, because it
+/// reads the forward op's indices, and the program knows only that call.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Site>);
     impl Drop for Restore {

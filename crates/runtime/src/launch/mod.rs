@@ -1,10 +1,10 @@
 //! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
 //! A [`Kernel`], [`iter::Kernels`](crate::iter::Kernels) or [`run_collectives`] describes an op in
-//! a `Call`: its operands and its access to each, its plain-data
-//! parameters, its CPU implementation, and the code that a GPU runs. The kernel's pointer
-//! arguments, the waits between streams, the reports to the allocator, the work of a simulated GPU,
-//! and the texts of errors and race reports all follow from this declaration.
+//! a `Call`: the operands with the access to each, the plain-data parameters, the CPU
+//! implementation, and the code that a GPU runs. The kernel's pointer arguments, the waits between
+//! streams, the reports to the allocator, the work of a simulated GPU, and the texts of errors and
+//! race reports all follow from this declaration.
 //!
 //! # Steps on a device
 //!

@@ -123,8 +123,8 @@ where
     Ok(op)
 }
 
-/// Waits for the work, for blocking launches. If a check of this launch failed, returns that
-/// failure. Otherwise returns the error of the wait, which may come from earlier work.
+/// Waits for the work of a blocking launch. If an index check of the launch failed, returns this
+/// failure instead of an error of the wait, which may come from earlier work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(

@@ -49,8 +49,8 @@ pub struct Field {
     size: usize,
 }
 
-/// Creates a field for [`Definitions::structure`]. The type is that of the reference that `_of`
-/// returns.
+/// Creates a field for [`Definitions::structure`]. The field has the type `T` to which `_of`
+/// returns a reference.
 pub fn field<S, T: CudaType>(name: &str, _of: fn(&S) -> &T) -> Field {
     Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
 }

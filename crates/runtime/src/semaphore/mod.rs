@@ -10,10 +10,11 @@
 //! stream.
 //!
 //! Numbers arrive in order. If another stream signalled before, the semaphore's own stream waits
-//! for that stream and then signals. A message is rejected if its number is not greater than that
-//! of the message before, or 2³¹ or more above the numbers that the stream has passed. Bytes whose
-//! number has not arrived are marked, like the results of a kernel that checks indices: each host
-//! read of them, or of data computed from them, fails if the number never arrives.
+//! for that stream and then signals. A message is rejected if its number is not greater than the
+//! previous message's number, or if it is 2³¹ or more above the numbers that the stream has passed.
+//! Bytes whose number has not arrived are marked, like the results of a kernel that checks indices.
+//! If the number never arrives, each host read of marked bytes, or of data computed from marked
+//! bytes, fails.
 //!
 //! # Killed processes
 //!

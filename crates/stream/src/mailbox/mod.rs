@@ -140,8 +140,8 @@ impl Mailbox {
     /// Returns the launch and the kernel's arguments: an address, the launch's number, and a word
     /// that the caller may choose. A kernel with a failed check that finds 0 at the address writes
     /// the index, the caller's word, the dimension and the size to the words after it, and then the
-    /// launch's number to the address. With the token the caller guarantees that the operation
-    /// follows: otherwise the launch would count as complete too early.
+    /// launch's number to the address. By passing the token, the caller guarantees that the
+    /// operation follows: otherwise the launch would count as complete too early.
     ///
     /// # Errors
     /// [`DriverError`] if mapped memory is needed and the driver cannot allocate it.

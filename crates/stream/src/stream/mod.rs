@@ -386,8 +386,8 @@ impl Stream {
     /// belongs to the stream's [twin](crate::Captured::twin).
     ///
     /// `f` must use this stream only through the handle that is passed to it, and must not use an
-    /// [`Event`], which would deadlock. With the token the caller guarantees that the enqueued work
-    /// is sound.
+    /// [`Event`], which would deadlock. By passing the token, the caller guarantees that the
+    /// enqueued work is sound.
     ///
     /// # Errors
     /// Errors of `f`, and [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that
@@ -416,8 +416,8 @@ impl Stream {
     }
 
     /// Runs `f` as [`Stream::submit`] does, for an operation that is complete when `f` returns,
-    /// such as a copy to pageable memory. The operation and all work before it count as complete
-    /// from then on. With the token the caller guarantees that they are.
+    /// such as a copy to pageable memory. When `f` returns, the operation and all earlier work on
+    /// the stream count as complete. By passing the token, the caller guarantees that this is true.
     ///
     /// # Errors
     /// The same as [`Stream::submit`].

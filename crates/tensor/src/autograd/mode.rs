@@ -19,8 +19,9 @@ pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
 }
 
-/// A guard that sets the recording of ops by this thread until the guard is dropped. Its constructors are
-/// named after the functions for closures. Drop nested guards in reverse order of creation.
+/// A guard that sets whether this thread records ops, until the guard is dropped. Each constructor sets the
+/// mode of the function with the same name, such as [`no_grad`]. Drop nested guards in reverse order of their
+/// creation.
 ///
 /// ```
 /// use warpline::autograd::{ModeGuard, is_grad_enabled};
@@ -128,9 +129,9 @@ pub fn is_anomaly_enabled() -> bool {
     get().anomaly
 }
 
-/// Runs `f` without recording (`torch.no_grad`). [`ModeGuard::no_grad`] does the same to the end of a block.
-/// The results have no gradient. The mode applies to this thread only: ops in threads that `f` starts are
-/// recorded.
+/// Runs `f` without recording (`torch.no_grad`). The results require no gradient. The mode applies to this
+/// thread only; ops in threads that `f` starts are recorded. [`ModeGuard::no_grad`] sets the same mode to the
+/// end of a block.
 ///
 /// ```
 /// use warpline::{autograd, ones};
@@ -157,9 +158,9 @@ pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Runs `f` without recording, like [`no_grad`] (`torch.inference_mode`). Its results
-/// can never require a gradient, be saved for one, or be changed in place where ops are recorded. Copies of them
-/// that are made outside can.
+/// Runs `f` without recording, like [`no_grad`] (`torch.inference_mode`). A result of `f` can never require a
+/// gradient, be saved for a gradient, or be changed in place where ops are recorded. A copy of the result, made
+/// outside of `inference_mode`, has no such limits.
 pub fn inference_mode<R>(f: impl FnOnce() -> R) -> R {
     let _guard = ModeGuard::inference_mode();
     f()

@@ -11,7 +11,7 @@ use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Tensor};
 
 options! {
-    /// Options of [`unfold`] and [`fold`]. One number sets height and width, an array each of them.
+    /// Options of [`unfold`] and [`fold`]. One number sets height and width; an array sets each of the two.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     FoldOptions [] [] {
         /// Sets the distance from one element of the window to the next, in elements. Default: 1.

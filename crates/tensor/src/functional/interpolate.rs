@@ -96,7 +96,8 @@ impl From<&[f64]> for ScaleFactor {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the options contradict each other, or do not fit the number of spatial dimensions.
+/// [`ErrorKind::InvalidArgument`] if the options contradict each other, if the mode, the sizes or the factors
+/// are for another number of spatial dimensions, or if a factor is not finite and positive.
 /// [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, or image or result has no
 /// elements. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).

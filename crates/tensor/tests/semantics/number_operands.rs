@@ -1,4 +1,4 @@
-//! Halves combined with numbers or with tensors without dimensions are rounded as in PyTorch.
+//! Half-width floats combined with numbers or with tensors without dimensions are rounded as in PyTorch.
 
 use serde_json::Value;
 use warpline::{
@@ -142,7 +142,7 @@ fn a_number_is_rounded_as_in_pytorch() {
 
 /// As in PyTorch's CUDA kernels, `add` and similar ops read a number in `f32`. Comparisons,
 /// `remainder`, `fmod`, `pow`, and `lerp` with a tensor without dimensions round the number to the
-/// dtype of the halves first, as on the CPU.
+/// dtype of the half-width floats first, as on the CPU.
 #[test]
 fn a_number_beside_a_gpus_halves_is_rounded_as_pytorchs_kernels_do() -> Result<()> {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");

@@ -138,7 +138,7 @@ pub enum ErrorKind {
         /// The cause.
         reason: &'static str,
     },
-    /// No capture is in progress that began on the stream.
+    /// The stream has not begun a capture that is still in progress.
     #[error("no capture that began on this stream is in progress")]
     NotCapturing,
     /// The host would wait for captured work, which does not run during the capture.

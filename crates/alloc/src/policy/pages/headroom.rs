@@ -7,10 +7,10 @@
 //! than 1/32 beyond the peak was reserved, the 1/64 counts from the memory reserved then.
 //!
 //! If requests never recur, or streams keep taking pages from each other, a program would remap
-//! pages forever. Therefore the headroom grows by a quarter each time that pages were remapped
-//! eight times on average, not counting one page per 256 requests. It shrinks only when the cache
-//! is emptied. A page that returns from another stream without a mapping call counts as one
-//! remapping. The option `headroom_percent` sets the headroom instead.
+//! pages forever. Therefore the headroom grows by a quarter when each page was remapped eight times
+//! on average since the last growth. One remapping per 256 requests does not count. A page that
+//! returns from another stream without a mapping call counts as one remapping. The headroom shrinks
+//! only when the cache is emptied. The option `headroom_percent` sets the headroom instead.
 //!
 //! All constants are here. `docs/default-policy.md` has their measured effects.
 

@@ -1,8 +1,9 @@
 //! Locks on memory that several processes share.
 //!
-//! Work that may access such memory runs under a lock on its file, which keeps the simulators of
-//! all other processes from the memory. So a race between processes gives wrong data, as on a
-//! device, but no undefined behaviour. The system releases the lock of a process that ends.
+//! Work that may access such memory runs under a lock on the memory's file, so no simulator of
+//! another process accesses the memory at the same time. A race between processes then gives wrong
+//! data, as on a device, but no undefined behaviour. The system releases the lock of a process that
+//! ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -162,10 +162,11 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// `outer` times `inner` batches of `queries` of `width` elements. `group` consecutive inner
-    /// batches attend to the same `keys`. `masks` is 0 if there is no mask. Scores are multiplied by
-    /// `scale`. The kernels compute base-2 exponentials of scores times `scale_log2`. In the forward
-    /// pass the strides of gradients are zero.
+    /// The parameters of a pass. There are `outer` times `inner` batches, each of `queries`
+    /// queries. `group` consecutive inner batches attend to the same `keys` keys. A query and a key
+    /// have `width` elements. `masks` is 0 if there is no mask. Scores are multiplied by `scale`.
+    /// The kernels compute base-2 exponentials of scores times `scale_log2`. In the forward pass
+    /// the strides of gradients are zero.
     struct Attention {
         outer: u64,
         inner: u64,
@@ -301,9 +302,10 @@ pub struct Weighing {
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
 /// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `mask` is neither
 ///   of bools nor of that dtype, or `lse` is not of `float32`.
-/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit each other, if the width or the number of
-///   keys is not supported, if [`attention_takes`] returns `false` for an operand or `out`, or if
-///   `lse` is not contiguous.
+/// - [`ErrorKind::ShapeMismatch`] if the operands disagree about the batch, the width, or the
+///   number of queries or keys, except that heads of keys may serve several heads of queries; if
+///   the width or the number of keys is not supported; if [`attention_takes`] returns `false` for
+///   `q`, `k`, `v` or `out`; or if `lse` is not contiguous or does not have one element per query.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -403,7 +405,7 @@ fn check(
     params.ok_or_else(|| refused(op, [q, k, v], mask, WIDTHS[1]))
 }
 
-/// Returns the error for operands whose sizes or strides do not fit.
+/// Returns the error for operands with unsupported sizes or strides.
 #[cold]
 #[track_caller]
 fn refused(

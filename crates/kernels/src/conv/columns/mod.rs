@@ -66,8 +66,10 @@ cuda_struct! {
 ///
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
-/// - [`ErrorKind::ShapeMismatch`] if sizes do not fit the window, if the last dimension of
-///   `columns` has another stride than 1, or if [`Window::check`] finds the window too large.
+/// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
+///   `columns` does not have the batch of `image`, one row for each channel and window element and
+///   one column for each position, if the last dimension of `columns` has another stride than 1, or
+///   if [`Window::check`] finds the window too large.
 /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of the result overlap each other.

@@ -35,8 +35,8 @@ type Slice<T> = [<T as HostElement>::Compute; SLICE];
 
 /// # Safety
 /// The launch has `I` inputs, then the results. Inputs that are numbers are not read, and unwanted
-/// results are not written. All others have the dtypes in the arguments, and elements at the
-/// positions of `index`. No other thread writes to these elements.
+/// results are not written. All other inputs and results have the dtypes in the arguments, and an
+/// element at each position of `index`. No other thread writes to these elements.
 unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,

@@ -6,8 +6,8 @@
 //! are the computed gradients. Unwanted gradients, and inputs that only these read, are not
 //! accessed. Each step is printed as a call of its entry's CUDA expression (`cuda.rs`), inside the
 //! kernels that entries use too. On the CPU, the entries' loops run over slices of 512 elements,
-//! step by step, so that intermediates need no memory (`host.rs`). Halves are computed in `float32`
-//! and rounded once, when a gradient is written.
+//! step by step, so that intermediates need no memory (`host.rs`). Half-width floats are computed
+//! in `float32` and rounded once, when a gradient is written.
 //!
 //! The kernels' arguments contain the address of the [`Backward`], through which the CPU
 //! implementation finds the formula.

@@ -116,9 +116,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if
-    /// the numbers of elements do not fit; [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if the
-    /// dtypes differ; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` shares
-    /// memory with `output` in another place than its own part.
+    /// `output` does not have `world_size` times as many elements as `input`;
+    /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if the dtypes differ;
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` shares memory with a
+    /// part of `output` other than this rank's own.
     #[track_caller]
     pub fn all_gather_into_tensor(
         &self,
@@ -139,7 +140,7 @@ impl ProcessGroup {
     /// (`torch.distributed.reduce_scatter_tensor`). `input` has `world_size` times as many elements as `output`.
     ///
     /// # Errors
-    /// The same as [`ProcessGroup::all_gather_into_tensor`].
+    /// The same as [`ProcessGroup::all_gather_into_tensor`], with `input` and `output` exchanged.
     #[track_caller]
     pub fn reduce_scatter_tensor(
         &self,

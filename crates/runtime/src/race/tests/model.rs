@@ -136,8 +136,8 @@ impl Model {
         pairs
     }
 
-    /// Compares the reported races with the pairs of the model. Each reported race must be a pair,
-    /// and each pair must be reported, or a pair that replaces it.
+    /// Compares the reported races with the pairs of the model. Each reported race must be a pair
+    /// of the model. For each pair of the model, the pair or one that replaces it must be reported.
     fn compare(&mut self, pairs: &[(usize, usize)], op: &str) -> Result<(), TestCaseError> {
         let races = self.runtime.take_races();
         prop_assert!(self.runtime.take_possible_races().is_empty());

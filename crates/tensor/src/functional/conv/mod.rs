@@ -36,7 +36,8 @@ impl<const D: usize> From<[usize; D]> for Padding<D> {
 }
 
 options! {
-    /// Options of [`conv1d`], [`conv2d`] and [`conv3d`]. One number sets all `D` dimensions, an array each of them.
+    /// Options of [`conv1d`], [`conv2d`] and [`conv3d`]. One number sets all `D` dimensions; an array sets each
+    /// dimension.
     ///
     /// ```
     /// use warpline::functional::{ConvOptions, Padding, conv1d};
@@ -66,7 +67,7 @@ options! {
 
 options! {
     /// Options of [`conv_transpose1d`], [`conv_transpose2d`] and [`conv_transpose3d`]. One number sets all `D`
-    /// dimensions, an array each of them.
+    /// dimensions; an array sets each dimension.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     ConvTransposeOptions [const D: usize] [D] {
         /// Sets the stride of the convolution that is transposed, in elements. Default: 1.
@@ -90,10 +91,12 @@ macro_rules! convolutions {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if input, weight, bias and groups do not fit together, or the window does not
-        /// fit the padded image. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is zero, or if
-        /// options contradict each other. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
-        /// [`ErrorKind::OperandDTypes`] if the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if `input` or `weight` has the wrong number of dimensions, if its
+        /// channels or outputs do not match the other operand and `groups`, if `bias` does not have one element
+        /// per output channel, or if the window does not fit the padded image. [`ErrorKind::InvalidArgument`]
+        /// if a stride, a dilation or `groups` is zero, or if options contradict each other.
+        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`] if
+        /// the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name<'a>(
             input: &Tensor,

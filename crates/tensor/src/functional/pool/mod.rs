@@ -30,8 +30,8 @@ options! {
 }
 
 options! {
-    /// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`]. One number sets all `D` dimensions, an array each
-    /// of them.
+    /// Options of [`avg_pool1d`], [`avg_pool2d`] and [`avg_pool3d`]. One number sets all `D` dimensions; an
+    /// array sets each dimension.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     AvgPoolOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: the window's sizes.

@@ -30,11 +30,12 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) if an index is out of range, on the CPU at once
-    /// and on a GPU as described above. [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the
-    /// tensor lacks the dimension. [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has
-    /// several dimensions. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has
-    /// another dtype. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) if an index is out of range. On a GPU, this call
+    /// succeeds, and reads of the result return the error.
+    /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension.
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has several dimensions.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has another dtype. Errors
+    /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn index_select(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         let dim = dim.into_isize();
@@ -69,8 +70,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` does not fit the tensor.
-    /// Otherwise the same as [`Tensor::index_select`].
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of
+    /// dimensions than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
+    /// [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         let dim = dim.into_isize();

@@ -50,10 +50,11 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
-    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if `index`
-    /// does not fit the tensor or `src`. [`ErrorKind::DTypeMismatch`] if `src` has another dtype.
-    /// [`ErrorKind::InvalidArgument`] if `index` has another dtype, or if this tensor's dtype cannot hold the
-    /// number `src`. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if the
+    /// tensor, `index` and `src` differ in the number of dimensions, or if `index` is larger than `src`, or
+    /// larger than the tensor in a dimension other than `dim`. [`ErrorKind::DTypeMismatch`] if `src` has
+    /// another dtype. [`ErrorKind::InvalidArgument`] if `index` has another dtype, or if this tensor's dtype
+    /// cannot hold the number `src`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn scatter<'a>(
         &self,

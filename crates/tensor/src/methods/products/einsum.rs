@@ -32,8 +32,8 @@ enum DimLabel {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the equation is invalid, or does not fit the operands. Otherwise the same
-/// as [`Tensor::matmul`].
+/// [`ErrorKind::InvalidArgument`] if the equation is invalid, if its terms differ from the operands in number
+/// or in dimensions, or if one letter stands for different sizes. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";

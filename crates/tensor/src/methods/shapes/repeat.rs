@@ -56,7 +56,8 @@ impl Tensor {
         }
     }
 
-    /// [`Tensor::repeat`], where fewer numbers than dimensions are for the last dimensions (`torch.tile`).
+    /// Repeats the tensor along its dimensions, as [`Tensor::repeat`] does (`torch.tile`). If there are fewer
+    /// numbers than dimensions, the numbers are for the last dimensions.
     ///
     /// # Errors
     /// [`ErrorKind::SizeOverflow`] if the result has more elements than `isize` counts. Errors of

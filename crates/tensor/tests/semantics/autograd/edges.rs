@@ -247,8 +247,8 @@ fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
     Ok(())
 }
 
-/// A tensor without dimensions is read in the dtype of the halves: by the forward pass, and by
-/// plain and recorded backward passes.
+/// Forward passes, and plain and recorded backward passes, read a tensor without dimensions in the
+/// dtype of the half-width floats.
 #[test]
 fn a_bound_without_dimensions_is_rounded_to_halves() -> Result<()> {
     let x = tensor([0.1], DType::F16)?.requires_grad_(true)?;

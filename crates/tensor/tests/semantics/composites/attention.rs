@@ -44,7 +44,7 @@ fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Resu
 /// `f64`.
 fn packed_views(device: Device) -> Result<()> {
     manual_seed(7);
-    // Halves in widths that are multiples of 8 use another kernel.
+    // Half-width floats in widths that are multiples of 8 use another kernel.
     for (batch, time, width, is_causal) in [
         (2, 5, 4, true),
         (2, 5, 4, false),
@@ -151,7 +151,7 @@ fn only_operands_that_want_a_gradient_get_one() {
     });
 }
 
-/// Compares gradients of gradients of halves with the same in `f64`.
+/// Compares second gradients of half-width floats with those of `f64`.
 #[test]
 fn gradients_of_gradients_of_halves_are_those_of_ops() {
     common::worlds(1, |world| {

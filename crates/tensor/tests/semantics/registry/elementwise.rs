@@ -101,8 +101,8 @@ pub(super) fn with_gradient(op: &'static Op, entry: Entry) -> Entry {
     let listed = WITHOUT_GRADIENT.iter().find(|(name, ..)| *name == op.name());
     let mut entry = entry.differences(OPTIONS);
     if op.name() == "digamma" {
-        // Near a pole the recorded gradient of halves amplifies the rounding of its intermediates. The fused kernel
-        // computes in `float32`.
+        // Near a pole the recorded gradient of half-width floats amplifies the rounding of its intermediates.
+        // The fused kernel computes in `float32`.
         entry = entry.slack(3.0);
     }
     match listed {
