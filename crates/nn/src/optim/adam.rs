@@ -5,7 +5,9 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused::{buckets, rate};
 use super::optimizer::{Optim, counter, is_capturing};
-use super::rule::{Rate, Rule, Slot, check_fraction, check_not_negative, descend, settings};
+use super::rule::{
+    Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
+};
 
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
@@ -50,9 +52,8 @@ macro_rules! options {
             }
         }
 
-        impl Rule for $name {
+        impl Settings for $name {
             const NAME: &'static str = $optimizer;
-            const TENSORS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
             settings! {
                 "lr" lr, "betas.0" betas.0, "betas.1" betas.1, "eps" eps,
@@ -66,6 +67,10 @@ macro_rules! options {
                 check_not_negative(&numbers)?;
                 check_fraction(&[("betas.0", self.betas.0), ("betas.1", self.betas.1)])
             }
+        }
+
+        impl Rule for $name {
+            const TENSORS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
             #[track_caller]
             fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {

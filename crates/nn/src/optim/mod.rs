@@ -22,6 +22,7 @@ mod adam;
 mod clip;
 mod fused;
 mod group;
+mod lbfgs;
 mod optimizer;
 mod rmsprop;
 mod rule;
@@ -32,9 +33,10 @@ mod state;
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{clip_grad_norm_, clip_grad_value_, get_total_norm};
 pub use group::ParamGroup;
+pub use lbfgs::{LBFGS, LBFGSOptions, LineSearch};
 pub use optimizer::{Optim, Optimizer};
 pub use rmsprop::{RMSprop, RMSpropOptions};
-pub use rule::Rule;
+pub use rule::{Rule, Settings};
 pub use schedulers::{
     Anneal, Chained, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR,
     LambdaLR, LinearLR, MultiStepLR, OneCycleLR, OneCycleOptions, PlateauOptions,

@@ -5,7 +5,7 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused::{buckets, rate};
 use super::optimizer::Optim;
-use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
+use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
 /// RMSprop (`torch.optim.RMSprop`).
 pub type RMSprop = Optim<RMSpropOptions>;
@@ -43,9 +43,8 @@ impl Default for RMSpropOptions {
     }
 }
 
-impl Rule for RMSpropOptions {
+impl Settings for RMSpropOptions {
     const NAME: &'static str = "RMSprop";
-    const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
     settings! {
         "lr" lr, "alpha" alpha, "eps" eps, "weight_decay" weight_decay, "momentum" momentum,
@@ -61,6 +60,10 @@ impl Rule for RMSpropOptions {
             ("momentum", self.momentum),
         ])
     }
+}
+
+impl Rule for RMSpropOptions {
+    const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {

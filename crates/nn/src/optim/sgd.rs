@@ -5,7 +5,7 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused::{buckets, rate};
 use super::optimizer::{Optim, check_not_capturing};
-use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
+use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
 pub type SGD = Optim<SGDOptions>;
@@ -40,9 +40,8 @@ impl Default for SGDOptions {
     }
 }
 
-impl Rule for SGDOptions {
+impl Settings for SGDOptions {
     const NAME: &'static str = "SGD";
-    const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
     settings! {
         "lr" lr, "momentum" momentum, "dampening" dampening, "weight_decay" weight_decay,
@@ -58,6 +57,10 @@ impl Rule for SGDOptions {
         }
         Ok(())
     }
+}
+
+impl Rule for SGDOptions {
+    const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
