@@ -61,14 +61,14 @@ pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use methods::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
-    ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
-    arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin,
-    linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type,
-    searchsorted, stack, tensor, tensor_of_literals, tril_indices, triu_indices, vstack,
-    where_cond, zeros,
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, MeshIndexing, Pending,
+    RoundingMode, ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange,
+    arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full,
+    hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn,
+    randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
+    triu_indices, vstack, where_cond, zeros,
 };
-pub use options::TensorOptions;
+pub use options::{IntoOptions, TensorOptions};
 pub use shape::{Integer, IntoShape, IntoSizes};
 pub use tensor::Tensor;
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use warpline::{Result, Tensor, ones, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::optim::{
     ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau, SGD,
     SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
@@ -60,8 +60,18 @@ fn modules_fail_under_their_own_names() -> Result<()> {
             (ones([5, 2, 3], at)?, ones([1, 2, 4], at)?, ones([1, 2, 5], at)?);
         refused("LSTM", lstm.forward(&steps, (&state, &other)));
         refused("LSTM", lstm.forward(&steps, (&other, &state)));
-        refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None));
-        refused("GRU", GRU::new(3, 4, at)?.forward(&ones([5, 2, 7], at)?, None));
+        for text in [
+            refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None)),
+            refused("GRU", GRU::new(3, 4, at)?.forward(&ones([5, 2, 7], at)?, None)),
+        ] {
+            assert!(text.contains("[time, batch, 3] or [time, 3], not [5, 2, 7]"), "{text}");
+        }
+        let text = refused("RNNCell", rnn.forward(&ones([2, 5], at)?, None));
+        assert!(text.contains("[batch, 3] or [3], not [2, 5]"), "{text}");
+        let double = ones([2, 4], (DType::F64, at))?;
+        let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
+        let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";
+        assert!(text.contains(operands), "{text}");
         Ok(())
     })
 }

@@ -7,6 +7,7 @@ pub(crate) mod composite;
 mod data;
 mod elementwise;
 mod factories;
+mod foreign_names;
 pub(crate) mod indexing;
 mod inplace;
 mod literal;
@@ -30,7 +31,7 @@ mod views;
 
 pub use bounds::where_cond;
 pub use data::TensorData;
-pub use elementwise::{TensorOrScalar, apply_elementwise};
+pub use elementwise::{IntoOperand, TensorOrScalar, apply_elementwise};
 pub(crate) use elementwise::{
     apply as apply_elementwise_in, common_dtype, common_dtype_of, counts_as_number, rounded,
 };

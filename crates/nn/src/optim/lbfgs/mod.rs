@@ -11,7 +11,7 @@ mod state;
 use std::collections::VecDeque;
 
 use warpline::autograd::{ModeGuard, check_not_moved};
-use warpline::{Error, Result, Tensor, cat};
+use warpline::{Error, IntoOptions, Result, Tensor, cat};
 
 use self::line_search::{Line, Point, strong_wolfe};
 use super::group::ParamGroup;
@@ -82,8 +82,8 @@ impl LBFGS {
     /// not a leaf or appears twice, or an option is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
     /// module's move replaced a parameter.
     #[track_caller]
-    pub fn new(params: Vec<Tensor>, options: impl Into<LBFGSOptions>) -> Result<Self> {
-        let group = ParamGroup::new(params, options.into());
+    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<LBFGSOptions>) -> Result<Self> {
+        let group = ParamGroup::new(params, options.into_options());
         group.check(&[])?;
         Ok(Self { group, func_evals: 0, n_iter: 0, memory: None })
     }

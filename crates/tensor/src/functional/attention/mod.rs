@@ -8,7 +8,7 @@ use warpline_kernels::attention::Weighing;
 use super::options::options;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOptions, Result, Tensor};
 use flash::flash_attention;
 use plain::PlainAttention;
 
@@ -62,9 +62,9 @@ pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
-    options: impl Into<AttentionOptions<'a>>,
+    options: impl IntoOptions<AttentionOptions<'a>>,
 ) -> Result<Tensor> {
-    attention(query, key, value, &options.into())
+    attention(query, key, value, &options.into_options())
 }
 
 #[track_caller]
