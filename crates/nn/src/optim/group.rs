@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{Error, Result, Tensor};
+use warpline::{Error, IntoOptions, Result, Tensor};
 
 use super::rule::Settings;
 use super::state::GroupState;
@@ -26,7 +26,8 @@ pub struct ParamGroup<R> {
 impl<R: Settings> ParamGroup<R> {
     /// Creates a group.
     #[must_use]
-    pub fn new(params: Vec<Tensor>, options: R) -> Self {
+    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Self {
+        let options = options.into_options();
         Self { params, options, lr_tensor: None, initial_lr: None }
     }
 

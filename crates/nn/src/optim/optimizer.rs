@@ -5,7 +5,7 @@
 //! step that would create state cannot be captured, because each replay would create the state anew.
 
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{DType, Error, Exec, Result, Tensor};
+use warpline::{DType, Error, Exec, IntoOptions, Result, Tensor};
 
 use super::group::ParamGroup;
 use super::rule::{ParamState, Rate, Rule, Slot};
@@ -103,14 +103,15 @@ pub struct Optim<R> {
 }
 
 impl<R: Rule> Optim<R> {
-    /// Creates an optimizer with one group of parameters.
+    /// Creates an optimizer with one group of parameters. `options` is `()` or the options of the optimizer, such as
+    /// [`SGDOptions`](super::SGDOptions).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there are no parameters, a parameter is
     /// not a leaf or appears twice, or a setting is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
     /// module's move replaced a parameter.
     #[track_caller]
-    pub fn new(params: Vec<Tensor>, options: R) -> Result<Self> {
+    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Result<Self> {
         Self::with_groups(vec![ParamGroup::new(params, options)])
     }
 

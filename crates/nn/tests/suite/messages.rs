@@ -4,8 +4,8 @@ use std::panic::Location;
 
 use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::optim::{
-    ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau, SGD,
-    SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
+    ExponentialLR, OneCycleLR, OneCycleLROptions, Optimizer, ReduceLROnPlateau,
+    ReduceLROnPlateauOptions, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
@@ -100,22 +100,22 @@ fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
 fn schedules_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let weight = || ones([1], at)?.requires_grad_(true);
-        let mut sgd = SGD::new(vec![weight()?], SGDOptions::default())?;
+        let mut sgd = SGD::new(vec![weight()?], ())?;
         refused("StepLR", StepLR::new(&mut sgd, 0, 0.5));
         let mut step = StepLR::new(&mut sgd, 1, 0.5)?;
         let mut power = ExponentialLR::new(&mut sgd, 0.5)?;
         refused("load_state_dict", step.load_state_dict(&SchedulerState::default()));
         refused("load_state_dict", power.load_state_dict(&SchedulerState::default()));
         refused("SequentialLR", SequentialLR::new(&mut sgd, Vec::new(), &[]));
-        let plain = OneCycleOptions { cycle_momentum: false, ..Default::default() };
+        let plain = OneCycleLROptions::new().cycle_momentum(false);
         refused("OneCycleLR", OneCycleLR::new(&mut sgd, 1.0, 0, plain));
-        let plateau = PlateauOptions { factor: 2.0, ..Default::default() };
+        let plateau = ReduceLROnPlateauOptions::new().factor(2.0);
         refused("ReduceLROnPlateau", ReduceLROnPlateau::new(&sgd, plateau));
         let mut sequence = SequentialLR::new(&mut sgd, vec![Box::new(step)], &[])?;
-        let mut others = SGD::new(vec![weight()?], SGDOptions::default())?;
+        let mut others = SGD::new(vec![weight()?], ())?;
         others.add_param_group(warpline_nn::optim::ParamGroup::new(
             vec![weight()?],
-            SGDOptions::default(),
+            SGDOptions::new(),
         ))?;
         refused("StepLR", sequence.step(&mut others));
         refused("StepLR", sequence.restart(&mut others));

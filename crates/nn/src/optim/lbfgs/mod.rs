@@ -83,7 +83,7 @@ impl LBFGS {
     /// module's move replaced a parameter.
     #[track_caller]
     pub fn new(params: Vec<Tensor>, options: impl IntoOptions<LBFGSOptions>) -> Result<Self> {
-        let group = ParamGroup::new(params, options.into_options());
+        let group = ParamGroup::new(params, options);
         group.check(&[])?;
         Ok(Self { group, func_evals: 0, n_iter: 0, memory: None })
     }

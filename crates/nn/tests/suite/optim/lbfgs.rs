@@ -154,7 +154,11 @@ fn a_resumed_lbfgs_is_bit_identical() {
 #[test]
 fn states_of_lbfgs_have_pytorchs_names_and_invalid_states_change_nothing() -> Result<()> {
     let x = start(Device::Cpu)?;
-    let options = LBFGSOptions::new().max_iter(3).line_search_fn(LineSearch::StrongWolfe).lr(0.1);
+    let options = LBFGSOptions::new()
+        .max_iter(3)
+        .max_eval(20)
+        .line_search_fn(LineSearch::StrongWolfe)
+        .lr(0.1);
     let mut optimizer = LBFGS::new(vec![x.clone()], options)?;
     step(&mut optimizer, &x)?;
     let state = optimizer.state_dict()?;
@@ -162,7 +166,7 @@ fn states_of_lbfgs_have_pytorchs_names_and_invalid_states_change_nothing() -> Re
     let lists = ["old_dirs.0", "old_dirs.1", "old_stps.0", "old_stps.1", "prev_flat_grad"];
     let expected = [&["H_diag", "d", "func_evals", "n_iter"][..], &lists].concat();
     assert_eq!(names, [&expected[..], &["prev_loss", "ro.0", "ro.1", "t"]].concat());
-    assert_eq!(state.param_groups[0].settings["max_eval"], 3.0);
+    assert_eq!(state.param_groups[0].settings["max_eval"], 20.0);
 
     let broken = |change: &dyn Fn(&mut OptimizerState)| {
         let mut broken = state.clone();
