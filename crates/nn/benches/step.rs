@@ -12,7 +12,7 @@ use warpline::functional::cross_entropy;
 use warpline::{DType, Result, Runtime, RuntimeConfig, empty, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_nn::Module;
-use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, SGD, SGDOptions};
+use warpline_nn::optim::{AdamW, Optimizer, SGD, SGDOptions};
 
 use models::{Gpt, GptSizes, mlp};
 
@@ -29,8 +29,8 @@ fn step(c: &mut Criterion) {
             bench.iter(|| no_grad(forward).expect("a loss"));
         });
         c.bench_function("step/forward", |bench| bench.iter(|| forward().expect("a loss")));
-        let mut sgd = SGD::new(net.parameters(), SGDOptions { lr: 0.01, ..Default::default() })?;
-        let mut adam = AdamW::new(net.parameters(), AdamWOptions::default())?;
+        let mut sgd = SGD::new(net.parameters(), SGDOptions::new().lr(0.01))?;
+        let mut adam = AdamW::new(net.parameters(), ())?;
         let all: [(&str, &mut dyn Optimizer); 2] = [("SGD", &mut sgd), ("AdamW", &mut adam)];
         for (name, optimizer) in all {
             let mut step = || -> Result<()> {
@@ -46,7 +46,7 @@ fn step(c: &mut Criterion) {
         let mut gpt = Gpt::new(sizes)?;
         gpt.to((DType::BF16, "cuda"))?;
         let tokens = empty([8, 128], (DType::I64, "cuda"))?;
-        let mut adam = AdamW::new(gpt.parameters(), AdamWOptions::default())?;
+        let mut adam = AdamW::new(gpt.parameters(), ())?;
         let mut step = || -> Result<()> {
             adam.zero_grad()?;
             gpt.loss(&tokens, &tokens)?.backward()?;

@@ -11,7 +11,7 @@ use warpline_nn::{Linear, Module, ReLU, Sequential};
 pub(crate) fn step_in_backward(net: &impl Module) -> Result<Vec<Arc<Mutex<AdamW>>>> {
     let mut optimizers = Vec::new();
     for parameter in net.parameters() {
-        let options = AdamWOptions { lr: 0.01, ..Default::default() };
+        let options = AdamWOptions::new().lr(0.01);
         let optimizer = Arc::new(Mutex::new(AdamW::new(vec![parameter.clone()], options)?));
         // The parameter owns its hook, and the optimizer owns the parameter. A hook that owned the optimizer would form
         // a cycle, and nothing would be freed.

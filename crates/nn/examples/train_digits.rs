@@ -93,9 +93,9 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
     let (learned, held_out) = digits()?;
     warpline::manual_seed(args.seed);
     let mut net = network(device)?;
-    let options = AdamWOptions { lr: args.lr, ..Default::default() };
+    let options = AdamWOptions::new().lr(args.lr);
     let mut optimizer = AdamW::new(net.parameters(), options)?;
-    let mut scheduler = CosineAnnealingLR::new(&mut optimizer, args.steps.max(1), 0.0)?;
+    let mut scheduler = CosineAnnealingLR::new(&mut optimizer, args.steps.max(1), ())?;
     let generator = Generator::new();
     generator.manual_seed(args.seed);
     let loader = DataLoader::new(TensorDataset::new(learned.0, learned.1)?)

@@ -62,15 +62,15 @@ pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
-    ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange, arange_start,
-    arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin,
-    linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type,
-    searchsorted, stack, tensor, tensor_of_literals, tril_indices, triu_indices, vstack,
-    where_cond, zeros,
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, MeshIndexing, Pending,
+    RoundingMode, ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange,
+    arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full,
+    hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn,
+    randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
+    triu_indices, vstack, where_cond, zeros,
 };
 pub use tensor::Tensor;
-pub use tensor_options::TensorOptions;
+pub use tensor_options::{IntoOptions, TensorOptions};
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///
 /// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.

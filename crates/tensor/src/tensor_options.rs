@@ -149,3 +149,23 @@ impl From<&TensorOptions> for TensorOptions {
         options.clone()
     }
 }
+
+/// An options value of a function or module: `()` for the defaults, options, or a value that converts into options.
+///
+/// Every type that converts into the options implements this trait.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no value of the options `{O}`",
+    label = "expected `()` or `{O}`",
+    note = "options are made by `new` and one setter per option; some have one option whose value converts, too"
+)]
+pub trait IntoOptions<O> {
+    /// Returns the options.
+    fn into_options(self) -> O;
+}
+
+#[diagnostic::do_not_recommend]
+impl<O, T: Into<O>> IntoOptions<O> for T {
+    fn into_options(self) -> O {
+        self.into()
+    }
+}

@@ -33,9 +33,9 @@ fn train(device: Device) -> Result<(Net, Vec<f32>)> {
     let loader = data()?;
     let mut net = Net::new()?;
     net.to(device)?;
-    let options = AdamWOptions { lr: 0.01, ..Default::default() };
+    let options = AdamWOptions::new().lr(0.01);
     let mut optimizer = AdamW::new(net.parameters(), options)?;
-    let mut scheduler = CosineAnnealingLR::new(&mut optimizer, 80, 0.0)?;
+    let mut scheduler = CosineAnnealingLR::new(&mut optimizer, 80, ())?;
     let mut losses = Vec::new();
     for _ in 0..10 {
         let mut last = None;
@@ -45,7 +45,7 @@ fn train(device: Device) -> Result<(Net, Vec<f32>)> {
             let loss = cross_entropy(&out, &y.to(device)?, ())?;
             optimizer.zero_grad()?;
             loss.backward()?;
-            clip_grad_norm_(&net.parameters(), 1.0, 2.0)?;
+            clip_grad_norm_(&net.parameters(), 1.0, ())?;
             optimizer.step()?;
             scheduler.step(&mut optimizer)?;
             last = Some(loss);

@@ -176,11 +176,11 @@ fn small() -> Result<Vec<Figure>> {
         cross_entropy(&net.forward(&x)?, &y, ())?.backward()?;
         optimizer.step()
     };
-    let mut sgd = SGD::new(net.parameters(), SGDOptions { lr: 0.01, ..Default::default() })?;
+    let mut sgd = SGD::new(net.parameters(), SGDOptions::new().lr(0.01))?;
     figures.push(median("mlp 3x256 SGD", 100, 9, || step(&mut sgd))?);
-    let mut adam = AdamW::new(net.parameters(), AdamWOptions::default())?;
+    let mut adam = AdamW::new(net.parameters(), ())?;
     figures.push(median("mlp 3x256 AdamW", 100, 9, || step(&mut adam))?);
-    let options = AdamWOptions { capturable: true, ..Default::default() };
+    let options = AdamWOptions::new().capturable(true);
     let mut adam = AdamW::new(net.parameters(), options)?;
     figures.push(captured("mlp 3x256 AdamW, a graph", 100, || step(&mut adam))?);
     let forward = || no_grad(|| net.forward(&x).map(drop));
@@ -204,11 +204,11 @@ fn gpt(
         net.loss(&tokens, &tokens)?.backward()?;
         adam.step()
     };
-    let options = AdamWOptions { lr: 1e-4, ..Default::default() };
+    let options = AdamWOptions::new().lr(1e-4);
     let mut adam = AdamW::new(net.parameters(), options)?;
     let mut figures = vec![median(name, 1, outer, || step(&mut adam))?];
     if let Some(name) = name.contains("4 layers").then_some("gpt 4 layers bf16, a graph") {
-        let options = AdamWOptions { capturable: true, ..options };
+        let options = options.capturable(true);
         let mut adam = AdamW::new(net.parameters(), options)?;
         figures.push(captured(name, 10, || step(&mut adam))?);
     }

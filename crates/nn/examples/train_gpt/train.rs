@@ -48,7 +48,7 @@ impl Training {
     ) -> Result<Self> {
         warpline::manual_seed(settings.seed);
         let model = Gpt::new(sizes, device)?;
-        let options = AdamWOptions { lr: settings.lr, betas: (0.9, 0.95), ..Default::default() };
+        let options = AdamWOptions::new().lr(settings.lr).betas((0.9, 0.95));
         let mut optimizer = AdamW::new(model.parameters(), options)?;
         let scheduler =
             CosineAnnealingLR::new(&mut optimizer, settings.steps.max(1), settings.lr / 10.0)?;
@@ -103,7 +103,7 @@ impl Training {
         let logits = self.model.forward(&inputs)?.flatten(0, 1)?;
         let loss = cross_entropy(&logits, &targets.flatten(0, 1)?, ())?;
         loss.backward()?;
-        clip_grad_norm_(&self.model.parameters(), 1.0, 2.0)?;
+        clip_grad_norm_(&self.model.parameters(), 1.0, ())?;
         self.optimizer.step()?;
         self.scheduler.step(&mut self.optimizer)?;
         self.step += 1;

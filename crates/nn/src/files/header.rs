@@ -72,6 +72,17 @@ pub(super) struct SafetensorsFile {
     pub(super) entries: Vec<TensorEntry>,
 }
 
+/// Returns the name of the format if the first bytes are those of a file of `torch.save`.
+fn pytorch_format(start: [u8; 8]) -> Option<&'static str> {
+    // A pickle begins with the opcode PROTO and its version. Safetensors files begin with the size of their header, which
+    // may have the same two bytes, so the size must also be an invalid one.
+    match start {
+        [b'P', b'K', 3, 4, ..] => Some("a zip archive"),
+        [0x80, 2..=5, ..] if u64::from_le_bytes(start) > MAX_HEADER => Some("a pickle"),
+        _ => None,
+    }
+}
+
 impl SafetensorsFile {
     pub(super) fn new(path: &Path) -> Result<Self, FileError> {
         let mut file = warpline_files::open(path).map_err(FileError::io(path, "opening it"))?;
@@ -83,6 +94,13 @@ impl SafetensorsFile {
             return Err(invalid(reason));
         }
         file.read_exact(&mut size).map_err(FileError::io(path, "reading the header's length"))?;
+        if let Some(format) = pytorch_format(size) {
+            let reason = format!(
+                "it is {format} of `torch.save`, no safetensors file: convert it in Python with \
+                 `safetensors.torch.save_file(torch.load(path), new_path)`"
+            );
+            return Err(invalid(reason));
+        }
         let size = u64::from_le_bytes(size);
         if size > MAX_HEADER || size > length - 8 {
             let reason = format!(

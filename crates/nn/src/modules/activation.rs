@@ -1,7 +1,7 @@
 //! Activation functions as modules.
 
 use warpline::functional::{glu, softmin};
-use warpline::{Result, Tensor};
+use warpline::{IntoOptions, Result, Tensor};
 
 use super::options::parameter_options;
 use super::repr::{float, size};
@@ -85,8 +85,8 @@ macro_rules! with_options {
         impl $name {
             /// Creates the activation.
             #[must_use]
-            pub fn new(options: impl Into<$options>) -> Self {
-                Self { options: options.into() }
+            pub fn new(options: impl IntoOptions<$options>) -> Self {
+                Self { options: options.into_options() }
             }
 
             fn describe(&self) -> String {
@@ -184,8 +184,8 @@ pub struct GELU {
 impl GELU {
     /// Creates the activation.
     #[must_use]
-    pub fn new(approximate: impl Into<Approximate>) -> Self {
-        Self { approximate: approximate.into() }
+    pub fn new(approximate: impl IntoOptions<Approximate>) -> Self {
+        Self { approximate: approximate.into_options() }
     }
 
     fn describe(&self) -> String {
@@ -263,8 +263,8 @@ impl PReLU {
     /// # Errors
     /// The same as [`warpline::full`].
     #[track_caller]
-    pub fn new(options: impl Into<PReLUOptions>) -> Result<Self> {
-        let PReLUOptions { num_parameters, init, tensor } = options.into();
+    pub fn new(options: impl IntoOptions<PReLUOptions>) -> Result<Self> {
+        let PReLUOptions { num_parameters, init, tensor } = options.into_options();
         let weight =
             warpline::full([num_parameters], init, floats(tensor)).and_then(Parameter::new);
         Ok(Self { weight: weight.of("PReLU")? })

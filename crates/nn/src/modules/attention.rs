@@ -1,7 +1,7 @@
 //! Multi-head attention.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
-use warpline::{Error, Result, Tensor, empty, zeros};
+use warpline::{Error, IntoOptions, Result, Tensor, empty, zeros};
 
 use super::activation::floats;
 use super::linear::{Linear, LinearOptions};
@@ -64,9 +64,9 @@ impl MultiheadAttention {
     pub fn new(
         width: usize,
         num_heads: usize,
-        options: impl Into<MultiheadAttentionOptions>,
+        options: impl IntoOptions<MultiheadAttentionOptions>,
     ) -> Result<Self> {
-        let options = options.into();
+        let options = options.into_options();
         if num_heads == 0 || !width.is_multiple_of(num_heads) {
             let reason = format!("{num_heads} heads do not divide a width of {width}");
             return Err(Error::invalid("MultiheadAttention", reason));
@@ -119,11 +119,11 @@ impl MultiheadAttention {
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-        options: impl Into<MultiheadAttentionForwardOptions<'a>>,
+        options: impl IntoOptions<MultiheadAttentionForwardOptions<'a>>,
     ) -> Result<Tensor> {
         let op = "MultiheadAttention";
         input_device::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
-        self.apply(query, key, value, options.into()).of(op)
+        self.apply(query, key, value, options.into_options()).of(op)
     }
 
     #[track_caller]

@@ -4,7 +4,7 @@ use warpline::functional::{
     self, PadMode, Padding, PerDimension, conv_transpose1d, conv_transpose2d, conv_transpose3d,
     conv1d, conv2d, conv3d, pad,
 };
-use warpline::{Error, Result, Tensor, TensorOptions, empty};
+use warpline::{Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 
 use super::activation::forward;
 use super::linear::uniform;
@@ -213,9 +213,9 @@ macro_rules! convolutions {
                 inputs: usize,
                 outputs: usize,
                 kernel_size: impl PerDimension<$d>,
-                options: impl Into<$options<$d>>,
+                options: impl IntoOptions<$options<$d>>,
             ) -> Result<Self> {
-                let options = options.into();
+                let options = options.into_options();
                 let (op, ($in, $out, $groups)) = (stringify!($name), (inputs, outputs, options.groups));
                 check_groups(op, inputs, outputs, options.groups)?;
                 let sizes = [&$sizes[..], &kernel_size.per_dimension()].concat();

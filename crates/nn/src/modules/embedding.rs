@@ -1,7 +1,7 @@
 //! Embedding tables.
 
 use warpline::functional::{self, embedding};
-use warpline::{Error, Result, Tensor, randn};
+use warpline::{Error, IntoOptions, Result, Tensor, randn};
 
 use super::options::parameter_options;
 use super::repr::size;
@@ -32,8 +32,12 @@ impl Embedding {
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is none of the entries;
     /// errors of [`randn`].
     #[track_caller]
-    pub fn new(entries: usize, width: usize, options: impl Into<EmbeddingOptions>) -> Result<Self> {
-        let EmbeddingOptions { padding_idx, tensor: options } = options.into();
+    pub fn new(
+        entries: usize,
+        width: usize,
+        options: impl IntoOptions<EmbeddingOptions>,
+    ) -> Result<Self> {
+        let EmbeddingOptions { padding_idx, tensor: options } = options.into_options();
         let op = "Embedding";
         let rows = isize::try_from(entries).unwrap_or(isize::MAX);
         if let Some(entry) = padding_idx.filter(|entry| !(-rows..rows).contains(entry)) {

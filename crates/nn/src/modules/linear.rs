@@ -1,7 +1,7 @@
 //! Linear and bilinear maps.
 
 use warpline::functional::linear;
-use warpline::{Error, Result, Tensor, TensorOptions, empty};
+use warpline::{Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 
 use super::options::parameter_options;
 use super::repr::{boolean, size};
@@ -45,8 +45,12 @@ impl Linear {
     /// # Errors
     /// Errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
-    pub fn new(inputs: usize, outputs: usize, options: impl Into<LinearOptions>) -> Result<Self> {
-        let LinearOptions { bias, tensor: options } = options.into();
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        options: impl IntoOptions<LinearOptions>,
+    ) -> Result<Self> {
+        let LinearOptions { bias, tensor: options } = options.into_options();
         let op = "Linear";
         let weight = empty([outputs, inputs], &options).of(op)?;
         // With this slope the bound is 1/√in, as in PyTorch.
@@ -109,9 +113,9 @@ impl Bilinear {
         in1: usize,
         in2: usize,
         outputs: usize,
-        options: impl Into<LinearOptions>,
+        options: impl IntoOptions<LinearOptions>,
     ) -> Result<Self> {
-        let LinearOptions { bias, tensor: options } = options.into();
+        let LinearOptions { bias, tensor: options } = options.into_options();
         let bound = 1.0 / (in1 as f64).sqrt();
         let weight = uniform([outputs, in1, in2], bound, &options).of("Bilinear")?;
         let bias = bias.then(|| uniform([outputs], bound, &options)).transpose().of("Bilinear")?;

@@ -4,7 +4,7 @@ use warpline::functional::{
     self, BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
     HuberLossOptions, KlDivOptions, NllLossOptions, Reduction, SmoothL1LossOptions,
 };
-use warpline::{Result, Tensor};
+use warpline::{IntoOptions, Result, Tensor};
 
 use crate::{Buffer, Forward, Module, input_device};
 
@@ -21,8 +21,8 @@ macro_rules! losses {
         impl $name {
             /// Creates the loss.
             #[must_use]
-            pub fn new(options: impl Into<$options>) -> Self {
-                Self { options: options.into() }
+            pub fn new(options: impl IntoOptions<$options>) -> Self {
+                Self { options: options.into_options() }
             }
         }
 
@@ -45,8 +45,8 @@ macro_rules! weighted_losses {
         impl $name {
             /// Creates the loss. Weights share their memory with the given tensors.
             #[must_use]
-            pub fn new<'a>(options: impl Into<$options<'a>>) -> Self {
-                let options = options.into();
+            pub fn new<'a>(options: impl IntoOptions<$options<'a>>) -> Self {
+                let options = options.into_options();
                 Self {
                     $($weight: options.$weight.map(|weight| Buffer::new(weight.clone())),)*
                     $($field: options.$field,)*

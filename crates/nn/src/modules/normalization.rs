@@ -1,7 +1,7 @@
 //! Normalisation modules.
 
 use warpline::functional::{self, batch_norm, group_norm, instance_norm, layer_norm, rms_norm};
-use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
+use warpline::{DType, Error, IntoOptions, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
 
 use super::activation::{floats, forward};
 use super::options::parameter_options;
@@ -105,9 +105,9 @@ impl LayerNorm {
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
-        options: impl Into<LayerNormOptions>,
+        options: impl IntoOptions<LayerNormOptions>,
     ) -> Result<Self> {
-        let LayerNormOptions { eps, elementwise_affine, bias, tensor } = options.into();
+        let LayerNormOptions { eps, elementwise_affine, bias, tensor } = options.into_options();
         let normalized_shape = normalized_shape.into_shape().to_vec();
         let (weight, bias) =
             affine(&normalized_shape, [elementwise_affine, bias], &tensor).of("LayerNorm")?;
@@ -149,9 +149,9 @@ impl RMSNorm {
     #[track_caller]
     pub fn new(
         normalized_shape: impl IntoShape,
-        options: impl Into<RMSNormOptions>,
+        options: impl IntoOptions<RMSNormOptions>,
     ) -> Result<Self> {
-        let RMSNormOptions { eps, elementwise_affine, tensor } = options.into();
+        let RMSNormOptions { eps, elementwise_affine, tensor } = options.into_options();
         let normalized_shape = normalized_shape.into_shape().to_vec();
         let (weight, _) =
             affine(&normalized_shape, [elementwise_affine, false], &tensor).of("RMSNorm")?;
@@ -195,9 +195,9 @@ impl GroupNorm {
     pub fn new(
         num_groups: usize,
         channels: usize,
-        options: impl Into<GroupNormOptions>,
+        options: impl IntoOptions<GroupNormOptions>,
     ) -> Result<Self> {
-        let GroupNormOptions { eps, affine: is_affine, tensor } = options.into();
+        let GroupNormOptions { eps, affine: is_affine, tensor } = options.into_options();
         if num_groups == 0 || !channels.is_multiple_of(num_groups) {
             let reason = format!("{num_groups} groups do not divide {channels} channels");
             return Err(Error::invalid("GroupNorm", reason));
@@ -318,9 +318,9 @@ macro_rules! channel_norm {
             /// # Errors
             /// Errors of [`ones`] and [`zeros`].
             #[track_caller]
-            pub fn new(channels: usize, options: impl Into<$options>) -> Result<Self> {
+            pub fn new(channels: usize, options: impl IntoOptions<$options>) -> Result<Self> {
                 let $options { eps, momentum, affine, track_running_stats, tensor } =
-                    options.into();
+                    options.into_options();
                 let options =
                     BatchNormOptions { eps, momentum, affine, track_running_stats, tensor };
                 let channels = ChannelNorm::new(channels, options);

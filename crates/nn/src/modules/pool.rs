@@ -5,7 +5,7 @@ use warpline::functional::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_max_pool1d, adaptive_max_pool2d, avg_pool1d,
     avg_pool2d, avg_pool3d, interpolate, max_pool1d, max_pool2d, max_pool3d,
 };
-use warpline::{Result, Tensor};
+use warpline::{IntoOptions, Result, Tensor};
 
 use super::activation::forward;
 use super::repr::{boolean, float, one_or_tuple, tuple};
@@ -29,9 +29,9 @@ macro_rules! pools {
             #[must_use]
             pub fn new(
                 kernel_size: impl PerDimension<$d>,
-                options: impl Into<$options<$d>>,
+                options: impl IntoOptions<$options<$d>>,
             ) -> Self {
-                Self { kernel_size: kernel_size.per_dimension(), options: options.into() }
+                Self { kernel_size: kernel_size.per_dimension(), options: options.into_options() }
             }
 
             fn describe(&self) -> String {
@@ -116,8 +116,8 @@ pub struct Upsample {
 impl Upsample {
     /// Creates a module that resizes by these options, which must set `size` or `scale_factor`.
     #[must_use]
-    pub fn new(options: impl Into<InterpolateOptions>) -> Self {
-        Self { options: options.into() }
+    pub fn new(options: impl IntoOptions<InterpolateOptions>) -> Self {
+        Self { options: options.into_options() }
     }
 
     fn describe(&self) -> String {

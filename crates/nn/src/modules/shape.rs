@@ -1,6 +1,6 @@
 //! Modules that change only the shape of their input, or nothing.
 
-use warpline::{Result, Tensor};
+use warpline::{IntoOptions, Result, Tensor};
 
 use super::activation::forward;
 use super::repr::tuple;
@@ -34,8 +34,8 @@ pub struct Flatten {
 impl Flatten {
     /// Creates a module that flattens a range of dimensions.
     #[must_use]
-    pub fn new(options: impl Into<FlattenOptions>) -> Self {
-        Self { options: options.into() }
+    pub fn new(options: impl IntoOptions<FlattenOptions>) -> Self {
+        Self { options: options.into_options() }
     }
 
     fn describe(&self) -> String {

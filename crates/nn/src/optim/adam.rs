@@ -5,7 +5,9 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused_step::{buckets, rate};
 use super::optimizer::{Optim, counter, is_capturing};
-use super::rule::{Rate, Rule, Slot, check_fraction, check_not_negative, descend, settings};
+use super::rule::{
+    Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
+};
 
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
@@ -14,45 +16,35 @@ pub type Adam = Optim<AdamOptions>;
 /// (`torch.optim.AdamW`).
 pub type AdamW = Optim<AdamWOptions>;
 
-/// Defines the settings of an optimizer. Adam and AdamW differ in their defaults and in the decay.
+/// Defines the options of an optimizer. Adam and AdamW differ in their defaults and in the decay.
 macro_rules! options {
     ($(#[$doc:meta])* $name:ident $optimizer:literal $weight_decay:literal $decoupled:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq)]
-        pub struct $name {
-            /// Learning rate. Default: 1e-3.
-            pub lr: f64,
-            /// Decay rates of the running averages of gradients and of squared gradients. Default: 0.9 and 0.999.
-            pub betas: (f64, f64),
-            /// Number that is added to the denominator. Default: 1e-8.
-            pub eps: f64,
-            /// Weight decay. Default: 0 for [`Adam`], 0.01 for [`AdamW`].
-            pub weight_decay: f64,
-            /// Divides by the largest average of squared gradients so far (AMSGrad). Default: false.
-            pub amsgrad: bool,
-            /// Maximizes the objective instead of minimizing it. Default: false.
-            pub maximize: bool,
-            /// Counts steps on the device, so that a captured step can be replayed. Default: false.
-            pub capturable: bool,
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self {
-                    lr: 1e-3,
-                    betas: (0.9, 0.999),
-                    eps: 1e-8,
-                    weight_decay: $weight_decay,
-                    amsgrad: false,
-                    maximize: false,
-                    capturable: false,
-                }
+        warpline::__options! {
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq)]
+            $name [] [] {
+                /// Sets the learning rate. Default: 1e-3.
+                lr: f64 = 1e-3, f64;
+                /// Sets the decay rates of the running averages of gradients and of squared gradients. Default: 0.9 and
+                /// 0.999.
+                betas: (f64, f64) = (0.9, 0.999), (f64, f64);
+                /// Sets the number that is added to the denominator. Default: 1e-8.
+                eps: f64 = 1e-8, f64;
+                /// Sets the weight decay. Default: 0 for [`Adam`], 0.01 for [`AdamW`].
+                weight_decay: f64 = $weight_decay, f64;
+                /// Sets whether the divisor is the largest average of squared gradients so far (AMSGrad). Default:
+                /// `false`.
+                amsgrad: bool = false, bool;
+                /// Sets whether the objective is maximized instead of minimized. Default: `false`.
+                maximize: bool = false, bool;
+                /// Sets whether steps are counted on the device, so that a captured step can be replayed. Default:
+                /// `false`.
+                capturable: bool = false, bool;
             }
         }
 
-        impl Rule for $name {
+        impl Settings for $name {
             const NAME: &'static str = $optimizer;
-            const TENSORS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
             settings! {
                 "lr" lr, "betas.0" betas.0, "betas.1" betas.1, "eps" eps,
@@ -66,6 +58,10 @@ macro_rules! options {
                 check_not_negative(&numbers)?;
                 check_fraction(&[("betas.0", self.betas.0), ("betas.1", self.betas.1)])
             }
+        }
+
+        impl Rule for $name {
+            const TENSORS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
             #[track_caller]
             fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
@@ -80,12 +76,12 @@ macro_rules! options {
 }
 
 options! {
-    /// Settings of [`Adam`].
+    /// Options of [`Adam`].
     AdamOptions "Adam" 0.0 false
 }
 
 options! {
-    /// Settings of [`AdamW`].
+    /// Options of [`AdamW`].
     AdamWOptions "AdamW" 1e-2 true
 }
 

@@ -1,10 +1,27 @@
 //! Gradient clipping.
 
 use warpline::autograd::{check_not_moved, is_grad_enabled, no_grad};
-use warpline::{Result, Tensor, empty, stack, zeros};
+use warpline::{Error, IntoOptions, Result, Tensor, empty, stack, zeros};
 use warpline_kernels::optim::{self as kernels, Tensors};
 
 use super::fused_step::rate;
+
+warpline::__options! {
+    /// Options of [`clip_grad_norm_`] and [`get_total_norm`]. A number converts into options with that `norm_type`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    TotalNormOptions [] [] {
+        /// Sets the order of the norm, as in [`Tensor::vector_norm`]. Default: 2.
+        norm_type: f64 = 2.0, f64;
+        /// Sets whether a norm that is infinite or NaN is an error. The host then waits for the norm. Default: `false`.
+        error_if_nonfinite: bool = false, bool;
+    }
+}
+
+impl From<f64> for TotalNormOptions {
+    fn from(norm_type: f64) -> Self {
+        Self::new().norm_type(norm_type)
+    }
+}
 
 /// Scales the gradients of `parameters` by a common factor so that their total norm is at most `max_norm`
 /// (`torch.nn.utils.clip_grad_norm_`). Returns the total norm before scaling as a tensor, so that the host does not
@@ -16,7 +33,7 @@ use super::fused_step::rate;
 ///
 /// let weight = tensor([0f32, 0.0], ())?.requires_grad_(true)?;
 /// weight.set_grad(Some(tensor([3f32, 4.0], ())?))?;
-/// let norm = clip_grad_norm_(&[weight.clone()], 1.0, 2.0)?;
+/// let norm = clip_grad_norm_(&[weight.clone()], 1.0, ())?;
 /// assert_eq!(norm.item::<f32>()?, 5.0);
 /// assert!((weight.grad().unwrap().norm(2.0, ())?.item::<f32>()? - 1.0).abs() < 1e-5);
 /// # Ok::<(), warpline::Error>(())
@@ -26,16 +43,21 @@ use super::fused_step::rate;
 /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of
 /// [`get_total_norm`].
 #[track_caller]
-pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> Result<Tensor> {
+pub fn clip_grad_norm_(
+    parameters: &[Tensor],
+    max_norm: f64,
+    options: impl IntoOptions<TotalNormOptions>,
+) -> Result<Tensor> {
+    let options = options.into_options();
     let location = std::panic::Location::caller();
     let grads = grads("clip_grad_norm_", parameters)?;
     let run = || {
-        let norm = get_total_norm(&grads, norm_type)?;
+        let norm = get_total_norm(&grads, options)?;
         let scale = (max_norm / &norm.add(1e-6)?)?.clamp_max(1.0)?;
         scale_all(&grads, &scale)?;
         Ok(norm)
     };
-    no_grad(run).map_err(|e: warpline::Error| e.of("clip_grad_norm_").at(location))
+    no_grad(run).map_err(|e: Error| e.of("clip_grad_norm_").at(location))
 }
 
 /// Clamps each element of the gradients of `parameters` to `[-clip_value, clip_value]`
@@ -54,16 +76,31 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
         }
         Ok(())
     };
-    no_grad(run).map_err(|e: warpline::Error| e.of("clip_grad_value_").at(location))
+    no_grad(run).map_err(|e: Error| e.of("clip_grad_value_").at(location))
 }
 
 /// Returns the norm of all elements of `tensors` as one vector, on the device of the first tensor
 /// (`torch.nn.utils.get_total_norm`). 0 if there are no tensors.
 ///
 /// # Errors
-/// The same as [`Tensor::vector_norm`].
+/// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the norm is infinite or NaN and the options
+/// have `error_if_nonfinite`; errors of [`Tensor::vector_norm`].
 #[track_caller]
-pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
+pub fn get_total_norm(
+    tensors: &[Tensor],
+    options: impl IntoOptions<TotalNormOptions>,
+) -> Result<Tensor> {
+    let TotalNormOptions { norm_type, error_if_nonfinite } = options.into_options();
+    let norm = total_norm(tensors, norm_type)?;
+    if error_if_nonfinite && !norm.item::<f64>()?.is_finite() {
+        let reason = format!("the norm of order {norm_type} of the gradients is not finite");
+        return Err(Error::invalid("get_total_norm", reason));
+    }
+    Ok(norm)
+}
+
+#[track_caller]
+fn total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return zeros([], ()) };
     let (buckets, others) = if norm_type == 2.0 && !needs_grad(tensors) {
         group_for_launches(tensors)

@@ -1,11 +1,14 @@
 //! Parameter groups.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 
-use warpline::autograd::check_not_moved;
-use warpline::{Error, Result, Tensor};
+use warpline::autograd::{check_not_moved, no_grad};
+use warpline::{Error, IntoOptions, Result, Tensor};
 
-use super::rule::Rule;
+use super::rule::Settings;
+use super::state::GroupState;
+use crate::called::Called;
 
 /// Parameters that share settings (an entry of `param_groups`).
 #[derive(Clone, Debug)]
@@ -20,10 +23,11 @@ pub struct ParamGroup<R> {
     pub(super) initial_lr: Option<f64>,
 }
 
-impl<R: Rule> ParamGroup<R> {
+impl<R: Settings> ParamGroup<R> {
     /// Creates a group.
     #[must_use]
-    pub fn new(params: Vec<Tensor>, options: R) -> Self {
+    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Self {
+        let options = options.into_options();
         Self { params, options, lr_tensor: None, initial_lr: None }
     }
 
@@ -57,6 +61,59 @@ impl<R: Rule> ParamGroup<R> {
     #[must_use]
     pub fn lr_tensor(&self) -> Option<&Tensor> {
         self.lr_tensor.as_ref()
+    }
+
+    /// Returns a setting by its name, or `initial_lr` after the creation of a scheduler.
+    pub(super) fn setting(&self, name: &str) -> Option<f64> {
+        if name == "initial_lr" {
+            return self.initial_lr;
+        }
+        self.options.settings().into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
+    }
+
+    /// Changes a setting, and the tensor of the learning rate if there is one.
+    #[track_caller]
+    pub(super) fn set_setting(&mut self, name: &str, value: f64) -> Result<()> {
+        if name == "initial_lr" {
+            self.initial_lr = Some(value);
+        } else if !self.options.set(name, value) {
+            return Err(Error::invalid(R::NAME, format!("there is no setting {name}")));
+        }
+        if let Some(lr) = self.lr_tensor.as_ref().filter(|_| name == "lr") {
+            no_grad(|| lr.fill_(value).map(drop)).of(R::NAME)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the settings for a saved state. `first` is the index of the group's first parameter.
+    pub(super) fn save(&self, first: usize) -> GroupState {
+        let settings = self.options.settings().into_iter();
+        let mut settings: BTreeMap<String, f64> =
+            settings.map(|(name, value)| (name.to_owned(), value)).collect();
+        settings.extend(self.initial_lr.map(|lr| ("initial_lr".to_owned(), lr)));
+        GroupState { settings, params: (first..first + self.params.len()).collect() }
+    }
+
+    /// Returns the group with the settings of a saved state. `index` is the group's number in messages.
+    #[track_caller]
+    pub(super) fn load(&self, index: usize, saved: &GroupState) -> Result<Self> {
+        let location = Location::caller();
+        let invalid = |reason: String| Error::invalid("load_state_dict", reason).at(location);
+        let (own, given) = (self.params.len(), saved.params.len());
+        if own != given {
+            let reason = format!("group {index} has {own} parameters, that of the state {given}");
+            return Err(invalid(reason));
+        }
+        let mut new = self.clone();
+        for (name, &value) in &saved.settings {
+            if name == "initial_lr" {
+                new.initial_lr = Some(value);
+            } else if !new.options.set(name, value) {
+                return Err(invalid(format!("{} has no setting {name}", R::NAME)));
+            }
+        }
+        new.options.check().map_err(invalid)?;
+        Ok(new)
     }
 
     /// Checks the settings, and that each parameter is a leaf that appears once and was not replaced by a move.

@@ -8,7 +8,7 @@
 //! for parameter in net.parameters() {
 //!     parameter.requires_grad_(true)?;
 //! }
-//! let mut sgd = SGD::new(net.parameters(), SGDOptions { lr: 0.1, ..Default::default() })?;
+//! let mut sgd = SGD::new(net.parameters(), SGDOptions::new().lr(0.1))?;
 //! let x = warpline::ones([4, 2], ())?;
 //! for _ in 0..3 {
 //!     sgd.zero_grad()?;
@@ -22,6 +22,7 @@ mod adam;
 mod clip;
 mod fused_step;
 mod group;
+mod lbfgs;
 mod optimizer;
 mod rmsprop;
 mod rule;
@@ -30,15 +31,18 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
-pub use clip::{clip_grad_norm_, clip_grad_value_, get_total_norm};
+pub use clip::{TotalNormOptions, clip_grad_norm_, clip_grad_value_, get_total_norm};
 pub use group::ParamGroup;
+pub use lbfgs::{LBFGS, LBFGSOptions, LineSearch};
 pub use optimizer::{Optim, Optimizer};
 pub use rmsprop::{RMSprop, RMSpropOptions};
-pub use rule::Rule;
+pub use rule::{Rule, Settings};
 pub use schedulers::{
-    Anneal, Chained, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR,
-    LambdaLR, LinearLR, MultiStepLR, OneCycleLR, OneCycleOptions, PlateauOptions,
-    ReduceLROnPlateau, Scheduler, SchedulerState, SequentialLR, StepLR, Threshold,
+    Anneal, Chained, ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingLROptions,
+    CosineAnnealingWarmRestarts, CosineAnnealingWarmRestartsOptions, ExponentialLR, LambdaLR,
+    LinearLR, LinearLROptions, MultiStepLR, MultiStepLROptions, OneCycleLR, OneCycleLROptions,
+    PlateauMode, ReduceLROnPlateau, ReduceLROnPlateauOptions, Scheduler, SchedulerState,
+    SequentialLR, StepLR, StepLROptions, ThresholdMode,
 };
 pub use sgd::{SGD, SGDOptions};
 pub use state::{GroupState, OptimizerState};

@@ -5,7 +5,7 @@
 //! step that would create state cannot be captured, because each replay would create the state anew.
 
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{DType, Error, Exec, Result, Tensor};
+use warpline::{DType, Error, Exec, IntoOptions, Result, Tensor};
 
 use super::group::ParamGroup;
 use super::rule::{ParamState, Rate, Rule, Slot};
@@ -103,14 +103,15 @@ pub struct Optim<R> {
 }
 
 impl<R: Rule> Optim<R> {
-    /// Creates an optimizer with one group of parameters.
+    /// Creates an optimizer with one group of parameters. `options` is `()` or the options of the optimizer, such as
+    /// [`SGDOptions`](super::SGDOptions).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there are no parameters, a parameter is
     /// not a leaf or appears twice, or a setting is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
     /// module's move replaced a parameter.
     #[track_caller]
-    pub fn new(params: Vec<Tensor>, options: R) -> Result<Self> {
+    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Result<Self> {
         Self::with_groups(vec![ParamGroup::new(params, options)])
     }
 
@@ -174,10 +175,9 @@ impl<R: Rule> Optimizer for Optim<R> {
                 if slots.is_empty() {
                     continue;
                 }
-                let number = || group.options.settings().iter().find(|s| s.0 == "lr").map(|s| s.1);
                 let lr = match &group.lr_tensor {
                     Some(lr) => Rate::Tensor(lr.clone()),
-                    None => Rate::Number(number().unwrap_or(0.0)),
+                    None => Rate::Number(group.setting("lr").unwrap_or(0.0)),
                 };
                 group.options.step(&mut slots, &lr)?;
             }
@@ -195,11 +195,7 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
 
     fn setting(&self, group: usize, name: &str) -> Option<f64> {
-        let group = self.groups.get(group)?;
-        if name == "initial_lr" {
-            return group.initial_lr;
-        }
-        group.options.settings().into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
+        self.groups.get(group)?.setting(name)
     }
 
     #[track_caller]
@@ -209,15 +205,7 @@ impl<R: Rule> Optimizer for Optim<R> {
             let reason = format!("there is no group {group}, only {count}");
             return Err(Error::invalid(R::NAME, reason));
         };
-        if name == "initial_lr" {
-            group.initial_lr = Some(value);
-        } else if !group.options.set(name, value) {
-            return Err(Error::invalid(R::NAME, format!("there is no setting {name}")));
-        }
-        if let Some(lr) = group.lr_tensor.as_ref().filter(|_| name == "lr") {
-            no_grad(|| lr.fill_(value).map(drop)).of(R::NAME)?;
-        }
-        Ok(())
+        group.set_setting(name, value)
     }
 
     #[track_caller]

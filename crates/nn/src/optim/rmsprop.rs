@@ -5,47 +5,35 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused_step::{buckets, rate};
 use super::optimizer::Optim;
-use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
+use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
 /// RMSprop (`torch.optim.RMSprop`).
 pub type RMSprop = Optim<RMSpropOptions>;
 
-/// Settings of [`RMSprop`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RMSpropOptions {
-    /// Learning rate. Default: 1e-2.
-    pub lr: f64,
-    /// Decay rate of the running average of squared gradients. Default: 0.99.
-    pub alpha: f64,
-    /// Number that is added to the denominator. Default: 1e-8.
-    pub eps: f64,
-    /// Weight decay: this factor times each weight is added to its gradient. Default: 0.
-    pub weight_decay: f64,
-    /// Momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
-    pub momentum: f64,
-    /// Divides by the standard deviation of the gradients instead of their root mean square. Default: false.
-    pub centered: bool,
-    /// Maximizes the objective instead of minimizing it. Default: false.
-    pub maximize: bool,
-}
-
-impl Default for RMSpropOptions {
-    fn default() -> Self {
-        Self {
-            lr: 1e-2,
-            alpha: 0.99,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            momentum: 0.0,
-            centered: false,
-            maximize: false,
-        }
+warpline::__options! {
+    /// Options of [`RMSprop`].
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    RMSpropOptions [] [] {
+        /// Sets the learning rate. Default: 1e-2.
+        lr: f64 = 1e-2, f64;
+        /// Sets the decay rate of the running average of squared gradients. Default: 0.99.
+        alpha: f64 = 0.99, f64;
+        /// Sets the number that is added to the denominator. Default: 1e-8.
+        eps: f64 = 1e-8, f64;
+        /// Sets the weight decay: this factor times each weight is added to its gradient. Default: 0.
+        weight_decay: f64 = 0.0, f64;
+        /// Sets the momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
+        momentum: f64 = 0.0, f64;
+        /// Sets whether gradients are divided by their standard deviation instead of their root mean square. Default:
+        /// `false`.
+        centered: bool = false, bool;
+        /// Sets whether the objective is maximized instead of minimized. Default: `false`.
+        maximize: bool = false, bool;
     }
 }
 
-impl Rule for RMSpropOptions {
+impl Settings for RMSpropOptions {
     const NAME: &'static str = "RMSprop";
-    const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
     settings! {
         "lr" lr, "alpha" alpha, "eps" eps, "weight_decay" weight_decay, "momentum" momentum,
@@ -61,6 +49,10 @@ impl Rule for RMSpropOptions {
             ("momentum", self.momentum),
         ])
     }
+}
+
+impl Rule for RMSpropOptions {
+    const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {

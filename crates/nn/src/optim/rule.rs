@@ -4,12 +4,10 @@ use warpline::{Result, Tensor};
 
 use super::optimizer::check_not_capturing;
 
-/// An update rule: the settings of an optimizer and the computation of its step.
-pub trait Rule: Clone + std::fmt::Debug {
+/// The settings of an optimizer, by PyTorch's names.
+pub trait Settings: Clone + std::fmt::Debug {
     /// Name of the optimizer.
     const NAME: &'static str;
-    /// Names of a parameter's state tensors, in the order of `ParamState::tensors`.
-    const TENSORS: &'static [&'static str];
 
     /// Returns the settings with PyTorch's names. A flag is 0 or 1.
     fn settings(&self) -> Vec<(&'static str, f64)>;
@@ -23,6 +21,12 @@ pub trait Rule: Clone + std::fmt::Debug {
     /// A message that names the first invalid setting. The optimizer returns the message as
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument).
     fn check(&self) -> Result<(), String>;
+}
+
+/// An update rule: the settings of an optimizer and the computation of its step.
+pub trait Rule: Settings {
+    /// Names of a parameter's state tensors, in the order of `ParamState::tensors`.
+    const TENSORS: &'static [&'static str];
 
     /// Updates parameters that have a gradient.
     ///
@@ -121,7 +125,7 @@ impl Setting for bool {
     }
 }
 
-/// Writes [`Rule::settings`] and [`Rule::set`] from a list of names and fields.
+/// Writes [`Settings::settings`] and [`Settings::set`] from a list of names and fields.
 macro_rules! settings {
     ($($name:literal $field:ident $(. $part:tt)?),* $(,)?) => {
         fn settings(&self) -> Vec<(&'static str, f64)> {

@@ -5,44 +5,32 @@ use warpline_kernels::optim::UpdateRule as Kernel;
 
 use super::fused_step::{buckets, rate};
 use super::optimizer::{Optim, check_not_capturing};
-use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
+use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
 pub type SGD = Optim<SGDOptions>;
 
-/// Settings of [`SGD`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SGDOptions {
-    /// Learning rate. Default: 1e-3.
-    pub lr: f64,
-    /// Momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
-    pub momentum: f64,
-    /// Dampening: the gradient enters the momentum buffer with the factor `1 - dampening`. Default: 0.
-    pub dampening: f64,
-    /// Weight decay: this factor times each weight is added to its gradient. Default: 0.
-    pub weight_decay: f64,
-    /// Uses Nesterov momentum, which requires a momentum and no dampening. Default: false.
-    pub nesterov: bool,
-    /// Maximizes the objective instead of minimizing it. Default: false.
-    pub maximize: bool,
-}
-
-impl Default for SGDOptions {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            momentum: 0.0,
-            dampening: 0.0,
-            weight_decay: 0.0,
-            nesterov: false,
-            maximize: false,
-        }
+warpline::__options! {
+    /// Options of [`SGD`].
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    SGDOptions [] [] {
+        /// Sets the learning rate. Default: 1e-3.
+        lr: f64 = 1e-3, f64;
+        /// Sets the momentum factor: the part of the momentum buffer that each step keeps. Default: 0, no momentum.
+        momentum: f64 = 0.0, f64;
+        /// Sets the dampening: the gradient enters the momentum buffer with the factor `1 - dampening`. Default: 0.
+        dampening: f64 = 0.0, f64;
+        /// Sets the weight decay: this factor times each weight is added to its gradient. Default: 0.
+        weight_decay: f64 = 0.0, f64;
+        /// Sets whether the momentum is Nesterov's, which requires a momentum and no dampening. Default: `false`.
+        nesterov: bool = false, bool;
+        /// Sets whether the objective is maximized instead of minimized. Default: `false`.
+        maximize: bool = false, bool;
     }
 }
 
-impl Rule for SGDOptions {
+impl Settings for SGDOptions {
     const NAME: &'static str = "SGD";
-    const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
     settings! {
         "lr" lr, "momentum" momentum, "dampening" dampening, "weight_decay" weight_decay,
@@ -58,6 +46,10 @@ impl Rule for SGDOptions {
         }
         Ok(())
     }
+}
+
+impl Rule for SGDOptions {
+    const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {

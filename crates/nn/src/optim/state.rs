@@ -125,11 +125,7 @@ pub(super) fn save<R: Rule>(optimizer: &Optim<R>) -> Result<OptimizerState> {
             }
             index += 1;
         }
-        let settings = group.options.settings().into_iter();
-        let mut settings: BTreeMap<String, f64> =
-            settings.map(|(name, value)| (name.to_owned(), value)).collect();
-        settings.extend(group.initial_lr.map(|lr| ("initial_lr".to_owned(), lr)));
-        all.param_groups.push(GroupState { settings, params: (first..index).collect() });
+        all.param_groups.push(group.save(first));
     }
     Ok(all)
 }
@@ -147,23 +143,7 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     let mut states = Vec::new();
     let mut known = 0;
     for (index, (group, of)) in optimizer.groups.iter().zip(&saved.param_groups).enumerate() {
-        let (own, given) = (group.params().len(), of.params.len());
-        if own != given {
-            return invalid(format!(
-                "group {index} has {own} parameters, that of the state {given}"
-            ));
-        }
-        let mut new = group.clone();
-        for (name, &value) in &of.settings {
-            if name == "initial_lr" {
-                new.initial_lr = Some(value);
-            } else if !new.options.set(name, value) {
-                return invalid(format!("{} has no setting {name}", R::NAME));
-            }
-        }
-        if let Err(reason) = new.options.check() {
-            return invalid(reason);
-        }
+        let new = group.load(index, of)?;
         for (place, number) in of.params.iter().enumerate() {
             let param = &group.params()[place];
             known += usize::from(saved.state.contains_key(number));
@@ -196,8 +176,7 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     }
     for group in &groups {
         if let Some(lr) = &group.lr_tensor {
-            let of = group.options.settings().into_iter().find(|(name, _)| *name == "lr");
-            lr.fill_(of.map_or(0.0, |(_, lr)| lr))?;
+            lr.fill_(group.setting("lr").unwrap_or(0.0))?;
         }
     }
     optimizer.groups = groups;
@@ -237,7 +216,7 @@ fn load_param_state<R: Rule>(
 
 /// Returns `true` if the group counts steps on the device.
 fn is_capturable<R: Rule>(group: &ParamGroup<R>) -> bool {
-    group.options.settings().iter().any(|(name, value)| *name == "capturable" && *value != 0.0)
+    group.setting("capturable").is_some_and(|value| value != 0.0)
 }
 
 /// Copies a new state into the tensors of the former state, if both have them.

@@ -3,8 +3,9 @@
 use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
 use warpline_nn::optim::{
-    ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, LinearLR, MultiStepLR, OneCycleLR,
-    OneCycleOptions, Optimizer, SGD, SGDOptions, Scheduler, SequentialLR, StepLR,
+    ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
+    CosineAnnealingWarmRestartsOptions, LinearLR, LinearLROptions, MultiStepLR, OneCycleLR,
+    Optimizer, SGD, Scheduler, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
@@ -45,12 +46,12 @@ pub(crate) const MODULES: &[Case] = cases! {
     "save_sharded" |at, n| saved(at, n.u)?;
     "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;
     "MultiStepLR::new" |at, n| stepped(at, |o| MultiStepLR::new(o, &[n.l], 0.5))?;
-    "ConstantLR::new" |at, n| stepped(at, |o| ConstantLR::new(o, 0.5, n.n))?;
-    "LinearLR::new" |at, n| stepped(at, |o| LinearLR::new(o, 0.5, 1.0, n.n))?;
-    "CosineAnnealingLR::new" |at, n| stepped(at, |o| CosineAnnealingLR::new(o, n.n, 0.0))?;
-    "OneCycleLR::new" |at, n| stepped(at, |o| OneCycleLR::new(o, 1.0, n.n, OneCycleOptions::default()))?;
-    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, n.n, 2, 0.0))?;
-    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, 1, n.n, 0.0))?;
+    "ConstantLR::new" |at, n| stepped(at, |o| ConstantLR::new(o, ConstantLROptions::new().total_iters(n.n)))?;
+    "LinearLR::new" |at, n| stepped(at, |o| LinearLR::new(o, LinearLROptions::new().total_iters(n.n)))?;
+    "CosineAnnealingLR::new" |at, n| stepped(at, |o| CosineAnnealingLR::new(o, n.n, ()))?;
+    "OneCycleLR::new" |at, n| stepped(at, |o| OneCycleLR::new(o, 1.0, n.n, ()))?;
+    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, n.n, restarts(2)))?;
+    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, 1, restarts(n.n)))?;
     "SequentialLR::new" |at, n| stepped(at, |o| {
         let both: Vec<Box<dyn Scheduler>> =
             vec![Box::new(StepLR::new(o, 1, 0.5)?), Box::new(StepLR::new(o, 1, 0.5)?)];
@@ -83,10 +84,14 @@ fn circular(at: &str, n: usize) -> Result<Tensor> {
     conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())
 }
 
+fn restarts(t_mult: u32) -> CosineAnnealingWarmRestartsOptions {
+    CosineAnnealingWarmRestartsOptions::new().t_mult(t_mult)
+}
+
 fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut SGD) -> Result<S>) -> Result<f64> {
     let weight = ones([1], at)?.requires_grad_(true)?.clone();
     let run = || -> Result<f64> {
-        let mut sgd = SGD::new(vec![weight], SGDOptions::default())?;
+        let mut sgd = SGD::new(vec![weight], ())?;
         let mut scheduler = make(&mut sgd)?;
         for _ in 0..3 {
             scheduler.step(&mut sgd)?;

@@ -179,3 +179,19 @@ fn nothing_is_half_loaded() {
         Ok(())
     });
 }
+
+#[test]
+fn files_of_torch_save_are_named_as_such() {
+    let folder = Folder::new("torch-save");
+    let zip = b"PK\x03\x04\0\0\x08\x08\0\0archive/data.pkl".to_vec();
+    // What `torch.save(…, _use_new_zipfile_serialization=False)` and `pickle.dump` begin with.
+    let old = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.".to_vec();
+    let pickle = b"\x80\x04\x95\x1a\0\0\0\0\0\0\0}\x94.".to_vec();
+    for (name, bytes, format) in
+        [("a.pt", zip, "a zip archive"), ("b.pth", old, "a pickle"), ("c.bin", pickle, "a pickle")]
+    {
+        fs::write(folder.file(name), bytes).unwrap();
+        let error = load_file(folder.file(name), "cpu").expect_err(name).to_string();
+        assert!(error.contains(format) && error.contains("safetensors.torch.save_file"), "{error}");
+    }
+}

@@ -3,7 +3,7 @@
 use warpline::{DType, randint};
 use warpline_cuda_sys_safe::sim::CallKind;
 use warpline_nn::Module;
-use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
+use warpline_nn::optim::{AdamW, Optimizer};
 
 use crate::boxes::SimBox;
 
@@ -21,7 +21,7 @@ fn a_step_of_a_gpt_of_four_layers() {
         let mut gpt = Gpt::new(sizes)?;
         gpt.to((DType::BF16, "cuda"))?;
         let tokens = randint(0, 64, [2, 16], "cuda")?;
-        let mut adam = AdamW::new(gpt.parameters(), AdamWOptions::default())?;
+        let mut adam = AdamW::new(gpt.parameters(), ())?;
         let kinds = [CallKind::Launch, CallKind::MemcpyAsync, CallKind::MemsetAsync];
         let all = || kinds.iter().map(|&kind| sim.count(kind)).sum::<u64>();
         let mut counts = [0; 2];

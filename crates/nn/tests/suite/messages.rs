@@ -2,10 +2,10 @@
 
 use std::panic::Location;
 
-use warpline::{Result, Tensor, ones, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::optim::{
-    ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau, SGD,
-    SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
+    ExponentialLR, OneCycleLR, OneCycleLROptions, Optimizer, ReduceLROnPlateau,
+    ReduceLROnPlateauOptions, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
@@ -60,8 +60,18 @@ fn modules_fail_under_their_own_names() -> Result<()> {
             (ones([5, 2, 3], at)?, ones([1, 2, 4], at)?, ones([1, 2, 5], at)?);
         refused("LSTM", lstm.forward(&steps, (&state, &other)));
         refused("LSTM", lstm.forward(&steps, (&other, &state)));
-        refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None));
-        refused("GRU", GRU::new(3, 4, at)?.forward(&ones([5, 2, 7], at)?, None));
+        for text in [
+            refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None)),
+            refused("GRU", GRU::new(3, 4, at)?.forward(&ones([5, 2, 7], at)?, None)),
+        ] {
+            assert!(text.contains("[time, batch, 3] or [time, 3], not [5, 2, 7]"), "{text}");
+        }
+        let text = refused("RNNCell", rnn.forward(&ones([2, 5], at)?, None));
+        assert!(text.contains("[batch, 3] or [3], not [2, 5]"), "{text}");
+        let double = ones([2, 4], (DType::F64, at))?;
+        let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
+        let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";
+        assert!(text.contains(operands), "{text}");
         Ok(())
     })
 }
@@ -90,22 +100,22 @@ fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
 fn schedules_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let weight = || ones([1], at)?.requires_grad_(true);
-        let mut sgd = SGD::new(vec![weight()?], SGDOptions::default())?;
+        let mut sgd = SGD::new(vec![weight()?], ())?;
         refused("StepLR", StepLR::new(&mut sgd, 0, 0.5));
         let mut step = StepLR::new(&mut sgd, 1, 0.5)?;
         let mut power = ExponentialLR::new(&mut sgd, 0.5)?;
         refused("load_state_dict", step.load_state_dict(&SchedulerState::default()));
         refused("load_state_dict", power.load_state_dict(&SchedulerState::default()));
         refused("SequentialLR", SequentialLR::new(&mut sgd, Vec::new(), &[]));
-        let plain = OneCycleOptions { cycle_momentum: false, ..Default::default() };
+        let plain = OneCycleLROptions::new().cycle_momentum(false);
         refused("OneCycleLR", OneCycleLR::new(&mut sgd, 1.0, 0, plain));
-        let plateau = PlateauOptions { factor: 2.0, ..Default::default() };
+        let plateau = ReduceLROnPlateauOptions::new().factor(2.0);
         refused("ReduceLROnPlateau", ReduceLROnPlateau::new(&sgd, plateau));
         let mut sequence = SequentialLR::new(&mut sgd, vec![Box::new(step)], &[])?;
-        let mut others = SGD::new(vec![weight()?], SGDOptions::default())?;
+        let mut others = SGD::new(vec![weight()?], ())?;
         others.add_param_group(warpline_nn::optim::ParamGroup::new(
             vec![weight()?],
-            SGDOptions::default(),
+            SGDOptions::new(),
         ))?;
         refused("StepLR", sequence.step(&mut others));
         refused("StepLR", sequence.restart(&mut others));

@@ -108,7 +108,7 @@ impl Net {
 }
 
 fn sgd(net: &impl Module) -> Result<SGD> {
-    SGD::new(net.parameters(), SGDOptions { lr: 0.1, momentum: 0.9, ..SGDOptions::default() })
+    SGD::new(net.parameters(), SGDOptions::new().lr(0.1).momentum(0.9))
 }
 
 /// Asserts that a call failed because a parameter was moved. The error must name `op`, the parameter `name` and the
@@ -140,8 +140,8 @@ fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
             let old = net.parameters();
             net.to(to)?;
             moved("step", "layers.0.weight", optimizer.step());
-            moved("SGD", "layers.0.weight", SGD::new(old.clone(), SGDOptions::default()));
-            moved("clip_grad_norm_", "layers.0.weight", clip_grad_norm_(&old, 1.0, 2.0));
+            moved("SGD", "layers.0.weight", SGD::new(old.clone(), ()));
+            moved("clip_grad_norm_", "layers.0.weight", clip_grad_norm_(&old, 1.0, ()));
             // An optimizer of the new parameters continues with the gradients and the state.
             let mut optimizer = sgd(&net)?;
             optimizer.load_state_dict(&state)?;

@@ -2,7 +2,7 @@
 
 use super::options::options;
 use crate::called::Called;
-use crate::{DType, Result, Tensor};
+use crate::{DType, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`normalize`].
@@ -40,8 +40,8 @@ options! {
 /// # Errors
 /// The same as [`Tensor::vector_norm`].
 #[track_caller]
-pub fn normalize(input: &Tensor, options: impl Into<NormalizeOptions>) -> Result<Tensor> {
-    let NormalizeOptions { p, dim, eps } = options.into();
+pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) -> Result<Tensor> {
+    let NormalizeOptions { p, dim, eps } = options.into_options();
     let op = "normalize";
     let x = input.widened().of(op)?;
     let norm = x.vector_norm_keepdim(p, dim).of(op)?.clamp_min(eps).of(op)?;
@@ -65,9 +65,9 @@ pub fn normalize(input: &Tensor, options: impl Into<NormalizeOptions>) -> Result
 pub fn cosine_similarity(
     x1: &Tensor,
     x2: &Tensor,
-    options: impl Into<CosineSimilarityOptions>,
+    options: impl IntoOptions<CosineSimilarityOptions>,
 ) -> Result<Tensor> {
-    let CosineSimilarityOptions { dim, eps } = options.into();
+    let CosineSimilarityOptions { dim, eps } = options.into_options();
     let op = "cosine_similarity";
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;

@@ -8,7 +8,7 @@ use super::options::{PerDimension, options};
 use super::window::{batched, last, positive, window};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`unfold`] and [`fold`]. One number sets height and width; an array sets each of the two.
@@ -47,14 +47,15 @@ options! {
 pub fn unfold(
     input: &Tensor,
     kernel_size: impl PerDimension<2>,
-    options: impl Into<FoldOptions>,
+    options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
         let reason = format!("an image of 3 or 4 dimensions, not {:?}", input.size());
         return Err(Error::shape(OP, reason));
     }
-    let window = of_images(OP, input, last(input), kernel_size.per_dimension(), options.into())?;
+    let window =
+        of_images(OP, input, last(input), kernel_size.per_dimension(), options.into_options())?;
     batched::<2>(input, |x| image_to_columns(x, window)).of(OP)
 }
 
@@ -70,11 +71,11 @@ pub fn fold(
     input: &Tensor,
     output_size: impl PerDimension<2>,
     kernel_size: impl PerDimension<2>,
-    options: impl Into<FoldOptions>,
+    options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
     const OP: &str = "fold";
     let (output_size, kernel_size) = (output_size.per_dimension(), kernel_size.per_dimension());
-    let window = of_images(OP, input, output_size, kernel_size, options.into())?;
+    let window = of_images(OP, input, output_size, kernel_size, options.into_options())?;
     let fits = match *input.size() {
         [.., rows, places] if input.dim() <= 3 => {
             rows.is_multiple_of(window.taps()) && places == window.places()

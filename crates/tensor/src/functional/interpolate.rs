@@ -9,7 +9,7 @@ use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d}
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, IntoShape, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptions, IntoShape, Result, Tensor};
 
 /// The interpolation of [`interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,8 +102,11 @@ impl From<&[f64]> for ScaleFactor {
 /// elements. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn interpolate(input: &Tensor, options: impl Into<InterpolateOptions>) -> Result<Tensor> {
-    resize(input, &options.into())
+pub fn interpolate(
+    input: &Tensor,
+    options: impl IntoOptions<InterpolateOptions>,
+) -> Result<Tensor> {
+    resize(input, &options.into_options())
 }
 
 #[track_caller]

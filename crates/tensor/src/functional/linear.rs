@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
 /// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
@@ -22,7 +22,8 @@ use crate::{Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// The same as [`Tensor::matmul`] and [`Tensor::add`].
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `input` and `weight` have different dtypes; the
+/// message names the dtype of each operand. Errors of [`Tensor::matmul`] and [`Tensor::add`].
 #[track_caller]
 pub fn linear<'a>(
     input: &Tensor,
@@ -33,6 +34,15 @@ pub fn linear<'a>(
     let bias = bias.into();
     if let Some(out) = linear_as_one_node(input, weight, bias).of(op)? {
         return Ok(out);
+    }
+    if input.dtype() != weight.dtype() {
+        let bias = bias.map_or(String::new(), |bias| format!(" and bias {}", bias.dtype()));
+        let reason = format!(
+            "input, weight and bias must have the same dtype, but input has {}, weight {}{bias}; convert with `to`",
+            input.dtype(),
+            weight.dtype()
+        );
+        return Err(Error::invalid(op, reason));
     }
     let product = input.matmul(&weight.t().of(op)?).of(op)?;
     match bias {

@@ -5,7 +5,7 @@ use super::options::options;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::embedding_padded;
-use crate::{DType, Error, Result, Scalar, Tensor};
+use crate::{DType, Error, IntoOptions, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`embedding`].
@@ -51,9 +51,9 @@ impl From<usize> for OneHotOptions {
 pub fn embedding(
     input: &Tensor,
     weight: &Tensor,
-    options: impl Into<EmbeddingOptions>,
+    options: impl IntoOptions<EmbeddingOptions>,
 ) -> Result<Tensor> {
-    let EmbeddingOptions { padding_idx } = options.into();
+    let EmbeddingOptions { padding_idx } = options.into_options();
     let rows = weight.size().first().copied().unwrap_or(0) as isize;
     let padding = match padding_idx {
         Some(given) if !(-rows..rows).contains(&given) => {
@@ -79,8 +79,8 @@ pub fn embedding(
 /// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
 /// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn one_hot(input: &Tensor, options: impl Into<OneHotOptions>) -> Result<Tensor> {
-    let OneHotOptions { num_classes } = options.into();
+pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Result<Tensor> {
+    let OneHotOptions { num_classes } = options.into_options();
     const OP: &str = "one_hot";
     if input.dtype() != DType::I64 {
         return Err(Error::invalid(

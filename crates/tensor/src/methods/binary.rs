@@ -5,7 +5,7 @@ use warpline_kernels::elementwise::{self as table, Op};
 
 use super::elementwise::{self, TensorOrScalar, apply_in_place, common_dtype};
 use crate::called::Called;
-use crate::{Result, Tensor};
+use crate::{IntoOperand, Result, Tensor};
 
 /// Applies an op with two operands. At least one operand must be a tensor.
 #[track_caller]
@@ -29,8 +29,8 @@ macro_rules! methods {
             /// [`crate::ErrorKind::InvalidArgument`] if an operand is a number that the integer dtype cannot
             /// hold, or integers are divided by the number 0. Errors of [every op](Tensor#errors-of-every-op).
             #[track_caller]
-            pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-                apply(&table::$op, self.into(), other.into()).of(stringify!($name))
+            pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<Self> {
+                apply(&table::$op, self.into(), other.into_operand()).of(stringify!($name))
             }
         )*}
     };
@@ -119,8 +119,8 @@ macro_rules! in_place_methods {
             /// of this tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to another shape
             /// than this tensor's. Otherwise the same as the method without the underscore.
             #[track_caller]
-            pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-                let operands = [self.into(), other.into()];
+            pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<&Self> {
+                let operands = [self.into(), other.into_operand()];
                 let common = common_dtype(&operands);
                 apply_in_place(&table::$op, stringify!($name), self, &operands, common)?;
                 Ok(self)

@@ -7,7 +7,7 @@ use super::elementwise::{
 };
 use super::inplace::check_filled;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOperand, Result, Scalar, Tensor};
 
 /// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is a boolean tensor. All three
 /// broadcast.
@@ -25,10 +25,10 @@ use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
 #[track_caller]
 pub fn where_cond<'a>(
     condition: &Tensor,
-    x: impl Into<TensorOrScalar<'a>>,
-    y: impl Into<TensorOrScalar<'a>>,
+    x: impl IntoOperand<'a>,
+    y: impl IntoOperand<'a>,
 ) -> Result<Tensor> {
-    let (x, y) = (x.into(), y.into());
+    let (x, y) = (x.into_operand(), y.into_operand());
     check_bools("where", "condition", condition)?;
     apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
 }
@@ -40,12 +40,8 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the common dtype is `bool`. Otherwise the same as [`Tensor::add`].
     #[track_caller]
-    pub fn clamp<'a>(
-        &self,
-        min: impl Into<TensorOrScalar<'a>>,
-        max: impl Into<TensorOrScalar<'a>>,
-    ) -> Result<Self> {
-        let operands = [self.into(), min.into(), max.into()];
+    pub fn clamp<'a>(&self, min: impl IntoOperand<'a>, max: impl IntoOperand<'a>) -> Result<Self> {
+        let operands = [self.into(), min.into_operand(), max.into_operand()];
         apply(&table::CLAMP, &operands, common_dtype(&operands))
     }
 
@@ -58,10 +54,10 @@ impl Tensor {
     #[track_caller]
     pub fn clamp_<'a>(
         &self,
-        min: impl Into<TensorOrScalar<'a>>,
-        max: impl Into<TensorOrScalar<'a>>,
+        min: impl IntoOperand<'a>,
+        max: impl IntoOperand<'a>,
     ) -> Result<&Self> {
-        let operands = [self.into(), min.into(), max.into()];
+        let operands = [self.into(), min.into_operand(), max.into_operand()];
         apply_in_place(&table::CLAMP, "clamp_", self, &operands, common_dtype(&operands))?;
         Ok(self)
     }
@@ -71,8 +67,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::clamp`].
     #[track_caller]
-    pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into())
+    pub fn clamp_min<'a>(&self, min: impl IntoOperand<'a>) -> Result<Self> {
+        self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into_operand())
     }
 
     /// The smaller of each element and `max`; NaN if either is NaN (`torch.clamp_max`). Not for bools.
@@ -80,8 +76,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::clamp`].
     #[track_caller]
-    pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        self.bound(&table::MINIMUM, &table::CLAMP_MAX, max.into())
+    pub fn clamp_max<'a>(&self, max: impl IntoOperand<'a>) -> Result<Self> {
+        self.bound(&table::MINIMUM, &table::CLAMP_MAX, max.into_operand())
     }
 
     /// [`Tensor::clamp_min`] in place.
@@ -89,8 +85,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::clamp_`].
     #[track_caller]
-    pub fn clamp_min_<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-        self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into())
+    pub fn clamp_min_<'a>(&self, min: impl IntoOperand<'a>) -> Result<&Self> {
+        self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into_operand())
     }
 
     /// [`Tensor::clamp_max`] in place.
@@ -98,8 +94,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::clamp_`].
     #[track_caller]
-    pub fn clamp_max_<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-        self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into())
+    pub fn clamp_max_<'a>(&self, max: impl IntoOperand<'a>) -> Result<&Self> {
+        self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into_operand())
     }
 
     /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradient of a clamp.
@@ -141,7 +137,7 @@ impl Tensor {
     pub fn where_cond<'a>(
         &'a self,
         condition: &Tensor,
-        other: impl Into<TensorOrScalar<'a>>,
+        other: impl IntoOperand<'a>,
     ) -> Result<Self> {
         where_cond(condition, self, other)
     }

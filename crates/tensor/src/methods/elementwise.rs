@@ -33,6 +33,23 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
     }
 }
 
+/// An operand of a method: a tensor by reference, or a number.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no operand of an op",
+    label = "expected a tensor by reference, as in `a.eq(&b)`, or a number"
+)]
+pub trait IntoOperand<'a> {
+    /// Returns the operand.
+    fn into_operand(self) -> TensorOrScalar<'a>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
+    fn into_operand(self) -> TensorOrScalar<'a> {
+        self.into()
+    }
+}
+
 /// Applies an elementwise op: an entry of [`table`](table::table), or of another crate's
 /// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. A condition comes first.
 ///

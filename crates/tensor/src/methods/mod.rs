@@ -5,6 +5,7 @@ mod bounds;
 pub(crate) mod composite;
 mod elementwise;
 mod factories;
+mod foreign_names;
 pub(crate) mod indexing;
 mod inplace;
 mod literal;
@@ -28,7 +29,7 @@ mod unary_with_parameters;
 mod views;
 
 pub use bounds::where_cond;
-pub use elementwise::{TensorOrScalar, apply_elementwise};
+pub use elementwise::{IntoOperand, TensorOrScalar, apply_elementwise};
 pub(crate) use elementwise::{
     apply as apply_elementwise_in, common_dtype, common_dtype_of, counts_as_number, rounded,
 };

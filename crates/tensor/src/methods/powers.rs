@@ -6,7 +6,7 @@ use super::binary;
 use super::elementwise::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::promote::{result_type, result_type_scalar};
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, Result, Scalar, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOperand, Result, Scalar, Tensor};
 
 /// The rounding of a quotient (`rounding_mode` of `torch.div`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ impl Tensor {
     /// [`ErrorKind::InvalidArgument`] if the operands are integers and `exponent` is a negative number.
     /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
-    pub fn pow<'a>(&self, exponent: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let exponent = exponent.into();
+    pub fn pow<'a>(&self, exponent: impl IntoOperand<'a>) -> Result<Self> {
+        let exponent = exponent.into_operand();
         if let TensorOrScalar::Scalar(number) = exponent {
             let common = result_type_scalar(self, number);
             // Uses the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
@@ -66,14 +66,14 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add`].
     #[track_caller]
-    pub fn div_rounded<'a>(
-        &self,
-        other: impl Into<TensorOrScalar<'a>>,
-        mode: RoundingMode,
-    ) -> Result<Self> {
+    pub fn div_rounded<'a>(&self, other: impl IntoOperand<'a>, mode: RoundingMode) -> Result<Self> {
         match mode {
-            RoundingMode::Trunc => binary::apply(&table::DIV_TRUNC, self.into(), other.into()),
-            RoundingMode::Floor => binary::apply(&table::FLOOR_DIVIDE, self.into(), other.into()),
+            RoundingMode::Trunc => {
+                binary::apply(&table::DIV_TRUNC, self.into(), other.into_operand())
+            }
+            RoundingMode::Floor => {
+                binary::apply(&table::FLOOR_DIVIDE, self.into(), other.into_operand())
+            }
         }
     }
 
@@ -128,8 +128,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add`].
     #[track_caller]
-    pub fn fmax<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let other = other.into();
+    pub fn fmax<'a>(&self, other: impl IntoOperand<'a>) -> Result<Self> {
+        let other = other.into_operand();
         let float = common_dtype(&[self.into(), other]).is_float();
         binary::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self.into(), other)
     }
@@ -139,8 +139,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add`].
     #[track_caller]
-    pub fn fmin<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let other = other.into();
+    pub fn fmin<'a>(&self, other: impl IntoOperand<'a>) -> Result<Self> {
+        let other = other.into_operand();
         let float = common_dtype(&[self.into(), other]).is_float();
         binary::apply(if float { &table::FMIN } else { &table::MINIMUM }, self.into(), other)
     }
@@ -150,8 +150,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add`].
     #[track_caller]
-    pub fn lerp<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let operands = [self.into(), end.into(), weight.into()];
+    pub fn lerp<'a>(&self, end: &Tensor, weight: impl IntoOperand<'a>) -> Result<Self> {
+        let operands = [self.into(), end.into(), weight.into_operand()];
         apply(&table::LERP, &operands, common_dtype(&operands[..2]))
     }
 
@@ -160,8 +160,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add_`].
     #[track_caller]
-    pub fn lerp_<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-        let operands = [self.into(), end.into(), weight.into()];
+    pub fn lerp_<'a>(&self, end: &Tensor, weight: impl IntoOperand<'a>) -> Result<&Self> {
+        let operands = [self.into(), end.into(), weight.into_operand()];
         apply_in_place(&table::LERP, "lerp_", self, &operands, common_dtype(&operands[..2]))?;
         Ok(self)
     }

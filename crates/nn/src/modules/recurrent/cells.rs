@@ -1,6 +1,6 @@
 //! Cells: single steps of recurrent networks.
 
-use warpline::{Error, Result, Tensor};
+use warpline::{Error, IntoOptions, Result, Tensor};
 
 use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
@@ -23,8 +23,12 @@ parameter_options! {
 #[track_caller]
 fn check(op: &'static str, weights: &CellWeights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
     input_device::check(op, x, "weight_ih", &weights.ih)?;
-    if !matches!(x.dim(), 1 | 2) {
-        let reason = format!("expects [batch, in] or [in], not {:?}", x.size());
+    let inputs = weights.ih.size()[1];
+    if !matches!(x.dim(), 1 | 2) || x.size()[x.dim() - 1] != inputs {
+        let reason = format!(
+            "expects an input of shape [batch, {inputs}] or [{inputs}], not {:?}",
+            x.size()
+        );
         return Err(Error::invalid(op, reason));
     }
     let mut sizes = x.size().to_vec();
@@ -62,10 +66,10 @@ macro_rules! cells {
             pub fn new(
                 inputs: usize,
                 hidden: usize,
-                options: impl Into<RecurrentCellOptions>,
+                options: impl IntoOptions<RecurrentCellOptions>,
             ) -> Result<Self> {
                 let op = stringify!($name);
-                let RecurrentCellOptions { bias, nonlinearity, tensor } = options.into();
+                let RecurrentCellOptions { bias, nonlinearity, tensor } = options.into_options();
                 let kind = CellKind::$kind.with_nonlinearity(op, nonlinearity)?;
                 let weights = CellWeights::new(kind, inputs, hidden, bias, &tensor).of(op)?;
                 Ok(Self { weights, kind })

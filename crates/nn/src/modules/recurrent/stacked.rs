@@ -1,7 +1,7 @@
 //! Recurrent networks over sequences, with several layers and one or two directions.
 
 use warpline::functional::dropout;
-use warpline::{Error, Result, Tensor, cat, stack};
+use warpline::{Error, IntoOptions, Result, Tensor, cat, stack};
 
 use super::super::options::parameter_options;
 use super::super::repr::{float, size};
@@ -121,9 +121,12 @@ impl Stacked {
         states: Option<(&Tensor, Option<&Tensor>)>,
     ) -> Result<StackedOutput> {
         let sizes = x.size();
-        if !matches!(x.dim(), 2 | 3) {
+        let inputs = self.weights[0].ih.size()[1];
+        if !matches!(x.dim(), 2 | 3) || sizes[x.dim() - 1] != inputs {
             let order = if self.options.batch_first { "batch, time" } else { "time, batch" };
-            let reason = format!("expects [{order}, in] or [time, in], not {sizes:?}");
+            let reason = format!(
+                "expects an input of shape [{order}, {inputs}] or [time, {inputs}], not {sizes:?}"
+            );
             return Err(Error::invalid(op, reason));
         }
         let is_transposed = self.options.batch_first && x.dim() == 3;
@@ -249,10 +252,10 @@ macro_rules! networks {
             pub fn new(
                 inputs: usize,
                 hidden: usize,
-                options: impl Into<RecurrentOptions>,
+                options: impl IntoOptions<RecurrentOptions>,
             ) -> Result<Self> {
                 let (op, kind) = (stringify!($name), CellKind::$kind);
-                Ok(Self { stacked: Stacked::new(op, kind, inputs, hidden, options.into())? })
+                Ok(Self { stacked: Stacked::new(op, kind, inputs, hidden, options.into_options())? })
             }
 
             fn describe(&self) -> String {

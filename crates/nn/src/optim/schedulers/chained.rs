@@ -4,9 +4,12 @@ use std::f64::consts::PI;
 use std::fmt;
 use std::sync::Arc;
 
-use warpline::{Error, Result};
+use warpline::{Error, IntoOptions, Result};
 
-use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use super::{
+    ConstantLROptions, CosineAnnealingLROptions, LinearLROptions, MultiStepLROptions, Scheduler,
+    SchedulerState, StepLROptions, check_groups, initial_lrs,
+};
 use crate::called::Called;
 use crate::optim::Optimizer;
 
@@ -183,25 +186,34 @@ impl fmt::Debug for Lambdas {
 }
 
 impl StepLR {
-    /// Creates a scheduler. PyTorch's default for `gamma` is 0.1.
+    /// Creates a scheduler.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `step_size` is 0; errors of
     /// [`Optimizer::set_lr`].
     #[track_caller]
-    pub fn new(optimizer: &mut dyn Optimizer, step_size: u32, gamma: f64) -> Result<Self> {
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        step_size: u32,
+        options: impl IntoOptions<StepLROptions>,
+    ) -> Result<Self> {
+        let StepLROptions { gamma } = options.into_options();
         Self::of(optimizer, Steps { step_size: step_size.into(), gamma })
     }
 }
 
 impl MultiStepLR {
-    /// Creates a scheduler. A milestone that is listed twice multiplies by `gamma` twice. PyTorch's default for `gamma`
-    /// is 0.1.
+    /// Creates a scheduler. A milestone that is listed twice multiplies by `gamma` twice.
     ///
     /// # Errors
     /// The same as [`Optimizer::set_lr`].
     #[track_caller]
-    pub fn new(optimizer: &mut dyn Optimizer, milestones: &[i64], gamma: f64) -> Result<Self> {
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        milestones: &[i64],
+        options: impl IntoOptions<MultiStepLROptions>,
+    ) -> Result<Self> {
+        let MultiStepLROptions { gamma } = options.into_options();
         Self::of(optimizer, Milestones { milestones: milestones.to_vec(), gamma })
     }
 }
@@ -218,20 +230,23 @@ impl ExponentialLR {
 }
 
 impl ConstantLR {
-    /// Creates a scheduler that uses `factor` for `total_iters` epochs. PyTorch's defaults are 1/3 and 5.
+    /// Creates a scheduler.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `factor` is not from 0 to 1; errors of
     /// [`Optimizer::set_lr`].
     #[track_caller]
-    pub fn new(optimizer: &mut dyn Optimizer, factor: f64, total_iters: u32) -> Result<Self> {
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        options: impl IntoOptions<ConstantLROptions>,
+    ) -> Result<Self> {
+        let ConstantLROptions { factor, total_iters } = options.into_options();
         Self::of(optimizer, Constant { factor, total_iters: total_iters.into() })
     }
 }
 
 impl LinearLR {
-    /// Creates a scheduler whose factor goes from `start_factor` to `end_factor` within `total_iters` epochs. PyTorch's
-    /// defaults are 1/3, 1 and 5.
+    /// Creates a scheduler.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `start_factor` is not in `(0, 1]` or
@@ -239,23 +254,27 @@ impl LinearLR {
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
-        start_factor: f64,
-        end_factor: f64,
-        total_iters: u32,
+        options: impl IntoOptions<LinearLROptions>,
     ) -> Result<Self> {
+        let LinearLROptions { start_factor, end_factor, total_iters } = options.into_options();
         let line = Line { start: start_factor, end: end_factor, total_iters: total_iters.into() };
         Self::of(optimizer, line)
     }
 }
 
 impl CosineAnnealingLR {
-    /// Creates a scheduler that reaches the minimum `eta_min` after `t_max` epochs.
+    /// Creates a scheduler that reaches the minimum after `t_max` epochs.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `t_max` is 0; errors of
     /// [`Optimizer::set_lr`].
     #[track_caller]
-    pub fn new(optimizer: &mut dyn Optimizer, t_max: u32, eta_min: f64) -> Result<Self> {
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        t_max: u32,
+        options: impl IntoOptions<CosineAnnealingLROptions>,
+    ) -> Result<Self> {
+        let CosineAnnealingLROptions { eta_min } = options.into_options();
         Self::of(optimizer, Cosine { t_max: t_max.into(), eta_min })
     }
 }

@@ -3,6 +3,7 @@
 
 mod chained;
 mod one_cycle;
+mod options;
 mod plateau;
 mod restarts;
 mod sequential;
@@ -14,8 +15,13 @@ use warpline::{DType, Error, Result, full};
 pub use chained::{
     Chained, ConstantLR, CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, StepLR,
 };
-pub use one_cycle::{Anneal, OneCycleLR, OneCycleOptions};
-pub use plateau::{PlateauOptions, ReduceLROnPlateau, Threshold};
+pub use one_cycle::{Anneal, OneCycleLR};
+pub use options::{
+    ConstantLROptions, CosineAnnealingLROptions, CosineAnnealingWarmRestartsOptions,
+    LinearLROptions, MultiStepLROptions, OneCycleLROptions, ReduceLROnPlateauOptions,
+    StepLROptions,
+};
+pub use plateau::{PlateauMode, ReduceLROnPlateau, ThresholdMode};
 pub use restarts::CosineAnnealingWarmRestarts;
 pub use sequential::SequentialLR;
 
@@ -31,7 +37,7 @@ use crate::called::Called;
 /// use warpline_nn::optim::{ExponentialLR, Optimizer, Scheduler, SGD, SGDOptions};
 ///
 /// let weight = warpline::zeros([2], ())?.requires_grad_(true)?;
-/// let mut sgd = SGD::new(vec![weight], SGDOptions { lr: 1.0, ..Default::default() })?;
+/// let mut sgd = SGD::new(vec![weight], SGDOptions::new().lr(1.0))?;
 /// let mut scheduler = ExponentialLR::new(&mut sgd, 0.5)?;
 /// for lr in [1.0, 0.5, 0.25] {
 ///     assert_eq!(sgd.lr(0), lr);

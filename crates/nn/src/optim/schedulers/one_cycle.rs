@@ -2,9 +2,9 @@
 
 use std::f64::consts::PI;
 
-use warpline::{Error, Result};
+use warpline::{Error, IntoOptions, Result};
 
-use super::{Scheduler, SchedulerState, check_groups};
+use super::{OneCycleLROptions, Scheduler, SchedulerState, check_groups};
 use crate::called::Called;
 use crate::optim::Optimizer;
 
@@ -20,50 +20,13 @@ pub enum Anneal {
     Linear,
 }
 
-/// Options of [`OneCycleLR`]. The defaults are PyTorch's.
-#[derive(Clone, Copy, Debug)]
-pub struct OneCycleOptions {
-    /// Fraction of the steps in which the learning rate rises, from 0 to 1. Default: 0.3.
-    pub pct_start: f64,
-    /// Curve between learning rates. Default: [`Anneal::Cos`].
-    pub anneal_strategy: Anneal,
-    /// Changes the momentum (the first beta of Adam) in the opposite direction of the learning rate. Default: true.
-    pub cycle_momentum: bool,
-    /// Lowest momentum. Default: 0.85.
-    pub base_momentum: f64,
-    /// Highest momentum. Default: 0.95.
-    pub max_momentum: f64,
-    /// Highest learning rate divided by the initial one. Default: 25.
-    pub div_factor: f64,
-    /// Initial learning rate divided by the final one. Default: 1e4.
-    pub final_div_factor: f64,
-    /// Splits the decrease into two phases: to the initial learning rate, in as many steps as the increase takes, then
-    /// to the final learning rate. Default: false, one phase.
-    pub three_phase: bool,
-}
-
-impl Default for OneCycleOptions {
-    fn default() -> Self {
-        Self {
-            pct_start: 0.3,
-            anneal_strategy: Anneal::Cos,
-            cycle_momentum: true,
-            base_momentum: 0.85,
-            max_momentum: 0.95,
-            div_factor: 25.0,
-            final_div_factor: 1e4,
-            three_phase: false,
-        }
-    }
-}
-
 /// Raises the learning rates to a maximum and then lowers them to almost zero within a number of steps (`OneCycleLR`).
 /// Call [`Scheduler::step`] after each batch.
 #[derive(Clone, Debug)]
 pub struct OneCycleLR {
     max_lrs: Vec<f64>,
     total_steps: i64,
-    options: OneCycleOptions,
+    options: OneCycleLROptions,
     last_lr: Vec<f64>,
     last_epoch: i64,
 }
@@ -87,8 +50,9 @@ impl OneCycleLR {
         optimizer: &mut dyn Optimizer,
         max_lr: f64,
         total_steps: u32,
-        options: OneCycleOptions,
+        options: impl IntoOptions<OneCycleLROptions>,
     ) -> Result<Self> {
+        let options = options.into_options();
         let max_lrs = vec![max_lr; optimizer.group_count()];
         if total_steps == 0 || !(0.0..=1.0).contains(&options.pct_start) {
             let reason = "there must be a step at least, and pct_start must be from 0 to 1";
@@ -110,7 +74,7 @@ impl OneCycleLR {
     }
 
     fn phases(&self, max: f64) -> Vec<CyclePhase> {
-        let OneCycleOptions { pct_start, base_momentum: low, max_momentum: high, .. } =
+        let OneCycleLROptions { pct_start, base_momentum: low, max_momentum: high, .. } =
             self.options;
         let initial = max / self.options.div_factor;
         let min = initial / self.options.final_div_factor;

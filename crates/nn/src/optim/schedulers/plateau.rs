@@ -1,59 +1,37 @@
 //! Learning-rate reduction on a plateau of a metric.
 
-use warpline::{Error, Result};
+use warpline::{Error, IntoOptions, Result};
 
-use super::{SchedulerState, check_groups};
+use super::{ReduceLROnPlateauOptions, SchedulerState, check_groups};
 use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "ReduceLROnPlateau";
 
-/// The smallest change of the metric that counts as an improvement.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Threshold {
-    /// More than this fraction of the best value (`threshold_mode="rel"`).
-    Relative(f64),
-    /// More than this amount (`threshold_mode="abs"`).
-    Absolute(f64),
+/// The values of a metric that are better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlateauMode {
+    /// Lower values (`"min"`).
+    #[default]
+    Min,
+    /// Higher values (`"max"`).
+    Max,
 }
 
-/// Options of [`ReduceLROnPlateau`]. The defaults are PyTorch's.
-#[derive(Clone, Copy, Debug)]
-pub struct PlateauOptions {
-    /// Higher values of the metric are better (`mode="max"`). Default: false.
-    pub maximize: bool,
-    /// Factor of a reduction, below 1. Default: 0.1.
-    pub factor: f64,
-    /// Number of epochs without improvement that are tolerated before a reduction. Default: 10.
-    pub patience: u32,
-    /// Smallest change that counts as an improvement. Default: `Relative(1e-4)`.
-    pub threshold: Threshold,
-    /// Number of epochs after a reduction that do not count as epochs without improvement. Default: 0.
-    pub cooldown: u32,
-    /// Lowest learning rate. Default: 0.
-    pub min_lr: f64,
-    /// A reduction is skipped unless it changes the learning rate by more than this number. Default: 1e-8.
-    pub eps: f64,
-}
-
-impl Default for PlateauOptions {
-    fn default() -> Self {
-        Self {
-            maximize: false,
-            factor: 0.1,
-            patience: 10,
-            threshold: Threshold::Relative(1e-4),
-            cooldown: 0,
-            min_lr: 0.0,
-            eps: 1e-8,
-        }
-    }
+/// The measure of the smallest change that counts as an improvement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThresholdMode {
+    /// A fraction of the best value (`"rel"`).
+    #[default]
+    Relative,
+    /// An amount (`"abs"`).
+    Absolute,
 }
 
 /// Reduces the learning rates when a metric, such as the loss, stops improving (`ReduceLROnPlateau`).
 #[derive(Clone, Debug)]
 pub struct ReduceLROnPlateau {
-    options: PlateauOptions,
+    options: ReduceLROnPlateauOptions,
     last_lr: Vec<f64>,
     last_epoch: i64,
     best: f64,
@@ -67,13 +45,20 @@ impl ReduceLROnPlateau {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the factor is NaN or not below 1.
     #[track_caller]
-    pub fn new(optimizer: &dyn Optimizer, options: PlateauOptions) -> Result<Self> {
+    pub fn new(
+        optimizer: &dyn Optimizer,
+        options: impl IntoOptions<ReduceLROnPlateauOptions>,
+    ) -> Result<Self> {
+        let options = options.into_options();
         if options.factor.is_nan() || options.factor >= 1.0 {
             let reason = format!("the factor must be below 1, but is {}", options.factor);
             return Err(Error::invalid(NAME, reason));
         }
         let last_lr = (0..optimizer.group_count()).map(|group| optimizer.lr(group)).collect();
-        let best = if options.maximize { f64::NEG_INFINITY } else { f64::INFINITY };
+        let best = match options.mode {
+            PlateauMode::Min => f64::INFINITY,
+            PlateauMode::Max => f64::NEG_INFINITY,
+        };
         Ok(Self { options, last_lr, last_epoch: 0, best, bad_epochs: 0, cooldown: 0 })
     }
 
@@ -112,11 +97,12 @@ impl ReduceLROnPlateau {
     }
 
     fn is_better(&self, metric: f64) -> bool {
-        match (self.options.threshold, self.options.maximize) {
-            (Threshold::Relative(by), false) => metric < self.best * (1.0 - by),
-            (Threshold::Absolute(by), false) => metric < self.best - by,
-            (Threshold::Relative(by), true) => metric > self.best * (by + 1.0),
-            (Threshold::Absolute(by), true) => metric > self.best + by,
+        let by = self.options.threshold;
+        match (self.options.threshold_mode, self.options.mode) {
+            (ThresholdMode::Relative, PlateauMode::Min) => metric < self.best * (1.0 - by),
+            (ThresholdMode::Absolute, PlateauMode::Min) => metric < self.best - by,
+            (ThresholdMode::Relative, PlateauMode::Max) => metric > self.best * (by + 1.0),
+            (ThresholdMode::Absolute, PlateauMode::Max) => metric > self.best + by,
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::f64::consts::PI;
 
-use warpline::{Error, Result};
+use warpline::{Error, IntoOptions, Result};
 
-use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use super::{
+    CosineAnnealingWarmRestartsOptions, Scheduler, SchedulerState, check_groups, initial_lrs,
+};
 use crate::called::Called;
 use crate::optim::Optimizer;
 
@@ -27,13 +29,18 @@ pub struct CosineAnnealingWarmRestarts {
 }
 
 impl CosineAnnealingWarmRestarts {
-    /// Creates a scheduler with the minimum `eta_min`. PyTorch's defaults are 1 for `t_mult` and 0 for `eta_min`.
+    /// Creates a scheduler whose first cycle has `t_0` epochs.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `t_0` or `t_mult` is 0; errors of
     /// [`Optimizer::set_lr`].
     #[track_caller]
-    pub fn new(optimizer: &mut dyn Optimizer, t_0: u32, t_mult: u32, eta_min: f64) -> Result<Self> {
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        t_0: u32,
+        options: impl IntoOptions<CosineAnnealingWarmRestartsOptions>,
+    ) -> Result<Self> {
+        let CosineAnnealingWarmRestartsOptions { t_mult, eta_min } = options.into_options();
         if t_0 == 0 || t_mult == 0 {
             return Err(Error::invalid(NAME, "t_0 and t_mult must be 1 or more"));
         }

@@ -23,7 +23,7 @@ fn by_hand(step: impl Fn(f64, f64, &mut [f64; 4]) -> f64, steps: usize) -> Vec<f
 
 fn stepped<R: Rule>(options: R, steps: usize, device: Device) -> Result<Vec<Vec<f64>>> {
     let params = params(device, DType::F64)?;
-    let mut optimizer = Optim::new(params.clone(), options)?;
+    let mut optimizer = Optim::<R>::new(params.clone(), options)?;
     for i in 0..steps {
         set_grads(&params, i)?;
         optimizer.step()?;
@@ -35,13 +35,7 @@ fn stepped<R: Rule>(options: R, steps: usize, device: Device) -> Result<Vec<Vec<
 fn formulas_are_pytorchs() {
     worlds(1, |world: &World| {
         for place in world.places() {
-            let sgd = SGDOptions {
-                lr: 0.1,
-                momentum: 0.9,
-                dampening: 0.3,
-                weight_decay: 0.01,
-                ..SGDOptions::default()
-            };
+            let sgd = SGDOptions::new().lr(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01);
             let expected = by_hand(
                 |p, g, s| {
                     let g = g + 0.01 * p;
@@ -67,35 +61,29 @@ fn formulas_are_pytorchs() {
                 )
             };
             for amsgrad in [false, true] {
-                let options = AdamOptions {
-                    lr: 0.1,
-                    betas: (0.9, 0.95),
-                    eps: 1e-6,
-                    weight_decay: 0.01,
-                    amsgrad,
-                    ..AdamOptions::default()
-                };
+                let options = AdamOptions::new()
+                    .lr(0.1)
+                    .betas((0.9, 0.95))
+                    .eps(1e-6)
+                    .weight_decay(0.01)
+                    .amsgrad(amsgrad);
                 close(&stepped(options, 5, place)?[0], &adam(amsgrad, false));
-                let on_device = AdamOptions { capturable: true, ..options };
+                let on_device = options.capturable(true);
                 close(&stepped(on_device, 5, place)?[0], &adam(amsgrad, false));
-                let options = AdamWOptions {
-                    lr: 0.1,
-                    betas: (0.9, 0.95),
-                    eps: 1e-6,
-                    weight_decay: 0.01,
-                    amsgrad,
-                    ..AdamWOptions::default()
-                };
+                let options = AdamWOptions::new()
+                    .lr(0.1)
+                    .betas((0.9, 0.95))
+                    .eps(1e-6)
+                    .weight_decay(0.01)
+                    .amsgrad(amsgrad);
                 close(&stepped(options, 5, place)?[0], &adam(amsgrad, true));
             }
             for centered in [false, true] {
-                let options = RMSpropOptions {
-                    alpha: 0.9,
-                    momentum: 0.5,
-                    weight_decay: 0.01,
-                    centered,
-                    ..RMSpropOptions::default()
-                };
+                let options = RMSpropOptions::new()
+                    .alpha(0.9)
+                    .momentum(0.5)
+                    .weight_decay(0.01)
+                    .centered(centered);
                 let expected = by_hand(
                     |p, g, s| {
                         let g = g + 0.01 * p;
@@ -119,7 +107,7 @@ fn maximizing_is_minimizing_the_negative() {
     worlds(1, |_| {
         let run = |maximize: bool| {
             let weight = tensor([1f64, -2.0], ())?.requires_grad_(true)?;
-            let options = AdamWOptions { maximize, ..AdamWOptions::default() };
+            let options = AdamWOptions::new().maximize(maximize);
             let mut adam = AdamW::new(vec![weight.clone()], options)?;
             for _ in 0..3 {
                 let grad = weight.detach().square()?;

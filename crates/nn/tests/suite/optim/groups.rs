@@ -2,7 +2,7 @@
 
 use warpline::{DType, Device, Result, full};
 use warpline_nn::optim::{
-    Optimizer, ParamGroup, SGD, SGDOptions, clip_grad_norm_, clip_grad_value_,
+    Optimizer, ParamGroup, SGD, SGDOptions, TotalNormOptions, clip_grad_norm_, clip_grad_value_,
 };
 
 use super::{close, params, set_grads, values};
@@ -12,10 +12,10 @@ use crate::common::{World, worlds};
 fn groups_have_their_own_settings_and_gradients_come_and_go() {
     worlds(1, |_| {
         let p = params(Device::Cpu, DType::F64)?;
-        let slow = SGDOptions { lr: 0.1, ..SGDOptions::default() };
+        let slow = SGDOptions::new().lr(0.1);
         let groups = vec![
             ParamGroup::new(p[..1].to_vec(), slow),
-            ParamGroup::new(p[1..].to_vec(), SGDOptions { lr: 0.0, ..slow }),
+            ParamGroup::new(p[1..].to_vec(), slow.lr(0.0)),
         ];
         let mut sgd = SGD::with_groups(groups)?;
         let before = values(&p)?;
@@ -33,7 +33,7 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
             (ParamGroup::new(vec![], slow), "empty"),
             (ParamGroup::new(p[..1].to_vec(), slow), "given before"),
             (ParamGroup::new(vec![p[0].mul(2.0)?], slow), "leaves"),
-            (ParamGroup::new(vec![full([1], 0.0, ())?], SGDOptions { lr: -1.0, ..slow }), "lr"),
+            (ParamGroup::new(vec![full([1], 0.0, ())?], slow.lr(-1.0)), "lr"),
         ] {
             let error = sgd.add_param_group(group).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
@@ -71,7 +71,14 @@ fn clipping_scales_all_gradients_together() {
             let expected: Vec<f64> = before.iter().map(|g| g.clamp(-0.05, 0.05)).collect();
             close(&p[0].grad().unwrap().to_vec::<f64>()?, &expected);
         }
-        assert_eq!(clip_grad_norm_(&[], 1.0, 2.0)?.item::<f32>()?, 0.0);
+        assert_eq!(clip_grad_norm_(&[], 1.0, ())?.item::<f32>()?, 0.0);
+        let p = params(Device::Cpu, DType::F64)?;
+        p[0].set_grad(Some(full([3], f64::INFINITY, DType::F64)?))?;
+        let strict = TotalNormOptions::new().error_if_nonfinite(true);
+        let error = clip_grad_norm_(&p, 1.0, strict).expect_err("an infinite norm").to_string();
+        assert!(error.contains("not finite"), "{error}");
+        assert_eq!(p[0].grad().unwrap().to_vec::<f64>()?, [f64::INFINITY; 3]);
+        assert!(clip_grad_norm_(&p, 1.0, ())?.item::<f64>()?.is_infinite());
         Ok(())
     });
 }
@@ -82,7 +89,7 @@ fn a_step_uses_the_rate_in_a_tensor() {
         for place in world.places() {
             let weight = full([2], 1.0, place)?.requires_grad_(true)?;
             let lr = full([], 0.5, place)?;
-            let group = ParamGroup::new(vec![weight.clone()], SGDOptions::default());
+            let group = ParamGroup::new(vec![weight.clone()], SGDOptions::new());
             let mut sgd = SGD::with_groups(vec![group.with_lr_tensor(lr)?])?;
             weight.set_grad(Some(full([2], 1.0, place)?))?;
             sgd.step()?;

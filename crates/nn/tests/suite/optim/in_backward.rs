@@ -25,7 +25,7 @@ fn loss(net: &Sequential, x: &Tensor) -> Result<Tensor> {
 fn steps_like_a_loop(device: Device) -> Result<()> {
     let x = randn([32, 8], device)?;
     let (plain, hooked) = (net(device)?, net(device)?);
-    let options = AdamWOptions { lr: 0.01, ..Default::default() };
+    let options = AdamWOptions::new().lr(0.01);
     let mut optimizer = AdamW::new(plain.parameters(), options)?;
     let optimizers = recipe::step_in_backward(&hooked)?;
     for _ in 0..5 {

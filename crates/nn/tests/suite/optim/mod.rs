@@ -4,6 +4,7 @@ mod formulas;
 mod fused;
 mod groups;
 mod in_backward;
+mod lbfgs;
 mod schedules;
 mod states;
 

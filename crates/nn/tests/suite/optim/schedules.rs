@@ -2,16 +2,18 @@
 
 use warpline::{Result, full};
 use warpline_nn::optim::{
-    Anneal, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LinearLR,
-    MultiStepLR, OneCycleLR, OneCycleOptions, Optimizer, OptimizerState, PlateauOptions,
-    ReduceLROnPlateau, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
+    Anneal, ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
+    CosineAnnealingWarmRestartsOptions, ExponentialLR, LinearLR, LinearLROptions, MultiStepLR,
+    OneCycleLR, OneCycleLROptions, Optimizer, OptimizerState, PlateauMode, ReduceLROnPlateau,
+    ReduceLROnPlateauOptions, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
+    ThresholdMode,
 };
 
 use super::close;
 
 fn sgd_of(lr: f64) -> Result<SGD> {
     let weight = full([1], 0.0, ())?.requires_grad_(true)?;
-    SGD::new(vec![weight], SGDOptions { lr, momentum: 0.9, ..SGDOptions::default() })
+    SGD::new(vec![weight], SGDOptions::new().lr(lr).momentum(0.9))
 }
 
 /// Returns the learning rates of epochs 0 to `epochs`. Checks that a run restored halfway has the same rates.
@@ -57,18 +59,28 @@ fn schedules_have_pytorchs_values() {
     check(&[1.0, 1.0, 0.1, 0.1, 0.01, 0.01], rates(1.0, 5, boxed!(StepLR(2, 0.1))));
     check(&[1.0, 0.5, 0.5, 0.125, 0.125], rates(1.0, 4, boxed!(MultiStepLR(&[1, 3, 3], 0.5))));
     check(&[1.0, 0.5, 0.25, 0.125], rates(1.0, 3, boxed!(ExponentialLR(0.5))));
-    check(&[0.5, 0.5, 1.0, 1.0], rates(1.0, 3, boxed!(ConstantLR(0.5, 2))));
-    check(&[0.5, 0.625, 0.75, 0.875, 1.0, 1.0], rates(1.0, 5, boxed!(LinearLR(0.5, 1.0, 4))));
+    check(
+        &[0.5, 0.5, 1.0, 1.0],
+        rates(1.0, 3, boxed!(ConstantLR(ConstantLROptions::new().factor(0.5).total_iters(2)))),
+    );
+    check(
+        &[0.5, 0.625, 0.75, 0.875, 1.0, 1.0],
+        rates(1.0, 5, boxed!(LinearLR(LinearLROptions::new().start_factor(0.5).total_iters(4)))),
+    );
     let cosine = |i: f64| 0.1 + 0.45 * (1.0 + (std::f64::consts::PI * i / 4.0).cos());
     // After the minimum, the rate rises again.
     let expected: Vec<f64> = (0..10).map(|i| cosine(f64::from(i))).collect();
     check(&expected, rates(1.0, 9, boxed!(CosineAnnealingLR(4, 0.1))));
     let expected = [0.0, 1.0, 2.0, 3.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 0.0].map(cosine);
-    check(&expected, rates(1.0, 12, boxed!(CosineAnnealingWarmRestarts(4, 2, 0.1))));
+    let restarts = CosineAnnealingWarmRestartsOptions::new().t_mult(2).eta_min(0.1);
+    check(&expected, rates(1.0, 12, boxed!(CosineAnnealingWarmRestarts(4, restarts))));
     check(
         &[0.25, 0.5, 1.0, 1.0, 0.5, 0.25],
         rates(1.0, 5, |sgd| {
-            let warm = Box::new(LinearLR::new(sgd, 0.25, 1.0, 3)?);
+            let warm = Box::new(LinearLR::new(
+                sgd,
+                LinearLROptions::new().start_factor(0.25).total_iters(3),
+            )?);
             let down = Box::new(ExponentialLR::new(sgd, 0.5)?);
             let all = SequentialLR::new(sgd, vec![warm, down], &[3])?;
             Ok(Box::new(all) as Box<dyn Scheduler>)
@@ -85,13 +97,11 @@ fn schedules_have_pytorchs_values() {
 #[test]
 fn one_cycle_goes_up_and_down_and_momentum_the_other_way() {
     let mut sgd = sgd_of(1.0).unwrap();
-    let options = OneCycleOptions {
-        pct_start: 0.4,
-        anneal_strategy: Anneal::Linear,
-        div_factor: 10.0,
-        final_div_factor: 100.0,
-        ..OneCycleOptions::default()
-    };
+    let options = OneCycleLROptions::new()
+        .pct_start(0.4)
+        .anneal_strategy(Anneal::Linear)
+        .div_factor(10.0)
+        .final_div_factor(100.0);
     let mut scheduler = OneCycleLR::new(&mut sgd, 1.0, 10, options).unwrap();
     let mut all = vec![(sgd.lr(0), sgd.setting(0, "momentum").unwrap())];
     for _ in 1..10 {
@@ -114,8 +124,7 @@ fn one_cycle_goes_up_and_down_and_momentum_the_other_way() {
 #[test]
 fn rates_go_down_on_a_plateau() {
     let mut sgd = sgd_of(1.0).unwrap();
-    let options =
-        PlateauOptions { patience: 1, cooldown: 1, factor: 0.5, ..PlateauOptions::default() };
+    let options = ReduceLROnPlateauOptions::new().patience(1).cooldown(1).factor(0.5);
     let mut scheduler = ReduceLROnPlateau::new(&sgd, options).unwrap();
     let mut all = Vec::new();
     for loss in [1.0, 0.5, 0.5, 0.6, 0.7, 0.7, 0.7, 0.1] {
@@ -126,10 +135,47 @@ fn rates_go_down_on_a_plateau() {
 }
 
 #[test]
+fn a_plateau_is_measured_by_mode_and_threshold() {
+    let lowered = |options: ReduceLROnPlateauOptions, metrics: [f64; 2]| {
+        let mut sgd = sgd_of(1.0).unwrap();
+        let mut scheduler = ReduceLROnPlateau::new(&sgd, options.patience(0)).unwrap();
+        for metric in metrics {
+            scheduler.step(&mut sgd, metric).unwrap();
+        }
+        sgd.lr(0) < 1.0
+    };
+    let options = ReduceLROnPlateauOptions::new();
+    let higher = options.mode(PlateauMode::Max);
+    assert!(!lowered(higher, [1.0, 2.0]) && lowered(higher, [2.0, 1.0]));
+    // 10 to 8 is an improvement by 2, or by a fifth.
+    for (mode, worth, too_little) in
+        [(ThresholdMode::Absolute, 1.0, 3.0), (ThresholdMode::Relative, 0.1, 0.3)]
+    {
+        let options = options.threshold_mode(mode);
+        assert!(!lowered(options.threshold(worth), [10.0, 8.0]));
+        assert!(lowered(options.threshold(too_little), [10.0, 8.0]));
+    }
+}
+
+/// The rates of PyTorch's constructors without optional arguments.
+#[test]
+fn schedules_without_options_have_pytorchs_defaults() {
+    let check = |expected: &[f64], rates: Result<Vec<f64>>| close(&rates.expect("rates"), expected);
+    let third = 1.0 / 3.0;
+    check(&[1.0, 1.0, 0.1], rates(1.0, 2, boxed!(StepLR(2, ()))));
+    check(&[1.0, 0.1], rates(1.0, 1, boxed!(MultiStepLR(&[1], ()))));
+    let constant = [third, third, third, third, third, 1.0];
+    check(&constant, rates(1.0, 5, boxed!(ConstantLR(()))));
+    let linear: Vec<f64> = (0..6).map(|i| third + 2.0 * third * f64::from(i) / 5.0).collect();
+    check(&linear, rates(1.0, 5, boxed!(LinearLR(()))));
+    check(&[1.0, 0.5, 0.0], rates(1.0, 2, boxed!(CosineAnnealingLR(2, ()))));
+    check(&[1.0, 0.5, 1.0, 0.5, 1.0], rates(1.0, 4, boxed!(CosineAnnealingWarmRestarts(2, ()))));
+}
+
+#[test]
 fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
     // The first phase has no steps: 0.1 of 10 steps, minus one.
-    let options =
-        OneCycleOptions { pct_start: 0.1, anneal_strategy: Anneal::Linear, ..Default::default() };
+    let options = OneCycleLROptions::new().pct_start(0.1).anneal_strategy(Anneal::Linear);
     let rates = rates(0.1, 9, |sgd| Ok(Box::new(OneCycleLR::new(sgd, 0.1, 10, options)?)))?;
     close(&rates[..1], &[0.1]);
     assert!(rates.windows(2).all(|pair| pair[1] < pair[0]), "{rates:?}");
@@ -138,7 +184,7 @@ fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
 
 #[test]
 fn an_optimizers_error_names_the_line_that_called() {
-    let none = SGD::new(Vec::new(), SGDOptions::default()).unwrap_err().to_string();
+    let none = SGD::new(Vec::new(), ()).unwrap_err().to_string();
     let mut sgd = sgd_of(0.1).unwrap();
     let state = OptimizerState::default();
     let other = sgd.load_state_dict(&state).unwrap_err().to_string();

@@ -13,7 +13,7 @@ use crate::common::{World, worlds};
 /// A run that is saved as tensors and resumed is bit-identical to an uninterrupted run.
 fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
     let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);
-    let mut whole = Optim::new(one.clone(), options.clone())?;
+    let mut whole = Optim::<R>::new(one.clone(), options.clone())?;
     for i in 0..3 {
         set_grads(&one, i)?;
         whole.step()?;
@@ -22,7 +22,7 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
     for (one, two) in one.iter().zip(&two) {
         two.detach().copy_(one, false)?;
     }
-    let mut again = Optim::new(two.clone(), other)?;
+    let mut again = Optim::<R>::new(two.clone(), other)?;
     again.load_state_dict(&OptimizerState::from_tensors(&saved)?)?;
     assert_eq!(again.param_groups()[0].options.settings(), options.settings());
     for i in 3..6 {
@@ -46,14 +46,14 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
 fn runs_resume_to_the_bit() {
     worlds(1, |world: &World| {
         for place in world.places() {
-            let momentum = SGDOptions { momentum: 0.9, nesterov: true, ..SGDOptions::default() };
-            resumes(momentum, SGDOptions::default(), place)?;
-            let amsgrad = AdamOptions { amsgrad: true, lr: 0.3, ..AdamOptions::default() };
-            resumes(amsgrad, AdamOptions::default(), place)?;
-            let on_device = AdamWOptions { capturable: true, ..AdamWOptions::default() };
-            resumes(on_device, AdamWOptions::default(), place)?;
-            let rms = RMSpropOptions { momentum: 0.1, centered: true, ..RMSpropOptions::default() };
-            resumes(rms, RMSpropOptions::default(), place)?;
+            let momentum = SGDOptions::new().momentum(0.9).nesterov(true);
+            resumes(momentum, SGDOptions::new(), place)?;
+            let amsgrad = AdamOptions::new().amsgrad(true).lr(0.3);
+            resumes(amsgrad, AdamOptions::new(), place)?;
+            let on_device = AdamWOptions::new().capturable(true);
+            resumes(on_device, AdamWOptions::new(), place)?;
+            let rms = RMSpropOptions::new().momentum(0.1).centered(true);
+            resumes(rms, RMSpropOptions::new(), place)?;
         }
         Ok(())
     });
@@ -63,7 +63,7 @@ fn runs_resume_to_the_bit() {
 fn states_have_pytorchs_names_and_invalid_states_change_nothing() {
     worlds(1, |_| {
         let params = params(Device::Cpu, DType::F32)?;
-        let mut adam = Adam::new(params.clone(), AdamOptions::default())?;
+        let mut adam = Adam::new(params.clone(), ())?;
         set_grads(&params, 1)?;
         adam.step()?;
         let state = adam.state_dict()?;
@@ -80,7 +80,7 @@ fn states_have_pytorchs_names_and_invalid_states_change_nothing() {
         let error = adam.load_state_dict(&wrong).expect_err("a shape is wrong").to_string();
         assert!(error.contains("exp_avg of parameter 2") && error.contains("[4]"), "{error}");
         assert_eq!(adam.lr(0), 1e-3);
-        let mut sgd = SGD::new(params, SGDOptions::default())?;
+        let mut sgd = SGD::new(params, ())?;
         let error = sgd.load_state_dict(&state).expect_err("another optimizer's").to_string();
         assert!(error.contains("SGD has no setting amsgrad"), "{error}");
         Ok(())

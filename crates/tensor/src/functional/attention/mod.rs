@@ -9,7 +9,7 @@ use warpline_kernels::attention::Weighing;
 use super::options::options;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{DType, Error, ErrorKind, Result, Tensor, arange};
+use crate::{DType, Error, ErrorKind, IntoOptions, Result, Tensor, arange};
 use few_queries::few_queries_attention;
 use flash::flash_attention;
 use plain::PlainAttention;
@@ -70,9 +70,9 @@ pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
-    options: impl Into<AttentionOptions<'a>>,
+    options: impl IntoOptions<AttentionOptions<'a>>,
 ) -> Result<Tensor> {
-    attention(query, key, value, &options.into())
+    attention(query, key, value, &options.into_options())
 }
 
 #[track_caller]

@@ -8,7 +8,7 @@ use super::options::{PerDimension, options};
 use super::window::{batched, last, positive, window};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{ConvGeometry, convolution, transposed};
 
 /// Padding around the image that is convolved.
@@ -102,7 +102,7 @@ macro_rules! convolutions {
             input: &Tensor,
             weight: &Tensor,
             bias: impl Into<Option<&'a Tensor>>,
-            options: impl Into<$options<$d>>,
+            options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
             #[track_caller]
             fn run(
@@ -113,7 +113,7 @@ macro_rules! convolutions {
             ) -> Result<Tensor> {
                 $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
             }
-            run(input, weight, bias.into(), options.into())
+            run(input, weight, bias.into(), options.into_options())
         }
     )*};
 }

@@ -8,7 +8,7 @@ use super::{CrossEntropyOptions, NllLossOptions, Reduction};
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
 /// `input`, or its only dimension. The target has a class index for each element, in the sizes of `input` without the
@@ -23,9 +23,9 @@ use crate::{DType, Error, Result, Tensor};
 pub fn cross_entropy<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<CrossEntropyOptions<'a>>,
+    options: impl IntoOptions<CrossEntropyOptions<'a>>,
 ) -> Result<Tensor> {
-    of_classes(input, target, &options.into())
+    of_classes(input, target, &options.into_options())
 }
 
 #[track_caller]
@@ -82,9 +82,9 @@ fn of_classes(
 pub fn nll_loss<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<NllLossOptions<'a>>,
+    options: impl IntoOptions<NllLossOptions<'a>>,
 ) -> Result<Tensor> {
-    of_log_probabilities(input, target, &options.into())
+    of_log_probabilities(input, target, &options.into_options())
 }
 
 #[track_caller]

@@ -12,7 +12,7 @@ use super::{
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
-use crate::{Error, Result, Tensor, where_cond};
+use crate::{Error, IntoOptions, Result, Tensor, where_cond};
 
 /// The reduction of the losses of single elements (`reduction`). `()` stands for the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,9 +93,9 @@ fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
 pub fn mse_loss(
     input: &Tensor,
     target: &Tensor,
-    reduction: impl Into<Reduction>,
+    reduction: impl IntoOptions<Reduction>,
 ) -> Result<Tensor> {
-    let (op, reduction) = ("mse_loss", reduction.into());
+    let (op, reduction) = ("mse_loss", reduction.into_options());
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.square().of(op)?;
     reduction.of(op, &losses).of(op)
@@ -107,8 +107,12 @@ pub fn mse_loss(
 /// # Errors
 /// The same as [`mse_loss`].
 #[track_caller]
-pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: impl Into<Reduction>) -> Result<Tensor> {
-    let (op, reduction) = ("l1_loss", reduction.into());
+pub fn l1_loss(
+    input: &Tensor,
+    target: &Tensor,
+    reduction: impl IntoOptions<Reduction>,
+) -> Result<Tensor> {
+    let (op, reduction) = ("l1_loss", reduction.into_options());
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.abs().of(op)?;
     reduction.of(op, &losses).of(op)
@@ -150,9 +154,9 @@ pub fn smooth_l1_loss(
 pub fn huber_loss(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<HuberLossOptions>,
+    options: impl IntoOptions<HuberLossOptions>,
 ) -> Result<Tensor> {
-    let HuberLossOptions { reduction, delta } = options.into();
+    let HuberLossOptions { reduction, delta } = options.into_options();
     let op = "huber_loss";
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
@@ -179,9 +183,9 @@ pub fn huber_loss(
 pub fn binary_cross_entropy<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<BinaryCrossEntropyOptions<'a>>,
+    options: impl IntoOptions<BinaryCrossEntropyOptions<'a>>,
 ) -> Result<Tensor> {
-    let BinaryCrossEntropyOptions { weight, reduction } = options.into();
+    let BinaryCrossEntropyOptions { weight, reduction } = options.into_options();
     let op = "binary_cross_entropy";
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
@@ -245,9 +249,10 @@ fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
 pub fn binary_cross_entropy_with_logits<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<BinaryCrossEntropyWithLogitsOptions<'a>>,
+    options: impl IntoOptions<BinaryCrossEntropyWithLogitsOptions<'a>>,
 ) -> Result<Tensor> {
-    let BinaryCrossEntropyWithLogitsOptions { weight, reduction, pos_weight } = options.into();
+    let BinaryCrossEntropyWithLogitsOptions { weight, reduction, pos_weight } =
+        options.into_options();
     let op = "binary_cross_entropy_with_logits";
     check_sizes(op, input, target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
@@ -291,8 +296,12 @@ fn check_sizes(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
 /// # Errors
 /// The same as [`Tensor::sub`] and [`Tensor::mean`].
 #[track_caller]
-pub fn kl_div(input: &Tensor, target: &Tensor, options: impl Into<KlDivOptions>) -> Result<Tensor> {
-    let KlDivOptions { reduction, log_target } = options.into();
+pub fn kl_div(
+    input: &Tensor,
+    target: &Tensor,
+    options: impl IntoOptions<KlDivOptions>,
+) -> Result<Tensor> {
+    let KlDivOptions { reduction, log_target } = options.into_options();
     let op = "kl_div";
     let losses = if log_target {
         target.exp().of(op)?.mul(&target.sub(input).of(op)?).of(op)?

@@ -5,7 +5,7 @@ use super::per_sample::{by_group, per_channel, scaled, standardized};
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{Error, Result, Tensor};
+use crate::{Error, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`batch_norm`].
@@ -51,9 +51,9 @@ pub fn batch_norm<'a>(
     input: &Tensor,
     running_mean: impl Into<Option<&'a Tensor>>,
     running_var: impl Into<Option<&'a Tensor>>,
-    options: impl Into<BatchNormOptions<'a>>,
+    options: impl IntoOptions<BatchNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_batch(input, running_mean.into(), running_var.into(), &options.into())
+    by_batch(input, running_mean.into(), running_var.into(), &options.into_options())
 }
 
 #[track_caller]
@@ -170,9 +170,9 @@ pub fn instance_norm<'a>(
     input: &Tensor,
     running_mean: impl Into<Option<&'a Tensor>>,
     running_var: impl Into<Option<&'a Tensor>>,
-    options: impl Into<InstanceNormOptions<'a>>,
+    options: impl IntoOptions<InstanceNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_instance(input, running_mean.into(), running_var.into(), &options.into())
+    by_instance(input, running_mean.into(), running_var.into(), &options.into_options())
 }
 
 #[track_caller]

@@ -9,7 +9,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::methods::composite::signed;
-use crate::{DType, Error, IntoShape, Result, Tensor};
+use crate::{DType, Error, IntoOptions, IntoShape, Result, Tensor};
 
 /// Returns the dimensions to normalize: the last dimensions of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
@@ -185,9 +185,9 @@ options! {
 pub fn layer_norm<'a>(
     input: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl Into<LayerNormOptions<'a>>,
+    options: impl IntoOptions<LayerNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_layer(input, &normalized_shape.into_shape(), options.into())
+    by_layer(input, &normalized_shape.into_shape(), options.into_options())
 }
 
 #[track_caller]
@@ -213,9 +213,9 @@ fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> R
 pub fn rms_norm<'a>(
     input: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl Into<RmsNormOptions<'a>>,
+    options: impl IntoOptions<RmsNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_mean_square(input, &normalized_shape.into_shape(), options.into())
+    by_mean_square(input, &normalized_shape.into_shape(), options.into_options())
 }
 
 #[track_caller]
@@ -251,9 +251,9 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) 
 pub fn group_norm<'a>(
     input: &Tensor,
     num_groups: usize,
-    options: impl Into<GroupNormOptions<'a>>,
+    options: impl IntoOptions<GroupNormOptions<'a>>,
 ) -> Result<Tensor> {
-    let GroupNormOptions { weight, bias, eps } = options.into();
+    let GroupNormOptions { weight, bias, eps } = options.into_options();
     by_group(input, num_groups, weight, bias, eps)
 }
 

@@ -9,7 +9,7 @@ use warpline_kernels::pool::{Divisor, Places, Window};
 use super::options::{PerDimension, options};
 use super::window::{batched, last, positive, window};
 use crate::called::Called;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
 
 options! {
@@ -60,13 +60,13 @@ macro_rules! pools {
         pub fn $name(
             input: &Tensor,
             kernel_size: impl PerDimension<$d>,
-            options: impl Into<MaxPoolOptions<$d>>,
+            options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<Tensor> {
             #[track_caller]
             fn run(input: &Tensor, kernel: [usize; $d], options: MaxPoolOptions<$d>) -> Result<Tensor> {
                 Ok(max(stringify!($name), input, kernel, options).of(stringify!($name))?.0)
             }
-            run(input, kernel_size.per_dimension(), options.into())
+            run(input, kernel_size.per_dimension(), options.into_options())
         }
 
         #[doc = concat!("[`", stringify!($name), "`] and the index of each largest element among the elements of its ")]
@@ -78,7 +78,7 @@ macro_rules! pools {
         pub fn $with_indices(
             input: &Tensor,
             kernel_size: impl PerDimension<$d>,
-            options: impl Into<MaxPoolOptions<$d>>,
+            options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<(Tensor, Tensor)> {
             #[track_caller]
             fn run(
@@ -88,7 +88,7 @@ macro_rules! pools {
             ) -> Result<(Tensor, Tensor)> {
                 max(stringify!($with_indices), input, kernel, options).of(stringify!($with_indices))
             }
-            run(input, kernel_size.per_dimension(), options.into())
+            run(input, kernel_size.per_dimension(), options.into_options())
         }
     )*};
 }
@@ -130,13 +130,13 @@ macro_rules! averages {
         pub fn $name(
             input: &Tensor,
             kernel_size: impl PerDimension<$d>,
-            options: impl Into<AvgPoolOptions<$d>>,
+            options: impl IntoOptions<AvgPoolOptions<$d>>,
         ) -> Result<Tensor> {
             #[track_caller]
             fn run(input: &Tensor, kernel: [usize; $d], options: AvgPoolOptions<$d>) -> Result<Tensor> {
                 average(stringify!($name), input, kernel, options).of(stringify!($name))
             }
-            run(input, kernel_size.per_dimension(), options.into())
+            run(input, kernel_size.per_dimension(), options.into_options())
         }
     )*};
 }

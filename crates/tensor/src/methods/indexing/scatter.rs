@@ -15,7 +15,7 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{DType, Integer, Result, RoundingMode, Scalar, Tensor};
+use crate::{DType, Integer, IntoOperand, Result, RoundingMode, Scalar, Tensor};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -60,10 +60,10 @@ impl Tensor {
         &self,
         dim: impl Integer,
         index: &Tensor,
-        src: impl Into<TensorOrScalar<'a>>,
+        src: impl IntoOperand<'a>,
     ) -> Result<Self> {
         let dim = dim.into_isize();
-        self.put("scatter", dim, index, src.into(), false)
+        self.put("scatter", dim, index, src.into_operand(), false)
     }
 
     /// [`Tensor::scatter`] in place.
@@ -76,10 +76,10 @@ impl Tensor {
         &self,
         dim: impl Integer,
         index: &Tensor,
-        src: impl Into<TensorOrScalar<'a>>,
+        src: impl IntoOperand<'a>,
     ) -> Result<&Self> {
         let dim = dim.into_isize();
-        self.put("scatter_", dim, index, src.into(), true)?;
+        self.put("scatter_", dim, index, src.into_operand(), true)?;
         Ok(self)
     }
 

@@ -22,6 +22,11 @@ const NO_OPS: &[(&str, &str)] = &[
     ("multiprocessing::Channel::recv", "receives another process's tensor"),
     ("tensor_of_literals", "the function `tensor`, with the default dtype"),
     ("Tensor::iter", "the views of `unbind`"),
+    ("Tensor::zeros", FOREIGN),
+    ("Tensor::ones", FOREIGN),
+    ("Tensor::new", FOREIGN),
+    ("Tensor::to_dtype", FOREIGN),
+    ("Tensor::to_device", FOREIGN),
     ("apply_elementwise", "calls the table's entries, which the registry has"),
     ("functional::celu", METHOD),
     ("functional::elu", METHOD),
@@ -48,6 +53,7 @@ const NO_OPS: &[(&str, &str)] = &[
     ("functional::threshold", METHOD),
 ];
 
+const FOREIGN: &str = "does not compile, and names the right call";
 const METHOD: &str = "calls the method of the same name";
 
 /// Returns the path under which the registry has a function of a file, such as `Tensor::add`.
