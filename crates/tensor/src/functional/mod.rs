@@ -46,7 +46,7 @@ pub use conv::{
 pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity, normalize};
 pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
-pub use gates::{glu, softmin};
+pub use gates::{glu, silu_mul, softmin};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use linear::linear;
 pub use loss::{
