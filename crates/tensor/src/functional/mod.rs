@@ -57,7 +57,7 @@ pub use loss::{
 };
 pub use norm::{
     BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RmsNormOptions,
-    batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
+    add_layer_norm, add_rms_norm, batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
 };
 pub use options::PerDimension;
 pub use pad::{PadMode, pad};
