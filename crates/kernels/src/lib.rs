@@ -26,6 +26,7 @@ mod programs;
 pub mod random;
 pub mod reduce;
 pub mod resample;
+pub mod rotary;
 pub mod scan;
 pub mod scatter;
 mod scratch;

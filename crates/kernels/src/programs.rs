@@ -55,6 +55,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
         crate::resample::PROGRAMS,
+        crate::rotary::PROGRAMS,
         crate::softmax::PROGRAMS,
         crate::sort::PROGRAMS,
     ];

@@ -37,6 +37,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/kernels/src/random/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/reduce/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/resample/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/rotary/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/scan/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/scatter/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/softmax/", "a family's launches and CPU implementations"),

@@ -30,6 +30,7 @@ mod options;
 mod pad;
 mod pixels;
 mod pool;
+mod rotary;
 mod sparse;
 mod window;
 
@@ -69,4 +70,5 @@ pub use pool::{
     avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool1d_with_indices, max_pool2d,
     max_pool2d_with_indices, max_pool3d, max_pool3d_with_indices,
 };
+pub use rotary::{RotaryEmbeddingOptions, rotary_embedding};
 pub use sparse::{EmbeddingOptions, OneHotOptions, embedding, one_hot};
