@@ -16,6 +16,7 @@ mod dim;
 pub mod elementwise;
 pub mod fill;
 pub mod indexing;
+pub mod kv_cache;
 pub mod loss;
 mod math;
 pub mod matmul;

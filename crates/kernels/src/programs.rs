@@ -45,6 +45,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
+        crate::kv_cache::PROGRAMS,
         crate::loss::PROGRAMS,
         crate::matmul::PROGRAMS,
         crate::norm::PROGRAMS,

@@ -29,6 +29,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/kernels/src/elementwise/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/fill/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/indexing/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/kv_cache/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/loss/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/matmul/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/norm/", "a family's launches and CPU implementations"),

@@ -23,6 +23,7 @@ mod dropout;
 mod fold;
 mod gates;
 mod interpolate;
+mod kv_cache;
 mod linear;
 mod loss;
 mod norm;
@@ -49,6 +50,7 @@ pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use gates::{glu, silu_mul, softmin};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
+pub use kv_cache::KvCache;
 pub use linear::linear;
 pub use loss::{
     BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,

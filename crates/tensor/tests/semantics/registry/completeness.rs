@@ -23,6 +23,9 @@ const NO_OPS: &[(&str, &str)] = &[
     ("tensor_of_literals", "the function `tensor`, with the default dtype"),
     ("Tensor::iter", "the views of `unbind`"),
     ("apply_elementwise", "calls the table's entries, which the registry has"),
+    ("functional::KvCache::keys", MEMORY),
+    ("functional::KvCache::values", MEMORY),
+    ("functional::KvCache::len", MEMORY),
     ("functional::celu", METHOD),
     ("functional::elu", METHOD),
     ("functional::gelu", METHOD),
@@ -48,6 +51,7 @@ const NO_OPS: &[(&str, &str)] = &[
     ("functional::threshold", METHOD),
 ];
 
+const MEMORY: &str = "returns a cache's memory";
 const METHOD: &str = "calls the method of the same name";
 
 /// Returns the path under which the registry has a function of a file, such as `Tensor::add`.
