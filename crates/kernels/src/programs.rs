@@ -64,6 +64,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
+        crate::kv_cache::PROGRAMS,
         crate::loss::PROGRAMS,
         crate::matmul::PROGRAMS,
         crate::normalization::PROGRAMS,
@@ -74,6 +75,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
         crate::resample::PROGRAMS,
+        crate::rotary::PROGRAMS,
         crate::softmax::PROGRAMS,
         crate::sort::PROGRAMS,
     ];

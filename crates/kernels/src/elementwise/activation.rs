@@ -30,6 +30,10 @@ ops! {
     SILU = "silu"(x), FLOATS => Same, "x / ((C)1 + exp_of(-x))", {
         f32 = math::silu, f64 = scalars(|x: f64| x / (1.0 + (-x).exp()))
     }, gradients(g) { x: g.silu_backward(x) }
+    /// `silu(gate) * up`: the gate of a Llama-shaped feed-forward layer. Floats only.
+    SILU_MUL = "silu_mul"(gate, up), FLOATS => Same, "gate / ((C)1 + exp_of(-gate)) * up", {
+        float => gate / (1.0 + (-gate).exp()) * up
+    }, gradients(g) { gate: (g * up).silu_backward(gate), up: g * gate.silu() }
     /// `torch.nn.functional.gelu`, by the error function. Floats only.
     GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }, gradients(g) {
         x: g.gelu_backward(x)

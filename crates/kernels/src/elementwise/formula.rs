@@ -336,6 +336,7 @@ functions! {
     cosh() COSH Expr;
     tanh() TANH Expr;
     sigmoid() SIGMOID Expr;
+    silu() SILU Expr;
     softplus(beta, threshold) SOFTPLUS Expr;
     digamma() DIGAMMA Expr;
     pow(y) POW Expr;

@@ -45,33 +45,90 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
 /// weight, bias and result, of `T`, then mean and scale, of its compute type.
 pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
-    let [means, scales] = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
-    let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
+    let operands = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
+    let moments = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     each_row(launch, p, |row, at| {
-        // SAFETY: the row and its moments belong to this thread. Weight and bias have an element
-        // per column, and are read only if they exist.
+        // SAFETY: the caller guarantees these operands, and the row belongs to this thread.
+        unsafe { normalize(p, operands, moments, row, at) };
+    });
+}
+
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
+/// residual, weight, bias, result and sum, of `T`, then mean and scale, of its compute type.
+pub(super) unsafe fn add_layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+    let [input, residual, weight, bias, out, sum] =
+        [0, 1, 2, 3, 4, 5].map(|i| SharedPtr::<T>::operand(launch, i));
+    let moments = [6, 7].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
+    each_row(launch, p, |row, at| {
+        // SAFETY: the caller guarantees these operands, and the row belongs to this thread.
         unsafe {
-            let values = || at.clone().map(|i| get(input, i));
-            let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
-            let squares: f64 = values().map(|x| (x - mean) * (x - mean)).sum();
-            let scale = 1.0 / (squares / size + eps).sqrt();
-            means.write(row as isize, T::Compute::from_number(mean));
-            scales.write(row as isize, T::Compute::from_number(scale));
-            for (column, i) in at.clone().enumerate() {
-                let y = (get(input, i) - mean) * scale;
-                let y = if p.is_weighted != 0 { y * get(weight, column) } else { y };
-                put(out, i, if p.is_biased != 0 { y + get(bias, column) } else { y });
-            }
+            at.clone().for_each(|i| put(sum, i, get(input, i) + get(residual, i)));
+            normalize(p, [sum, weight, bias, out], moments, row, at);
         }
     });
+}
+
+/// Normalizes the row `row`, whose elements are `at`.
+///
+/// # Safety
+/// The operands are rows, weight, bias and result, and the moments mean and scale. The row and its
+/// moments belong to this thread. Weight and bias have an element per column if the parameters say
+/// that they exist.
+unsafe fn normalize<T: HostElement>(
+    p: &Norm,
+    [input, weight, bias, out]: [SharedPtr<T>; 4],
+    [means, scales]: [SharedPtr<T::Compute>; 2],
+    row: usize,
+    at: Range<usize>,
+) {
+    let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
+    // SAFETY: the caller guarantees the elements of the row and of its moments, and those of weight
+    // and bias, which are read only if they exist.
+    unsafe {
+        let values = || at.clone().map(|i| get(input, i));
+        let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
+        let squares: f64 = values().map(|x| (x - mean) * (x - mean)).sum();
+        let scale = 1.0 / (squares / size + eps).sqrt();
+        means.write(row as isize, T::Compute::from_number(mean));
+        scales.write(row as isize, T::Compute::from_number(scale));
+        for (column, i) in at.clone().enumerate() {
+            let y = (get(input, i) - mean) * scale;
+            let y = if p.is_weighted != 0 { y * get(weight, column) } else { y };
+            put(out, i, if p.is_biased != 0 { y + get(bias, column) } else { y });
+        }
+    }
 }
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
 /// rows and weight, of `T`, mean and scale, of its compute type, and the result, of `T`.
 pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| SharedPtr::<T>::operand(launch, i));
+    // SAFETY: the caller guarantees these operands.
+    unsafe { rows_backward::<T>(launch, p, None, 5) };
+}
+
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
+/// rows and weight, of `T`, mean and scale, of its compute type, then another gradient of the rows
+/// and the result, of `T`.
+pub(super) unsafe fn add_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+    // SAFETY: the caller guarantees these operands.
+    unsafe { rows_backward::<T>(launch, p, Some(5), 6) };
+}
+
+/// Computes the gradient of the rows into operand `out`. Adds the operand `other`.
+///
+/// # Safety
+/// The conditions of [`backward`], for these operands.
+unsafe fn rows_backward<T: HostElement>(
+    launch: &HostLaunch<'_>,
+    p: &Norm,
+    other: Option<usize>,
+    out: usize,
+) {
+    let [grad, input, weight, out] = [0, 1, 2, out].map(|i| SharedPtr::<T>::operand(launch, i));
+    let other = other.map(|i| SharedPtr::<T>::operand(launch, i));
     let [means, scales] = [3, 4].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let size = p.size as f64;
     each_row(launch, p, |row, at| {
@@ -89,7 +146,8 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
                 pairs().fold((0.0, 0.0), |(plain, along), (g, y)| (plain + g, along + g * y));
             let plain = if p.is_centred != 0 { plain / size } else { 0.0 };
             for ((g, y), i) in pairs().zip(at.clone()) {
-                put(out, i, (g - plain - y * (along / size)) * scale);
+                let other = other.map_or(0.0, |other| get(other, i));
+                put(out, i, (g - plain - y * (along / size)) * scale + other);
             }
         }
     });

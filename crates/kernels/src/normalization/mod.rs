@@ -1,4 +1,5 @@
-//! Normalization of rows: `layer_norm` and `rms_norm`, and their gradients.
+//! Normalization of rows: `layer_norm` and `rms_norm`, with or without the addition of a residual,
+//! and their gradients.
 
 mod cpu;
 #[cfg(test)]
@@ -28,18 +29,21 @@ const MOST_COLUMNS: u32 = 64;
 const AT_A_TIME: u64 = 4;
 const FEW: u64 = 8;
 
-/// Kernels with a few lanes per row, and with a block per row.
-static LAYER_NORM: Program = Program::new("layer_norm", FLOATS, &["warp", "block"], |_, ty| {
-    source().push(&format!("LAYER_NORM({ty})"))
-})
-.with_ptx(committed);
+/// Kernels with a few lanes per row, and with a block per row. `add_warp` and `add_block` normalize
+/// the sum of two operands.
+static LAYER_NORM: Program =
+    Program::new("layer_norm", FLOATS, &["warp", "block", "add_warp", "add_block"], |_, ty| {
+        source().push(&format!("LAYER_NORM({ty})"))
+    })
+    .with_ptx(committed);
 
-/// The same two kernels for the gradient of the rows, and two kernels that sum columns for the
-/// gradients of weight and bias: `vectors` of columns, and single `columns`.
+/// The same kernels for the gradient of the rows, and two kernels that sum columns for the
+/// gradients of weight and bias: `vectors` of columns, and single `columns`. `add_warp` and
+/// `add_block` add another gradient of the rows.
 static LAYER_NORM_BACKWARD: Program = Program::new(
     "layer_norm_backward",
     FLOATS,
-    &["warp", "block", "vectors", "columns"],
+    &["warp", "block", "add_warp", "add_block", "vectors", "columns"],
     |_, ty| source().push(&format!("LAYER_NORM_BACKWARD({ty})")),
 )
 .with_ptx(committed);
@@ -58,11 +62,22 @@ fn source() -> Source {
 static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
 };
+// SAFETY: the facts of `ROWS`. Each element of the sum is written by one thread too, and read only
+// by this thread, after the write.
+static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
+    let hosts = hosts!(float T => cpu::add_layer_norm::<T>);
+    Kernel::array(&LAYER_NORM, ["add_warp", "add_block"], hosts)
+};
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
 // element of the result is written by one thread. The kernels read the weight only if `is_weighted`
 // says that it exists.
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
+};
+// SAFETY: the facts of `ROWS_BACKWARD`, for an operand more, which has the rows' size.
+static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
+    let hosts = hosts!(float T => cpu::add_backward::<T>);
+    Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)
 };
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
 // element of a result is written by one thread. The scratch operand has a word for each counter and
@@ -121,6 +136,10 @@ impl LayerNorm<'_> {
         if self.centred { "layer_norm" } else { "rms_norm" }
     }
 
+    fn op_of_sum(&self) -> &'static str {
+        if self.centred { "add_layer_norm" } else { "add_rms_norm" }
+    }
+
     /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
@@ -129,8 +148,13 @@ impl LayerNorm<'_> {
     /// Checks the views of `self`, `like_input` against the size of the input and `like_row`
     /// against the size of a row. Returns the parameters.
     #[track_caller]
-    fn params(&self, like_input: &[View<'_>], like_row: &[View<'_>]) -> Result<Norm> {
-        let (op, location, input) = (self.op(), Location::caller(), self.input);
+    fn params(
+        &self,
+        op: &'static str,
+        like_input: &[View<'_>],
+        like_row: &[View<'_>],
+    ) -> Result<Norm> {
+        let (location, input) = (Location::caller(), self.input);
         let rows = self.mean.numel();
         let size = input.numel() / rows.max(1);
         let wide = Self::moment_dtype(input.dtype);
@@ -170,12 +194,12 @@ impl Norm {
     /// Launches the kernel for short or for long rows.
     #[inline]
     #[track_caller]
-    fn launch_rows(
+    fn launch_rows<const N: usize>(
         &self,
         target: Target<'_>,
         op: &'static str,
-        [short, long]: &[Kernel<Norm, 6>; 2],
-        operands: &[Operand<'_>; 6],
+        [short, long]: &[Kernel<Norm, N>; 2],
+        operands: &[Operand<'_>; N],
     ) -> Result<()> {
         check_operands(op, operands)?;
         if self.is_empty() {
@@ -250,7 +274,7 @@ pub fn layer_norm(
 ) -> Result<()> {
     let op = norm.op();
     ROWS[0].check_dtype(op, norm.input.dtype)?;
-    let mut params = norm.params(&[out], bias.as_slice())?;
+    let mut params = norm.params(op, &[out], bias.as_slice())?;
     params.is_biased = bias.is_some().into();
     let operands = [
         norm.input.read(),
@@ -263,32 +287,68 @@ pub fn layer_norm(
     params.launch_rows(target, op, &ROWS, &operands)
 }
 
-/// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
-/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass.
-/// `grad` and `out` have the input's dtype and number of elements.
+/// Adds `residual` to the input and normalizes the sum as [`layer_norm`] does, in one launch. Writes
+/// the sum, rounded to the input's dtype, to `sum`, and the normalized rows to `out`. `residual`,
+/// `sum` and `out` have the input's dtype and number of elements.
 ///
 /// # Errors
-/// The errors of [`layer_norm`]. The conditions on the dtype and the number of elements of `out`
-/// hold for `grad` too.
+/// The errors of [`layer_norm`], with the conditions on `out` for `residual` and `sum` too.
+#[track_caller]
+pub fn add_layer_norm(
+    target: Target<'_>,
+    norm: &LayerNorm<'_>,
+    residual: View<'_>,
+    bias: Option<View<'_>>,
+    out: View<'_>,
+    sum: View<'_>,
+) -> Result<()> {
+    let op = norm.op_of_sum();
+    ADD_ROWS[0].check_dtype(op, norm.input.dtype)?;
+    let mut params = norm.params(op, &[residual, out, sum], bias.as_slice())?;
+    params.is_biased = bias.is_some().into();
+    let operands = [
+        norm.input.read(),
+        residual.read(),
+        norm.or_input(norm.weight),
+        bias.unwrap_or(norm.input).read(),
+        out.write(),
+        sum.write(),
+        norm.mean.write(),
+        norm.scale.write(),
+    ];
+    params.launch_rows(target, op, &ADD_ROWS, &operands)
+}
+
+/// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
+/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass.
+/// Adds `other`, another gradient of the rows, if given: after [`add_layer_norm`], the gradient of
+/// the sum. `grad`, `other` and `out` have the input's dtype and number of elements.
+///
+/// # Errors
+/// The errors of [`layer_norm`], with the conditions on `out` for `grad` and `other` too.
 #[track_caller]
 pub fn layer_norm_backward(
     target: Target<'_>,
     norm: &LayerNorm<'_>,
     grad: View<'_>,
+    other: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "layer_norm_backward";
     ROWS_BACKWARD[0].check_dtype(OP, norm.input.dtype)?;
-    let params = norm.params(&[grad, out], &[])?;
-    let operands = [
-        grad.read(),
-        norm.input.read(),
-        norm.or_input(norm.weight),
-        norm.mean.read(),
-        norm.scale.read(),
-        out.write(),
-    ];
-    params.launch_rows(target, OP, &ROWS_BACKWARD, &operands)
+    let params = norm.params(OP, &[grad, other.unwrap_or(grad), out], &[])?;
+    let [g, x, weight] = [grad.read(), norm.input.read(), norm.or_input(norm.weight)];
+    let [mean, scale, out] = [norm.mean.read(), norm.scale.read(), out.write()];
+    match other {
+        None => {
+            let operands = [g, x, weight, mean, scale, out];
+            params.launch_rows(target, OP, &ROWS_BACKWARD, &operands)
+        }
+        Some(other) => {
+            let operands = [g, x, weight, mean, scale, other.read(), out];
+            params.launch_rows(target, OP, &ADD_ROWS_BACKWARD, &operands)
+        }
+    }
 }
 
 /// Computes the gradients of [`layer_norm`] with respect to its weight and, if `of_bias` is given,
@@ -310,7 +370,7 @@ pub fn layer_norm_parameters_backward(
     let [columns, vectors] = &COLUMNS;
     columns.check_dtype(OP, norm.input.dtype)?;
     let results: SmallVec<[View<'_>; 2]> = [of_weight].into_iter().chain(of_bias).collect();
-    let mut params = norm.params(&[grad], &results)?;
+    let mut params = norm.params(OP, &[grad], &results)?;
     params.is_biased = of_bias.is_some().into();
     let of_bias = of_bias.map_or(of_weight.untouched(), View::write);
     let [g, x, mean, scale] = [grad, norm.input, norm.mean, norm.scale].map(View::read);

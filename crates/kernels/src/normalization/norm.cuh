@@ -23,14 +23,26 @@ template <bool BLOCK> struct Team {
 __device__ __forceinline__ f32 root(f32 v) { return sqrtf(v); }
 __device__ __forceinline__ f64 root(f64 v) { return sqrt(v); }
 
-template <class T, bool BLOCK>
+// Normalizes the rows of `in`, or with `ADDS` the rows of `in + residual`, which are written to
+// `sum`.
+template <class T, bool BLOCK, bool ADDS>
 __device__ __forceinline__ void layer_norm(
-    const T* in, const T* weight, const T* bias, T* out, compute_t<T>* means, compute_t<T>* scales, const Norm& p) {
+    const T* in, const T* residual, const T* weight, const T* bias, T* out, T* sum, compute_t<T>* means,
+    compute_t<T>* scales, const Norm& p) {
     typedef compute_t<T> C;
     __shared__ C shared[64];
     const Team<BLOCK> team(p);
     const u64 size = team.has ? p.size : 0;
     const T* x = in + team.row * p.size;
+    if constexpr (ADDS) {
+        const T* y = residual + team.row * p.size;
+        T* own = sum + team.row * p.size;
+#pragma unroll 4
+        for (u64 i = team.t; i < size; i += team.size) store(own[i], load(x[i]) + load(y[i]));
+        // Each thread reads back only the elements that it has written. They are rounded, as the
+        // result of a separate addition is.
+        x = own;
+    }
     C mean = 0, squares = 0;
     if (p.is_centred) {
 #pragma unroll 4
@@ -57,11 +69,11 @@ __device__ __forceinline__ void layer_norm(
     }
 }
 
-// Computes the gradient of the rows.
-template <class T, bool BLOCK>
+// Computes the gradient of the rows. With `ADDS`, adds `other`, another gradient of the rows.
+template <class T, bool BLOCK, bool ADDS>
 __device__ __forceinline__ void layer_norm_backward(
-    const T* grad, const T* in, const T* weight, const compute_t<T>* means, const compute_t<T>* scales, T* out,
-    const Norm& p) {
+    const T* grad, const T* in, const T* weight, const compute_t<T>* means, const compute_t<T>* scales,
+    const T* other, T* out, const Norm& p) {
     typedef compute_t<T> C;
     __shared__ C shared[64];
     const Team<BLOCK> team(p);
@@ -83,7 +95,9 @@ __device__ __forceinline__ void layer_norm_backward(
     for (u64 i = team.t; i < size; i += team.size) {
         const C own = p.is_weighted ? load(g[i]) * load(weight[i]) : load(g[i]);
         const C y = (load(x[i]) - mean) * scale;
-        store(out[team.row * p.size + i], (own - plain - y * along) * scale);
+        C result = (own - plain - y * along) * scale;
+        if constexpr (ADDS) result += load(other[team.row * p.size + i]);
+        store(out[team.row * p.size + i], result);
     }
 }
 
@@ -187,13 +201,23 @@ __device__ __forceinline__ void layer_norm_parameters(
     extern "C" __global__ __launch_bounds__(threads) void layer_norm_##T##_##name(                \
         const T* in, const T* weight, const T* bias, T* out, compute_t<T>* means,                 \
         compute_t<T>* scales, const __grid_constant__ Norm p) {                                   \
-        layer_norm<T, BLOCK>(in, weight, bias, out, means, scales, p);                            \
+        layer_norm<T, BLOCK, false>(in, in, weight, bias, out, out, means, scales, p);            \
+    }                                                                                             \
+    extern "C" __global__ __launch_bounds__(threads) void layer_norm_##T##_add_##name(            \
+        const T* in, const T* residual, const T* weight, const T* bias, T* out, T* sum,           \
+        compute_t<T>* means, compute_t<T>* scales, const __grid_constant__ Norm p) {              \
+        layer_norm<T, BLOCK, true>(in, residual, weight, bias, out, sum, means, scales, p);       \
     }
 #define BACKWARD(T, name, threads, BLOCK)                                                         \
     extern "C" __global__ __launch_bounds__(threads) void layer_norm_backward_##T##_##name(       \
         const T* grad, const T* in, const T* weight, const compute_t<T>* means,                   \
         const compute_t<T>* scales, T* out, const __grid_constant__ Norm p) {                     \
-        layer_norm_backward<T, BLOCK>(grad, in, weight, means, scales, out, p);                   \
+        layer_norm_backward<T, BLOCK, false>(grad, in, weight, means, scales, in, out, p);        \
+    }                                                                                             \
+    extern "C" __global__ __launch_bounds__(threads) void layer_norm_backward_##T##_add_##name(   \
+        const T* grad, const T* in, const T* weight, const compute_t<T>* means,                   \
+        const compute_t<T>* scales, const T* other, T* out, const __grid_constant__ Norm p) {     \
+        layer_norm_backward<T, BLOCK, true>(grad, in, weight, means, scales, other, out, p);      \
     }
 #define LAYER_NORM(T)                                                                             \
     FORWARD(T, warp, 128, false)                                                                  \

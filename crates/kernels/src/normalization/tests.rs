@@ -53,7 +53,7 @@ fn every_float_and_size(target: Target<'_>) {
                 let of_bias = biased.then(|| bias.view());
                 layer_norm(target, &norm, of_bias, out.view()).unwrap();
                 let of_input = Tensor::garbage(target, dtype, &[rows * size]);
-                layer_norm_backward(target, &norm, grad.view(), of_input.view()).unwrap();
+                layer_norm_backward(target, &norm, grad.view(), None, of_input.view()).unwrap();
                 let [dw, db] = [(); 2].map(|()| Tensor::garbage(target, dtype, &[size]));
                 let of_bias = biased.then(|| db.view());
                 layer_norm_parameters_backward(target, &norm, grad.view(), dw.view(), of_bias)
@@ -89,6 +89,67 @@ fn every_float_and_size(target: Target<'_>) {
             }
         }
     }
+}
+
+/// Compares the kernels that add an operand with an addition before or after the others.
+fn sums_of_every_float(target: Target<'_>) {
+    for dtype in [F16, BF16, F32, F64] {
+        let wide = LayerNorm::moment_dtype(dtype);
+        for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500)] {
+            for (centred, weighted) in [(true, true), (false, true), (true, false)] {
+                let context = format!("{dtype} {rows} by {size}, {centred}, {weighted}");
+                let [a, b, grad, other] =
+                    [1, 6, 8, 3].map(|salt| numbers(target, dtype, rows * size, salt));
+                let [weight, bias] = [5, 2].map(|salt| numbers(target, dtype, size, salt));
+                let [mean, scale] = [(); 2].map(|()| Tensor::garbage(target, wide, &[rows]));
+                let garbage = || Tensor::garbage(target, dtype, &[rows * size]);
+                let added = |a: &Tensor, b: &Tensor| {
+                    let pairs = a.floats(target).into_iter().zip(b.floats(target));
+                    let values: Vec<f64> = pairs.map(|(a, b)| a + b).collect();
+                    Tensor::new(target, dtype, &[rows * size], &values)
+                };
+                let norm = LayerNorm {
+                    input: a.view(),
+                    weight: weighted.then(|| weight.view()),
+                    mean: mean.view(),
+                    scale: scale.view(),
+                    eps: EPS,
+                    centred,
+                };
+                let of_bias = weighted.then(|| bias.view());
+                let (out, sum) = (garbage(), garbage());
+                add_layer_norm(target, &norm, b.view(), of_bias, out.view(), sum.view()).unwrap();
+                let moments = [mean.floats(target), scale.floats(target)];
+                let expected_sum = added(&a, &b);
+                let of_sum = LayerNorm { input: expected_sum.view(), ..norm };
+                let expected = garbage();
+                layer_norm(target, &of_sum, of_bias, expected.view()).unwrap();
+                assert_eq!(sum.floats(target), expected_sum.floats(target), "{context}");
+                assert_close(dtype, &out.floats(target), &expected.floats(target), &context);
+                assert_close(wide, &moments[0], &mean.floats(target), &context);
+                assert_close(wide, &moments[1], &scale.floats(target), &context);
+
+                let (with, without) = (garbage(), garbage());
+                let grad = grad.view();
+                layer_norm_backward(target, &of_sum, grad, Some(other.view()), with.view())
+                    .unwrap();
+                layer_norm_backward(target, &of_sum, grad, None, without.view()).unwrap();
+                let expected = added(&without, &other);
+                assert_close(dtype, &with.floats(target), &expected.floats(target), &context);
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_with_a_residual_are_normalized_as_their_result_would_be() {
+    on_every_target(sums_of_every_float);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_sums_with_a_residual_are_normalized_as_their_result_would_be() {
+    on_gpu(sums_of_every_float);
 }
 
 #[test]
@@ -206,5 +267,10 @@ fn operands_of_other_sizes_or_layouts_are_refused() {
         let out = Tensor::garbage(target, F32, &[3, 3]);
         let refused = layer_norm(target, &other, None, out.view());
         assert!(matches!(refused.kind(), Some(ErrorKind::DTypeMismatch { .. })));
+        let (view, sum) = (out.view(), square.view());
+        let refused = add_layer_norm(target, &norm, few.view(), None, view, sum);
+        assert!(matches!(refused.kind(), Some(ErrorKind::ShapeMismatch { .. })));
+        let refused = add_layer_norm(target, &norm, square.view(), None, view, sum);
+        assert!(matches!(refused.kind(), Some(ErrorKind::OverlappingOperands)));
     });
 }

@@ -298,6 +298,10 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "softmin" |at, n| softmin(&m(at), n.i)?;
     "layer_norm" |at, n| layer_norm(&m(at), [n.u], ())?;
     "rms_norm" |at, n| rms_norm(&m(at), [n.u], ())?;
+    "add_layer_norm" |at, n| { add_layer_norm(&m(at), &m(at), [n.u], ())?; };
+    "add_rms_norm" |at, n| { add_rms_norm(&m(at), &m(at), [n.u], ())?; };
+    "KvCache::new" |at, n| { KvCache::new([1, 1, n.u, 2], at)?; };
+    "KvCache::new" |at, n| { KvCache::new([n.u, n.u, 3, n.u], at)?; };
     "group_norm" |at, n| group_norm(&c(at), n.u, ())?;
     "pad" |at, n| pad(&m(at), &[n.i, 0], PadMode::Constant(0.0.into()))?;
     "pad" |at, n| pad(&m(at), &[n.i, isize::MAX], PadMode::Constant(0.0.into()))?;

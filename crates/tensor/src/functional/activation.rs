@@ -1,8 +1,11 @@
 //! Activations as functions. Most of them call the tensor method of the same name.
 
+use warpline_kernels::elementwise::SILU_MUL;
+
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
+use crate::methods::{apply_elementwise_in, common_dtype};
 use crate::{Error, Integer, Result, Scalar, Tensor};
 
 macro_rules! activations {
@@ -63,6 +66,28 @@ pub fn glu(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
     let half = size / 2;
     let gate = input.narrow(dim, half as isize, half).of(op)?.sigmoid().of(op)?;
     input.narrow(dim, 0, half).of(op)?.mul(&gate).of(op)
+}
+
+/// `silu(gate) * up` in one launch: the gate of a feed-forward layer of Llama. `gate` and `up` broadcast, and are
+/// promoted to a common dtype. Half-width floats are computed in `f32` and rounded once. PyTorch has no such function;
+/// its counterpart is `torch.nn.functional.silu(gate) * up`.
+///
+/// ```
+/// # use warpline::functional::{silu, silu_mul};
+/// # use warpline::tensor;
+/// let (gate, up) = (tensor([-1f32, 0.0, 2.0], ())?, tensor([3f32, 4.0, 5.0], ())?);
+/// let expected = silu(&gate)?.mul(&up)?;
+/// assert!(silu_mul(&gate, &up)?.allclose(&expected, 1e-6, 0.0, false)?);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::BroadcastMismatch`] if the shapes do not broadcast. [`ErrorKind::UnsupportedDType`] if the common dtype
+/// is not floating point. Errors of [every op](Tensor#errors-of-every-op).
+#[track_caller]
+pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let operands = [gate.into(), up.into()];
+    apply_elementwise_in(&SILU_MUL, &operands, common_dtype(&operands))
 }
 
 /// [`Tensor::softmax`] of the negated input (`torch.nn.functional.softmin`).

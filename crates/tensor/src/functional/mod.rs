@@ -22,6 +22,7 @@ mod distances;
 mod dropout;
 mod fold;
 mod interpolate;
+mod kv_cache;
 mod linear;
 mod loss;
 mod normalization;
@@ -29,13 +30,14 @@ mod options;
 mod pad;
 mod pixels;
 mod pool;
+mod rotary;
 mod sparse;
 mod window;
 
 pub use activation::{
     celu, elu, gelu, glu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,
-    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, softmax, softmin, softplus, softshrink,
-    softsign, tanh, tanhshrink, threshold,
+    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, silu_mul, softmax, softmin, softplus,
+    softshrink, softsign, tanh, tanhshrink, threshold,
 };
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
@@ -46,6 +48,7 @@ pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity
 pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
+pub use kv_cache::KvCache;
 pub use linear::linear;
 pub use loss::{
     BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
@@ -55,7 +58,7 @@ pub use loss::{
 };
 pub use normalization::{
     BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RmsNormOptions,
-    batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
+    add_layer_norm, add_rms_norm, batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
 };
 pub use options::PerDimension;
 pub use pad::{PadMode, pad};
@@ -67,4 +70,5 @@ pub use pool::{
     avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool1d_with_indices, max_pool2d,
     max_pool2d_with_indices, max_pool3d, max_pool3d_with_indices,
 };
+pub use rotary::{RotaryEmbeddingOptions, rotary_embedding};
 pub use sparse::{EmbeddingOptions, OneHotOptions, embedding, one_hot};

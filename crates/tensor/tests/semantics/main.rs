@@ -38,6 +38,7 @@ mod by_name;
 mod composites;
 mod convolutions;
 mod copies;
+mod decoding;
 mod devices;
 mod elementwise;
 mod extreme_arguments;

@@ -196,12 +196,81 @@ fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> R
     let op = "layer_norm";
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], shape)?;
-    let rows = RowNorm { dims: dims.clone(), eps, centred: true };
-    if let Some(out) = rows.fused(input, weight, bias).of(op)? {
+    by_row(RowNorm { dims, eps, centred: true }, input, weight, bias).of(op)
+}
+
+/// Computes a norm over the last dimensions.
+#[track_caller]
+fn by_row(
+    of: RowNorm,
+    input: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    if let Some(out) = of.clone().fused(input, weight, bias)? {
         return Ok(out);
     }
-    let x = standardized(&input.widened().of(op)?, &dims, eps, true).of(op)?;
-    scaled(x.result, weight, bias, input.dtype()).of(op)
+    let x = standardized(&input.widened()?, &of.dims, of.eps, of.centred)?;
+    scaled(x.result, weight, bias, input.dtype())
+}
+
+/// Adds a residual, and computes a norm of the sum. Returns the normalized sum, then the sum.
+#[track_caller]
+fn by_row_of_sum(
+    of: RowNorm,
+    input: &Tensor,
+    residual: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
+    if let Some(results) = of.clone().fused_with(input, residual, weight, bias)? {
+        return Ok(results);
+    }
+    let sum = input.add(residual)?;
+    Ok((by_row(of, &sum, weight, bias)?, sum))
+}
+
+/// Adds `residual` to the input, and normalizes the sum as [`layer_norm`] does, in one launch. Returns the normalized
+/// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
+/// counterpart is `s = x + r; return F.layer_norm(s, shape, w, b), s`.
+///
+/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
+/// several launches.
+///
+/// ```
+/// # use warpline::functional::{LayerNormOptions, add_layer_norm};
+/// # use warpline::tensor;
+/// let (x, residual) = (tensor([[1f32, 3.0]], ())?, tensor([[0f32, 2.0]], ())?);
+/// let (normalized, sum) = add_layer_norm(&x, &residual, 2, LayerNormOptions::new().eps(0.0))?;
+/// assert_eq!(sum.to_vec::<f32>()?, [1.0, 5.0]);
+/// assert_eq!(normalized.to_vec::<f32>()?, [-1.0, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// The same as [`layer_norm`]. [`ErrorKind::ShapeMismatch`] if the residual's sizes are not the input's.
+#[track_caller]
+pub fn add_layer_norm<'a>(
+    input: &Tensor,
+    residual: &Tensor,
+    normalized_shape: impl IntoShape,
+    options: impl Into<LayerNormOptions<'a>>,
+) -> Result<(Tensor, Tensor)> {
+    let LayerNormOptions { weight, bias, eps } = options.into();
+    let (op, shape) = ("add_layer_norm", normalized_shape.into_shape());
+    check_residual(op, input, residual)?;
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
+    by_row_of_sum(RowNorm { dims, eps, centred: true }, input, residual, weight, bias).of(op)
+}
+
+#[track_caller]
+fn check_residual(op: &'static str, input: &Tensor, residual: &Tensor) -> Result<()> {
+    if residual.size() == input.size() {
+        return Ok(());
+    }
+    let (expected, actual) = (input.size(), residual.size());
+    Err(Error::shape(op, format!("the residual must be of {expected:?}, but is of {actual:?}")))
 }
 
 /// Divides by the square root of the mean square over the last dimensions, those of `normalized_shape`, then
@@ -224,18 +293,54 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) 
     let op = "rms_norm";
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight)], shape)?;
-    let eps = eps.unwrap_or(match input.dtype() {
+    let eps = eps.unwrap_or_else(|| machine_epsilon(input.dtype()));
+    by_row(RowNorm { dims, eps, centred: false }, input, weight, None).of(op)
+}
+
+/// Adds `residual` to the input, and normalizes the sum as [`rms_norm`] does, in one launch. Returns the normalized
+/// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
+/// counterpart is `s = x + r; return F.rms_norm(s, shape, w), s`.
+///
+/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
+/// several launches.
+///
+/// ```
+/// # use warpline::functional::{RmsNormOptions, add_rms_norm};
+/// # use warpline::tensor;
+/// let (x, residual) = (tensor([[1f32, 5.0]], ())?, tensor([[0f32, 2.0]], ())?);
+/// let (normalized, sum) = add_rms_norm(&x, &residual, 2, RmsNormOptions::new().eps(0.0))?;
+/// assert_eq!(sum.to_vec::<f32>()?, [1.0, 7.0]);
+/// let expected = tensor([[0.2f32, 1.4]], ())?;
+/// assert!(normalized.allclose(&expected, 1e-6, 0.0, false)?);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// The same as [`add_layer_norm`].
+#[track_caller]
+pub fn add_rms_norm<'a>(
+    input: &Tensor,
+    residual: &Tensor,
+    normalized_shape: impl IntoShape,
+    options: impl Into<RmsNormOptions<'a>>,
+) -> Result<(Tensor, Tensor)> {
+    let RmsNormOptions { weight, eps } = options.into();
+    let (op, shape) = ("add_rms_norm", normalized_shape.into_shape());
+    check_residual(op, input, residual)?;
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight)], &shape)?;
+    let eps = eps.unwrap_or_else(|| machine_epsilon(input.dtype().promote(residual.dtype())));
+    by_row_of_sum(RowNorm { dims, eps, centred: false }, input, residual, weight, None).of(op)
+}
+
+/// Returns the machine epsilon of a dtype; that of `float32` for integers.
+fn machine_epsilon(dtype: DType) -> f64 {
+    match dtype {
         DType::F16 => half::f16::EPSILON.into(),
         DType::BF16 => half::bf16::EPSILON.into(),
         DType::F64 => f64::EPSILON,
         _ => f32::EPSILON.into(),
-    });
-    let rows = RowNorm { dims: dims.clone(), eps, centred: false };
-    if let Some(out) = rows.fused(input, weight, None).of(op)? {
-        return Ok(out);
     }
-    let x = standardized(&input.widened().of(op)?, &dims, eps, false).of(op)?;
-    scaled(x.result, weight, None, input.dtype()).of(op)
 }
 
 /// Normalizes each group of channels, with all dimensions after the channels, to mean 0 and variance 1, then

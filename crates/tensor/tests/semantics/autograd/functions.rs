@@ -4,8 +4,8 @@ use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
 };
 use warpline::functional::{
-    CrossEntropyOptions, LayerNormOptions, Reduction, RmsNormOptions, cross_entropy, dropout,
-    layer_norm, rms_norm,
+    CrossEntropyOptions, LayerNormOptions, Reduction, RmsNormOptions, add_layer_norm, add_rms_norm,
+    cross_entropy, dropout, layer_norm, rms_norm,
 };
 use warpline::{
     DType, Device, Error, Result, Tensor, cuda, manual_seed, ones, rand, randn, where_cond,
@@ -105,6 +105,14 @@ const FUNCTIONS: &[Checked] = &[
     ("rms norm", &[&[2, 3], &[2, 3]], |x| {
         let norm = RmsNormOptions::new().eps(0.1);
         rms_norm(&x[0], 3, norm)?.mul(&rms_norm(&x[0], [2, 3], norm.weight(&x[1]))?)
+    }),
+    ("norms of sums", &[&[2, 3], &[3, 2], &[3], &[3]], |x| {
+        let options = LayerNormOptions::new().eps(0.1).weight(&x[2]).bias(&x[3]);
+        let (normalized, sum) = add_layer_norm(&x[0], &x[1].t()?, 3, options)?;
+        let options = RmsNormOptions::new().eps(0.1).weight(&x[2]);
+        let (again, _) = add_rms_norm(&normalized, &sum, 3, options)?;
+        let (_, unused) = add_rms_norm(&x[0], &again, 3, ())?;
+        again.mul(&unused)
     }),
     ("transposed", &[&[3, 2], &[4, 3]], |x| x[0].t()?.matmul(&x[1].t()?)),
     ("reductions", &[&[2, 3]], |x| x[0].mean(0)?.mul(&x[0].sum([1, 0])?)?.add(&x[0].prod(0)?)),

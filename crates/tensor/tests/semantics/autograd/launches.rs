@@ -2,8 +2,8 @@
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
-    AttentionOptions, LayerNormOptions, cross_entropy, layer_norm, linear,
-    scaled_dot_product_attention,
+    AttentionOptions, KvCache, LayerNormOptions, RmsNormOptions, add_rms_norm, cross_entropy,
+    layer_norm, linear, rotary_embedding, scaled_dot_product_attention, silu_mul,
 };
 use warpline::{
     DType, Device, Result, Tensor, TensorOrScalar, apply_elementwise, ones, randint, randn, tensor,
@@ -82,6 +82,47 @@ fn a_layer_norm_takes_one_and_two_launches() {
         let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, options))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
         assert_eq!((forward, backward), (1, 2));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_norm_of_a_sum_takes_as_many_launches_as_the_norm() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let leaf = |sizes: &[usize]| randn(sizes, Device::cuda(0))?.requires_grad_(true);
+        let (x, residual, weight) = (leaf(&[8, 32])?, leaf(&[8, 32])?, leaf(&[32])?);
+        let options = RmsNormOptions::new().weight(&weight);
+        let ((y, sum), forward) = enqueued(&sim, || add_rms_norm(&x, &residual, 32, options))?;
+        let grads = [randn([8, 32], Device::cuda(0))?, randn([8, 32], Device::cuda(0))?];
+        let grads = grads.each_ref().map(Some);
+        let inputs = [&x, &residual, &weight];
+        let (_, backward) = enqueued(&sim, || {
+            autograd::grad(&[&y, &sum], &inputs, &grads, GradOptions::default())
+        })?;
+        assert_eq!((forward, backward), (1, 2));
+        Ok(())
+    });
+}
+
+#[test]
+fn functions_of_a_decoder_take_one_launch_each() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let options = (DType::BF16, Device::cuda(0));
+        let heads = |n: usize| randn([1, 3, n, 8], options)?.transpose(1, 2);
+        let (q, v, angles) = (heads(4)?, heads(2)?, randn([3, 8], options)?);
+        let q = q.detach().requires_grad_(true)?;
+        let (rotated, count) = enqueued(&sim, || rotary_embedding(&q, &angles, &angles, ()))?;
+        assert_eq!(count, 1);
+        let grad = randn([1, 4, 3, 8], options)?;
+        let (_, count) = enqueued(&sim, || {
+            autograd::grad(&[&rotated], &[&q], &[Some(&grad)], GradOptions::default())
+        })?;
+        assert_eq!(count, 1);
+        let cache = KvCache::new([1, 2, 16, 8], options)?;
+        assert_eq!(enqueued(&sim, || cache.append(&v, &v))?.1, 1);
+        assert_eq!(enqueued(&sim, || silu_mul(&v, &v))?.1, 1);
         Ok(())
     });
 }

@@ -2,9 +2,10 @@
 
 use warpline::functional::{
     AttentionOptions, BatchNormOptions, CrossEntropyOptions, HuberLossOptions, InstanceNormOptions,
-    LayerNormOptions, NllLossOptions, PadMode, Reduction, SmoothL1LossOptions, batch_norm,
-    cross_entropy, glu, group_norm, huber_loss, instance_norm, layer_norm, linear, mse_loss,
-    nll_loss, pad, pixel_shuffle, rms_norm, scaled_dot_product_attention, smooth_l1_loss,
+    LayerNormOptions, NllLossOptions, PadMode, Reduction, SmoothL1LossOptions, add_layer_norm,
+    add_rms_norm, batch_norm, cross_entropy, glu, group_norm, huber_loss, instance_norm,
+    layer_norm, linear, mse_loss, nll_loss, pad, pixel_shuffle, rms_norm,
+    scaled_dot_product_attention, smooth_l1_loss,
 };
 use warpline::{DType, ErrorKind, Result, Tensor, arange, full, manual_seed, ones, tensor, zeros};
 
@@ -128,6 +129,9 @@ fn arguments_that_do_not_fit_are_refused() {
         );
         says(rms_norm(&x, (), ()), "normalized_shape []");
         says(layer_norm(&x.to(DType::I64)?, 4, ()), "torch.int64");
+        let first = |(normalized, _): (Tensor, Tensor)| normalized;
+        says(add_rms_norm(&x, &zeros(4, ())?, 4, ()).map(first), "the residual must be of [2, 4]");
+        says(add_layer_norm(&x, &x, 3, ()).map(first), "normalized_shape [3]");
         says(group_norm(&x, 3, ()), "3 groups must divide 4 channels");
         let training = BatchNormOptions::new().training(true);
         says(batch_norm(&x.narrow(0, 0, 1)?, None, None, training), "more than one value");

@@ -1,7 +1,9 @@
-//! Attention.
+//! Attention, and the rotation of its queries and keys.
 
 use warpline::Tensor;
-use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
+use warpline::functional::{
+    AttentionOptions, RotaryEmbeddingOptions, rotary_embedding, scaled_dot_product_attention,
+};
 
 use super::entry::{Entry, floats};
 use super::sample::{Arg, mask, x};
@@ -52,5 +54,31 @@ pub(super) fn entries() -> Vec<Entry> {
         })
         .with("causal groups"),
     ];
-    entries.into_iter().map(|entry| entry.slack(4.0)).collect()
+    entries.into_iter().chain(rotations()).map(|entry| entry.slack(4.0)).collect()
+}
+
+fn rotations() -> Vec<Entry> {
+    const NAME: &str = "functional::rotary_embedding";
+    const ANGLES: &str = "the cosines and sines of positions are no parameters";
+    let three = |input: &[usize], angles: &[usize]| vec![x(input), x(angles), x(angles)];
+    let halves = [
+        three(&[2, 3, 4], &[3, 2]),
+        three(&[2, 2, 3, 4], &[2, 3, 4]),
+        three(&[0, 3, 4], &[3, 2]),
+        three(&[3, 6], &[1, 3]),
+    ];
+    let entries = vec![
+        Entry::new(NAME, floats, halves, |x| rotary_embedding(&x[0], &x[1], &x[2], ())),
+        Entry::new(NAME, floats, [three(&[2, 3, 4], &[3, 4])], |x| {
+            let pairs = RotaryEmbeddingOptions::new().interleaved(true);
+            rotary_embedding(&x[0], &x[1], &x[2], pairs)
+        })
+        .with("of neighbours"),
+        Entry::new(NAME, floats, [three(&[2, 3, 5], &[3, 1])], |x| {
+            let part = RotaryEmbeddingOptions::new().rotary_dim(2);
+            rotary_embedding(&x[0], &x[1], &x[2], part)
+        })
+        .with("of a part"),
+    ];
+    entries.into_iter().map(|entry| entry.only(&[0], ANGLES)).collect()
 }

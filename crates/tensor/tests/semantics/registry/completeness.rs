@@ -28,6 +28,9 @@ const NO_OPS: &[(&str, &str)] = &[
     ("Tensor::to_dtype", FOREIGN),
     ("Tensor::to_device", FOREIGN),
     ("apply_elementwise", "calls the table's entries, which the registry has"),
+    ("functional::KvCache::keys", MEMORY),
+    ("functional::KvCache::values", MEMORY),
+    ("functional::KvCache::len", MEMORY),
     ("functional::celu", METHOD),
     ("functional::elu", METHOD),
     ("functional::gelu", METHOD),
@@ -54,6 +57,7 @@ const NO_OPS: &[(&str, &str)] = &[
 ];
 
 const FOREIGN: &str = "does not compile, and names the right call";
+const MEMORY: &str = "returns a cache's memory";
 const METHOD: &str = "calls the method of the same name";
 
 /// Returns the path under which the registry has a function of a file, such as `Tensor::add`.

@@ -10,6 +10,11 @@ fn three(input: &[usize], channels: &[usize]) -> Vec<Arg> {
     vec![x(input), x(channels), x(channels)]
 }
 
+/// Samples of an input, a residual, and a weight and a bias of some size.
+fn sum_of(input: &[usize], channels: &[usize]) -> Vec<Arg> {
+    vec![x(input), x(input), x(channels), x(channels)]
+}
+
 pub(super) fn entries() -> Vec<Entry> {
     let mut entries = rows();
     entries.extend(channels());
@@ -37,6 +42,20 @@ fn rows() -> Vec<Entry> {
         }),
         Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3])]], |x| rms_norm(&x[0], 3, ()))
             .with("without weight"),
+        Entry::new("functional::add_layer_norm", floats, [sum_of(&[2, 3], &[3])], |x| {
+            let options = LayerNormOptions::new().weight(&x[2]).bias(&x[3]);
+            add_layer_norm(&x[0], &x[1], 3, options)
+        }),
+        Entry::new("functional::add_layer_norm", floats, [vec![x(&[2, 3]), x(&[2, 3])]], |x| {
+            add_layer_norm(&x[0], &x[1], 3, ())
+        })
+        .with("without weight"),
+        Entry::new(
+            "functional::add_rms_norm",
+            floats,
+            [vec![x(&[2, 2, 3]), x(&[2, 2, 3]), x(&[2, 3])]],
+            |x| add_rms_norm(&x[0], &x[1], [2, 3], RmsNormOptions::new().weight(&x[2]).eps(1e-5)),
+        ),
         Entry::new("functional::group_norm", floats, [three(&[2, 4, 2], &[4])], |x| {
             group_norm(&x[0], 2, GroupNormOptions::new().weight(&x[1]).bias(&x[2]))
         }),

@@ -1,5 +1,6 @@
 //! Elementwise methods with parameters or operands of several kinds.
 
+use warpline::functional::silu_mul;
 use warpline::{DType, RoundingMode, where_cond};
 
 use super::entry::{Entry, every, floats, numbers};
@@ -52,6 +53,7 @@ fn activations() -> Vec<Entry> {
         Entry::new("Tensor::threshold", numbers, one(), |x| x[0].threshold(1, 3)),
         Entry::new("Tensor::hardtanh", numbers, one(), |x| x[0].hardtanh(-0.5, 0.5)),
         Entry::new("Tensor::relu6", numbers, one(), |x| x[0].relu6()),
+        Entry::new("functional::silu_mul", floats, two(), |x| silu_mul(&x[0], &x[1])),
         Entry::new("Tensor::logit", every, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
             x[0].logit(None)
         }),

@@ -1,0 +1,48 @@
+// Copies rows of keys and values to a cache, from its length on, and advances the length. `state` has
+// the length and the counter of blocks that have read it.
+template <class T>
+__device__ __forceinline__ void
+append(const T* k, const T* v, T* keys, T* values, i64* state, const Append& p) {
+    const i64 length = *(volatile const i64*)state;
+    // The last new position. A negative length, which a caller may have written, is no position.
+    const bool fits = check_index(length < 0 ? length : (i64)((u64)length + p.count - 1), p.report);
+    const u32 lanes = 1u << (u32)p.lanes;
+    const u64 row = (u64)blockIdx.x * (BLOCK / lanes) + threadIdx.x / lanes;
+    if (fits && row < p.rows) {
+        keys += length * p.step;
+        values += length * p.step;
+        u64 rest = row;
+#pragma unroll 1
+        for (u64 d = 0; d < p.walk.ndim; d++) {
+            const u64 next = (__umul64hi(rest, p.walk.magic[d]) + rest) >> p.walk.shift[d];
+            const i64 at = (i64)(rest - next * p.walk.sizes[d]);
+            k += at * p.walk.strides[0][d];
+            v += at * p.walk.strides[1][d];
+            keys += at * p.walk.strides[2][d];
+            values += at * p.walk.strides[3][d];
+            rest = next;
+        }
+        for (u64 i = threadIdx.x & (lanes - 1); i < p.units; i += lanes) {
+            const T key = k[(i64)i * p.steps[0]], value = v[(i64)i * p.steps[1]];
+            keys[i] = key;
+            values[i] = value;
+        }
+    }
+    // All threads of the block have read the length.
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    if (gridDim.x > 1) {
+        // Orders the reads of the length before the arrival, and the arrivals of all blocks before
+        // the write of the length. The counter wraps to 0.
+        __threadfence();
+        if (atomicInc((u32*)(state + 1), gridDim.x - 1) != gridDim.x - 1) return;
+        __threadfence();
+    }
+    if (fits) *(volatile i64*)state = length + (i64)p.count;
+}
+
+#define APPEND(variant, name, T)                                                                  \
+    extern "C" __global__ __launch_bounds__(BLOCK) void kv_cache_append_##variant##_##name(       \
+        const T* k, const T* v, T* keys, T* values, i64* state, const __grid_constant__ Append p) { \
+        append<T>(k, v, keys, values, state, p);                                                  \
+    }

@@ -1,0 +1,48 @@
+//! The CPU implementation of rotary position embeddings.
+
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::Rotary;
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
+
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are input, of
+/// `T`, cosines and sines, of `T` or, if `is_wide` is set, of its compute type, and result, of `T`.
+pub(super) unsafe fn rotary<T: HostElement>(launch: &HostLaunch<'_>, p: &Rotary) {
+    let [x, out] = [0, 3].map(|i| SharedPtr::<T>::operand(launch, i));
+    let angles = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
+    let wide_angles = [1, 2].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
+    let angle = |k: usize, at: isize| {
+        // SAFETY: the caller guarantees the type of the angles, and calls this for their elements,
+        // which are only read.
+        unsafe { if p.is_wide != 0 { wide_angles[k].read(at) } else { angles[k].read(at).get() } }
+    };
+    let steps = p.steps.map(|step| step as isize);
+    let (pairs, rest) = (p.pairs as isize, p.rest as isize);
+    let zero = T::Compute::from_bits(0);
+    let grain = (GRAIN / (2 * pairs + rest).max(1) as usize).max(1);
+    host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
+        for row in rows {
+            let at = p.walk.offsets(row);
+            let place = |k: usize, column: isize| at[k] + column * steps[k];
+            for i in 0..pairs {
+                let (a, b) =
+                    if p.is_interleaved != 0 { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
+                let (cos, sin) = (angle(0, place(1, i)), angle(1, place(2, i)));
+                let sin = if p.is_inverse != 0 { zero.sub(sin) } else { sin };
+                // SAFETY: the operands have these elements, and the row of the result belongs to
+                // this thread.
+                unsafe {
+                    let (first, second) = (x.read(place(0, a)).get(), x.read(place(0, b)).get());
+                    out.write(place(3, a), T::put(first.mul(cos).sub(second.mul(sin))));
+                    out.write(place(3, b), T::put(second.mul(cos).add(first.mul(sin))));
+                }
+            }
+            for column in 2 * pairs..2 * pairs + rest {
+                // SAFETY: the operands have this element, and the row of the result belongs to this
+                // thread.
+                unsafe { out.write(place(3, column), x.read(place(0, column))) };
+            }
+        }
+    });
+}

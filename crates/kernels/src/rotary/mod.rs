@@ -1,0 +1,174 @@
+//! Rotary position embeddings: pairs of elements of each row are rotated by the angles of the row's
+//! position.
+//!
+//! A row is a vector of one head at one position. The lanes of a team share a row; each lane rotates
+//! pairs, or groups of four pairs if all operands are aligned to vectors of four elements. The
+//! elements after the rotated ones are copied.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use crate::programs::{FLOATS, committed};
+use warpline_runtime::iter::{BLOCK, Walk};
+use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&ROTARY_EMBEDDING];
+
+/// Pairs that a lane rotates at a time if the operands are aligned.
+const VECTOR: usize = 4;
+
+static ROTARY_EMBEDDING: Program =
+    Program::new("rotary_embedding", FLOATS, &["elements", "vectors"], |_, ty| {
+        let of = Source::new().with::<Rotary>().push(module::ELEMENT);
+        let of = of.push(&format!("#define BLOCK {BLOCK}\n#define VECTOR {VECTOR}"));
+        let of = of.push(include_str!("rotary.cuh"));
+        of.push(&format!("ROTARY({ty}, elements, 1)\nROTARY({ty}, vectors, VECTOR)"))
+    })
+    .with_ptx(committed);
+
+// SAFETY: `rotary_embedding` makes all `Rotary`s, with the sizes and strides of the launch's
+// operands, after a check of their sizes and dtypes. Each element of the result is written by one
+// thread. `vectors` is launched only if all operands are aligned to vectors.
+static ROTATIONS: [Kernel<Rotary, 4>; 2] = unsafe {
+    let hosts = hosts!(float T => cpu::rotary::<T>);
+    Kernel::array(&ROTARY_EMBEDDING, ["elements", "vectors"], hosts)
+};
+
+cuda_struct! {
+    /// `pairs` rotated pairs and `rest` copied elements per row. `lanes` is the binary logarithm of
+    /// the number of threads per row. `steps` are the strides of the operands along a row, and
+    /// `walk` covers the rows. `is_wide` says that the angles are of the compute type.
+    struct Rotary {
+        rows: u64,
+        pairs: u64,
+        rest: u64,
+        lanes: u64,
+        is_interleaved: u64,
+        is_wide: u64,
+        is_inverse: u64,
+        steps: [i64; 4],
+        walk: Walk<4>,
+    }
+}
+
+/// The kind of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Whether a pair consists of neighbours. If false, elements `i` and `i + pairs` are a pair.
+    pub is_interleaved: bool,
+    /// Whether to rotate by the negated angles, as the gradient does.
+    pub is_inverse: bool,
+}
+
+/// Rotates pairs of elements of `input` into `out`: `(a, b)` becomes
+/// `(a cos - b sin, b cos + a sin)`.
+///
+/// All views have the same sizes, except that the last dimension of `cos` and `sin` is the number of
+/// pairs. The elements after the last pair are copied. `cos` and `sin` have the input's dtype, or
+/// `float32` for half-width floats, which are computed in `float32`.
+///
+/// # Errors
+/// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, or `cos` or `sin` has
+///   none of the dtypes above, or their dtypes differ.
+/// - [`ErrorKind::ShapeMismatch`] if the input has no dimensions, or the sizes do not fit.
+/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
+/// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
+/// - The errors of [`Kernel::launch`].
+#[track_caller]
+pub fn rotary_embedding(
+    target: Target<'_>,
+    input: View<'_>,
+    cos: View<'_>,
+    sin: View<'_>,
+    out: View<'_>,
+    rotation: Rotation,
+) -> Result<()> {
+    const OP: &str = "rotary_embedding";
+    ROTATIONS[0].check_dtype(OP, input.dtype)?;
+    let is_half = matches!(input.dtype, DType::F16 | DType::BF16);
+    let is_wide = is_half && cos.dtype == DType::F32;
+    let of_angles = if is_wide { DType::F32 } else { input.dtype };
+    let location = Location::caller();
+    for (expected, actual) in
+        [(input.dtype, out.dtype), (of_angles, cos.dtype), (of_angles, sin.dtype)]
+    {
+        if actual != expected {
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
+        }
+    }
+    let (Some((&width, rows)), Some((&pairs, of_cos))) =
+        (input.sizes().split_last(), cos.sizes().split_last())
+    else {
+        return Err(Error::shape(OP, "the operands need a dimension").at(location));
+    };
+    if rows != of_cos
+        || cos.sizes() != sin.sizes()
+        || input.sizes() != out.sizes()
+        || pairs > width / 2
+    {
+        let reason = format!(
+            "an input of {:?}, angles of {:?} and {:?} and a result of {:?}; only the last sizes may differ, and \
+             two angles must not be more than a row",
+            input.sizes(),
+            cos.sizes(),
+            sin.sizes(),
+            out.sizes()
+        );
+        return Err(Error::shape(OP, reason).at(location));
+    }
+    let operands = [input.read(), cos.read(), sin.read(), out.write()];
+    check_operands(OP, &operands)?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let views = [input, cos, sin, out];
+    let strides = |d: usize| views.map(|view| view.strides()[d]);
+    let walk = Walk::new(OP, (0..rows.len()).rev().map(|d| (rows[d], strides(d))))?;
+    let mut params = Rotary {
+        rows: walk.numel() as u64,
+        pairs: pairs as u64,
+        rest: (width - 2 * pairs) as u64,
+        lanes: 0,
+        is_interleaved: rotation.is_interleaved.into(),
+        is_wide: is_wide.into(),
+        is_inverse: rotation.is_inverse.into(),
+        steps: strides(rows.len()).map(|step| step as i64),
+        walk,
+    };
+    let is_vector = matches!(target, Target::Cuda(..)) && params.has_vectors(OP, &views)?;
+    // A lane computes the offsets of its row once, for at least four pairs.
+    let lanes = (pairs.max(1) + (width - 2 * pairs)).div_ceil(VECTOR);
+    let lanes = lanes.next_power_of_two().min(BLOCK as usize);
+    params.lanes = lanes.ilog2().into();
+    let grid = Grid::cover((params.rows as usize).saturating_mul(lanes), BLOCK);
+    ROTATIONS[usize::from(is_vector)].launch(target, OP, &operands, &params, grid)
+}
+
+impl Rotary {
+    /// Returns whether every group of [`VECTOR`] elements of a row is an aligned vector in each
+    /// operand.
+    #[track_caller]
+    fn has_vectors(&self, op: &'static str, views: &[View<'_>; 4]) -> Result<bool> {
+        let whole = |n: u64| n.is_multiple_of(VECTOR as u64);
+        let is_dense = self.steps == [1; 4] && whole(self.pairs) && whole(self.rest);
+        let aligned = |stride: &isize| stride.unsigned_abs().is_multiple_of(VECTOR);
+        if !is_dense || !self.walk.dims().all(|(_, strides)| strides.iter().all(aligned)) {
+            return Ok(false);
+        }
+        for view in views {
+            let bytes = (VECTOR * view.dtype.size()) as u64;
+            if !launch::address(op, view)?.addr().is_multiple_of(bytes) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
