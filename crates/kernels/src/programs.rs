@@ -30,14 +30,14 @@ pub(crate) const LANES: &str = include_str!("lanes.cuh");
 /// operand whose dtype selects the variant, if that is not the first.
 macro_rules! kernels {
     ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
-        $($unsafe:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
+        $($keyword:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
     })+) => {$(
         $vis static $program: Program =
             Program::new($name, $variants, &[$($kernel_name),+], $source).with_ptx(committed);
 
         $(
             static $kernel: $ty =
-                $unsafe { Kernel::new(&$program, $kernel_name, $hosts) }$(.selected_by($at))?;
+                $keyword { Kernel::new(&$program, $kernel_name, $hosts) }$(.selected_by($at))?;
         )+
     )+};
 }

@@ -12,7 +12,7 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Result, Tensor};
+use crate::{Error, IntoOptions, Result, Tensor};
 
 const OP: &str = "rotary_embedding";
 
@@ -67,9 +67,9 @@ pub fn rotary_embedding(
     input: &Tensor,
     cos: &Tensor,
     sin: &Tensor,
-    options: impl Into<RotaryEmbeddingOptions>,
+    options: impl IntoOptions<RotaryEmbeddingOptions>,
 ) -> Result<Tensor> {
-    let RotaryEmbeddingOptions { interleaved, rotary_dim } = options.into();
+    let RotaryEmbeddingOptions { interleaved, rotary_dim } = options.into_options();
     let width = input.size().last().copied().unwrap_or(0);
     let rotated = rotary_dim.unwrap_or(width);
     if rotated > width || !rotated.is_multiple_of(2) {

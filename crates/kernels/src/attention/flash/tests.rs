@@ -134,7 +134,7 @@ impl MaskKind {
         match self {
             Self::None => Some(0.0),
             Self::Causal => (key <= query).then_some(0.0),
-            Self::Bools => (query != 2 && (key + outer) % 3 != 1).then_some(0.0),
+            Self::Bools => (query != 2 && !(key + outer + 2).is_multiple_of(3)).then_some(0.0),
             Self::Added => Some(((query * 5 + key) % 9) as f64 / 8.0 - 0.5),
         }
     }

@@ -254,9 +254,9 @@ pub fn add_layer_norm<'a>(
     input: &Tensor,
     residual: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl Into<LayerNormOptions<'a>>,
+    options: impl IntoOptions<LayerNormOptions<'a>>,
 ) -> Result<(Tensor, Tensor)> {
-    let LayerNormOptions { weight, bias, eps } = options.into();
+    let LayerNormOptions { weight, bias, eps } = options.into_options();
     let (op, shape) = ("add_layer_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     let dims = normalized_dims(op, input, &shape)?;
@@ -322,9 +322,9 @@ pub fn add_rms_norm<'a>(
     input: &Tensor,
     residual: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl Into<RmsNormOptions<'a>>,
+    options: impl IntoOptions<RmsNormOptions<'a>>,
 ) -> Result<(Tensor, Tensor)> {
-    let RmsNormOptions { weight, eps } = options.into();
+    let RmsNormOptions { weight, eps } = options.into_options();
     let (op, shape) = ("add_rms_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     let dims = normalized_dims(op, input, &shape)?;
