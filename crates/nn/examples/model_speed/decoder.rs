@@ -1,6 +1,9 @@
 //! A decoder with the shape of Llama 3.2 1B: grouped heads, rotary embeddings, RMSNorm and tied embeddings.
 
-use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
+use warpline::functional::{
+    AttentionOptions, KvCache, RmsNormOptions, add_rms_norm, linear, rotary_embedding,
+    scaled_dot_product_attention, silu_mul,
+};
 use warpline::{DType, Result, Tensor, arange, arange_start_step, cat, expr, zeros};
 use warpline_nn::{Embedding, Linear, LinearOptions, Module, RMSNorm, RMSNormOptions};
 
@@ -153,6 +156,131 @@ impl Decoding {
         let logits = linear(&model.norm.forward(&x)?, &model.embedding.weight, None)?;
         self.token.copy_(&logits.argmax(-1)?, false)?;
         self.position.add_(1)?.remainder_(self.capacity as i64)?;
+        Ok(())
+    }
+}
+
+/// A layer with one product for queries, keys and values, and one for both halves of the gate.
+#[derive(Module)]
+struct FusedLayer {
+    n1: RMSNorm,
+    n2: RMSNorm,
+    qkv: Linear,
+    o: Linear,
+    gate_up: Linear,
+    down: Linear,
+    heads: usize,
+    key_heads: usize,
+}
+
+/// Adds the residual and normalizes. Returns the normalized sum and the sum.
+fn add_norm(norm: &RMSNorm, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+    let options = RmsNormOptions::new().weight(norm.weight.as_deref()).eps(1e-5);
+    add_rms_norm(x, residual, [x.size()[x.dim() - 1]], options)
+}
+
+impl FusedLayer {
+    fn new(sizes: DecoderSizes) -> Result<Self> {
+        let DecoderSizes { width, heads, key_heads, hidden, .. } = sizes;
+        let linear =
+            |inputs, outputs| Linear::new(inputs, outputs, LinearOptions::new().bias(false));
+        let norm = || RMSNorm::new([width], RMSNormOptions::new().eps(1e-5));
+        Ok(Self {
+            n1: norm()?,
+            n2: norm()?,
+            qkv: linear(width, width / heads * (heads + 2 * key_heads))?,
+            o: linear(width, width)?,
+            gate_up: linear(width, 2 * hidden)?,
+            down: linear(hidden, width)?,
+            heads,
+            key_heads,
+        })
+    }
+
+    /// Takes the result of the former layer and the sum to add it to. Returns both for the next layer.
+    fn forward(
+        &self,
+        (x, residual): (&Tensor, &Tensor),
+        (cos, sin): (&Tensor, &Tensor),
+        cache: &KvCache,
+    ) -> Result<(Tensor, Tensor)> {
+        let [b, l, width] = x.dims()?;
+        let (heads, key_heads) = (self.heads, self.key_heads);
+        let (y, residual) = add_norm(&self.n1, x, residual)?;
+        let y = self
+            .qkv
+            .forward(&y)?
+            .view((b, l, heads + 2 * key_heads, width / heads))?
+            .transpose(1, 2)?;
+        let rotated = rotary_embedding(&y.narrow(1, 0, heads + key_heads)?, cos, sin, ())?;
+        let (q, k) = (rotated.narrow(1, 0, heads)?, rotated.narrow(1, heads, key_heads)?);
+        cache.append(&k, &y.narrow(1, heads + key_heads, key_heads)?)?;
+        let options = AttentionOptions::new().key_lengths(cache.len()).enable_gqa(true);
+        let y = scaled_dot_product_attention(&q, cache.keys(), cache.values(), options)?;
+        let y = self.o.forward(&y.transpose(1, 2)?.reshape([b, l, width])?)?;
+        let (y, residual) = add_norm(&self.n2, &y, &residual)?;
+        let halves = self.gate_up.forward(&y)?.chunk(2, -1)?;
+        Ok((self.down.forward(&silu_mul(&halves[0], &halves[1])?)?, residual))
+    }
+}
+
+/// The decoder with the functions that join several of its ops into one launch.
+#[derive(Module)]
+pub(crate) struct FusedDecoder {
+    embedding: Embedding,
+    layers: Vec<FusedLayer>,
+    norm: RMSNorm,
+}
+
+impl FusedDecoder {
+    pub(crate) fn new(sizes: DecoderSizes) -> Result<Self> {
+        Ok(Self {
+            embedding: Embedding::new(sizes.vocabulary, sizes.width, ())?,
+            layers: (0..sizes.layers).map(|_| FusedLayer::new(sizes)).collect::<Result<_>>()?,
+            norm: RMSNorm::new([sizes.width], RMSNormOptions::new().eps(1e-5))?,
+        })
+    }
+}
+
+/// The state of decoding one sequence with a [`FusedDecoder`].
+pub(crate) struct FusedDecoding {
+    token: Tensor,
+    frequencies: Tensor,
+    caches: Vec<KvCache>,
+    nothing: Tensor,
+}
+
+impl FusedDecoding {
+    pub(crate) fn new(sizes: DecoderSizes) -> Result<Self> {
+        let own = sizes.width / sizes.heads;
+        let cache = [1, sizes.key_heads, sizes.capacity, own];
+        let steps = arange_start_step(0.0, own as f64, 2.0, (DType::F32, "cuda"))?;
+        Ok(Self {
+            token: zeros([1, 1], (DType::I64, "cuda"))?,
+            frequencies: steps.mul(-500_000f64.ln() / own as f64)?.exp()?,
+            caches: (0..sizes.layers)
+                .map(|_| KvCache::new(cache, (DType::BF16, "cuda")))
+                .collect::<Result<_>>()?,
+            nothing: zeros([1, 1, sizes.width], (DType::BF16, "cuda"))?,
+        })
+    }
+
+    /// Empties the caches.
+    pub(crate) fn reset(&self) -> Result<()> {
+        self.caches.iter().try_for_each(KvCache::reset)
+    }
+
+    /// Decodes one token.
+    pub(crate) fn step(&self, model: &FusedDecoder) -> Result<()> {
+        let angles = self.frequencies.mul(&self.caches[0].len().unsqueeze(1)?)?;
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let (mut x, mut residual) = (model.embedding.forward(&self.token)?, self.nothing.clone());
+        for (layer, cache) in model.layers.iter().zip(&self.caches) {
+            (x, residual) = layer.forward((&x, &residual), (&cos, &sin), cache)?;
+        }
+        let (x, _) = add_norm(&model.norm, &x, &residual)?;
+        let logits = linear(&x, &model.embedding.weight, None)?;
+        self.token.copy_(&logits.argmax(-1)?, false)?;
         Ok(())
     }
 }

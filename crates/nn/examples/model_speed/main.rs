@@ -13,7 +13,7 @@ mod models;
 use std::process::Command;
 use std::time::Instant;
 
-use decoder::{Decoder, DecoderSizes, Decoding};
+use decoder::{Decoder, DecoderSizes, Decoding, FusedDecoder, FusedDecoding};
 use models::{Gpt, GptSizes, mlp};
 use warpline::autograd::no_grad;
 use warpline::functional::cross_entropy;
@@ -137,17 +137,48 @@ fn decoding() -> Result<Vec<Figure>> {
         vocabulary: 128_256,
         capacity: 1024,
     };
-    let mut model = Decoder::new(sizes)?;
+    let mut figures = Vec::new();
+    {
+        let mut model = Decoder::new(sizes)?;
+        model.to((DType::BF16, "cuda"))?;
+        let state = Decoding::new(sizes)?;
+        figures.extend(tokens(PLAIN, || state.step(&model), || Ok(()))?);
+    }
+    let mut model = FusedDecoder::new(sizes)?;
     model.to((DType::BF16, "cuda"))?;
-    let state = Decoding::new(sizes)?;
-    let step = || no_grad(|| state.step(&model));
-    let mut figures = vec![median("llama 1.2B bf16, a token", 20, 9, step)?];
+    let state = FusedDecoding::new(sizes)?;
+    figures.extend(tokens(FUSED, || state.step(&model), || state.reset())?);
+    Ok(figures)
+}
+
+/// Names of the rows of decoding.
+const PLAIN: [&str; 4] = [
+    "llama 1.2B bf16, a token",
+    "llama 1.2B bf16, a graph",
+    "llama 1.2B bf16, a graph, 20 in a row",
+    "llama 1.2B bf16, a graph, 1000 in a row",
+];
+/// Names of the rows of decoding with fused functions. PyTorch has no such functions.
+const FUSED: [&str; 4] = [
+    "llama 1.2B bf16 fused, a token",
+    "llama 1.2B bf16 fused, a graph",
+    "llama 1.2B bf16 fused, a graph, 20 in a row",
+    "llama 1.2B bf16 fused, a graph, 1000 in a row",
+];
+
+/// Measures a step of decoding. `reset` empties the cache before each row.
+fn tokens(
+    [eager, one, twenty, thousand]: [&'static str; 4],
+    step: impl Fn() -> Result<()>,
+    reset: impl Fn() -> Result<()>,
+) -> Result<Vec<Figure>> {
+    let step = || no_grad(&step);
+    reset()?;
+    let mut figures = vec![median(eager, 20, 9, step)?];
+    reset()?;
     let (graph, ()) = cuda::graph(step)?;
-    for (name, inner, outer) in [
-        ("llama 1.2B bf16, a graph", 1, 21),
-        ("llama 1.2B bf16, a graph, 20 in a row", 20, 9),
-        ("llama 1.2B bf16, a graph, 1000 in a row", 1000, 1),
-    ] {
+    for (name, inner, outer) in [(one, 1, 21), (twenty, 20, 9), (thousand, 1000, 1)] {
+        reset()?;
         figures.push(median(name, inner, outer, || graph.replay())?);
     }
     Ok(figures)
