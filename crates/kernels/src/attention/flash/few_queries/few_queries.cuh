@@ -20,8 +20,9 @@ __device__ __forceinline__ void attend_few(
     constexpr u32 KEYS = 16 * WARPS, LANES = 32 * WARPS;
     constexpr u32 BYTES = 2 * KEYS * PITCH(D) * sizeof(T);
     __shared__ alignas(16) u8 memory[BYTES];
+    __shared__ alignas(16) T own_tile[16 * PITCH(D)];
     __shared__ f32 most_of[WARPS][16], total_of[WARPS][16];
-    T *own_tile = (T*)memory, *key_tile = (T*)memory, *value_tile = key_tile + KEYS * PITCH(D);
+    T *key_tile = (T*)memory, *value_tile = key_tile + KEYS * PITCH(D);
     const Attention& common = p.common;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (u32)common.width;
     const u64 tiles = (common.group * common.queries + 15) / 16;
@@ -36,7 +37,7 @@ __device__ __forceinline__ void attend_few(
     const T* own_keys = k + (i64)outer * common.k.outer + (i64)inner * common.k.inner;
     const T* own_values = v + (i64)outer * common.v.outer + (i64)inner * common.v.inner;
 
-    // Queries, as left operands.
+    // Queries, as left operands. They arrive with the first keys.
     for (u32 i = threadIdx.x; i < 16 * (D / 8); i += LANES) {
         const Row row(p, tile, i / (D / 8));
         const u32 column = i % (D / 8) * 8;
@@ -45,12 +46,7 @@ __device__ __forceinline__ void attend_few(
             + (i64)row.query * common.q.row;
         fetch(own_tile + i / (D / 8) * PITCH(D) + column, is ? from + column : q, is);
     }
-    await_fetched();
     u32 own[D / 16][4];
-    const u32 from = shared_address(own_tile + lane % 16 * PITCH(D) + lane / 16 * 8);
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) read_rows(own[i], from + i * 32);
-    __syncthreads();
 
     const i64 length = p.has_lengths ? lengths[(i64)outer * p.length] : (i64)common.keys;
     const u32 end = (u32)min(max(length, (i64)0), (i64)common.keys);
@@ -77,6 +73,11 @@ __device__ __forceinline__ void attend_few(
             fetch(value_tile + to, is ? own_values + key * common.v.row + column : own_values, is);
         }
         await_fetched();
+        if (at == begin) {
+            const u32 from = shared_address(own_tile + lane % 16 * PITCH(D) + lane / 16 * 8);
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) read_rows(own[i], from + i * 32);
+        }
         f32 scores[2][4] = {};
         const u32 keys = shared_address(
             key_tile + (warp * 16 + lane / 16 * 8 + lane % 8) * PITCH(D) + lane / 8 % 2 * 8);
@@ -179,23 +180,40 @@ __device__ __forceinline__ void attend_few(
         }
     }
     if (p.splits == 1 || !turn.is_last(p.ticket, (u32)p.splits)) return;
+
+    // Combines the splits. A warp computes the factors of a row's splits, so that the loads of the
+    // sums below do not wait for each other.
+    const u32 splits = (u32)p.splits;
+    static_assert(16 * MOST_SPLITS * sizeof(f32) <= BYTES, "factors fit the tiles");
+    for (u32 row = warp; row < count; row += WARPS) {
+        f32 largest = -INFINITE, weight = 0;
+        for (u32 s = lane; s < splits; s += 32) {
+            largest = fmaxf(largest, __ldcg(partial + (s * 16 + row) * (D + 2) + D));
+        }
+        largest = fold_warp<Larger>(largest);
+        const f32 base = largest == -INFINITE ? 0.0f : largest;
+        for (u32 s = lane; s < splits; s += 32) {
+            const f32* of = partial + (s * 16 + row) * (D + 2) + D;
+            const f32 by = exp2_of(__ldcg(of) - base);
+            weight += by * __ldcg(of + 1);
+            all[row * MOST_SPLITS + s] = by;
+        }
+        weight = fold_warp<Plus>(weight);
+        if (lane == 0) total_of[0][row] = weight > 0 ? 1.0f / weight : 0.0f;
+    }
+    __syncthreads();
     for (u32 i = threadIdx.x; i < count * D; i += LANES) {
         const u32 row = i / D, column = i % D;
         if (column >= width) continue;
-        f32 largest = -INFINITE;
-        for (u32 s = 0; s < p.splits; s++) largest = fmaxf(largest, __ldcg(partial + (s * 16 + row) * (D + 2) + D));
-        const f32 base = largest == -INFINITE ? 0.0f : largest;
-        f32 sum = 0, weight = 0;
-        for (u32 s = 0; s < p.splits; s++) {
-            const f32* of = partial + (s * 16 + row) * (D + 2);
-            const f32 by = exp2_of(__ldcg(of + D) - base);
-            sum += by * __ldcg(of + column);
-            weight += by * __ldcg(of + D + 1);
+        f32 sum = 0;
+#pragma unroll 8
+        for (u32 s = 0; s < splits; s++) {
+            sum += all[row * MOST_SPLITS + s] * __ldcg(partial + (s * 16 + row) * (D + 2) + column);
         }
         const Row of(p, tile, row);
         const i64 at = (i64)outer * common.out.outer + (i64)(inner * common.group + of.head) * common.out.inner
             + (i64)of.query * common.out.row;
-        store(out[at + column], weight > 0 ? sum / weight : 0.0f);
+        store(out[at + column], sum * total_of[0][row]);
     }
 }
 

@@ -45,12 +45,14 @@ const MOST_ROWS: u64 = 64;
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
 /// Blocks per multiprocessor that the splits aim at.
 const BLOCKS: u64 = 2;
+/// Maximum number of splits, whose factors the last block keeps in shared memory.
+const MOST_SPLITS: u64 = 256;
 
 pub(in super::super) static FEW_QUERIES: Program =
     Program::new("few_queries", HALVES, &["wide_64", "wide_128", "wide_256"], |_, ty| {
         let of = Source::new().with::<FewQueries>().push(module::ELEMENT).push(LANES);
-        let of =
-            of.push(&format!("#define BOOLEAN {BOOLEAN}\n#define ROWS 16\n#define THREADS 128"));
+        let of = of.push(&format!("#define BOOLEAN {BOOLEAN}\n#define MOST_SPLITS {MOST_SPLITS}"));
+        let of = of.push("#define ROWS 16\n#define THREADS 128");
         let of = of.push(TENSOR_CORES).push(TILES).push(TURN).push(include_str!("few_queries.cuh"));
         let kernels = KERNELS.map(|(width, warps)| format!("FEW_QUERIES({ty}, {width}, {warps})"));
         of.push(&kernels.join("\n"))
@@ -157,7 +159,7 @@ pub fn few_queries(
     if let Target::Cuda(runtime, device, stream) = target {
         let tiles = params.common.keys.div_ceil(16 * warps).max(1);
         let blocks = BLOCKS * u64::from(device.properties().multiprocessor_count.max(1));
-        let splits = (blocks / results).clamp(1, tiles);
+        let splits = (blocks / results).clamp(1, tiles.min(MOST_SPLITS));
         params.split_keys = tiles.div_ceil(splits) * 16 * warps;
         params.splits = params.common.keys.div_ceil(params.split_keys).max(1);
         if params.splits > 1 {
