@@ -24,7 +24,7 @@ const PORTS: &[Port] = &[
     Port {
         name: "mnist",
         pytorch_lines: 119,
-        args: "--steps 41 --small",
+        args: "--steps 31 --small",
         before: "Loss: ",
         learns: |first, last| last < 0.8 * first,
     },
@@ -45,7 +45,7 @@ const PORTS: &[Port] = &[
     Port {
         name: "actor_critic",
         pytorch_lines: 91,
-        args: "--steps 60",
+        args: "--steps 50 --small",
         before: "Average reward: ",
         learns: |first, last| last > 2.0 * first,
     },

@@ -15,6 +15,7 @@ const BATCH_SIZE: usize = 128;
 const EPOCHS: usize = 10;
 const LOG_INTERVAL: usize = 10;
 
+#[allow(clippy::upper_case_acronyms)] // PyTorch's name
 #[derive(Module)]
 struct VAE {
     fc1: Linear,
