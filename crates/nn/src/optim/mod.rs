@@ -18,6 +18,7 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+mod adadelta;
 mod adam;
 mod clip;
 mod fused_step;
@@ -30,6 +31,7 @@ mod schedulers;
 mod sgd;
 mod state;
 
+pub use adadelta::{Adadelta, AdadeltaOptions};
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{TotalNormOptions, clip_grad_norm_, clip_grad_value_, get_total_norm};
 pub use group::ParamGroup;

@@ -94,7 +94,7 @@ pub trait Optimizer {
 }
 
 /// An optimizer with the update rule `R`. Its aliases are [`SGD`](super::SGD), [`Adam`](super::Adam),
-/// [`AdamW`](super::AdamW) and [`RMSprop`](super::RMSprop).
+/// [`AdamW`](super::AdamW), [`RMSprop`](super::RMSprop) and [`Adadelta`](super::Adadelta).
 #[derive(Debug)]
 pub struct Optim<R> {
     pub(super) groups: Vec<ParamGroup<R>>,

@@ -139,6 +139,21 @@ impl<D: Dataset> DataLoader<D> {
         self
     }
 
+    /// Returns the dataset (`loader.dataset`).
+    ///
+    /// ```
+    /// use warpline::data::{DataLoader, Dataset, TensorDataset};
+    ///
+    /// let (inputs, targets) = (warpline::zeros([10, 2], ())?, warpline::zeros([10], ())?);
+    /// let loader = DataLoader::new(TensorDataset::new(inputs, targets)?).batch_size(4)?;
+    /// assert_eq!((loader.dataset().len(), loader.len()), (10, 3));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn dataset(&self) -> &D {
+        &self.dataset
+    }
+
     /// Returns the number of batches in an iteration.
     #[must_use]
     pub fn len(&self) -> usize {

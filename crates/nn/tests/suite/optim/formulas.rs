@@ -2,7 +2,8 @@
 
 use warpline::{DType, Device, Result, tensor};
 use warpline_nn::optim::{
-    AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, RMSpropOptions, Rule, SGDOptions,
+    AdadeltaOptions, AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, RMSpropOptions, Rule,
+    SGDOptions,
 };
 
 use super::{close, params, set_grads, values};
@@ -97,6 +98,18 @@ fn formulas_are_pytorchs() {
                 );
                 close(&stepped(options, 4, place)?[0], &expected);
             }
+            let adadelta = AdadeltaOptions::new().lr(0.5).rho(0.8).eps(1e-4).weight_decay(0.01);
+            let expected = by_hand(
+                |p, g, s| {
+                    let g = g + 0.01 * p;
+                    s[0] = 0.8 * s[0] + 0.2 * g * g;
+                    let delta = (s[1] + 1e-4).sqrt() / (s[0] + 1e-4).sqrt() * g;
+                    s[1] = 0.8 * s[1] + 0.2 * delta * delta;
+                    p - 0.5 * delta
+                },
+                4,
+            );
+            close(&stepped(adadelta, 4, place)?[0], &expected);
         }
         Ok(())
     });

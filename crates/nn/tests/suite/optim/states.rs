@@ -3,8 +3,8 @@
 use warpline::{DType, Device, Result, Tensor, full};
 use warpline_nn::StateDict;
 use warpline_nn::optim::{
-    Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState, RMSpropOptions, Rule, SGD,
-    SGDOptions,
+    AdadeltaOptions, Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState,
+    RMSpropOptions, Rule, SGD, SGDOptions,
 };
 
 use super::{params, set_grads, values};
@@ -54,6 +54,7 @@ fn runs_resume_to_the_bit() {
             resumes(on_device, AdamWOptions::new(), place)?;
             let rms = RMSpropOptions::new().momentum(0.1).centered(true);
             resumes(rms, RMSpropOptions::new(), place)?;
+            resumes(AdadeltaOptions::new().rho(0.5), AdadeltaOptions::new(), place)?;
         }
         Ok(())
     });

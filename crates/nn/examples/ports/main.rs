@@ -1,0 +1,54 @@
+//! Programs of PyTorch's example repository, ported: `cargo run --release -p warpline-nn --example ports -- mnist`.
+//!
+//! Each module reads as PyTorch's program: the same classes, names, settings and order. The modules `digits` and
+//! `cart_pole` take the places of torchvision and gymnasium.
+
+mod actor_critic;
+mod cart_pole;
+mod dcgan;
+mod digits;
+mod mnist;
+#[path = "../support/mod.rs"]
+mod support;
+mod vae;
+
+use clap::Parser;
+use warpline::Device;
+
+/// Runs a program: the device, the number of steps if not PyTorch's, and whether sizes are small.
+type Port = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
+
+/// The programs by their names.
+const PORTS: &[(&str, Port)] = &[
+    ("actor_critic", actor_critic::run),
+    ("dcgan", dcgan::run),
+    ("mnist", mnist::run),
+    ("vae", vae::run),
+];
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// The program to run. Without a name, the programs are listed.
+    name: Option<String>,
+    /// Device: cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Ends the training after this many steps, epochs or episodes. Default: as in PyTorch's program.
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Uses small sizes, for tests.
+    #[arg(long)]
+    small: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let Some(name) = args.name else {
+        PORTS.iter().for_each(|(name, _)| println!("{name}"));
+        return Ok(());
+    };
+    let Some((_, run)) = PORTS.iter().find(|(known, _)| *known == name) else {
+        anyhow::bail!("there is no program {name}; without a name, the programs are listed");
+    };
+    support::on(&args.device, |device| run(device, args.steps, args.small))
+}

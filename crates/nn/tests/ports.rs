@@ -1,0 +1,112 @@
+//! The ports of PyTorch's example programs learn, on the CPU and on a simulated GPU, and are about as long as in
+//! PyTorch.
+
+use std::env::consts::EXE_EXTENSION;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+
+/// A port, and how to test it.
+struct Port {
+    /// Its module and its name.
+    name: &'static str,
+    /// Lines of PyTorch's program without blanks and comments.
+    pytorch_lines: usize,
+    /// Options that make the run short.
+    args: &'static str,
+    /// The printed text before each number that shows the progress.
+    before: &'static str,
+    /// Whether the first and the last of these numbers show that the program learns.
+    learns: fn(f64, f64) -> bool,
+}
+
+const PORTS: &[Port] = &[
+    Port {
+        name: "mnist",
+        pytorch_lines: 119,
+        args: "--steps 31 --small",
+        before: "Loss: ",
+        learns: |first, last| last < 0.8 * first,
+    },
+    Port {
+        name: "vae",
+        pytorch_lines: 106,
+        args: "--steps 21",
+        before: "Loss: ",
+        learns: |first, last| last < 0.9 * first,
+    },
+    Port {
+        name: "dcgan",
+        pytorch_lines: 216,
+        args: "--steps 10 --small",
+        before: "Loss_D: ",
+        learns: |first, last| last < 0.9 * first,
+    },
+    Port {
+        name: "actor_critic",
+        pytorch_lines: 91,
+        args: "--steps 50 --small",
+        before: "Average reward: ",
+        learns: |first, last| last > 2.0 * first,
+    },
+];
+
+#[test]
+fn the_ports_learn_on_both_kinds_of_devices() {
+    let own = std::env::current_exe().expect("this test's file");
+    let folder = own.parent().and_then(Path::parent).expect("target folder, profile, deps");
+    let target = folder.parent().expect("target folder");
+    let profile = match folder.file_name().and_then(OsStr::to_str).expect("a profile") {
+        "debug" => "dev",
+        other => other,
+    };
+    // Build with the features of the whole workspace, which `cargo test --workspace` has built
+    // already.
+    let mut build = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    build.args(["build", "--quiet", "--workspace", "--profile", profile, "--target-dir"]);
+    let output = build.arg(target).args(["--example", "ports"]).output().expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let program = folder.join("examples").join("ports").with_extension(EXE_EXTENSION);
+    for port in PORTS {
+        for device in ["cpu", "cuda"] {
+            let (name, begin) = (port.name, std::time::Instant::now());
+            let output = Command::new(&program)
+                .args([name, "--device", device])
+                .args(port.args.split(' '))
+                .env("WARPLINE_DRIVER", "sim:1")
+                .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"))
+                .env_remove("CUDA_VISIBLE_DEVICES")
+                .output()
+                .expect(name);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name} on {device}: {errors}");
+            let text = String::from_utf8_lossy(&output.stdout);
+            let numbers = numbers(&text, port.before);
+            println!("{name} on {device}: {:.1} s, {numbers:?}", begin.elapsed().as_secs_f64());
+            assert!(numbers.len() > 1, "{name} on {device} prints `{}`: {text}", port.before);
+            let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
+            assert!((port.learns)(first, last), "{name} on {device}: {first} to {last}\n{text}");
+        }
+    }
+}
+
+/// Returns the numbers that follow `before`.
+fn numbers(text: &str, before: &str) -> Vec<f64> {
+    let number = |part: &str| part.split_whitespace().next().and_then(|word| word.parse().ok());
+    text.split(before).skip(1).filter_map(number).collect()
+}
+
+#[test]
+fn the_ports_are_about_as_long_as_in_pytorch() {
+    for Port { name, pytorch_lines, .. } in PORTS {
+        let path = format!("examples/ports/{name}.rs");
+        let text = std::fs::read_to_string(&path).expect(&path);
+        let code = text.lines().map(str::trim);
+        let lines = code.filter(|line| !line.is_empty() && !line.starts_with("//")).count();
+        println!("{name}: {lines} lines, {pytorch_lines} in PyTorch");
+        assert!(
+            lines * 10 <= pytorch_lines * 14,
+            "{name}: {lines} lines, {pytorch_lines} in PyTorch"
+        );
+    }
+}
