@@ -2,6 +2,7 @@
 
 #![allow(clippy::upper_case_acronyms)] // names are PyTorch's
 
+mod gat;
 #[path = "../support/mod.rs"]
 mod support;
 mod time_sequence_prediction;
@@ -12,7 +13,8 @@ use warpline::Device;
 /// A program: its device, the number of its steps if not PyTorch's, and whether its sizes are small.
 type Run = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
 
-const PROGRAMS: [(&str, Run); 1] = [("time_sequence_prediction", time_sequence_prediction::run)];
+const PROGRAMS: [(&str, Run); 2] =
+    [("gat", gat::run), ("time_sequence_prediction", time_sequence_prediction::run)];
 
 #[derive(Debug, Parser)]
 struct Args {
