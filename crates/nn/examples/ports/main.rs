@@ -6,6 +6,7 @@ mod gat;
 #[path = "../support/mod.rs"]
 mod support;
 mod time_sequence_prediction;
+mod word_language_model;
 
 use clap::Parser;
 use warpline::Device;
@@ -13,8 +14,12 @@ use warpline::Device;
 /// A program: its device, the number of its steps if not PyTorch's, and whether its sizes are small.
 type Run = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
 
-const PROGRAMS: [(&str, Run); 2] =
-    [("gat", gat::run), ("time_sequence_prediction", time_sequence_prediction::run)];
+const PROGRAMS: [(&str, Run); 4] = [
+    ("gat", gat::run),
+    ("time_sequence_prediction", time_sequence_prediction::run),
+    ("word_language_model", word_language_model::run),
+    ("word_language_model_transformer", word_language_model::run_transformer),
+];
 
 #[derive(Debug, Parser)]
 struct Args {
