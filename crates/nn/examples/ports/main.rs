@@ -3,6 +3,7 @@
 #![allow(clippy::upper_case_acronyms)] // names are PyTorch's
 
 mod gat;
+mod nanogpt;
 #[path = "../support/mod.rs"]
 mod support;
 mod time_sequence_prediction;
@@ -14,8 +15,9 @@ use warpline::Device;
 /// A program: its device, the number of its steps if not PyTorch's, and whether its sizes are small.
 type Run = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
 
-const PROGRAMS: [(&str, Run); 4] = [
+const PROGRAMS: [(&str, Run); 5] = [
     ("gat", gat::run),
+    ("nanogpt", nanogpt::run),
     ("time_sequence_prediction", time_sequence_prediction::run),
     ("word_language_model", word_language_model::run),
     ("word_language_model_transformer", word_language_model::run_transformer),
