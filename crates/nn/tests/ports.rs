@@ -49,6 +49,41 @@ const PORTS: &[Port] = &[
         before: "Average reward: ",
         learns: |first, last| last > 2.0 * first,
     },
+    Port {
+        name: "time_sequence_prediction",
+        pytorch_lines: 88,
+        args: "--steps 1 --small",
+        before: "\nloss: ",
+        learns: |first, last| last < 0.2 * first,
+    },
+    Port {
+        name: "gat",
+        pytorch_lines: 179,
+        args: "--steps 20 --small",
+        before: "acc_train: ",
+        learns: |first, last| last > 1.2 * first,
+    },
+    Port {
+        name: "word_language_model",
+        pytorch_lines: 333,
+        args: "--steps 1 --small",
+        before: "| loss ",
+        learns: |first, last| last < 0.95 * first,
+    },
+    Port {
+        name: "word_language_model_transformer",
+        pytorch_lines: 333,
+        args: "--steps 1 --small",
+        before: "| loss ",
+        learns: |first, last| last < 0.95 * first,
+    },
+    Port {
+        name: "nanogpt",
+        pytorch_lines: 453,
+        args: "--steps 15 --small",
+        before: "train loss ",
+        learns: |first, last| last < 0.97 * first,
+    },
 ];
 
 #[test]
@@ -99,14 +134,25 @@ fn numbers(text: &str, before: &str) -> Vec<f64> {
 #[test]
 fn the_ports_are_about_as_long_as_in_pytorch() {
     for Port { name, pytorch_lines, .. } in PORTS {
-        let path = format!("examples/ports/{name}.rs");
-        let text = std::fs::read_to_string(&path).expect(&path);
-        let code = text.lines().map(str::trim);
-        let lines = code.filter(|line| !line.is_empty() && !line.starts_with("//")).count();
+        let lines = lines_of(Path::new("examples/ports"), name.trim_end_matches("_transformer"));
         println!("{name}: {lines} lines, {pytorch_lines} in PyTorch");
         assert!(
             lines * 10 <= pytorch_lines * 14,
             "{name}: {lines} lines, {pytorch_lines} in PyTorch"
         );
     }
+}
+
+/// Returns the number of lines without blanks and comments of a module: a file, or a folder of files.
+fn lines_of(folder: &Path, module: &str) -> usize {
+    let files = match std::fs::read_dir(folder.join(module)) {
+        Ok(files) => files.map(|file| file.expect("a file").path()).collect(),
+        Err(_) => vec![folder.join(format!("{module}.rs"))],
+    };
+    let lines = |file: &std::path::PathBuf| {
+        let text = std::fs::read_to_string(file).expect("a source file");
+        let code = text.lines().map(str::trim);
+        code.filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+    };
+    files.iter().map(lines).sum()
 }

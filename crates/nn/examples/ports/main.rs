@@ -3,14 +3,20 @@
 //! Each module reads as PyTorch's program: the same classes, names, settings and order. The modules `digits` and
 //! `cart_pole` take the places of torchvision and gymnasium.
 
+#![allow(clippy::upper_case_acronyms)] // the names are PyTorch's
+
 mod actor_critic;
 mod cart_pole;
 mod dcgan;
 mod digits;
+mod gat;
 mod mnist;
+mod nanogpt;
 #[path = "../support/mod.rs"]
 mod support;
+mod time_sequence_prediction;
 mod vae;
+mod word_language_model;
 
 use clap::Parser;
 use warpline::Device;
@@ -22,8 +28,13 @@ type Port = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
 const PORTS: &[(&str, Port)] = &[
     ("actor_critic", actor_critic::run),
     ("dcgan", dcgan::run),
+    ("gat", gat::run),
     ("mnist", mnist::run),
+    ("nanogpt", nanogpt::run),
+    ("time_sequence_prediction", time_sequence_prediction::run),
     ("vae", vae::run),
+    ("word_language_model", word_language_model::run),
+    ("word_language_model_transformer", word_language_model::run_transformer),
 ];
 
 #[derive(Debug, Parser)]
