@@ -127,7 +127,7 @@ fn the_ports_learn_on_both_kinds_of_devices() {
 
 /// Returns the numbers that follow `before`.
 fn numbers(text: &str, before: &str) -> Vec<f64> {
-    let number = |part: &str| part.split_whitespace().next().and_then(|word| word.parse().ok());
+    let number = |part: &str| part.split_whitespace().next()?.trim_end_matches(',').parse().ok();
     text.split(before).skip(1).filter_map(number).collect()
 }
 

@@ -3,8 +3,8 @@
 //!
 //! # Algorithm
 //!
-//! Time is that of reading the matrix once, so a block computes few columns and its threads divide
-//! the sums. Half-width floats are multiplied on tensor cores, which take all rows at once: eight
+//! The kernel reads the matrix once, and this read takes most of its time. A block therefore computes
+//! few columns, and its threads divide the sums. Half-width floats are multiplied on tensor cores, which take all rows at once: eight
 //! columns for 512 threads, whose loads in flight cover the memory's latency. `float32` is
 //! multiplied exactly: four columns for 128 or 256 threads, which reuse each element of the rows
 //! four times.

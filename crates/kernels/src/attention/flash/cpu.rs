@@ -39,8 +39,8 @@ impl Attention {
         });
     }
 
-    /// Returns what the mask, operand 3 of a launch, adds to the score of a query and a key, to the
-    /// base 2.
+    /// Returns the value that the mask, operand 3 of a launch, adds to the score of a query and a key,
+    /// in base 2.
     pub(super) fn added<T: HostElement<Compute = f32>>(
         &self,
         mask: SharedPtr<T>,

@@ -69,8 +69,8 @@ struct Expected {
 }
 
 /// Computes the results for `inner` heads of queries, of which `group` at a time attend to the same
-/// keys. `added` returns what a mask adds to a score, and `None` where a query does not attend to a
-/// key.
+/// keys. `added` returns the value that a mask adds to a score, and `None` where a query does not attend to
+/// a key.
 fn expected(
     [outer, inner, queries, keys, width]: [usize; 5],
     group: usize,
@@ -129,7 +129,7 @@ enum MaskKind {
 }
 
 impl MaskKind {
-    /// Returns what the mask adds to a score, `None` where a query does not attend to a key.
+    /// Returns the value that the mask adds to a score, `None` where a query does not attend to a key.
     fn added(self, [outer, _, query, key]: [usize; 4]) -> Option<f64> {
         match self {
             Self::None => Some(0.0),

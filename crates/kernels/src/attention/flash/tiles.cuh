@@ -177,7 +177,7 @@ __device__ __forceinline__ i64 start_of_mask(const Attention& p, u64 batch) {
     return (i64)outer * p.mask.outer + (i64)(batch - outer * p.inner) * p.mask.inner;
 }
 
-// Returns what a mask adds to a score to the base 2.
+// Returns the value that a mask adds to a score, in base 2.
 template <class T> __device__ __forceinline__ f32 masked(const Attention& p, const void* mask, i64 at) {
     if (p.masks == BOOLEAN) return ((const u8*)mask)[at] ? 0.0f : -INFINITE;
     return load(((const T*)mask)[at]) * LOG2_E;

@@ -2,9 +2,9 @@
 //!
 //! # Algorithm
 //!
-//! Time is that of reading keys and values once. The queries of all heads that share a head of keys
-//! are the rows of one product on tensor cores, so keys and values are not repeated for grouped
-//! heads. If there are too few heads to occupy the device, blocks split the keys. Each writes its
+//! The kernel reads keys and values once, and this read takes most of its time. The queries of all
+//! heads that share a head of keys are the rows of one product on tensor cores, so keys and values
+//! are not repeated for grouped heads. If there are too few heads to occupy the device, blocks split the keys. Each writes its
 //! sums and its largest score to scratch memory, and the last block of a result combines them in
 //! the order of the keys, so sums are the same in each run.
 //!

@@ -33,8 +33,8 @@ enum MaskKind {
     Added,
 }
 
-/// The result in `f64`. `attends` returns what is added to a score, `None` if the query does not
-/// attend to the key.
+/// The result in `f64`. `attends` returns the value that the mask adds to a score, `None` if the
+/// query does not attend to the key.
 fn expected(
     [outer, heads, group, queries, keys, width]: [usize; 6],
     [q, k, v]: [&[f64]; 3],
