@@ -93,13 +93,13 @@ pub(crate) struct Crate {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) manifest_path: PathBuf,
-    pub(crate) dependencies: Vec<Dependency>,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) dependencies: Vec<CrateDependency>,
+    pub(crate) targets: Vec<CargoTarget>,
 }
 
 /// A dependency of a crate.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Dependency {
+pub(crate) struct CrateDependency {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) optional: bool,
@@ -110,7 +110,7 @@ pub(crate) struct Dependency {
 
 /// A cargo target of a crate, such as its library, a test or an example.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct CargoTarget {
     pub(crate) name: String,
     pub(crate) kind: Vec<String>,
     /// The crate root of the target.

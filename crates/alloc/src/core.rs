@@ -26,7 +26,7 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::growth::GrowthPolicies;
-use crate::hooks::Hooks;
+use crate::hooks::AllocatorHooks;
 use crate::release::{self, Releases};
 use crate::shard::{Shard, ShardCell};
 use crate::stats::{Counters, Global};
@@ -63,7 +63,7 @@ pub(crate) struct Core<B: Backend> {
     /// Number of searches of large pools, counted for garbage collection.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
-    pub(crate) hooks: Hooks,
+    pub(crate) hooks: AllocatorHooks,
 }
 
 /// A registered shard. The entry stays after the last owner drops the shard, until the shard's
@@ -103,7 +103,7 @@ impl<B: Backend> Core<B> {
             waiting: AtomicUsize::new(0),
             clock: Arc::default(),
             tracer: Arc::default(),
-            hooks: Hooks::default(),
+            hooks: AllocatorHooks::default(),
         }
     }
 

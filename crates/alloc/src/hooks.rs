@@ -15,7 +15,7 @@ type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
 type RemapObserver = Arc<dyn Fn(u64, u64, usize) + Send + Sync>;
 
 #[derive(Default)]
-pub(crate) struct Hooks {
+pub(crate) struct AllocatorHooks {
     observers: Mutex<Vec<Observer>>,
     callbacks: Mutex<Vec<Callback>>,
     remap_observers: Mutex<Vec<RemapObserver>>,
@@ -26,9 +26,9 @@ pub(crate) struct Hooks {
 }
 
 /// Registration of a thread in `inside`, removed on drop, also after a panic.
-struct HookGuard<'a>(&'a Hooks, ThreadId);
+struct HookGuard<'a>(&'a AllocatorHooks, ThreadId);
 
-impl Hooks {
+impl AllocatorHooks {
     pub(crate) fn add_observer(&self, observer: Observer) {
         lock(&self.observers).push(observer);
     }

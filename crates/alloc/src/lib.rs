@@ -117,4 +117,4 @@ struct AllocatorPage;
 /// Runs the README's example as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+struct CrateReadme;

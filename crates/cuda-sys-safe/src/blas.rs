@@ -25,10 +25,10 @@ use cudarc::cublas::sys::{
     cudaStream_t,
 };
 
-use crate::dylib::{Search, Status, function_table};
+use crate::dylib::{LibrarySearch, StatusCode, function_table};
 use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle, system};
 
-pub(crate) const SEARCH: Search = Search {
+pub(crate) const SEARCH: LibrarySearch = LibrarySearch {
     library: "cuBLAS",
     variable: "WARPLINE_CUBLAS",
     names: if cfg!(windows) {
@@ -53,7 +53,7 @@ function_table! {
     struct CublasApi of "cuBLAS";
     required "cuBLAS 12.0" {
         cublasGetProperty(c_int, *mut c_int);
-        cublasGetStatusString(Status) -> *const c_char;
+        cublasGetStatusString(StatusCode) -> *const c_char;
         cublasCreate_v2(*mut cublasHandle_t);
         cublasSetStream_v2(cublasHandle_t, cudaStream_t);
         cublasSetWorkspace_v2(cublasHandle_t, *mut c_void, usize);
@@ -377,7 +377,7 @@ fn int(name: &str, value: usize) -> Result<c_int> {
 fn check(
     api: &CublasApi,
     call: &'static str,
-    status: Status,
+    status: StatusCode,
     detail: impl FnOnce() -> String,
 ) -> Result<()> {
     if status == 0 {

@@ -11,7 +11,7 @@ use libloading::Library;
 use crate::{DriverError, Result, system};
 
 /// The names and places of a library.
-pub(crate) struct Search {
+pub(crate) struct LibrarySearch {
     /// Name of the library in messages.
     pub(crate) library: &'static str,
     /// The environment variable that overrides the search.
@@ -22,7 +22,7 @@ pub(crate) struct Search {
     pub(crate) folders: &'static [&'static str],
 }
 
-impl Search {
+impl LibrarySearch {
     /// Returns the path in the environment variable, if the variable is set and not empty. Programs
     /// with elevated rights (setuid) ignore the variable, because the library would run with these
     /// rights.
@@ -124,7 +124,7 @@ pub(crate) fn version_text(version: u32) -> String {
 }
 
 /// A status code. A plain integer, because a newer library may return a code that our enums lack.
-pub(crate) type Status = c_uint;
+pub(crate) type StatusCode = c_uint;
 
 /// Declares a table of a library's functions.
 ///
@@ -132,7 +132,7 @@ pub(crate) type Status = c_uint;
 /// methods that return the function or [`DriverError::MissingSymbol`]. Functions without `->`
 /// return a status.
 macro_rules! function_table {
-    (@ret) => { $crate::dylib::Status };
+    (@ret) => { $crate::dylib::StatusCode };
     (@ret $ret:ty) => { $ret };
     (
         $(#[$meta:meta])*
@@ -145,7 +145,7 @@ macro_rules! function_table {
         #[derive(Clone)]
         $vis struct $table {
             $($vis $name: unsafe extern "C" fn($($arg),*) -> function_table!(@ret $($ret)?),)*
-            $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>,)*
+            $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::StatusCode>,)*
             /// The library's version, for error messages.
             #[allow(dead_code)] // unused in tables without optional functions
             version: String,
@@ -191,7 +191,7 @@ macro_rules! function_table {
             $(
                 $vis fn $opt(
                     &self,
-                ) -> $crate::Result<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>
+                ) -> $crate::Result<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::StatusCode>
                 {
                     self.$opt.ok_or_else(|| $crate::DriverError::MissingSymbol {
                         library: $library,
@@ -216,7 +216,7 @@ pub(crate) use function_table;
 mod tests {
     use super::*;
 
-    const NOTHING: Search = Search {
+    const NOTHING: LibrarySearch = LibrarySearch {
         library: "test",
         variable: "WARPLINE_TEST_NO_SUCH_VARIABLE",
         names: &["libwarpline-no-such.so.2", "libwarpline-no-such.so.1"],

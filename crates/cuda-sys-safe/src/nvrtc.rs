@@ -17,10 +17,10 @@ use std::ptr;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
 
-use crate::dylib::{Search, Status, function_table};
+use crate::dylib::{LibrarySearch, StatusCode, function_table};
 use crate::{DriverError, Result};
 
-const SEARCH: Search = Search {
+const SEARCH: LibrarySearch = LibrarySearch {
     library: "NVRTC",
     variable: "WARPLINE_NVRTC",
     names: if cfg!(windows) {
@@ -44,7 +44,7 @@ const SEARCH: Search = Search {
 function_table! {
     struct NvrtcApi of "NVRTC";
     required "NVRTC 12.0" {
-        nvrtcGetErrorString(Status) -> *const c_char;
+        nvrtcGetErrorString(StatusCode) -> *const c_char;
         nvrtcCreateProgram(
             *mut nvrtcProgram,
             *const c_char,
@@ -143,13 +143,18 @@ impl Nvrtc {
         cubin.map_err(|status| self.error("nvrtcGetCUBIN", status, String::new()))
     }
 
-    fn compiled(&self, source: &str, file_name: &str, options: &[&str]) -> Result<Program<'_>> {
+    fn compiled(
+        &self,
+        source: &str,
+        file_name: &str,
+        options: &[&str],
+    ) -> Result<NvrtcProgram<'_>> {
         let source = c_text(source, "the source")?;
         let file_name = c_text(file_name, "the file name")?;
         let options = options.iter().map(|o| c_text(o, "an option")).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
 
-        let mut program = Program { api: &self.api, raw: ptr::null_mut() };
+        let mut program = NvrtcProgram { api: &self.api, raw: ptr::null_mut() };
         // SAFETY: the strings are NUL-terminated and outlive the call. There are no headers.
         let status = unsafe {
             (self.api.nvrtcCreateProgram)(
@@ -171,11 +176,16 @@ impl Nvrtc {
         Ok(program)
     }
 
-    fn check(&self, call: &'static str, status: Status, log: impl Fn() -> String) -> Result<()> {
+    fn check(
+        &self,
+        call: &'static str,
+        status: StatusCode,
+        log: impl Fn() -> String,
+    ) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(self.error(call, status, log())) }
     }
 
-    fn error(&self, call: &'static str, status: Status, detail: String) -> DriverError {
+    fn error(&self, call: &'static str, status: StatusCode, detail: String) -> DriverError {
         // SAFETY: the function accepts every status, and returns null or a static string.
         let text = unsafe { (self.api.nvrtcGetErrorString)(status) };
         let text = if text.is_null() {
@@ -189,12 +199,12 @@ impl Nvrtc {
 }
 
 /// A program, destroyed on drop.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     api: &'a NvrtcApi,
     raw: nvrtcProgram,
 }
 
-impl Program<'_> {
+impl NvrtcProgram<'_> {
     fn log(&self) -> String {
         self.bytes(self.api.nvrtcGetProgramLogSize, self.api.nvrtcGetProgramLog)
             .map(into_text)
@@ -203,9 +213,9 @@ impl Program<'_> {
 
     fn bytes(
         &self,
-        size: unsafe extern "C" fn(nvrtcProgram, *mut usize) -> Status,
-        get: unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> Status,
-    ) -> Result<Vec<u8>, Status> {
+        size: unsafe extern "C" fn(nvrtcProgram, *mut usize) -> StatusCode,
+        get: unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> StatusCode,
+    ) -> Result<Vec<u8>, StatusCode> {
         let mut bytes = 0usize;
         // SAFETY: the program is alive.
         let status = unsafe { size(self.raw, &mut bytes) };
@@ -227,7 +237,7 @@ fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
             // SAFETY: created by this library and not destroyed before.
@@ -237,7 +247,7 @@ impl Drop for Program<'_> {
 }
 
 fn version_of(library: &Library) -> Option<(u32, u32)> {
-    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status;
+    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> StatusCode;
     // SAFETY: nvrtc.h declares this signature in all versions.
     let version = unsafe { library.get::<Version>(c"nvrtcVersion") }.ok()?;
     let (mut major, mut minor) = (0, 0);

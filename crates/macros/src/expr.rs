@@ -25,7 +25,7 @@ use syn::{BinOp, Expr, ExprRepeat, GenericArgument, Item, Lit, Pat, Type, UnOp};
 
 /// Returns the block that computes `formula`.
 pub(crate) fn expand(mut formula: Expr) -> TokenStream {
-    Formula.visit_expr_mut(&mut formula);
+    FormulaExpander.visit_expr_mut(&mut formula);
     quote_spanned! { Span::mixed_site() =>
         '__formula: {
             #[allow(unused_imports)]
@@ -36,9 +36,9 @@ pub(crate) fn expand(mut formula: Expr) -> TokenStream {
 }
 
 /// Replaces each operator and each call of a formula by code that computes its value or leaves the block.
-struct Formula;
+struct FormulaExpander;
 
-impl VisitMut for Formula {
+impl VisitMut for FormulaExpander {
     fn visit_expr_mut(&mut self, expr: &mut Expr) {
         match expr {
             // A failure inside a closure, an async block or a constant block cannot leave the block of the formula.
@@ -90,7 +90,7 @@ fn operand(expr: &mut Expr) -> TokenStream {
     }
     let Some((path, at)) = operator_of(expr) else {
         let reference = is_place(expr).then(|| quote_spanned! { here(span) => & });
-        Formula.visit_expr_mut(expr);
+        FormulaExpander.visit_expr_mut(expr);
         return quote_spanned! { here(span) => ::warpline::expr::Term(#reference #expr).operand() };
     };
     let operands = match expr {

@@ -105,12 +105,12 @@ fn same(a: &Layout, b: &Layout) -> bool {
         && (0..a.ndim()).all(|d| a.sizes()[d] == 1 || a.strides()[d] == b.strides()[d])
 }
 
-type Terms = SmallVec<[Term; 12]>;
+type Terms = SmallVec<[BoundedTerm; 12]>;
 
 /// A positive coefficient, the upper bound of its unknown, and the largest sum of this and all
 /// later terms.
 #[derive(Clone, Copy)]
-struct Term {
+struct BoundedTerm {
     coefficient: i128,
     bound: i128,
     reach: i128,
@@ -128,12 +128,12 @@ fn add_term(terms: &mut Terms, target: &mut i128, coefficient: i128, bound: i128
     let coefficient = coefficient.abs();
     match terms.iter_mut().find(|t| t.coefficient == coefficient) {
         Some(term) => term.bound += bound,
-        None => terms.push(Term { coefficient, bound, reach: 0 }),
+        None => terms.push(BoundedTerm { coefficient, bound, reach: 0 }),
     }
 }
 
 /// Returns whether the terms can sum to `target`. `None` if the search gave up.
-fn solvable(terms: &[Term], target: i128, steps: &mut usize) -> Option<bool> {
+fn solvable(terms: &[BoundedTerm], target: i128, steps: &mut usize) -> Option<bool> {
     let Some((first, rest)) = terms.split_first() else { return Some(target == 0) };
     if target < 0 || target > first.reach {
         return Some(false);

@@ -25,7 +25,7 @@ use crate::{Error, ErrorKind, OpNumber, Result, Stream};
 pub type CaptureLog = Arc<dyn Any + Send + Sync>;
 
 /// A capture in progress: the stream that it began on and the streams that joined it.
-pub(crate) struct Capture {
+pub(crate) struct OngoingCapture {
     log: CaptureLog,
     /// Token of the caller that began the capture, for the streams that join.
     token: LaunchToken,
@@ -41,7 +41,7 @@ pub(crate) struct Capture {
 /// A stream in a capture.
 #[derive(Clone)]
 pub struct Captured {
-    capture: Arc<Capture>,
+    capture: Arc<OngoingCapture>,
     twin: Stream,
 }
 
@@ -79,13 +79,13 @@ impl std::fmt::Debug for Captured {
     }
 }
 
-impl std::fmt::Debug for Capture {
+impl std::fmt::Debug for OngoingCapture {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Capture").field("streams", &*self.lock()).finish_non_exhaustive()
+        f.debug_struct("OngoingCapture").field("streams", &*self.lock()).finish_non_exhaustive()
     }
 }
 
-impl Capture {
+impl OngoingCapture {
     fn lock(&self) -> MutexGuard<'_, Option<Vec<(Stream, Stream)>>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,20 +93,20 @@ impl Capture {
 
 /// Capture state of a stream.
 #[derive(Debug, Default)]
-pub(crate) struct CaptureState {
+pub(crate) struct StreamCaptureState {
     /// Whether `captured` is `Some`.
     capturing: AtomicBool,
     captured: Mutex<Option<Captured>>,
     /// The capture in which this stream is a twin.
-    twin_in: Option<Weak<Capture>>,
+    twin_in: Option<Weak<OngoingCapture>>,
 }
 
-impl CaptureState {
-    pub(crate) fn new(twin_in: Option<Weak<Capture>>) -> Self {
+impl StreamCaptureState {
+    pub(crate) fn new(twin_in: Option<Weak<OngoingCapture>>) -> Self {
         Self { twin_in, ..Self::default() }
     }
 
-    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+    pub(crate) fn twin_in(&self) -> Option<&Weak<OngoingCapture>> {
         self.twin_in.as_ref()
     }
 
@@ -133,7 +133,7 @@ impl CaptureState {
 
     #[inline]
     fn is_capturing(&self) -> bool {
-        let under_way = |capture: &Weak<Capture>| {
+        let under_way = |capture: &Weak<OngoingCapture>| {
             capture.upgrade().is_some_and(|capture| !capture.ended.load(Ordering::Acquire))
         };
         self.capturing.load(Ordering::Acquire) || self.twin_in.as_ref().is_some_and(under_way)
@@ -174,7 +174,7 @@ impl Stream {
         self.twin_in().is_some()
     }
 
-    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+    pub(crate) fn twin_in(&self) -> Option<&Weak<OngoingCapture>> {
         self.capture_state().twin_in()
     }
 
@@ -204,7 +204,7 @@ impl Stream {
     pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
         let streams = Mutex::new(Some(Vec::new()));
         let (device, ended) = (self.device_index(), AtomicBool::new(false));
-        let capture = Arc::new(Capture { log, token, device, ended, streams });
+        let capture = Arc::new(OngoingCapture { log, token, device, ended, streams });
         let captures = &self.core().captures;
         captures.fetch_add(1, Ordering::SeqCst);
         let begun = match &mut *capture.lock() {
@@ -228,7 +228,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn join_capture(
         &self,
-        capture: &Weak<Capture>,
+        capture: &Weak<OngoingCapture>,
         call: &'static str,
         wait: impl FnOnce(&Stream, LaunchToken) -> Result<()>,
     ) -> Result<()> {
@@ -252,7 +252,7 @@ impl Stream {
     #[track_caller]
     fn enter_capture<R>(
         &self,
-        capture: &Arc<Capture>,
+        capture: &Arc<OngoingCapture>,
         streams: &mut Vec<(Stream, Stream)>,
         enter: impl FnOnce(&Stream) -> Result<R>,
     ) -> Result<R> {
@@ -292,7 +292,7 @@ pub struct CaptureGuard {
     stream: Stream,
     /// `None` after the end.
     raw: Option<owned::Capture>,
-    capture: Arc<Capture>,
+    capture: Arc<OngoingCapture>,
 }
 
 impl CaptureGuard {

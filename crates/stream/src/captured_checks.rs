@@ -18,11 +18,11 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::devices::SharedState;
-use crate::index_check::{Failure, REPLAYED, ReportSlot};
+use crate::index_check::{FailedCheck, REPLAYED, ReportSlot};
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// The failures of a replay, with the numbers of their kernels.
-pub(crate) type KernelFailures = Box<[(usize, Arc<Failure>)]>;
+pub(crate) type KernelFailures = Box<[(usize, Arc<FailedCheck>)]>;
 
 /// Reports of failed checks by the captured kernels of a graph. All replays share one slot per
 /// kernel, so a failure of one of several overlapping replays marks all of them.
@@ -43,7 +43,7 @@ struct CapturedChecksState {
     /// period share their reports.
     period: u64,
     /// Known failures of this period, at most one per kernel and owner.
-    failed: Vec<(usize, Arc<Failure>)>,
+    failed: Vec<(usize, Arc<FailedCheck>)>,
     shared: Weak<SharedState>,
 }
 
@@ -126,7 +126,7 @@ impl CapturedChecks {
             let Some(check) = slot.report(REPLAYED, *site) else { continue };
             let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
             let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
-                let failure = Failure::new(check, owner.clone());
+                let failure = FailedCheck::new(check, owner.clone());
                 failed.push((kernel, Arc::clone(&failure)));
                 failure
             });
@@ -137,7 +137,7 @@ impl CapturedChecks {
     }
 
     /// Returns the known failures of a period, with the numbers of their kernels.
-    pub(crate) fn known_failures(&self, period: u64) -> Vec<(usize, Arc<Failure>)> {
+    pub(crate) fn known_failures(&self, period: u64) -> Vec<(usize, Arc<FailedCheck>)> {
         if !self.any_failed.load(Ordering::Relaxed) {
             return Vec::new();
         }

@@ -2,20 +2,20 @@
 //!
 //! A wait raises the waiting stream's clock to the clock of the event's record. Work that the host
 //! has seen complete comes before all work enqueued later, on any stream; each stream's
-//! [`Progress`] has the last such operation. A clock is copied only when it changes, so each event
-//! and checkpoint can keep the clock of its record.
+//! [`StreamProgress`] has the last such operation. A clock is copied only when it changes, so each
+//! event and checkpoint can keep the clock of its record.
 
 use std::sync::{Arc, Weak};
 
-use crate::capture::Capture;
+use crate::capture::OngoingCapture;
 use crate::device::DeviceCore;
-use crate::order::Progress;
+use crate::order::StreamProgress;
 use crate::{OpNumber, Result, Stream};
 
 /// An entry of a clock: all work of a stream up to operation `op`.
 #[derive(Clone, Debug)]
 struct ClockEntry {
-    stream: Arc<Progress>,
+    stream: Arc<StreamProgress>,
     op: OpNumber,
 }
 
@@ -34,7 +34,7 @@ impl Clock {
         self.iter().any(|entry| entry.stream.stream == stream && entry.op >= op)
     }
 
-    fn raise(&mut self, stream: &Arc<Progress>, op: OpNumber) {
+    fn raise(&mut self, stream: &Arc<StreamProgress>, op: OpNumber) {
         if stream.is_known_done(op) || self.covers(stream.stream, op) {
             return;
         }
@@ -49,7 +49,7 @@ impl Clock {
     }
 
     /// Records that all later work on the stream `own` comes after `point`.
-    pub(crate) fn join(&mut self, own: &Progress, point: &StreamPoint) {
+    pub(crate) fn join(&mut self, own: &StreamProgress, point: &StreamPoint) {
         let before = point.before.iter().map(|entry| (&entry.stream, entry.op));
         for (stream, op) in before.chain([(&point.progress, point.op)]) {
             if stream.stream != own.stream {
@@ -62,17 +62,17 @@ impl Clock {
 /// A position in a stream, with the work that comes before.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamPoint {
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<StreamProgress>,
     /// The last operation of the stream that the point covers.
     pub(crate) op: OpNumber,
     pub(crate) before: Clock,
     /// The capture that the point belongs to. The point has no meaning outside the capture.
-    pub(crate) capture: Option<Weak<Capture>>,
+    pub(crate) capture: Option<Weak<OngoingCapture>>,
 }
 
 impl StreamPoint {
     /// Creates a point outside a capture.
-    pub(crate) fn at(op: OpNumber, progress: Arc<Progress>, before: Clock) -> Self {
+    pub(crate) fn at(op: OpNumber, progress: Arc<StreamProgress>, before: Clock) -> Self {
         Self { progress, op, before, capture: None }
     }
 
@@ -126,11 +126,11 @@ impl Before {
 mod tests {
     use super::*;
 
-    fn streams(n: u64) -> Vec<Arc<Progress>> {
-        (0..n).map(|id| Arc::new(Progress::new(id, 0))).collect()
+    fn streams(n: u64) -> Vec<Arc<StreamProgress>> {
+        (0..n).map(|id| Arc::new(StreamProgress::new(id, 0))).collect()
     }
 
-    fn point(progress: &Arc<Progress>, op: OpNumber) -> StreamPoint {
+    fn point(progress: &Arc<StreamProgress>, op: OpNumber) -> StreamPoint {
         StreamPoint { progress: Arc::clone(progress), op, before: Clock::default(), capture: None }
     }
 

@@ -199,8 +199,8 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): SavedState) {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(Vec<ThreadState>);
-    impl Drop for Restore {
+    struct RestoreThreadStates(Vec<ThreadState>);
+    impl Drop for RestoreThreadStates {
         fn drop(&mut self) {
             swap(&mut self.0);
         }
@@ -209,7 +209,7 @@ pub fn apart<R>(f: impl FnOnce() -> R) -> R {
         // Fails if the thread is ending and its table is destroyed.
         let _ = CURRENT.try_with(|table| std::mem::swap(&mut *table.borrow_mut(), other));
     }
-    let mut restore = Restore(Vec::new());
+    let mut restore = RestoreThreadStates(Vec::new());
     swap(&mut restore.0);
     let result = f();
     drop(restore);

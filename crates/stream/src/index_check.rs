@@ -92,14 +92,14 @@ impl ReportSlot {
 
 /// A failed check and its owner, the thread that it is reported to.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct FailedCheck {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
     /// Whether the failure was reported.
     reported: AtomicBool,
 }
 
-impl Failure {
+impl FailedCheck {
     pub(crate) fn new(check: IndexCheck, owner: CheckOwner) -> Arc<Self> {
         FAILURES.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { check, owner, reported: AtomicBool::new(false) })

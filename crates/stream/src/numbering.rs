@@ -7,14 +7,14 @@ use warpline_cuda_sys_safe::owned;
 use warpline_sync::Mutex;
 
 use crate::device::DeviceCore;
-use crate::order::Progress;
+use crate::order::StreamProgress;
 use crate::stream::StreamInner;
 use crate::{ErrorKind, Result, Stream};
 
 /// State attached to a driver's stream for the lifetime of the driver's stream.
 #[derive(Debug)]
 struct StreamNumbering {
-    progress: Arc<Progress>,
+    progress: Arc<StreamProgress>,
     /// The `Stream` that wraps the driver's stream. Dangling if there is none.
     stream: Mutex<Weak<StreamInner>>,
 }
@@ -24,7 +24,7 @@ impl Stream {
     /// `Stream` for it. Default streams are never captured.
     pub(crate) fn default_of(core: &Arc<DeviceCore>) -> Self {
         let raw = owned::Stream::default_of(&core.driver, core.index);
-        let progress = Arc::new(Progress::new(raw.id(), core.index));
+        let progress = Arc::new(StreamProgress::new(raw.id(), core.index));
         Self::registered(core, raw, progress)
     }
 
@@ -42,7 +42,7 @@ impl Stream {
         call: &'static str,
     ) -> Result<Self> {
         let new = || -> Arc<dyn Any + Send + Sync> {
-            let progress = Arc::new(Progress::new(raw.id(), core.index));
+            let progress = Arc::new(StreamProgress::new(raw.id(), core.index));
             Arc::new(StreamNumbering { progress, stream: Mutex::default() })
         };
         let numbering = Arc::clone(raw.numbering().get_or_init(new));

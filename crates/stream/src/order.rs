@@ -27,7 +27,7 @@ const MAX_CHECKPOINTS: usize = 64;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct StreamProgress {
     /// The stream's id.
     pub(crate) stream: u64,
     /// The stream's device.
@@ -38,7 +38,7 @@ pub(crate) struct Progress {
     done: AtomicU64,
 }
 
-impl Progress {
+impl StreamProgress {
     pub(crate) fn new(stream: u64, device: usize) -> Self {
         Self { stream, device, last: AtomicU64::new(0), done: AtomicU64::new(0) }
     }

@@ -55,8 +55,8 @@ impl CheckOwner {
     /// Runs `f` in the calling thread with its launches owned by this owner. Restores the previous
     /// owner afterwards, also if `f` panics.
     pub fn within<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Restore(Option<CheckOwner>);
-        impl Drop for Restore {
+        struct RestoreOwner(Option<CheckOwner>);
+        impl Drop for RestoreOwner {
             fn drop(&mut self) {
                 self.0 = replace(self.0.take());
             }
@@ -67,7 +67,7 @@ impl CheckOwner {
             };
             IDENTITY.try_with(swap).unwrap_or_default()
         }
-        let _restore = Restore(replace(Some(self.clone())));
+        let _restore = RestoreOwner(replace(Some(self.clone())));
         f()
     }
 

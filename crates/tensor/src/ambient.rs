@@ -81,8 +81,8 @@ pub fn runtime() -> Runtime {
 /// The previous runtime is restored afterwards, even if `f` panics.
 #[doc(alias = "simulate")]
 pub fn with_runtime<R>(runtime: &Runtime, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Rc<Runtime>>);
-    impl Drop for Restore {
+    struct RestoreRuntime(Option<Rc<Runtime>>);
+    impl Drop for RestoreRuntime {
         fn drop(&mut self) {
             let former = self.0.take();
             let _ = OVERRIDE.try_with(|own| own.replace(former));
@@ -90,7 +90,7 @@ pub fn with_runtime<R>(runtime: &Runtime, f: impl FnOnce() -> R) -> R {
     }
     let own = Rc::new(runtime.clone());
     let former = OVERRIDE.try_with(|slot| slot.replace(Some(own))).ok().flatten();
-    let _restore = Restore(former);
+    let _restore = RestoreRuntime(former);
     f()
 }
 

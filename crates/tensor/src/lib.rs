@@ -112,27 +112,27 @@ struct Readme;
 /// The programs of `docs/first-steps.md` run.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/first-steps.md")]
-struct FirstSteps;
+struct FirstStepsPage;
 
 /// The programs of `docs/tensors.md` run.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tensors.md")]
-struct Tensors;
+struct TensorsPage;
 
 /// The programs of `docs/memory.md` run.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/memory.md")]
-struct Memory;
+struct MemoryPage;
 
 /// The programs of `docs/simulated-gpus.md` run.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/simulated-gpus.md")]
-struct SimulatedGpus;
+struct SimulatedGpusPage;
 
 /// The programs of `docs/streams.md` compile.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/streams.md")]
-struct Streams;
+struct StreamsPage;
 
 /// The program of this crate's README runs.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::output;
-use crate::workspace::{self, Crate, Target};
+use crate::workspace::{self, CargoTarget, Crate};
 
 /// The profile in the root `Cargo.toml` for programs that run on another host.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
@@ -59,7 +59,7 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
 
 /// Returns whether the target is a library or an integration test with a GPU test in its files: a function with the
 /// name of a GPU test.
-fn has_gpu_tests(target: &Target) -> Result<bool> {
+fn has_gpu_tests(target: &CargoTarget) -> Result<bool> {
     let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
     let root = &target.src_path;
     let files = match root.file_name().is_some_and(|name| name == "main.rs" || name == "lib.rs") {

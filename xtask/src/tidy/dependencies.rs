@@ -55,10 +55,10 @@ fn names(source: &SourceFile, crate_name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Dependency;
+    use crate::workspace::CrateDependency;
 
     fn member(dependencies: &[(&str, Option<&str>)]) -> Crate {
-        let dependency = |&(name, kind): &(&str, Option<&str>)| Dependency {
+        let dependency = |&(name, kind): &(&str, Option<&str>)| CrateDependency {
             name: name.to_owned(),
             optional: false,
             kind: kind.map(str::to_owned),

@@ -62,7 +62,7 @@ pub(super) fn line_of(manifest: &str, name: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Dependency;
+    use crate::workspace::CrateDependency;
 
     fn complaints(name: &str, dependencies: &[(&str, bool)]) -> Vec<Complaint> {
         let mut text = format!("[package]\nname = \"{name}\"\n\n[dependencies]\n");
@@ -71,7 +71,11 @@ mod tests {
         }
         let dependencies = dependencies
             .iter()
-            .map(|&(name, optional)| Dependency { name: name.to_owned(), optional, kind: None })
+            .map(|&(name, optional)| CrateDependency {
+                name: name.to_owned(),
+                optional,
+                kind: None,
+            })
             .collect();
         let member = Crate {
             name: name.to_owned(),

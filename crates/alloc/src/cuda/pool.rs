@@ -10,16 +10,16 @@ use super::CudaMemory;
 
 /// The pool, created on first use, and the devices that may access its memory.
 #[derive(Debug, Default)]
-pub(super) struct DriverPool(Mutex<PoolState>);
+pub(super) struct DriverPool(Mutex<DriverPoolState>);
 
 #[derive(Debug, Default)]
-struct PoolState {
+struct DriverPoolState {
     pool: Option<MemPool>,
     peers: Vec<usize>,
 }
 
 impl DriverPool {
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
+    fn lock(&self) -> MutexGuard<'_, DriverPoolState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

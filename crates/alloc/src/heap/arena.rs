@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{ArenaKind, ArenaRange, Backing, Heap, NONE, Pages, Record, Segment, Status};
+use super::{ArenaKind, ArenaRange, Heap, NONE, Pages, Record, Segment, SegmentBacking, Status};
 use crate::rules::SMALL_BUFFER;
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
@@ -49,7 +49,7 @@ impl<M> Heap<M> {
 
     /// Adds a reserved range without mapped pages.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
-        let backing = Backing::Arena(arena);
+        let backing = SegmentBacking::Arena(arena);
         let segment = Segment { backing, first: NONE, oversize: false, refused: false };
         let block = self.add_chain(segment, kind, (arena.base, arena.bytes), Status::Unmapped);
         self.unmapped[kind as usize].insert(arena.base, block);
@@ -272,7 +272,7 @@ impl<M> Heap<M> {
     pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
         let segment = self.records[block].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.backing) {
-            Some(Backing::Arena(arena)) => *arena,
+            Some(SegmentBacking::Arena(arena)) => *arena,
             _ => {
                 let kind = ArenaKind { policy: Policy::Torch, page_size: SMALL_BUFFER };
                 ArenaRange { kind, number: NONE, base: 0, bytes: 0 }
@@ -283,7 +283,9 @@ impl<M> Heap<M> {
     /// Returns a policy's arenas, each with its first record.
     fn arenas_of(&self, policy: Policy) -> impl Iterator<Item = (ArenaRange, u32)> {
         self.segments.iter().flatten().filter_map(move |segment| match &segment.backing {
-            Backing::Arena(arena) if arena.kind.policy == policy => Some((*arena, segment.first)),
+            SegmentBacking::Arena(arena) if arena.kind.policy == policy => {
+                Some((*arena, segment.first))
+            }
             _ => None,
         })
     }
@@ -301,14 +303,15 @@ impl<M> Heap<M> {
     }
 
     pub(crate) fn has_arenas(&self) -> bool {
-        self.segments.iter().flatten().any(|it| matches!(it.backing, Backing::Arena(..)))
+        self.segments.iter().flatten().any(|it| matches!(it.backing, SegmentBacking::Arena(..)))
     }
 
     /// Removes a policy's arenas without mapped pages. Returns their numbers.
     pub(crate) fn remove_empty_arenas(&mut self, policy: Policy) -> Vec<u32> {
         let mut empty = Vec::new();
         for at in 0..self.segments.len() {
-            if let Some(Segment { backing: Backing::Arena(arena), first, .. }) = &self.segments[at]
+            if let Some(Segment { backing: SegmentBacking::Arena(arena), first, .. }) =
+                &self.segments[at]
                 && arena.kind.policy == policy
                 && self.records.is(*first, Status::Unmapped)
                 && self.records[*first].next == NONE

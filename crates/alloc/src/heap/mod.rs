@@ -46,14 +46,14 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// Adjacent addresses, covered by a chain of records.
 struct Segment<M> {
-    backing: Backing<M>,
+    backing: SegmentBacking<M>,
     first: u32,
     oversize: bool,
     /// Whether the backend refused to take the segment back and has not taken it since.
     refused: bool,
 }
 
-enum Backing<M> {
+enum SegmentBacking<M> {
     /// One allocation of the backend.
     Whole(M),
     /// A reserved range whose pages are mapped and unmapped.
@@ -254,7 +254,8 @@ impl<M> Heap<M> {
         oversize: bool,
         refused: bool,
     ) -> u32 {
-        let segment = Segment { backing: Backing::Whole(memory), first: NONE, oversize, refused };
+        let segment =
+            Segment { backing: SegmentBacking::Whole(memory), first: NONE, oversize, refused };
         self.add_chain(segment, kind, (address, size), Status::Free)
     }
 
@@ -266,7 +267,7 @@ impl<M> Heap<M> {
         (address, size): (u64, usize),
         status: Status,
     ) -> u32 {
-        let arena = matches!(segment.backing, Backing::Arena(..));
+        let arena = matches!(segment.backing, SegmentBacking::Arena(..));
         let segment = match self.unused_segments.pop() {
             Some(at) => {
                 self.segments[at as usize] = Some(segment);
@@ -300,7 +301,8 @@ impl<M> Heap<M> {
         }
         let at = record.segment as usize;
         let segment = self.segments.get_mut(at)?.take()?;
-        let Segment { backing: Backing::Whole(memory), oversize, refused, .. } = segment else {
+        let Segment { backing: SegmentBacking::Whole(memory), oversize, refused, .. } = segment
+        else {
             return None;
         };
         self.unused_segments.push(at as u32);

@@ -15,7 +15,7 @@ use warpline_sync::Mutex;
 
 use crate::rules::MAX_REQUEST;
 use crate::{AllocError, HostBackend};
-use segments::ReleasedSegment;
+use segments::ReleasedHostSegment;
 use state::{BlockSpan, HostCacheState, HostRequest, NewSegment};
 
 pub use config::HostConfig;
@@ -198,7 +198,7 @@ impl<H: HostBackend> HostShared<H> {
         let result = f(&mut state);
         let released = std::mem::take(&mut state.released);
         drop(state);
-        for ReleasedSegment { memory, bytes, kind, refused } in released {
+        for ReleasedHostSegment { memory, bytes, kind, refused } in released {
             let start = Instant::now();
             // All blocks of the segment have dropped their references, because the segment was
             // idle.
@@ -207,7 +207,7 @@ impl<H: HostBackend> HostShared<H> {
             let mut state = lock();
             match freed {
                 Ok(()) => state.counters.released(bytes, refused, time),
-                Err(memory) => state.restore(ReleasedSegment { memory, bytes, kind, refused }),
+                Err(memory) => state.restore(ReleasedHostSegment { memory, bytes, kind, refused }),
             }
         }
         result

@@ -10,7 +10,7 @@ const MAX_SPARE: usize = 64;
 /// Events that must complete before a freed block is reused. A token identifies the block. Each use
 /// by a stream has its own event.
 pub(super) struct PendingHostEvents<S: StreamBackend> {
-    queues: Vec<EventQueue<S>>,
+    queues: Vec<HostEventQueue<S>>,
     /// Uses whose event could not be recorded so far.
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
@@ -20,7 +20,7 @@ pub(super) struct PendingHostEvents<S: StreamBackend> {
 }
 
 /// The events of one stream, oldest first.
-pub(super) struct EventQueue<S: StreamBackend> {
+pub(super) struct HostEventQueue<S: StreamBackend> {
     pub(super) stream: u64,
     events: VecDeque<RecordedEvent<S>>,
 }
@@ -72,7 +72,7 @@ impl<S: StreamBackend> PendingHostEvents<S> {
     fn queue_of(&mut self, stream: u64) -> &mut VecDeque<RecordedEvent<S>> {
         let at = self.queues.iter().position(|queue| queue.stream == stream);
         let at = at.unwrap_or_else(|| {
-            self.queues.push(EventQueue { stream, events: VecDeque::new() });
+            self.queues.push(HostEventQueue { stream, events: VecDeque::new() });
             self.queues.len() - 1
         });
         &mut self.queues[at].events
@@ -119,7 +119,7 @@ impl<S: StreamBackend> PendingHostEvents<S> {
     /// Takes out a queue, to wait for its events without a lock: among the streams not in `waited`,
     /// the queue whose oldest event was recorded last. Events that never complete are usually older
     /// than events of slow work.
-    pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<EventQueue<S>> {
+    pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<HostEventQueue<S>> {
         let queues = self.queues.iter().enumerate();
         let (at, _) = queues
             .filter(|(_, queue)| !waited.contains(&queue.stream))
@@ -128,7 +128,7 @@ impl<S: StreamBackend> PendingHostEvents<S> {
     }
 
     /// Puts back the events whose wait failed.
-    pub(super) fn put_back(&mut self, queue: EventQueue<S>) {
+    pub(super) fn put_back(&mut self, queue: HostEventQueue<S>) {
         if queue.events.is_empty() {
             return;
         }
@@ -139,7 +139,7 @@ impl<S: StreamBackend> PendingHostEvents<S> {
     }
 }
 
-impl<S: StreamBackend> EventQueue<S> {
+impl<S: StreamBackend> HostEventQueue<S> {
     /// Waits for all events and returns their tokens. Events whose wait fails stay in the queue.
     pub(super) fn wait(&mut self, backend: &S) -> Vec<u32> {
         let mut done = Vec::new();

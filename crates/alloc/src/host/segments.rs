@@ -21,7 +21,7 @@ pub(super) struct SegmentPart {
 }
 
 pub(super) struct Segments<M> {
-    slots: Vec<Option<Segment<M>>>,
+    slots: Vec<Option<HostSegment<M>>>,
     vacant: Vec<u32>,
     /// Free memory of each [`SegmentKind`]: size, segment, offset.
     free: [BTreeSet<(usize, u32, usize)>; 2],
@@ -31,7 +31,7 @@ pub(super) struct Segments<M> {
     clock: u64,
 }
 
-struct Segment<M> {
+struct HostSegment<M> {
     memory: Arc<M>,
     bytes: usize,
     kind: SegmentKind,
@@ -46,7 +46,7 @@ struct Segment<M> {
 }
 
 /// A segment that was removed, to be released to the backend.
-pub(super) struct ReleasedSegment<M> {
+pub(super) struct ReleasedHostSegment<M> {
     pub(super) memory: M,
     pub(super) bytes: usize,
     pub(super) kind: SegmentKind,
@@ -86,7 +86,7 @@ impl<M> Segments<M> {
             (self.slots.len() - 1) as u32
         });
         let memory = Arc::new(memory);
-        let mut new = Segment {
+        let mut new = HostSegment {
             memory: Arc::clone(&memory),
             bytes,
             kind,
@@ -165,8 +165,8 @@ impl<M> Segments<M> {
     }
 
     /// Adds a refused segment again, as the segment that became idle last.
-    pub(super) fn restore(&mut self, released: ReleasedSegment<M>) {
-        let ReleasedSegment { memory, bytes, kind, .. } = released;
+    pub(super) fn restore(&mut self, released: ReleasedHostSegment<M>) {
+        let ReleasedHostSegment { memory, bytes, kind, .. } = released;
         let (span, _) = self.add(memory, bytes, kind, false, bytes);
         if let Some(Some(segment)) = self.slots.get_mut(span.segment as usize) {
             segment.refused = true;
@@ -175,7 +175,7 @@ impl<M> Segments<M> {
     }
 
     /// Removes the segment that has been idle for longest.
-    pub(super) fn take_oldest_idle(&mut self) -> Option<ReleasedSegment<Arc<M>>> {
+    pub(super) fn take_oldest_idle(&mut self) -> Option<ReleasedHostSegment<Arc<M>>> {
         let (_, segment) = self.idle.pop_first()?;
         let gone = self.slots.get_mut(segment as usize)?.take()?;
         self.vacant.push(segment);
@@ -183,7 +183,7 @@ impl<M> Segments<M> {
         for (&offset, &bytes) in &gone.free {
             self.free[gone.kind as usize].remove(&(bytes, segment, offset));
         }
-        let Segment { memory, bytes, kind, refused, .. } = gone;
-        Some(ReleasedSegment { memory, bytes, kind, refused })
+        let HostSegment { memory, bytes, kind, refused, .. } = gone;
+        Some(ReleasedHostSegment { memory, bytes, kind, refused })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pending::PendingHostEvents;
-use super::segments::{ReleasedSegment, SegmentKind, SegmentPart, Segments};
+use super::segments::{ReleasedHostSegment, SegmentKind, SegmentPart, Segments};
 use super::stats::HostCounters;
 use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
@@ -80,7 +80,7 @@ pub(super) struct HostCacheState<H: HostBackend> {
     unused: usize,
     has_reserve: bool,
     /// Segments to release to the backend after the lock is released.
-    pub(super) released: Vec<ReleasedSegment<Arc<H::HostMemory>>>,
+    pub(super) released: Vec<ReleasedHostSegment<Arc<H::HostMemory>>>,
 }
 
 struct PendingBlock {
@@ -218,7 +218,7 @@ impl<H: HostBackend> HostCacheState<H> {
     }
 
     /// Adds a refused segment again. It serves requests until it is released again.
-    pub(super) fn restore(&mut self, released: ReleasedSegment<H::HostMemory>) {
+    pub(super) fn restore(&mut self, released: ReleasedHostSegment<H::HostMemory>) {
         self.counters.refused(released.bytes, released.refused);
         self.reserved += released.bytes;
         if released.kind == SegmentKind::Shared {

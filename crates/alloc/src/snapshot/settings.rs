@@ -6,9 +6,9 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::AllocatorConfig;
 
-pub(super) struct Settings<'a>(pub(super) &'a AllocatorConfig);
+pub(super) struct SettingsEntry<'a>(pub(super) &'a AllocatorConfig);
 
-impl Serialize for Settings<'_> {
+impl Serialize for SettingsEntry<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let config = self.0;
         let bytes = |size: Option<usize>| size.map_or(-1, |size| size as i64);

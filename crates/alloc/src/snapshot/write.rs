@@ -2,7 +2,7 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use super::settings::Settings;
+use super::settings::SettingsEntry;
 use super::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 use crate::{PoolKind, TraceAction, TraceEntry};
 
@@ -32,9 +32,9 @@ type StateName = fn(BlockState) -> &'static str;
 
 fn snapshot<S: Serializer>(of: &Snapshot, name: StateName, to: S) -> Result<S::Ok, S::Error> {
     let mut dict = to.serialize_struct("Snapshot", 4)?;
-    dict.serialize_field("segments", &List(&of.segments, |s| Segment(s, name)))?;
+    dict.serialize_field("segments", &List(&of.segments, |s| SegmentEntry(s, name)))?;
     dict.serialize_field("device_traces", &of.device_traces)?;
-    dict.serialize_field("allocator_settings", &Settings(&of.allocator_settings))?;
+    dict.serialize_field("allocator_settings", &SettingsEntry(&of.allocator_settings))?;
     dict.serialize_field("external_annotations", &of.external_annotations)?;
     dict.end()
 }
@@ -48,9 +48,9 @@ impl<'a, T, U: Serialize + 'a, F: Fn(&'a T) -> U> Serialize for List<'a, T, F> {
     }
 }
 
-struct Segment<'a>(&'a SegmentInfo, StateName);
+struct SegmentEntry<'a>(&'a SegmentInfo, StateName);
 
-impl Serialize for Segment<'_> {
+impl Serialize for SegmentEntry<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self(segment, name) = *self;
         let kind = match segment.segment_type {
@@ -69,7 +69,7 @@ impl Serialize for Segment<'_> {
         dict.serialize_field("segment_pool_id", &segment.segment_pool_id)?;
         dict.serialize_field("is_expandable", &segment.is_expandable)?;
         dict.serialize_field("frames", &segment.frames)?;
-        dict.serialize_field("blocks", &List(&segment.blocks, |b| Block(b, name)))?;
+        dict.serialize_field("blocks", &List(&segment.blocks, |b| BlockEntry(b, name)))?;
         dict.end()
     }
 }
@@ -79,9 +79,9 @@ fn signed(stream: u64) -> i64 {
     stream as i64
 }
 
-struct Block<'a>(&'a BlockInfo, StateName);
+struct BlockEntry<'a>(&'a BlockInfo, StateName);
 
-impl Serialize for Block<'_> {
+impl Serialize for BlockEntry<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self(block, name) = *self;
         let mut dict = to.serialize_struct("Block", 5)?;

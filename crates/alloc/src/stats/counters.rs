@@ -18,7 +18,7 @@ pub(crate) enum Quantity {
 pub(crate) const QUANTITIES: usize = 8;
 
 /// One value per quantity.
-pub(crate) type Values = [i64; QUANTITIES];
+pub(crate) type CounterValues = [i64; QUANTITIES];
 
 /// Amount of allocated blocks: number, size in bytes, and requested bytes.
 type Amount = [i64; 3];
@@ -44,22 +44,22 @@ const BLOCK_QUANTITIES: [(Quantity, usize); 5] = [
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     /// Current values, by pool.
-    pub(crate) current: [Values; 2],
+    pub(crate) current: [CounterValues; 2],
     /// Sum of all increases since the last reset, by pool.
-    pub(crate) increased: [Values; 2],
+    pub(crate) increased: [CounterValues; 2],
     /// `current` at the last reset.
-    pub(crate) base: [Values; 2],
+    pub(crate) base: [CounterValues; 2],
     /// Limits by pool, and for both together.
-    pub(crate) limit: [Values; 3],
+    pub(crate) limit: [CounterValues; 3],
     /// Highest value of this shard when peaks were raised. The shard is likely to reach it again.
-    pub(crate) seen: [Values; 3],
+    pub(crate) seen: [CounterValues; 3],
     /// Allocated and freed amounts not yet added to the values above, by pool.
     pending_allocated: [Amount; 2],
     pending_freed: [Amount; 2],
     /// Amounts that can be allocated before a limit is exceeded, by pool and for both pools.
     room: [Amount; 3],
     /// Highest value beyond a limit since peaks were raised. The current value may be lower.
-    pub(crate) top: [Values; 3],
+    pub(crate) top: [CounterValues; 3],
     /// Whether a limit was exceeded since peaks were raised.
     pub(crate) over: bool,
 }
@@ -184,7 +184,7 @@ impl Counters {
     }
 
     /// Returns the current values of each pool and of both.
-    pub(crate) fn now(&self) -> [Values; 3] {
+    pub(crate) fn now(&self) -> [CounterValues; 3] {
         let [small, large] = self.current;
         [small, large, std::array::from_fn(|at| small[at] + large[at])]
     }

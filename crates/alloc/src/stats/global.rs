@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::counters::{QUANTITIES, Values};
+use super::counters::{CounterValues, QUANTITIES};
 use super::{Counters, MemoryStats, PoolStats, Quantity, Stat};
 use crate::PoolKind;
 
@@ -131,7 +131,7 @@ pub(crate) struct Global {
     /// Refused mappings, pages and ranges, by policy.
     pub(crate) refused_pages: [RefusedReleases; 2],
     /// Peaks by pool, and of both pools together.
-    peaks: [Values; 3],
+    peaks: [CounterValues; 3],
     /// Counters of retired shards.
     pub(crate) retired: Counters,
     /// Number of requests before the last reset of the sums.
@@ -143,7 +143,7 @@ impl Global {
     /// the distance between peak and sum among the shards' limits.
     pub(crate) fn raise_peaks(&mut self, shards: &mut [&mut Counters]) {
         let count = shards.len().max(1) as i64;
-        let now: Vec<[Values; 3]> = shards.iter().map(|shard| shard.now()).collect();
+        let now: Vec<[CounterValues; 3]> = shards.iter().map(|shard| shard.now()).collect();
         for (shard, now) in shards.iter_mut().zip(&now) {
             for (seen, now) in shard.seen.iter_mut().flatten().zip(now.iter().flatten()) {
                 *seen = (*seen).max(*now);
@@ -159,7 +159,7 @@ impl Global {
                 let peak = &mut self.peaks[pool][at];
                 *peak = (*peak).max(sum + more);
                 let left = *peak - sum;
-                let wanted = |shard: &Counters, now: &[Values; 3]| {
+                let wanted = |shard: &Counters, now: &[CounterValues; 3]| {
                     i128::from(shard.seen[pool][at] - now[pool][at])
                 };
                 let all: i128 = shards.iter().zip(&now).map(|(s, n)| wanted(s, n)).sum();

@@ -140,7 +140,7 @@ impl Default for TraceConfig {
 
 /// The origin of live memory.
 #[derive(Clone, Debug)]
-struct Origin {
+struct AllocationOrigin {
     site: Option<&'static Location<'static>>,
     backtrace: Option<Arc<Backtrace>>,
 }
@@ -150,8 +150,8 @@ struct Origin {
 pub(crate) struct TraceRing {
     config: TraceConfig,
     entries: VecDeque<TraceEntry>,
-    blocks: HashMap<u64, Origin>,
-    segments: HashMap<u64, Origin>,
+    blocks: HashMap<u64, AllocationOrigin>,
+    segments: HashMap<u64, AllocationOrigin>,
     metadata: Arc<str>,
 }
 
@@ -195,7 +195,7 @@ impl TraceRing {
             Backtraces::All => true,
         };
         let backtrace = captures.then(|| Arc::new(Backtrace::force_capture()));
-        let origin = || Origin { site, backtrace: backtrace.clone() };
+        let origin = || AllocationOrigin { site, backtrace: backtrace.clone() };
         match action {
             TraceAction::Alloc => drop(self.blocks.insert(address, origin())),
             TraceAction::FreeCompleted => drop(self.blocks.remove(&address)),
@@ -226,10 +226,11 @@ impl TraceRing {
 
     /// Adds the recorded origins to segments and active blocks.
     pub(crate) fn add_origins(&self, segments: &mut [SegmentInfo]) {
-        let find = |origins: &HashMap<u64, Origin>, address: u64| match origins.get(&address) {
-            Some(origin) => frames(origin.site, origin.backtrace.as_deref()),
-            None => Vec::new(),
-        };
+        let find =
+            |origins: &HashMap<u64, AllocationOrigin>, address: u64| match origins.get(&address) {
+                Some(origin) => frames(origin.site, origin.backtrace.as_deref()),
+                None => Vec::new(),
+            };
         for segment in segments {
             segment.frames = find(&self.segments, segment.address);
             for block in &mut segment.blocks {

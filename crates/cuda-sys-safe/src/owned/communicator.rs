@@ -43,11 +43,11 @@ struct CommunicatorInner {
     device: usize,
     ranks: usize,
     rank: usize,
-    handle: Arc<Handle>,
+    handle: Arc<CommunicatorHandle>,
 }
 
 /// NCCL's handle of a communicator, with the state of its use.
-struct Handle {
+struct CommunicatorHandle {
     comm: CommHandle,
     /// Locked during a call of NCCL, which may wait for other ranks.
     calling: Mutex<()>,
@@ -251,14 +251,14 @@ impl fmt::Debug for Communicator {
 
 impl Drop for CommunicatorInner {
     fn drop(&mut self) {
-        Handle::abort_in_background(&self.handle, &self.driver);
+        CommunicatorHandle::abort_in_background(&self.handle, &self.driver);
     }
 }
 
 impl CommunicatorInner {
     /// Wraps a communicator that is being made. Its rank is not known yet.
     fn new(driver: &Arc<dyn Driver>, comm: CommHandle) -> Self {
-        let (driver, handle) = (Arc::clone(driver), Arc::new(Handle::new(comm)));
+        let (driver, handle) = (Arc::clone(driver), Arc::new(CommunicatorHandle::new(comm)));
         Self { driver, device: comm.device(), ranks: 0, rank: 0, handle }
     }
 
@@ -278,7 +278,7 @@ impl CommunicatorInner {
     }
 }
 
-impl Handle {
+impl CommunicatorHandle {
     fn new(comm: CommHandle) -> Self {
         let (calling, aborted) = (Mutex::new(()), AtomicBool::new(false));
         Self { comm, calling, aborted, freed: OnceLock::new() }

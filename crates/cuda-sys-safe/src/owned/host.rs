@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::pages::Pages;
+use super::pages::MappedPages;
 use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{Driver, DriverError, HostFlags, Result};
 
@@ -17,11 +17,11 @@ const ALIGNMENT: usize = 64;
 const MAPPED: usize = 1 << 20;
 
 #[derive(Debug)]
-enum Origin {
+enum HostMemoryOrigin {
     Pageable(Layout),
     /// Large pageable memory.
     Mapped {
-        _pages: Pages,
+        _pages: MappedPages,
     },
     Pinned {
         driver: Arc<dyn Driver>,
@@ -30,7 +30,7 @@ enum Origin {
     Registered {
         driver: Arc<dyn Driver>,
         device: usize,
-        pages: Pages,
+        pages: MappedPages,
     },
     /// Memory that was released.
     Released,
@@ -44,7 +44,7 @@ enum Origin {
 pub struct HostMemory {
     ptr: NonNull<u8>,
     bytes: usize,
-    origin: Origin,
+    origin: HostMemoryOrigin,
 }
 
 // SAFETY: the buffer is plain bytes, reached only through `as_ptr`. Its users order their accesses.
@@ -62,16 +62,16 @@ impl HostMemory {
     pub fn pageable(bytes: usize) -> Result<Self> {
         // If the system refuses another mapping, the heap may still have memory.
         if bytes >= MAPPED
-            && let Ok(pages) = Pages::map(bytes)
+            && let Ok(pages) = MappedPages::map(bytes)
         {
             return Ok(Self {
                 ptr: pages.start(),
                 bytes,
-                origin: Origin::Mapped { _pages: pages },
+                origin: HostMemoryOrigin::Mapped { _pages: pages },
             });
         }
         let (ptr, layout) = zeroed(bytes)?;
-        Ok(Self { ptr, bytes, origin: Origin::Pageable(layout) })
+        Ok(Self { ptr, bytes, origin: HostMemoryOrigin::Pageable(layout) })
     }
 
     /// Allocates page-locked memory from the driver (`cuMemHostAlloc`).
@@ -85,7 +85,11 @@ impl HostMemory {
         let ptr = driver
             .host_alloc(device, bytes.max(1), HostFlags::default())
             .map_err(|e| e.at(location))?;
-        Ok(Self { ptr, bytes, origin: Origin::Pinned { driver: Arc::clone(driver), device } })
+        Ok(Self {
+            ptr,
+            bytes,
+            origin: HostMemoryOrigin::Pinned { driver: Arc::clone(driver), device },
+        })
     }
 
     /// Allocates zeroed memory and page-locks it (`cuMemHostRegister`). A forked child finds zeros
@@ -114,14 +118,14 @@ impl HostMemory {
     ) -> Result<Self> {
         let location = Location::caller();
         retry(driver, ReleaseKind::RegisteredMemory);
-        let pages = Pages::map_for_devices(bytes)
+        let pages = MappedPages::map_for_devices(bytes)
             .and_then(|mut pages| pages.populate(threads).map(|()| pages))
             .map_err(|error| refused(bytes, &error.to_string()))?;
         // SAFETY: the pages were just mapped and outlive the registration.
         unsafe { driver.host_register(device, pages.start(), pages.bytes(), HostFlags::default()) }
             .map_err(|e| e.at(location))?;
         let (driver, ptr) = (Arc::clone(driver), pages.start());
-        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, pages } })
+        Ok(Self { ptr, bytes, origin: HostMemoryOrigin::Registered { driver, device, pages } })
     }
 
     /// Returns the address of the first byte. The caller must order all accesses to the bytes.
@@ -147,7 +151,7 @@ impl HostMemory {
     /// Returns `true` if the memory is page-locked.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        !matches!(self.origin, Origin::Pageable(_) | Origin::Mapped { .. })
+        !matches!(self.origin, HostMemoryOrigin::Pageable(_) | HostMemoryOrigin::Mapped { .. })
     }
 
     /// Releases the memory now and reports a refusal. Dropping the memory releases it, too, but a
@@ -157,13 +161,15 @@ impl HostMemory {
     /// The unchanged memory and the driver's error, if the driver refuses the release.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let released = match &self.origin {
-            Origin::Pageable(_) | Origin::Mapped { .. } | Origin::Released => return Ok(()),
-            Origin::Pinned { driver, device } => {
+            HostMemoryOrigin::Pageable(_)
+            | HostMemoryOrigin::Mapped { .. }
+            | HostMemoryOrigin::Released => return Ok(()),
+            HostMemoryOrigin::Pinned { driver, device } => {
                 // SAFETY: allocated by this driver and not freed before. `drop` does not free it
                 // again after a success.
                 accepted(unsafe { driver.host_free(*device, self.ptr) })
             }
-            Origin::Registered { driver, device, .. } => {
+            HostMemoryOrigin::Registered { driver, device, .. } => {
                 // SAFETY: registered with this driver and not unregistered before. `drop` does not
                 // unregister it again after a success.
                 accepted(unsafe { driver.host_unregister(*device, self.ptr) })
@@ -171,7 +177,7 @@ impl HostMemory {
         };
         match released {
             // Dropping the old origin unmaps registered pages.
-            Ok(()) => self.origin = Origin::Released,
+            Ok(()) => self.origin = HostMemoryOrigin::Released,
             Err(error) => return Err(Box::new((self, error))),
         }
         Ok(())
@@ -199,12 +205,12 @@ impl Drop for HostMemory {
         unsafe impl Send for Address {}
 
         let address = Address(self.ptr);
-        match std::mem::replace(&mut self.origin, Origin::Released) {
+        match std::mem::replace(&mut self.origin, HostMemoryOrigin::Released) {
             // SAFETY: allocated with this layout and not freed before.
-            Origin::Pageable(layout) => unsafe {
+            HostMemoryOrigin::Pageable(layout) => unsafe {
                 std::alloc::dealloc(self.ptr.as_ptr(), layout);
             },
-            Origin::Pinned { driver, device } => {
+            HostMemoryOrigin::Pinned { driver, device } => {
                 let free = move |driver: &dyn Driver| {
                     let Address(ptr) = &address;
                     // SAFETY: allocated by this driver and not freed before.
@@ -212,7 +218,7 @@ impl Drop for HostMemory {
                 };
                 release(&driver, ReleaseKind::PinnedMemory, self.bytes, free);
             }
-            Origin::Registered { driver, device, pages } => {
+            HostMemoryOrigin::Registered { driver, device, pages } => {
                 let bytes = pages.bytes();
                 // Keep the pages mapped until the driver has unregistered them. Otherwise a new
                 // mapping at the same addresses would count as registered.
@@ -223,7 +229,7 @@ impl Drop for HostMemory {
                 release(&driver, ReleaseKind::RegisteredMemory, bytes, unregister);
             }
             // Dropping the origin unmaps the pages.
-            Origin::Mapped { .. } | Origin::Released => {}
+            HostMemoryOrigin::Mapped { .. } | HostMemoryOrigin::Released => {}
         }
     }
 }

@@ -8,17 +8,17 @@ use crate::system::{self, HUGE};
 
 /// Memory in whole pages, initially zero. Unmapped on drop.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(super) struct MappedPages {
     start: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the pages are plain bytes. Their owner orders all accesses.
-unsafe impl Send for Pages {}
-// SAFETY: `&Pages` gives out no references to the bytes, only their address.
-unsafe impl Sync for Pages {}
+unsafe impl Send for MappedPages {}
+// SAFETY: `&MappedPages` gives out no references to the bytes, only their address.
+unsafe impl Sync for MappedPages {}
 
-impl Pages {
+impl MappedPages {
     /// Maps `bytes` bytes, rounded up to whole pages, as huge pages where possible. A forked child
     /// has a copy.
     pub(super) fn map(bytes: usize) -> io::Result<Self> {
@@ -87,7 +87,7 @@ impl PageRange {
     }
 }
 
-impl Drop for Pages {
+impl Drop for MappedPages {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` or `map_for_devices` and not unmapped before. A forked child
         // unmaps its own copy of the mapping.
@@ -99,7 +99,7 @@ impl Drop for Pages {
 mod tests {
     use super::*;
 
-    fn bytes_of(pages: &Pages) -> &[u8] {
+    fn bytes_of(pages: &MappedPages) -> &[u8] {
         // SAFETY: the pages are mapped, and the test does not write to them while the slice is in
         // use.
         unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) }
@@ -107,7 +107,7 @@ mod tests {
 
     /// Returns the number of pages that are in memory.
     #[cfg(target_os = "linux")]
-    fn resident(pages: &Pages) -> usize {
+    fn resident(pages: &MappedPages) -> usize {
         let mut state = vec![0u8; pages.bytes() / system::page_size()];
         // SAFETY: the range is a live mapping, and the vector has a byte for each page.
         let asked = unsafe {
@@ -122,7 +122,7 @@ mod tests {
         let page = system::page_size();
         for bytes in [1, page, page + 1, HUGE - 1, HUGE, 5 * HUGE + 12_345] {
             for threads in [0, 1, 2, 3, 8, 100] {
-                let mut pages = Pages::map(bytes).unwrap();
+                let mut pages = MappedPages::map(bytes).unwrap();
                 assert_eq!(pages.bytes(), bytes.next_multiple_of(page));
                 #[cfg(unix)]
                 assert!(bytes < HUGE || pages.start().addr().get().is_multiple_of(HUGE));
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn too_much_is_an_error() {
         for bytes in [usize::MAX, usize::MAX - HUGE, 1 << 60] {
-            assert!(Pages::map(bytes).is_err(), "{bytes}");
+            assert!(MappedPages::map(bytes).is_err(), "{bytes}");
         }
     }
 
@@ -156,9 +156,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_fork_leaves_the_pages_where_they_are() {
-        let mut pages = Pages::map_for_devices(64 * system::page_size()).unwrap();
+        let mut pages = MappedPages::map_for_devices(64 * system::page_size()).unwrap();
         pages.populate(1).unwrap();
-        let fill = |pages: &Pages, value| {
+        let fill = |pages: &MappedPages, value| {
             // SAFETY: the range is all of a mapping that only this test uses.
             unsafe { pages.start().write_bytes(value, pages.bytes()) };
         };

@@ -19,9 +19,9 @@ use crate::{Driver, DriverError, Result, StreamFlags, StreamHandle};
 /// Safe code can add order between streams, query them and wait for them. It cannot enqueue work,
 /// and cannot begin, join or end a capture without a [`LaunchToken`](super::LaunchToken).
 #[derive(Clone, Debug)]
-pub struct Stream(Arc<StreamInner>);
+pub struct Stream(Arc<SharedStream>);
 
-struct StreamInner {
+struct SharedStream {
     driver: Arc<dyn Driver>,
     handle: StreamHandle,
     owned: bool,
@@ -44,7 +44,7 @@ fn next_id() -> u64 {
 static REGISTRY: std::sync::Mutex<StreamRegistry> = std::sync::Mutex::new(BTreeMap::new());
 
 type RegistryKey = (usize, usize, u64);
-type StreamRegistry = BTreeMap<RegistryKey, Weak<StreamInner>>;
+type StreamRegistry = BTreeMap<RegistryKey, Weak<SharedStream>>;
 
 fn registry() -> std::sync::MutexGuard<'static, StreamRegistry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,7 +101,7 @@ impl Stream {
     }
 
     fn build(driver: &Arc<dyn Driver>, handle: StreamHandle, owned: bool) -> Self {
-        Self(Arc::new(StreamInner {
+        Self(Arc::new(SharedStream {
             driver: Arc::clone(driver),
             handle,
             owned,
@@ -255,7 +255,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-impl std::fmt::Debug for StreamInner {
+impl std::fmt::Debug for SharedStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream")
             .field("driver", &self.driver)
@@ -266,7 +266,7 @@ impl std::fmt::Debug for StreamInner {
     }
 }
 
-impl Drop for StreamInner {
+impl Drop for SharedStream {
     fn drop(&mut self) {
         // Remove the entry before the handle is destroyed, because the driver may reuse the handle.
         let registry_key = registry_key(&self.driver, self.handle);

@@ -17,9 +17,9 @@ use libloading::Library;
 
 use super::raw::WrittenProperties;
 use crate::Result;
-use crate::dylib::{Search, Status, function_table, version_text};
+use crate::dylib::{LibrarySearch, StatusCode, function_table, version_text};
 
-pub(super) const SEARCH: Search = Search {
+pub(super) const SEARCH: LibrarySearch = LibrarySearch {
     library: "CUDA driver",
     variable: "WARPLINE_LIBCUDA",
     names: if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] },
@@ -206,7 +206,7 @@ pub(super) fn open(candidates: &[PathBuf]) -> Result<CudaApi> {
 }
 
 fn version_of(library: &Library) -> String {
-    type GetVersion = unsafe extern "C" fn(*mut c_int) -> Status;
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> StatusCode;
     let mut version = 0;
     // SAFETY: cuda.h declares this signature.
     match unsafe { library.get::<GetVersion>(c"cuDriverGetVersion") } {

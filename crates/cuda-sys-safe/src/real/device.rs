@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::CudaDriver;
-use crate::dylib::Status;
+use crate::dylib::StatusCode;
 use crate::{CudaCode, CudaError, DriverError, Result};
 
 /// A device that this process sees.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct VisibleDevice {
     pub(super) raw: CUdevice,
-    context: OnceLock<Context>,
+    context: OnceLock<PrimaryContext>,
     /// Locked while the context is retained, so that it is retained once.
     retaining: Mutex<()>,
     /// Locked while NCCL enqueues work for the device.
@@ -21,14 +21,14 @@ pub(super) struct Device {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Context(CUcontext);
+struct PrimaryContext(CUcontext);
 
 // SAFETY: CUDA allows the use of a context from any thread.
-unsafe impl Send for Context {}
+unsafe impl Send for PrimaryContext {}
 // SAFETY: a context is an opaque handle, and CUDA allows its use from several threads at once.
-unsafe impl Sync for Context {}
+unsafe impl Sync for PrimaryContext {}
 
-impl Device {
+impl VisibleDevice {
     pub(super) fn new(raw: CUdevice) -> Self {
         let (retaining, nccl) = (Mutex::new(()), Mutex::new(()));
         Self { raw, context: OnceLock::new(), retaining, nccl, lost: OnceLock::new() }
@@ -44,7 +44,7 @@ impl Device {
 impl CudaDriver {
     /// Returns an error in a forked child, for an unknown device and for a lost device.
     #[inline]
-    pub(super) fn admit(&self, call: &'static str, device: usize) -> Result<&Device> {
+    pub(super) fn admit(&self, call: &'static str, device: usize) -> Result<&VisibleDevice> {
         self.admit_process(call)?;
         let Some(state) = self.devices.get(device) else {
             return Err(DriverError::InvalidDevice { device, count: self.devices.len() });
@@ -99,7 +99,7 @@ impl CudaDriver {
     }
 
     #[inline]
-    fn context_of(&self, state: &Device, device: usize) -> Result<CUcontext> {
+    fn context_of(&self, state: &VisibleDevice, device: usize) -> Result<CUcontext> {
         match state.context.get() {
             Some(context) => Ok(context.0),
             None => self.retain(state, device),
@@ -107,7 +107,7 @@ impl CudaDriver {
     }
 
     #[cold]
-    fn retain(&self, state: &Device, device: usize) -> Result<CUcontext> {
+    fn retain(&self, state: &VisibleDevice, device: usize) -> Result<CUcontext> {
         let _retaining = state.retaining.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = state.context.get() {
             return Ok(context.0);
@@ -121,11 +121,11 @@ impl CudaDriver {
             let code = CudaCode(status);
             return Err(DriverError::cuda("cuDevicePrimaryCtxRetain", code, Some(device)));
         }
-        Ok(state.context.get_or_init(|| Context(context)).0)
+        Ok(state.context.get_or_init(|| PrimaryContext(context)).0)
     }
 
     /// Returns `true` if the device has a primary context, ours or another library's.
-    pub(super) fn context_active(&self, state: &Device, device: usize) -> Result<bool> {
+    pub(super) fn context_active(&self, state: &VisibleDevice, device: usize) -> Result<bool> {
         if state.context.get().is_some() {
             return Ok(true);
         }
@@ -139,12 +139,17 @@ impl CudaDriver {
 
     /// Turns a status into an error. A sticky error loses all devices.
     #[inline]
-    pub(super) fn check(&self, call: &'static str, device: usize, status: Status) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        call: &'static str,
+        device: usize,
+        status: StatusCode,
+    ) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(self.failed(call, device, status)) }
     }
 
     #[cold]
-    fn failed(&self, call: &'static str, device: usize, status: Status) -> DriverError {
+    fn failed(&self, call: &'static str, device: usize, status: StatusCode) -> DriverError {
         let error = CudaError {
             call,
             code: CudaCode(status),

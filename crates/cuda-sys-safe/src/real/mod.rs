@@ -41,11 +41,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use self::api::CudaApi;
-use self::device::Device;
+use self::device::VisibleDevice;
 use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
 use crate::blas;
-use crate::dylib::{Status, version_text};
+use crate::dylib::{StatusCode, version_text};
 use crate::owned::Refused;
 use crate::{CudaCode, Driver, DriverError, Result};
 
@@ -63,7 +63,7 @@ use crate::{CudaCode, Driver, DriverError, Result};
 pub struct CudaDriver {
     api: CudaApi,
     version: u32,
-    devices: Vec<Device>,
+    devices: Vec<VisibleDevice>,
     owner: OwnerProcess,
     refused: Refused,
 }
@@ -134,12 +134,12 @@ pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
         let mut raw = 0;
         // SAFETY: the pointer is valid for writes.
         initialised("cuDeviceGet", unsafe { (api.cuDeviceGet)(&mut raw, ordinal) }, version)?;
-        devices.push(Device::new(raw));
+        devices.push(VisibleDevice::new(raw));
     }
     Ok(Arc::new(CudaDriver { api, version, devices, owner, refused: Refused::default() }))
 }
 
-fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {
+fn initialised(call: &'static str, status: StatusCode, version: u32) -> Result<()> {
     let code = CudaCode(status);
     match code {
         CudaCode(0) => Ok(()),

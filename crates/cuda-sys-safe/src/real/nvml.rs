@@ -6,9 +6,9 @@ use std::ffi::{CString, c_char, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::dylib::{Search, function_table};
+use crate::dylib::{LibrarySearch, function_table};
 
-pub(super) const SEARCH: Search = Search {
+pub(super) const SEARCH: LibrarySearch = LibrarySearch {
     library: "NVML",
     variable: "WARPLINE_NVML",
     names: if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1"] },
@@ -103,13 +103,13 @@ mod tests {
     use std::ffi::CStr;
 
     use super::*;
-    use crate::dylib::Status;
+    use crate::dylib::StatusCode;
 
-    unsafe extern "C" fn init() -> Status {
+    unsafe extern "C" fn init() -> StatusCode {
         SUCCESS
     }
 
-    unsafe extern "C" fn find(pci: *const c_char, device: *mut *mut c_void) -> Status {
+    unsafe extern "C" fn find(pci: *const c_char, device: *mut *mut c_void) -> StatusCode {
         // SAFETY: the code under test passes valid pointers.
         unsafe {
             *device = ptr::dangling_mut();
@@ -118,7 +118,11 @@ mod tests {
     }
 
     /// A hundred processes. Number 7 has two entries, and the memory of number 8 is unknown.
-    unsafe extern "C" fn list(_: *mut c_void, count: *mut c_uint, to: *mut ProcessInfo) -> Status {
+    unsafe extern "C" fn list(
+        _: *mut c_void,
+        count: *mut c_uint,
+        to: *mut ProcessInfo,
+    ) -> StatusCode {
         // SAFETY: the code under test passes valid pointers.
         unsafe {
             let room = std::mem::replace(&mut *count, 100);

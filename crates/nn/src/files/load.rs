@@ -101,7 +101,7 @@ fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileErro
             while done < entry.bytes {
                 let bytes = CHUNK_BYTES.min(entry.bytes - done);
                 let (from, tensor) = (entry.begin + done as u64, tensor.clone());
-                chunks.push(Chunk { file, name: &entry.name, from, tensor, at: done, bytes });
+                chunks.push(FileChunk { file, name: &entry.name, from, tensor, at: done, bytes });
                 done += bytes;
             }
             state.insert(&entry.name[..], tensor);
@@ -178,7 +178,7 @@ fn open_indexed_files(path: &Path, text: &str) -> Result<Vec<SafetensorsFile>, F
 }
 
 /// A part of a tensor and its position in a file.
-struct Chunk<'a> {
+struct FileChunk<'a> {
     file: &'a SafetensorsFile,
     name: &'a str,
     from: u64,
@@ -191,7 +191,7 @@ struct Chunk<'a> {
 /// Reads all chunks. Calls `done` on this thread with the number of bytes read so far.
 #[track_caller]
 fn read_chunks(
-    chunks: &[Chunk<'_>],
+    chunks: &[FileChunk<'_>],
     device: Device,
     done: &mut dyn FnMut(usize),
 ) -> Result<(), FileError> {
@@ -249,7 +249,7 @@ fn read_chunks(
     }
 }
 
-impl Chunk<'_> {
+impl FileChunk<'_> {
     fn read(
         &self,
         staging: Option<&Tensor>,

@@ -22,10 +22,10 @@ pub(super) type BackwardHook =
 pub(super) struct BackwardHooks(Vec<Arc<BackwardHook>>);
 
 /// The backward hooks of one forward pass whose input is known.
-pub(super) struct ConnectedHooks(Option<Arc<Pass>>);
+pub(super) struct ConnectedHooks(Option<Arc<HookedPass>>);
 
 /// The state that the functions on both sides of the module share.
-struct Pass {
+struct HookedPass {
     hooks: Vec<Arc<BackwardHook>>,
     /// Number of tensors of the input.
     inputs: usize,
@@ -35,7 +35,7 @@ struct Pass {
     grad_output: Mutex<Option<Vec<Option<Tensor>>>>,
 }
 
-impl Pass {
+impl HookedPass {
     fn replace_grad_output(
         &self,
         grads: Option<Vec<Option<Tensor>>>,
@@ -57,7 +57,7 @@ impl BackwardHooks {
             return Ok((input, ConnectedHooks(None)));
         }
         let (input, tracked) = Tracked::of(input)?;
-        let pass = Arc::new(Pass {
+        let pass = Arc::new(HookedPass {
             hooks: self.0,
             inputs: tracked.count,
             has_grad_input: !tracked.indices.is_empty(),
@@ -129,7 +129,7 @@ fn spread(count: usize, indices: &[usize], grads: &Grads) -> Vec<Option<Tensor>>
 
 /// The identity of the inputs. Calls the hooks.
 struct AfterInput {
-    pass: Arc<Pass>,
+    pass: Arc<HookedPass>,
     indices: Vec<usize>,
 }
 
@@ -161,7 +161,7 @@ impl Function for AfterInput {
 
 /// The identity of the outputs. Keeps their gradients for the hooks.
 struct AfterOutput {
-    pass: Arc<Pass>,
+    pass: Arc<HookedPass>,
     /// Number of tensors of the output.
     count: usize,
     indices: Vec<usize>,

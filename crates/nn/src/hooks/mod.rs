@@ -71,20 +71,20 @@ type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Syn
 /// hooks on all modules (`register_module_forward_hook`), and no options `prepend` and `always_call`.
 pub struct Hooked<M: Forward<I>, I = Tensor> {
     module: M,
-    hooks: Arc<Hooks<M, I, M::Output>>,
+    hooks: Arc<ModuleHooks<M, I, M::Output>>,
 }
 
 /// The hooks of a module and its clones.
-struct Hooks<M, I, O>(Mutex<HookLists<M, I, O>>);
+struct ModuleHooks<M, I, O>(Mutex<ModuleHookLists<M, I, O>>);
 
-struct HookLists<M, I, O> {
+struct ModuleHookLists<M, I, O> {
     before: Numbered<PreHook<M, I>>,
     after: Numbered<ForwardHook<M, I, O>>,
     backward: Numbered<BackwardHook>,
 }
 
-impl<M, I, O> Hooks<M, I, O> {
-    fn lists(&self) -> MutexGuard<'_, HookLists<M, I, O>> {
+impl<M, I, O> ModuleHooks<M, I, O> {
+    fn lists(&self) -> MutexGuard<'_, ModuleHookLists<M, I, O>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,7 +99,7 @@ fn copied<F: ?Sized>(list: &Numbered<F>) -> Vec<Arc<F>> {
     list.iter().map(|hook| hook.1.clone()).collect()
 }
 
-impl<M: 'static, I: 'static, O: 'static> HookList for Hooks<M, I, O> {
+impl<M: 'static, I: 'static, O: 'static> HookList for ModuleHooks<M, I, O> {
     fn remove(&self, id: u64) {
         let mut lists = self.lists();
         let removed = (
@@ -117,7 +117,10 @@ impl<M: Forward<I>, I> Hooked<M, I> {
     #[must_use]
     pub fn new(module: M) -> Self {
         let (before, after, backward) = (Vec::new(), Vec::new(), Vec::new());
-        Self { module, hooks: Arc::new(Hooks(Mutex::new(HookLists { before, after, backward }))) }
+        Self {
+            module,
+            hooks: Arc::new(ModuleHooks(Mutex::new(ModuleHookLists { before, after, backward }))),
+        }
     }
 
     /// Returns the module without its hooks.
@@ -233,7 +236,7 @@ where
     }
 
     fn handle(&self) -> HookHandle {
-        let list: Weak<Hooks<M, I, M::Output>> = Arc::downgrade(&self.hooks);
+        let list: Weak<ModuleHooks<M, I, M::Output>> = Arc::downgrade(&self.hooks);
         HookHandle::new(list)
     }
 }

@@ -14,7 +14,7 @@ use super::flight_recorder::CallState;
 use super::group::GroupShared;
 
 /// The tensors of a call.
-pub(super) type Tensors = SmallVec<[Tensor; 2]>;
+pub(super) type CallTensors = SmallVec<[Tensor; 2]>;
 
 /// A handle of a launched collective (`torch.distributed.Work`). Keeps the tensors of the call alive. Dropping the
 /// handle does not cancel the collective.
@@ -24,7 +24,7 @@ pub struct Work {
     /// Id of the call in the flight recorder.
     id: u64,
     seq: u64,
-    tensors: Tensors,
+    tensors: CallTensors,
 }
 
 /// The point at which the collective is done.
@@ -48,7 +48,7 @@ impl Work {
         group: Arc<GroupShared>,
         done: CompletionPoint,
         (id, seq): (u64, u64),
-        tensors: Tensors,
+        tensors: CallTensors,
     ) -> Self {
         Self { group, done, id, seq, tensors }
     }

@@ -20,7 +20,7 @@ use crate::storage::{
 use crate::{CudaDevice, Error, Result, Site, Storage, SyncPolicy};
 
 /// The log of one capture.
-pub(crate) struct Log {
+pub(crate) struct GraphLog {
     pub(super) pool: GraphPool,
     pub(super) philox_state: Storage,
     pub(super) replayed: ReplayedFlag,
@@ -99,7 +99,7 @@ impl LogRecords {
     }
 }
 
-impl Log {
+impl GraphLog {
     pub(super) fn new(pool: GraphPool, philox_state: Storage) -> Self {
         Self {
             pool,
@@ -193,7 +193,7 @@ impl Log {
         self.records().draws
     }
 
-    /// Sets the offset of the next random op to a value that [`Log::drawn`] returned.
+    /// Sets the offset of the next random op to a value that [`GraphLog::drawn`] returned.
     pub(crate) fn draw_from(&self, drawn: u64) {
         self.records().draws = drawn;
     }

@@ -3,7 +3,7 @@
 
 use warpline_stream::Stream;
 
-use super::Log;
+use super::GraphLog;
 use crate::{Result, Runtime, Storage};
 
 impl Storage {
@@ -20,7 +20,7 @@ impl Storage {
         runtime.check_stream(stream, "empty")?;
         let device = runtime.device(stream.device_index())?;
         let mut block = None;
-        if let Some(log) = Log::of(stream) {
+        if let Some(log) = GraphLog::of(stream) {
             let captured = log.malloc(device, bytes, stream)?;
             if bytes == 0 || log.keeps(&captured) {
                 let storage =

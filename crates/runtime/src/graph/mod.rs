@@ -1,9 +1,9 @@
 //! Graphs: work that is captured once and replayed as a whole (CUDA graphs).
 //!
-//! While a stream is captured, the launch path records each op's storages in the capture's `Log`.
-//! The log declares the storages of every replay. A replay is enqueued like any other op: it waits
-//! for other streams' uses of these storages, and later uses wait for it. Captured work never waits
-//! for work from before the capture.
+//! While a stream is captured, the launch path records each op's storages in the capture's
+//! `GraphLog`. The log declares the storages of every replay. A replay is enqueued like any other
+//! op: it waits for other streams' uses of these storages, and later uses wait for it. Captured
+//! work never waits for work from before the capture.
 //!
 //! The graph keeps storages from outside the capture. If a storage was made in another capture,
 //! that capture's graph must have been replayed before.
@@ -38,7 +38,7 @@ use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
 use log::GraphStorage;
 
-pub(crate) use log::Log;
+pub(crate) use log::GraphLog;
 pub(crate) use philox::PHILOX;
 pub use philox::{Place, Position, Sequence};
 pub use pool::GraphPool;
@@ -48,10 +48,10 @@ pub struct Capturing {
     runtime: Runtime,
     /// `None` after the end.
     capture: Option<CaptureGuard>,
-    log: Arc<Log>,
+    log: Arc<GraphLog>,
     // Declared after `capture`, so that they are dropped after the driver's capture has ended.
-    /// Declares the capture to the allocator. Routes no requests: `Log::malloc` names the pool in
-    /// each request.
+    /// Declares the capture to the allocator. Routes no requests: `GraphLog::malloc` names the pool
+    /// in each request.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
 }
@@ -82,7 +82,7 @@ impl Capturing {
             return Err(Error::capture("capture_begin", "the stream is captured already"));
         }
         let state = pool.philox_state(runtime, stream)?.clone();
-        let log = Arc::new(Log::new(pool.clone(), state));
+        let log = Arc::new(GraphLog::new(pool.clone(), state));
         pool.add_log(&log);
         let memory = device.allocator().capture();
         let pinned = runtime.pinned_cache()?.capture();
@@ -187,7 +187,7 @@ pub struct Graph {
     /// Communicators that replays use.
     communicators: Vec<captured_collectives::CapturedCommunicator>,
     runtime: Runtime,
-    log: Arc<Log>,
+    log: Arc<GraphLog>,
 }
 
 impl Graph {
@@ -276,9 +276,9 @@ impl Graph {
             communicators: &self.communicators,
             numbers,
         };
-        // SAFETY: `Log` has recorded all storages and communicators of the captured work. The graph
-        // keeps those from outside the capture, the pool, the communicators, and the runtime, which
-        // keeps the modules.
+        // SAFETY: `GraphLog` has recorded all storages and communicators of the captured work. The
+        // graph keeps those from outside the capture, the pool, the communicators, and the runtime,
+        // which keeps the modules.
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::Log;
+use super::GraphLog;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::generator::CudaGenerator;
@@ -53,11 +53,11 @@ impl Place {
 
 /// The source of a random op's numbers on CUDA: the device's generator, or the graph being
 /// captured. Held until the op is enqueued, since the order of draws is the order of launches.
-pub struct Sequence<'a>(Origin<'a>);
+pub struct Sequence<'a>(SequenceSource<'a>);
 
-enum Origin<'a> {
+enum SequenceSource<'a> {
     Generator(GeneratorGuard<'a, CudaGenerator>),
-    Graph(Arc<Log>),
+    Graph(Arc<GraphLog>),
 }
 
 /// A saved position of a [`Sequence`].
@@ -72,7 +72,7 @@ enum At {
 
 impl std::fmt::Debug for Sequence<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = if matches!(self.0, Origin::Graph(_)) { "graph" } else { "generator" };
+        let of = if matches!(self.0, SequenceSource::Graph(_)) { "graph" } else { "generator" };
         f.debug_tuple("Sequence").field(&of).finish()
     }
 }
@@ -81,10 +81,10 @@ impl<'a> Sequence<'a> {
     /// Returns the sequence for an op on `target`.
     #[must_use]
     pub fn of(target: Target<'_>, device: &'a CudaDevice) -> Self {
-        let log = if let Target::Cuda(_, _, stream) = target { Log::of(stream) } else { None };
+        let log = if let Target::Cuda(_, _, stream) = target { GraphLog::of(stream) } else { None };
         Self(match log {
-            Some(log) => Origin::Graph(log),
-            None => Origin::Generator(device.generator()),
+            Some(log) => SequenceSource::Graph(log),
+            None => SequenceSource::Generator(device.generator()),
         })
     }
 
@@ -92,8 +92,8 @@ impl<'a> Sequence<'a> {
     #[must_use]
     pub fn position(&self) -> Position {
         Position(match &self.0 {
-            Origin::Generator(generator) => At::Generator(generator.state().to_vec()),
-            Origin::Graph(log) => At::Graph(log.drawn()),
+            SequenceSource::Generator(generator) => At::Generator(generator.state().to_vec()),
+            SequenceSource::Graph(log) => At::Graph(log.drawn()),
         })
     }
 
@@ -105,8 +105,10 @@ impl<'a> Sequence<'a> {
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {
-            (Origin::Generator(generator), At::Generator(state)) => generator.set_state(state),
-            (Origin::Graph(log), At::Graph(drawn)) => {
+            (SequenceSource::Generator(generator), At::Generator(state)) => {
+                generator.set_state(state)
+            }
+            (SequenceSource::Graph(log), At::Graph(drawn)) => {
                 log.draw_from(*drawn);
                 Ok(())
             }
@@ -121,11 +123,11 @@ impl<'a> Sequence<'a> {
     /// advances past them.
     pub fn advance(&mut self, values: u64) -> Place {
         match &mut self.0 {
-            Origin::Generator(generator) => {
+            SequenceSource::Generator(generator) => {
                 let (seed, offset) = generator.advance(values);
                 Place { seed, offset, in_graph: 0 }
             }
-            Origin::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
+            SequenceSource::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
         }
     }
 
@@ -135,13 +137,14 @@ impl<'a> Sequence<'a> {
     /// [`ErrorKind::SizeOverflow`](crate::ErrorKind::SizeOverflow), which two words never cause.
     #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
-        Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])
+        Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
     }
 
     /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
-        let storage = if let Origin::Graph(log) = &self.0 { log.philox_state() } else { other };
+        let storage =
+            if let SequenceSource::Graph(log) = &self.0 { log.philox_state() } else { other };
         View { storage, layout, dtype: DType::I64 }.read()
     }
 }

@@ -7,7 +7,7 @@ use warpline_alloc::{MemPool, PoolOptions};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Log, check_device};
+use super::{GraphLog, check_device};
 use crate::storage::{CapturePool, PoolMembership, ReplayedFlag, Uses, WeakStorage};
 use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
 
@@ -32,7 +32,7 @@ struct GraphPoolInner {
     stream: OnceLock<Stream>,
     storages: Mutex<PoolStorages>,
     /// Logs of captures that may be in progress.
-    logs: Mutex<Vec<Weak<Log>>>,
+    logs: Mutex<Vec<Weak<GraphLog>>>,
 }
 
 /// Storages made in captures.
@@ -117,12 +117,12 @@ impl GraphPool {
         self.0.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn logs(&self) -> MutexGuard<'_, Vec<Weak<Log>>> {
+    fn logs(&self) -> MutexGuard<'_, Vec<Weak<GraphLog>>> {
         self.0.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the log of a new capture.
-    pub(super) fn add_log(&self, log: &Arc<Log>) {
+    pub(super) fn add_log(&self, log: &Arc<GraphLog>) {
         let mut logs = self.logs();
         logs.retain(|log| log.strong_count() > 0);
         logs.push(Arc::downgrade(log));

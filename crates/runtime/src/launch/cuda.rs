@@ -10,7 +10,7 @@ use super::ordered::{check_runtime, in_order};
 use super::result_marks::ResultMarks;
 use super::{Call, Code, Report, TOKEN, TrackedCommunicator, distinct};
 use crate::completion::PendingCollective;
-use crate::graph::Log;
+use crate::graph::GraphLog;
 use crate::race::Touch;
 use crate::storage::Dependency;
 use crate::{CudaDevice, Device, Error, ErrorKind, Operand, Result, Site, Storage, View};
@@ -69,7 +69,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             location: call.location,
         };
         if let Code::Collectives(_, TrackedCommunicator { comm, replays, .. }) = call.code
-            && let Some(log) = Log::of(stream)
+            && let Some(log) = GraphLog::of(stream)
         {
             log.keep_communicator(comm, call.op, replays);
         }
@@ -81,7 +81,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         if let Code::Collectives(_, TrackedCommunicator { number: Some(number), .. }) = call.code {
             let pending = PendingCollective::new(number, call.op, call.location);
             // Each replay of a captured collective has a number of its own.
-            let dependency = match Log::of(stream) {
+            let dependency = match GraphLog::of(stream) {
                 None => Dependency::Collective(pending),
                 Some(_) => Dependency::CapturedCollective(pending),
             };
@@ -195,7 +195,7 @@ where
         if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
             return Err(pageable_in_capture(site.op));
         }
-        return Log::enqueue(&captured, &distinct, &touches, site, result_marks, f);
+        return GraphLog::enqueue(&captured, &distinct, &touches, site, result_marks, f);
     }
     enqueue_now(stream, &distinct, &touches, site, result_marks, f)
 }

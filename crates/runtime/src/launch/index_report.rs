@@ -18,7 +18,7 @@ use warpline_stream::{IndexCheck, KernelSet, Stream};
 
 use super::{Call, TOKEN};
 use crate::Site;
-use crate::graph::Log;
+use crate::graph::GraphLog;
 use crate::module::{CudaType, Definitions, field};
 use crate::storage::Dependency;
 
@@ -32,13 +32,13 @@ thread_local! {
 /// launch's own call if `call` is `None`. A gradient passes the call of its forward op, because it
 /// reads the forward op's indices, and the program knows only that call.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Site>);
-    impl Drop for Restore {
+    struct RestoreSite(Option<Site>);
+    impl Drop for RestoreSite {
         fn drop(&mut self) {
             NAMED.set(self.0);
         }
     }
-    let _restore = Restore(NAMED.replace(call));
+    let _restore = RestoreSite(NAMED.replace(call));
     f()
 }
 
@@ -87,7 +87,7 @@ impl CudaType for Report {
 }
 
 /// A parameter block for the driver.
-pub(super) type Params = SmallVec<[u8; 512]>;
+pub(super) type ParameterBlock = SmallVec<[u8; 512]>;
 
 impl Report {
     /// Creates a report for indices of dimension `dim`, whose size is `size`. The launch sets the
@@ -104,8 +104,8 @@ impl Report {
 
     /// Returns a copy of parameters that begin with a report, and sets the report's first three
     /// words: the slot's address, the launch and the site.
-    fn fill(params: &[u8], words: [u64; 3]) -> Params {
-        let mut params = Params::from_slice(params);
+    fn fill(params: &[u8], words: [u64; 3]) -> ParameterBlock {
+        let mut params = ParameterBlock::from_slice(params);
         for (to, word) in params.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
@@ -118,10 +118,10 @@ impl Report {
     pub(super) fn on_stream(
         call: &Call<'_>,
         stream: &Stream,
-    ) -> Result<(Params, Dependency), DriverError> {
+    ) -> Result<(ParameterBlock, Dependency), DriverError> {
         let site = named(call);
         // No other thread can begin or end a capture of the stream inside the stream's closure.
-        let (mailbox_words, dependency) = match Log::of(stream) {
+        let (mailbox_words, dependency) = match GraphLog::of(stream) {
             None => {
                 let (launch, words) = stream.mailbox().launch(TOKEN, stream, site)?;
                 (words, Dependency::Launch(launch))
@@ -164,7 +164,7 @@ pub(super) struct LocalMailbox(MailboxSlot);
 
 impl LocalMailbox {
     /// Returns the call's parameters, with this mailbox for the report.
-    pub(super) fn params(&self, call: &Call<'_>) -> Params {
+    pub(super) fn params(&self, call: &Call<'_>) -> ParameterBlock {
         Report::fill(call.params, [(&raw const self.0).expose_provenance() as u64, 1, 0])
     }
 

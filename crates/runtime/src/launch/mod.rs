@@ -83,7 +83,8 @@ pub use transfer::{copy_bytes, memset};
 /// Proof to streams that this crate's launches are sound.
 // SAFETY: each submitted closure enqueues the work of its operation. `submit_waited` is used only
 // for copies to pageable memory, whose driver call returns after the copy. All captured work goes
-// through `Log`, and the graph keeps the storages, or their pool, as long as it can be replayed.
+// through `GraphLog`, and the graph keeps the storages, or their pool, as long as it can be
+// replayed.
 pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// The place where an op runs.

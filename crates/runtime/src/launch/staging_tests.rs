@@ -11,7 +11,7 @@ use super::pageable::StagedCopy;
 use super::transfer::{FIRST_PIECE, pieces};
 use super::*;
 use crate::Site;
-use crate::graph::{Capturing, GraphPool, Log};
+use crate::graph::{Capturing, GraphLog, GraphPool};
 use crate::race::Touch;
 use crate::testing::small_sim;
 use crate::{ErrorKind, ResultExt, RuntimeConfig, Staging, SyncPolicy};
@@ -332,7 +332,7 @@ fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
 
     let late = [(&x, true)];
     let touches = late.map(Touch::from);
-    let late = Log::enqueue(&captured, &late, &touches, site, &ResultMarks::default(), |_| {
+    let late = GraphLog::enqueue(&captured, &late, &touches, site, &ResultMarks::default(), |_| {
         panic!("it would run")
     });
     assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}");

@@ -20,12 +20,12 @@ const CHUNKS: usize = 256;
 /// The kernels of one device, indexed by the numbers of variants.
 #[derive(Debug)]
 pub(crate) struct KernelCache {
-    chunks: Box<[OnceLock<Chunk>]>,
+    chunks: Box<[OnceLock<LoadedChunk>]>,
     /// Folder for code compiled at run time, for other processes.
     folder: Option<PathBuf>,
 }
 
-type Chunk = Box<[OnceLock<Loaded>]>;
+type LoadedChunk = Box<[OnceLock<Loaded>]>;
 
 /// A variant's kernels. Each is loaded as a module of its own.
 type Loaded = Box<[OnceLock<Function>]>;

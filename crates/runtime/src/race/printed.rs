@@ -14,8 +14,8 @@ thread_local! {
 /// are detected.
 #[doc(hidden)]
 pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Arc<str>>);
-    impl Drop for Restore {
+    struct RestorePrinted(Option<Arc<str>>);
+    impl Drop for RestorePrinted {
         fn drop(&mut self) {
             let _ = PRINTED.try_with(|printed| printed.replace(self.0.take()));
         }
@@ -23,7 +23,7 @@ pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
     let line = line_of(&Backtrace::force_capture().to_string(), own);
     let line = line.unwrap_or_else(|| "a line that only debug information would tell".to_owned());
     let former = PRINTED.try_with(|printed| printed.replace(Some(line.into()))).ok().flatten();
-    let _restore = Restore(former);
+    let _restore = RestorePrinted(former);
     read()
 }
 

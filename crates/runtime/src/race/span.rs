@@ -12,11 +12,11 @@ use warpline_cuda_sys_safe::Access;
 pub(crate) struct Touch<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) access: Access,
-    bytes: Bytes<'a>,
+    bytes: TouchedBytes<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Bytes<'a> {
+enum TouchedBytes<'a> {
     Range(usize, usize),
     View(&'a Layout, usize),
 }
@@ -24,20 +24,22 @@ enum Bytes<'a> {
 impl<'a> Touch<'a> {
     /// Creates an access to `len` bytes of a storage from `offset` on.
     pub(crate) fn range(storage: &'a Storage, offset: usize, len: usize, access: Access) -> Self {
-        Self { storage, access, bytes: Bytes::Range(offset, len) }
+        Self { storage, access, bytes: TouchedBytes::Range(offset, len) }
     }
 
     /// Returns the range of bytes in the storage, and whether the access touches all of them.
     /// `None` if it touches none.
     pub(crate) fn extent(&self) -> Option<(Range<usize>, bool)> {
         let span = match self.bytes {
-            Bytes::Range(_, 0) => return None,
-            Bytes::Range(offset, len) => return Some((offset..offset.saturating_add(len), true)),
-            Bytes::View(layout, item) if layout.is_contiguous() && layout.numel() > 0 => {
+            TouchedBytes::Range(_, 0) => return None,
+            TouchedBytes::Range(offset, len) => {
+                return Some((offset..offset.saturating_add(len), true));
+            }
+            TouchedBytes::View(layout, item) if layout.is_contiguous() && layout.numel() > 0 => {
                 let start = layout.offset() * item;
                 return Some((start..start + layout.numel() * item, true));
             }
-            Bytes::View(layout, item) => Span::of(0, layout, item)?,
+            TouchedBytes::View(layout, item) => Span::of(0, layout, item)?,
         };
         let hull = span.hull();
         let byte = |at: i64| usize::try_from(at).unwrap_or(0);
@@ -48,12 +50,12 @@ impl<'a> Touch<'a> {
     pub(crate) fn span(&self) -> Option<Span> {
         let base = self.storage.address();
         match self.bytes {
-            Bytes::Range(_, 0) => None,
-            Bytes::Range(offset, len) => {
+            TouchedBytes::Range(_, 0) => None,
+            TouchedBytes::Range(offset, len) => {
                 let start = base.wrapping_add(offset as u64) as i64;
                 Some(Span { start, run: len as i64, dims: SmallVec::new() })
             }
-            Bytes::View(layout, item) => Span::of(base, layout, item),
+            TouchedBytes::View(layout, item) => Span::of(base, layout, item),
         }
     }
 }
@@ -61,7 +63,11 @@ impl<'a> Touch<'a> {
 impl<'a> From<Operand<'a>> for Touch<'a> {
     fn from(operand: Operand<'a>) -> Self {
         let Operand { view, access } = operand;
-        Self { storage: view.storage, access, bytes: Bytes::View(view.layout, view.dtype.size()) }
+        Self {
+            storage: view.storage,
+            access,
+            bytes: TouchedBytes::View(view.layout, view.dtype.size()),
+        }
     }
 }
 

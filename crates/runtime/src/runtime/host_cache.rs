@@ -49,7 +49,7 @@ pub struct HostCacheStats {
 }
 
 #[derive(Debug)]
-pub(crate) struct HostCache(Mutex<CachedBlocks>);
+pub(crate) struct PageableCache(Mutex<CachedBlocks>);
 
 #[derive(Debug)]
 struct CachedBlocks {
@@ -65,7 +65,7 @@ fn rounded(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(eighth)
 }
 
-impl HostCache {
+impl PageableCache {
     /// Creates a cache that keeps up to `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         let stats = HostCacheStats { limit, ..HostCacheStats::default() };
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_freed_block_serves_the_next_of_about_its_size() {
-        let cache = HostCache::new(64 * MIB);
+        let cache = PageableCache::new(64 * MIB);
         let first = cache.take(3 * MIB).unwrap();
         let at = address(&first);
         cache.put(first);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_block_freed_last_is_reused_first() {
-        let cache = HostCache::new(64 * MIB);
+        let cache = PageableCache::new(64 * MIB);
         let (a, b) = (cache.take(MIB).unwrap(), cache.take(MIB).unwrap());
         let at = [address(&b), address(&a)];
         cache.put(a);
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn kept_bytes_do_not_exceed_the_limit() {
-        let cache = HostCache::new(4 * MIB);
+        let cache = PageableCache::new(4 * MIB);
         let blocks: Vec<HostMemory> = (0..6).map(|_| cache.take(MIB).unwrap()).collect();
         let last = address(&blocks[5]);
         blocks.into_iter().for_each(|block| cache.put(block));
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_number_of_blocks_is_limited_too() {
-        let cache = HostCache::new(usize::MAX);
+        let cache = PageableCache::new(usize::MAX);
         let blocks: Vec<HostMemory> =
             (0..MAX_BLOCKS + 3).map(|_| cache.take(MIN_CACHED_BYTES).unwrap()).collect();
         blocks.into_iter().for_each(|block| cache.put(block));
@@ -230,12 +230,12 @@ mod tests {
             assert!(rounded >= bytes && rounded <= bytes + bytes / 8, "{bytes}: {rounded}");
         }
         assert_eq!(rounded(usize::MAX), None);
-        assert!(HostCache::new(MIB).take(usize::MAX).is_err());
+        assert!(PageableCache::new(MIB).take(usize::MAX).is_err());
     }
 
     #[test]
     fn kept_blocks_are_released_if_an_allocation_fails() {
-        let cache = HostCache::new(4 * MIB);
+        let cache = PageableCache::new(4 * MIB);
         cache.put(cache.take(MIB).unwrap());
         assert!(cache.take(1 << 60).is_err());
         assert_eq!(cache.stats().cached_blocks, 0);

@@ -24,9 +24,9 @@ use crate::{Error, ErrorKind, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
 pub use host_cache::HostCacheStats;
-pub(crate) use host_cache::{HostCache, MIN_CACHED_BYTES};
-use peers::Peers;
-use shared_memory::SharedMemory;
+pub(crate) use host_cache::{MIN_CACHED_BYTES, PageableCache};
+use peers::PeerLinks;
+use shared_memory::RuntimeSharedMemory;
 pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
 pub use thread_generators::GeneratorGuard;
@@ -106,13 +106,13 @@ pub struct Runtime(Arc<RuntimeInner>);
 #[derive(Debug)]
 struct RuntimeInner {
     /// Dropped first, because its drop waits for streams.
-    shared: SharedMemory,
+    shared: RuntimeSharedMemory,
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
-    peers: Peers,
+    peers: PeerLinks,
     pinned: OnceLock<CudaHostCache>,
     pinned_config: HostConfig,
-    host_cache: HostCache,
+    host_cache: PageableCache,
     cpu_generator: Mutex<CpuGenerator>,
     policy: AtomicU8,
     launch_blocking: bool,
@@ -154,13 +154,13 @@ impl Runtime {
             detector.follow(gpu);
         }
         Self(Arc::new(RuntimeInner {
-            shared: SharedMemory::default(),
-            peers: Peers::new(gpus.len()),
+            shared: RuntimeSharedMemory::default(),
+            peers: PeerLinks::new(gpus.len()),
             devices,
             gpus,
             pinned: OnceLock::new(),
             pinned_config: config.allocator.host.clone(),
-            host_cache: HostCache::new(config.host_cache_limit),
+            host_cache: PageableCache::new(config.host_cache_limit),
             cpu_generator: Mutex::default(),
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
@@ -250,7 +250,7 @@ impl Runtime {
 
     /// Returns the cache of pageable host memory. `None` in a forked child, because a thread of the
     /// parent may have held its lock.
-    pub(crate) fn host_cache(&self) -> Option<&HostCache> {
+    pub(crate) fn host_cache(&self) -> Option<&PageableCache> {
         self.is_own_process().then_some(&self.0.host_cache)
     }
 
@@ -258,7 +258,7 @@ impl Runtime {
     /// which has no cache.
     #[must_use]
     pub fn host_cache_stats(&self) -> HostCacheStats {
-        self.host_cache().map_or_else(HostCacheStats::default, HostCache::stats)
+        self.host_cache().map_or_else(HostCacheStats::default, PageableCache::stats)
     }
 
     /// Releases the pageable host memory that is kept for new CPU tensors to the system.

@@ -25,14 +25,14 @@ const ENABLED: u8 = 3;
 
 /// State of each ordered pair of devices.
 #[derive(Debug)]
-pub(super) struct Peers {
+pub(super) struct PeerLinks {
     pairs: Vec<AtomicU8>,
     devices: usize,
     /// Held while a pair changes.
     changing: Mutex<()>,
 }
 
-impl Peers {
+impl PeerLinks {
     pub(super) fn new(devices: usize) -> Self {
         let pairs = (0..devices * devices).map(|_| AtomicU8::new(UNKNOWN)).collect();
         Self { pairs, devices, changing: Mutex::default() }

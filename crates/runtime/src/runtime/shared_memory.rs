@@ -45,7 +45,7 @@ impl Deref for SharedMapping {
 
 /// All memory of a runtime that is shared with other processes.
 #[derive(Debug, Default)]
-pub(super) struct SharedMemory {
+pub(super) struct RuntimeSharedMemory {
     state: Mutex<SharedMemoryState>,
     /// The storage of each memory, by identifier. Memory that is received twice gets one storage,
     /// so that all work on it is ordered. The entry is removed after the storage was dropped and
@@ -136,7 +136,7 @@ fn recorded(stream: &Stream) -> Result<Event, DriverError> {
     Ok(event)
 }
 
-impl SharedMemory {
+impl RuntimeSharedMemory {
     fn lock(&self) -> MutexGuard<'_, SharedMemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,7 +159,7 @@ impl SharedMemory {
     }
 }
 
-impl Drop for SharedMemory {
+impl Drop for RuntimeSharedMemory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for RetiredMemory { memory, streams, .. } in state.retired.drain(..) {

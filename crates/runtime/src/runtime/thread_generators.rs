@@ -102,8 +102,8 @@ impl Runtime {
     /// Random ops on this runtime in this thread then neither advance nor depend on the runtime's
     /// generators. Restores the thread's former generators afterwards, also if `f` panics.
     pub fn with_generators<R>(&self, seed: u64, f: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Rc<ThreadGenerators>>);
-        impl Drop for Restore {
+        struct RestoreGenerators(Option<Rc<ThreadGenerators>>);
+        impl Drop for RestoreGenerators {
             fn drop(&mut self) {
                 let former = self.0.take();
                 // Drop the former generators outside `try_with`, because they may hold the last
@@ -126,7 +126,7 @@ impl Runtime {
         };
         let former =
             THREAD_GENERATORS.try_with(|cell| cell.replace(Some(Rc::new(own)))).ok().flatten();
-        let _restore = Restore(former);
+        let _restore = RestoreGenerators(former);
         f()
     }
 }

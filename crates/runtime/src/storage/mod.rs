@@ -53,7 +53,7 @@ pub struct Storage(Arc<StorageInner>);
 struct StorageInner {
     // Declared before `runtime`, so that it is dropped first: the block returns to a cache of the
     // runtime.
-    memory: Memory,
+    memory: StorageMemory,
     bytes: usize,
     runtime: Runtime,
     /// Uses by device work that later work may have to wait for.
@@ -95,7 +95,7 @@ impl WeakStorage {
 
 impl Drop for StorageInner {
     fn drop(&mut self) {
-        if let Memory::Pageable(memory) = &self.memory {
+        if let StorageMemory::Pageable(memory) = &self.memory {
             if memory.bytes() >= MIN_CACHED_BYTES {
                 self.keep_pageable();
             }
@@ -104,14 +104,14 @@ impl Drop for StorageInner {
         if !self.runtime.is_own_process() {
             // A thread of the parent may have held the cache's lock during the fork, and the lock
             // then stays locked in this process.
-            std::mem::forget(std::mem::replace(&mut self.memory, Memory::Released));
+            std::mem::forget(std::mem::replace(&mut self.memory, StorageMemory::Released));
             return;
         }
         let key = std::ptr::from_ref(self).addr();
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         uses.detach();
         if uses.history.is_some()
-            && let Memory::Device(index, block) = &self.memory
+            && let StorageMemory::Device(index, block) = &self.memory
         {
             let start = block.address() as i64;
             let range = start..start + self.bytes as i64;
@@ -122,10 +122,10 @@ impl Drop for StorageInner {
                 uses,
             );
         }
-        if matches!(self.memory, Memory::Shared(_) | Memory::SharedHost(_)) {
-            let (id, unused) = match std::mem::replace(&mut self.memory, Memory::Released) {
-                Memory::Shared(block) => (block.id, UnusedMemory::Device(block.mapping)),
-                Memory::SharedHost(block) => (block.id, UnusedMemory::Host(block.memory)),
+        if matches!(self.memory, StorageMemory::Shared(_) | StorageMemory::SharedHost(_)) {
+            let (id, unused) = match std::mem::replace(&mut self.memory, StorageMemory::Released) {
+                StorageMemory::Shared(block) => (block.id, UnusedMemory::Device(block.mapping)),
+                StorageMemory::SharedHost(block) => (block.id, UnusedMemory::Host(block.memory)),
                 _ => return,
             };
             let used = uses.conflicting(true).map(|used| &used.stream);
@@ -133,7 +133,9 @@ impl Drop for StorageInner {
             return self.runtime.retire_shared(id, unused, streams);
         }
         let Some(member) = &self.member else { return };
-        if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Released) {
+        if let StorageMemory::Device(_, block) =
+            std::mem::replace(&mut self.memory, StorageMemory::Released)
+        {
             member.leave(key, uses, block);
         }
     }
@@ -143,7 +145,8 @@ impl StorageInner {
     #[cold]
     fn keep_pageable(&mut self) {
         if let Some(cache) = self.runtime.host_cache()
-            && let Memory::Pageable(memory) = std::mem::replace(&mut self.memory, Memory::Released)
+            && let StorageMemory::Pageable(memory) =
+                std::mem::replace(&mut self.memory, StorageMemory::Released)
         {
             cache.put(memory);
         }
@@ -151,7 +154,7 @@ impl StorageInner {
 }
 
 #[derive(Debug)]
-enum Memory {
+enum StorageMemory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
@@ -182,7 +185,7 @@ impl Storage {
             }
             error => Error::driver("empty", error),
         })?;
-        Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
+        Ok(Self::new(runtime, StorageMemory::Pageable(memory), bytes))
     }
 
     /// Allocates page-locked host memory from the runtime's cache. It may hold leftover bytes of
@@ -196,7 +199,7 @@ impl Storage {
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
         runtime.check_process("empty")?;
         let block = runtime.pinned_cache()?.alloc(bytes).map_err(crate::error::alloc("empty"))?;
-        Ok(Self::new(runtime, Memory::Pinned(block), bytes))
+        Ok(Self::new(runtime, StorageMemory::Pinned(block), bytes))
     }
 
     /// Creates a storage from a block that the allocator returned for a stream.
@@ -209,7 +212,7 @@ impl Storage {
         member: Option<PoolMembership>,
     ) -> Self {
         let index = stream.device_index();
-        let memory = Memory::Device(index, block);
+        let memory = StorageMemory::Device(index, block);
         let storage = Self::build(runtime, memory, bytes, member, Location::caller());
         storage.take_freed_history(index, stream);
         storage
@@ -225,13 +228,13 @@ impl Storage {
     }
 
     #[track_caller]
-    fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
+    fn new(runtime: &Runtime, memory: StorageMemory, bytes: usize) -> Self {
         Self::build(runtime, memory, bytes, None, Location::caller())
     }
 
     fn build(
         runtime: &Runtime,
-        memory: Memory,
+        memory: StorageMemory,
         bytes: usize,
         member: Option<PoolMembership>,
         allocated: &'static Location<'static>,
@@ -266,8 +269,8 @@ impl Storage {
     #[must_use]
     pub fn cuda_device(&self) -> Option<&CudaDevice> {
         match &self.0.memory {
-            Memory::Device(index, _) => self.0.runtime.gpu(*index),
-            Memory::Shared(block) => self.0.runtime.gpu(block.device),
+            StorageMemory::Device(index, _) => self.0.runtime.gpu(*index),
+            StorageMemory::Shared(block) => self.0.runtime.gpu(block.device),
             _ => None,
         }
     }
@@ -276,8 +279,8 @@ impl Storage {
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         match &self.0.memory {
-            Memory::Pinned(_) => true,
-            Memory::SharedHost(block) => block.memory.is_pinned(),
+            StorageMemory::Pinned(_) => true,
+            StorageMemory::SharedHost(block) => block.memory.is_pinned(),
             _ => false,
         }
     }
@@ -297,12 +300,12 @@ impl Storage {
     #[must_use]
     pub fn address(&self) -> u64 {
         match &self.0.memory {
-            Memory::Device(_, block) => block.address(),
-            Memory::Shared(block) => block.mapping.ptr().addr(),
-            Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
-            Memory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
-            Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
-            Memory::Released => 0,
+            StorageMemory::Device(_, block) => block.address(),
+            StorageMemory::Shared(block) => block.mapping.ptr().addr(),
+            StorageMemory::Pinned(block) => block.as_ptr().addr().get() as u64,
+            StorageMemory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
+            StorageMemory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+            StorageMemory::Released => 0,
         }
     }
 
@@ -314,17 +317,20 @@ impl Storage {
     /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        if matches!(self.0.memory, Memory::Pageable(_) | Memory::Released) {
+        if matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Released) {
             return Ok(());
         }
         self.0.runtime.check_stream(stream, "record_stream")?;
         self.uses().add_allocator_stream(stream);
         match &self.0.memory {
             // The capture's log has the use, and captured work does not run before a replay.
-            Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
-            Memory::Device(_, block) => block.record_stream(stream.raw()),
-            Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Shared(_) | Memory::SharedHost(_) | Memory::Pageable(_) | Memory::Released => {}
+            StorageMemory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
+            StorageMemory::Device(_, block) => block.record_stream(stream.raw()),
+            StorageMemory::Pinned(block) => block.record_use(stream.raw()),
+            StorageMemory::Shared(_)
+            | StorageMemory::SharedHost(_)
+            | StorageMemory::Pageable(_)
+            | StorageMemory::Released => {}
         }
         Ok(())
     }
@@ -336,7 +342,7 @@ impl Storage {
     /// child.
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
-        if matches!(self.0.memory, Memory::Pageable(_)) {
+        if matches!(self.0.memory, StorageMemory::Pageable(_)) {
             // The thread that enqueues a copy of pageable memory waits for the copy.
             return Ok(());
         }
@@ -454,7 +460,7 @@ impl Storage {
     }
 
     pub(crate) fn is_device_memory(&self) -> bool {
-        matches!(self.0.memory, Memory::Device(..))
+        matches!(self.0.memory, StorageMemory::Device(..))
     }
 
     pub(crate) fn host_lock(&self) -> &RwLock<()> {
@@ -465,11 +471,12 @@ impl Storage {
     /// processes may write.
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
-            Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
-            Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) | Memory::Shared(_) | Memory::SharedHost(_) | Memory::Released => {
-                None
-            }
+            StorageMemory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
+            StorageMemory::Pinned(block) => Some(block.as_ptr().as_ptr()),
+            StorageMemory::Device(..)
+            | StorageMemory::Shared(_)
+            | StorageMemory::SharedHost(_)
+            | StorageMemory::Released => None,
         }
     }
 
@@ -478,8 +485,10 @@ impl Storage {
         match &self.0.memory {
             // SAFETY: the block is live as long as `self`. Launches keep their storages alive until
             // the work is enqueued, and they tell the allocator of the stream.
-            Memory::Device(_, block) => Some(unsafe { DevicePtr::from_raw(block.address()) }),
-            Memory::Shared(block) => Some(block.mapping.ptr()),
+            StorageMemory::Device(_, block) => {
+                Some(unsafe { DevicePtr::from_raw(block.address()) })
+            }
+            StorageMemory::Shared(block) => Some(block.mapping.ptr()),
             _ => None,
         }
     }
@@ -495,21 +504,21 @@ impl Storage {
     /// allocated the memory for it.
     pub(crate) fn tell_allocator(&self, uses: &mut Uses, stream: &Stream) {
         match &self.0.memory {
-            Memory::Device(_, block) => {
+            StorageMemory::Device(_, block) => {
                 if block.stream_id() != stream.id() && uses.add_allocator_stream(stream) {
                     block.record_stream(stream.raw());
                 }
             }
-            Memory::Pinned(block) => {
+            StorageMemory::Pinned(block) => {
                 if uses.add_allocator_stream(stream) {
                     block.record_use(stream.raw());
                 }
             }
             // Shared memory has no allocator. `drop` retires it until these streams are done.
-            Memory::Shared(_) | Memory::SharedHost(_) => {
+            StorageMemory::Shared(_) | StorageMemory::SharedHost(_) => {
                 uses.add_allocator_stream(stream);
             }
-            Memory::Pageable(_) | Memory::Released => {}
+            StorageMemory::Pageable(_) | StorageMemory::Released => {}
         }
     }
 }

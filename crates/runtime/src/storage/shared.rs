@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
 use warpline_cuda_sys_safe::{CudaCode, DriverError, MemsetValue, OsHandle};
 use warpline_stream::Stream;
 
-use super::{Memory, Storage};
+use super::{Storage, StorageMemory};
 use crate::launch::TOKEN;
 use crate::runtime::{SharedMapping, UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site};
@@ -107,8 +107,8 @@ impl Storage {
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
         let received = match &self.0.memory {
-            Memory::Shared(block) => block.received,
-            Memory::SharedHost(block) => block.received,
+            StorageMemory::Shared(block) => block.received,
+            StorageMemory::SharedHost(block) => block.received,
             _ => return Err(self.not_shared(OP)),
         };
         if received {
@@ -116,8 +116,8 @@ impl Storage {
             return Err(ErrorKind::CannotShare { reason: reason.into() }.of(OP));
         }
         let block = match &self.0.memory {
-            Memory::Shared(block) => block,
-            Memory::SharedHost(block) => return block.export(self.bytes()),
+            StorageMemory::Shared(block) => block,
+            StorageMemory::SharedHost(block) => return block.export(self.bytes()),
             _ => return Err(self.not_shared(OP)),
         };
         let device = self.0.runtime.device(block.device)?;
@@ -189,13 +189,13 @@ impl Storage {
         location: &'static Location<'static>,
     ) -> Self {
         let block = SharedBlock { device: device.index(), mapping, id, received };
-        Self::build(runtime, Memory::Shared(block), bytes, None, location)
+        Self::build(runtime, StorageMemory::Shared(block), bytes, None, location)
     }
 
     /// Returns whether other processes may have this memory too.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self.0.memory, Memory::Shared(_) | Memory::SharedHost(_))
+        matches!(self.0.memory, StorageMemory::Shared(_) | StorageMemory::SharedHost(_))
     }
 
     /// Returns the identifier that the memory has in each process.
@@ -205,8 +205,8 @@ impl Storage {
     #[track_caller]
     pub fn shared_id(&self, op: &'static str) -> Result<u128> {
         match &self.0.memory {
-            Memory::Shared(block) => Ok(block.id),
-            Memory::SharedHost(block) => Ok(block.id),
+            StorageMemory::Shared(block) => Ok(block.id),
+            StorageMemory::SharedHost(block) => Ok(block.id),
             _ => Err(self.not_shared(op)),
         }
     }
@@ -230,7 +230,7 @@ impl Storage {
     #[track_caller]
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
-            Memory::Pageable(_) | Memory::Pinned(_) => {
+            StorageMemory::Pageable(_) | StorageMemory::Pinned(_) => {
                 "it is in host memory of this process alone; share the tensor that `share_memory` returns"
             }
             _ => {

@@ -19,7 +19,7 @@ use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::SharedHostMemory;
 
 use super::shared::other_memory;
-use super::{ExportedStorage, Memory, Storage};
+use super::{ExportedStorage, Storage, StorageMemory};
 use crate::runtime::new_memory_id;
 use crate::{Error, ErrorKind, Result, Runtime};
 
@@ -71,7 +71,7 @@ impl Storage {
         let (id, location) = (new_memory_id(), Location::caller());
         runtime.shared_storage(id, None, || {
             let block = SharedHostBlock { memory, id, received: false };
-            Ok(Self::build(runtime, Memory::SharedHost(block), bytes, None, location))
+            Ok(Self::build(runtime, StorageMemory::SharedHost(block), bytes, None, location))
         })
     }
 
@@ -88,7 +88,7 @@ impl Storage {
             let memory = SharedHostMemory::import(driver(runtime), mapped, handle);
             let memory = memory.map_err(|e| Error::driver("recv", e))?;
             let block = SharedHostBlock { memory, id, received: true };
-            Ok(Self::build(runtime, Memory::SharedHost(block), bytes, None, location))
+            Ok(Self::build(runtime, StorageMemory::SharedHost(block), bytes, None, location))
         })?;
         if storage.bytes() != bytes || !storage.is_shared_host() {
             return Err(other_memory("recv"));
@@ -99,13 +99,13 @@ impl Storage {
     /// Returns whether this is host memory that other processes may have too.
     #[must_use]
     pub fn is_shared_host(&self) -> bool {
-        matches!(self.0.memory, Memory::SharedHost(_))
+        matches!(self.0.memory, StorageMemory::SharedHost(_))
     }
 
     /// Returns the host address for copies by devices. Do not create a reference from it.
     pub(crate) fn shared_host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
-            Memory::SharedHost(block) => Some(block.memory.as_ptr().as_ptr()),
+            StorageMemory::SharedHost(block) => Some(block.memory.as_ptr().as_ptr()),
             _ => None,
         }
     }
@@ -116,7 +116,7 @@ impl Storage {
     /// Devices of this process do not write to these bytes during the call.
     #[track_caller]
     pub(crate) unsafe fn read_shared_host(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
+        let StorageMemory::SharedHost(block) = &self.0.memory else { return Ok(()) };
         // SAFETY: the caller guarantees that no device of this process writes to these bytes.
         unsafe { block.memory.read(offset, out) }.map_err(|e| Error::driver("read_bytes", e))
     }
@@ -127,7 +127,7 @@ impl Storage {
     /// Neither other threads nor devices of this process access these bytes during the call.
     #[track_caller]
     pub(crate) unsafe fn write_shared_host(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
+        let StorageMemory::SharedHost(block) = &self.0.memory else { return Ok(()) };
         // SAFETY: the caller guarantees that no other thread or device of this process accesses
         // these bytes.
         unsafe { block.memory.write(offset, bytes) }.map_err(|e| Error::driver("write_bytes", e))

@@ -20,8 +20,8 @@ use warpline_sync::{Mutex, OnceLock};
 
 use self::resolve::Resolution;
 use crate::captured_checks::{CapturedChecks, KernelFailures};
-use crate::index_check::{Failure, ReportSlot};
-use crate::order::Progress;
+use crate::index_check::{FailedCheck, ReportSlot};
+use crate::order::StreamProgress;
 use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber, Site};
 
 /// The outcome of one or several checks.
@@ -59,7 +59,7 @@ struct LaunchNode {
 /// An operation of a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamOp {
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<StreamProgress>,
     pub(crate) op: OpNumber,
 }
 
@@ -72,7 +72,7 @@ impl StreamOp {
 #[derive(Debug)]
 enum LaunchKind {
     /// A failed check on the host.
-    Host(Arc<Failure>),
+    Host(Arc<FailedCheck>),
     Launch(SingleLaunch),
     Replay(ReplayLaunch),
     Union(UnionLaunch),
@@ -86,7 +86,7 @@ struct SingleLaunch {
     number: u64,
     owner: CheckOwner,
     /// Set once, before the slot is emptied.
-    outcome: OnceLock<Option<Arc<Failure>>>,
+    outcome: OnceLock<Option<Arc<FailedCheck>>>,
 }
 
 #[derive(Debug)]
@@ -103,7 +103,7 @@ struct ReplayLaunch {
 struct UnionLaunch {
     /// Empty once the outcome is known.
     inputs: Mutex<Inputs>,
-    outcome: OnceLock<Option<Arc<Failure>>>,
+    outcome: OnceLock<Option<Arc<FailedCheck>>>,
     /// Value of [`FAILURES`](crate::index_check::FAILURES) when the inputs were last examined.
     seen: AtomicU64,
 }
@@ -116,7 +116,7 @@ impl UnionLaunch {
     }
 
     /// Sets the outcome and drops the inputs.
-    fn decide(&self, outcome: Option<Arc<Failure>>) {
+    fn decide(&self, outcome: Option<Arc<FailedCheck>>) {
         // Fails if another thread has set the same outcome.
         let _ = self.outcome.set(outcome);
         drop(take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner)));
@@ -131,7 +131,7 @@ impl CheckedLaunch {
     /// Creates a launch on the host whose check failed.
     #[must_use]
     pub fn failed(check: IndexCheck) -> Self {
-        Self::new(None, LaunchKind::Host(Failure::new(check, CheckOwner::current())))
+        Self::new(None, LaunchKind::Host(FailedCheck::new(check, CheckOwner::current())))
     }
 
     /// Creates the launch of an operation that is about to be enqueued. Reuses the memory of
@@ -250,7 +250,7 @@ impl CheckedLaunch {
     }
 
     /// Visits the failures of a launch or replay that has an outcome. Visits nothing for a union.
-    pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<Failure>)) {
+    pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<FailedCheck>)) {
         match &self.node.kind {
             LaunchKind::Launch(launch) => {
                 launch.outcome.get().into_iter().flatten().for_each(visit)

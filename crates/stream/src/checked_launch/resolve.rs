@@ -6,7 +6,7 @@ use std::sync::Arc;
 use warpline_sync::atomic::Ordering;
 
 use super::{CheckOutcome, CheckedLaunch, Inputs, LaunchKind, StreamOp};
-use crate::index_check::{FAILURES, Failure};
+use crate::index_check::{FAILURES, FailedCheck};
 use crate::{CheckOwner, IndexCheck, KernelSet};
 
 /// The known outcome of a launch.
@@ -14,11 +14,11 @@ use crate::{CheckOwner, IndexCheck, KernelSet};
 pub(super) enum Resolution {
     Pending,
     Passed,
-    Failed(Arc<Failure>),
+    Failed(Arc<FailedCheck>),
 }
 
-impl From<Option<&Arc<Failure>>> for Resolution {
-    fn from(failure: Option<&Arc<Failure>>) -> Self {
+impl From<Option<&Arc<FailedCheck>>> for Resolution {
+    fn from(failure: Option<&Arc<FailedCheck>>) -> Self {
         failure.map_or(Self::Passed, |failure| Self::Failed(Arc::clone(failure)))
     }
 }
@@ -104,7 +104,7 @@ impl CheckedLaunch {
                 if launch.outcome.get().is_none() && !done() {
                     return Some(Resolution::Pending);
                 }
-                let failed = |check| Failure::new(check, launch.owner.clone());
+                let failed = |check| FailedCheck::new(check, launch.owner.clone());
                 let outcome = launch
                     .outcome
                     .get_or_init(|| launch.slot.report(launch.number, launch.site).map(failed));
@@ -218,7 +218,7 @@ fn propagate(path: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Resolut
 }
 
 /// Returns the failed check and marks it as reported if this thread is its owner.
-fn take_check(failure: &Failure) -> IndexCheck {
+fn take_check(failure: &FailedCheck) -> IndexCheck {
     if !failure.is_reported() && failure.owner == CheckOwner::current() {
         failure.mark_reported();
     }

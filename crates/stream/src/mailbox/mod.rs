@@ -26,8 +26,8 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::clock::StreamPoint;
-use crate::index_check::{Failure, ReportSlot};
-use crate::order::Progress;
+use crate::index_check::{FailedCheck, ReportSlot};
+use crate::order::StreamProgress;
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// Number of slots that a stream receives at first.
@@ -45,7 +45,7 @@ const MAX_UNREPORTED: usize = 8;
 /// flight.
 #[derive(Debug)]
 pub struct Mailbox {
-    progress: Arc<Progress>,
+    progress: Arc<StreamProgress>,
     state: Mutex<MailboxState>,
 }
 
@@ -54,7 +54,7 @@ struct MailboxState {
     /// Launches, replays and unions that are not known to be complete, oldest first.
     running: VecDeque<CheckedLaunch>,
     /// Unreported failures, oldest first, with their operations.
-    failed: Vec<(OpNumber, Arc<Failure>)>,
+    failed: Vec<(OpNumber, Arc<FailedCheck>)>,
     /// Slots that no kernel writes to, each with its last launch.
     free: VecDeque<(ReportSlot, Option<CheckedLaunch>)>,
     /// The recorded event to poll, and its point. Once the event is complete, so are the launches
@@ -83,14 +83,14 @@ impl MailboxState {
     }
 
     /// Keeps a failure until it is reported to its owner.
-    fn note(&mut self, op: OpNumber, failure: Arc<Failure>) {
+    fn note(&mut self, op: OpNumber, failure: Arc<FailedCheck>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {
             // An owner may have ended since its failure was added.
             ended += usize::from(failure.owner.has_ended());
             !failure.is_reported() && (ended <= MAX_UNREPORTED || !failure.owner.has_ended())
         });
-        let same = |(_, other): &&(OpNumber, Arc<Failure>)| is_reported_with(&failure, other);
+        let same = |(_, other): &&(OpNumber, Arc<FailedCheck>)| is_reported_with(&failure, other);
         let kept = self.failed.iter().filter(same).count();
         if kept < MAX_UNREPORTED {
             self.failed.push((op, failure));
@@ -123,12 +123,12 @@ impl MailboxState {
 
 /// Returns whether a report of the failure `reported` also counts for `other`, because they have the
 /// same owner. Ended threads count as one owner.
-fn is_reported_with(reported: &Failure, other: &Failure) -> bool {
+fn is_reported_with(reported: &FailedCheck, other: &FailedCheck) -> bool {
     reported.owner == other.owner || (reported.owner.has_ended() && other.owner.has_ended())
 }
 
 impl Mailbox {
-    fn new(progress: &Arc<Progress>) -> Self {
+    fn new(progress: &Arc<StreamProgress>) -> Self {
         Self { progress: Arc::clone(progress), state: Mutex::default() }
     }
 
@@ -272,7 +272,7 @@ impl Mailbox {
         covers: &dyn Fn(u64, OpNumber) -> bool,
     ) -> Option<IndexCheck> {
         let mut state = self.state();
-        let mut oldest: Option<Arc<Failure>> = None;
+        let mut oldest: Option<Arc<FailedCheck>> = None;
         let stream = self.progress.stream;
         state.failed.retain(|(op, failure)| {
             let reported = failure.is_reported();
@@ -291,7 +291,7 @@ impl Mailbox {
     }
 
     /// Returns the progress of the stream.
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
+    pub(crate) fn progress(&self) -> &Arc<StreamProgress> {
         &self.progress
     }
 

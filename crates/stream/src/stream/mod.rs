@@ -20,12 +20,12 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
-use crate::capture::{Capture, CaptureState};
+use crate::capture::{OngoingCapture, StreamCaptureState};
 use crate::clock::{Before, Clock, StreamPoint};
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 use crate::launch_ring::Launches;
-use crate::order::{Checkpoint, Checkpoints, Progress};
+use crate::order::{Checkpoint, Checkpoints, StreamProgress};
 use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches, Result, Site};
 
 /// A CUDA stream of one device (`torch.cuda.Stream`). Clones share the stream. Streams are equal if
@@ -37,13 +37,13 @@ pub struct Stream(Arc<StreamInner>);
 pub(crate) struct StreamInner {
     raw: owned::Stream,
     core: Arc<DeviceCore>,
-    progress: Arc<Progress>,
+    progress: Arc<StreamProgress>,
     /// The submit lock, held while work is enqueued, so that numbers follow the order of the
     /// stream. While a thread holds this lock, it takes no other submit lock except that of this
     /// stream's twin. Only the thread that ends a capture holds the locks of all its streams.
-    state: Mutex<StreamState>,
+    state: Mutex<SubmitState>,
     /// Changed under the lock on `state` only.
-    capture: CaptureState,
+    capture: StreamCaptureState,
     /// Launches to list in error messages. Changed under the lock on `state` only.
     launches: Launches,
     /// Reports of failed checks by the stream's kernels. Created on first use.
@@ -51,22 +51,22 @@ pub(crate) struct StreamInner {
 }
 
 #[derive(Debug, Default)]
-struct StreamState {
+struct SubmitState {
     checkpoints: Checkpoints,
     clock: Clock,
 }
 
 /// Guard of a stream's submit lock. No other thread can enqueue on the stream.
-pub(crate) struct SubmitGuard<'a>(MutexGuard<'a, StreamState>);
+pub(crate) struct SubmitGuard<'a>(MutexGuard<'a, SubmitState>);
 
 impl StreamInner {
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, StreamState> {
+    fn lock(&self) -> MutexGuard<'_, SubmitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
-    fn advance(&self, _held: &mut StreamState) -> OpNumber {
+    fn advance(&self, _held: &mut SubmitState) -> OpNumber {
         let op = self.progress.advance();
         if op == 1 && self.capture.twin_in().is_none() {
             self.core.shared.count_stream();
@@ -75,7 +75,7 @@ impl StreamInner {
     }
 
     /// Returns the current end of the stream. The caller holds the stream's lock.
-    fn point(&self, state: &StreamState) -> StreamPoint {
+    fn point(&self, state: &SubmitState) -> StreamPoint {
         self.point_at(self.progress.last(), state.clock.clone())
     }
 
@@ -88,7 +88,7 @@ impl StreamInner {
     #[track_caller]
     fn wait_at(
         &self,
-        state: &mut StreamState,
+        state: &mut SubmitState,
         event: &owned::Event,
         point: &StreamPoint,
     ) -> Result<()> {
@@ -98,7 +98,7 @@ impl StreamInner {
     }
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
-    fn enter_wait(&self, state: &mut StreamState, point: &StreamPoint) {
+    fn enter_wait(&self, state: &mut SubmitState, point: &StreamPoint) {
         // The wait gets a number. Without one, a checkpoint recorded before the wait would count as
         // one after the wait.
         self.advance(state);
@@ -114,12 +114,12 @@ impl StreamInner {
     #[track_caller]
     fn checkpoint_in(
         &self,
-        state: &mut StreamState,
+        state: &mut SubmitState,
         op: OpNumber,
     ) -> Result<(Arc<PooledEvent>, StreamPoint)> {
         let last = self.progress.last();
         let op = op.min(last);
-        let StreamState { checkpoints, clock } = state;
+        let SubmitState { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
                 return Err(ErrorKind::Capturing.of("wait_for"));
@@ -154,8 +154,8 @@ impl StreamInner {
     /// Records a checkpoint, even if the last operation has one, because the allocator enqueues
     /// waits without numbers.
     #[track_caller]
-    fn record_checkpoint(&self, state: &mut StreamState) -> Result<()> {
-        let StreamState { checkpoints, clock } = state;
+    fn record_checkpoint(&self, state: &mut SubmitState) -> Result<()> {
+        let SubmitState { checkpoints, clock } = state;
         checkpoints.record(&self.core, &self.raw, self.progress.last(), clock)?;
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Stream {
     pub(crate) fn registered(
         core: &Arc<DeviceCore>,
         raw: owned::Stream,
-        progress: Arc<Progress>,
+        progress: Arc<StreamProgress>,
     ) -> Self {
         let stream = Self::build(core, raw, progress, None);
         core.register(stream.downgrade());
@@ -235,15 +235,15 @@ impl Stream {
     fn build(
         core: &Arc<DeviceCore>,
         raw: owned::Stream,
-        progress: Arc<Progress>,
-        twin_in: Option<Weak<Capture>>,
+        progress: Arc<StreamProgress>,
+        twin_in: Option<Weak<OngoingCapture>>,
     ) -> Self {
         Self(Arc::new(StreamInner {
             progress,
             raw,
             core: Arc::clone(core),
             state: Mutex::default(),
-            capture: CaptureState::new(twin_in),
+            capture: StreamCaptureState::new(twin_in),
             launches: Launches::default(),
             mailbox: OnceLock::new(),
         }))
@@ -258,12 +258,12 @@ impl Stream {
     }
 
     /// Creates the twin of a stream for a capture.
-    pub(crate) fn twin(of: &Stream, capture: Weak<Capture>) -> Self {
-        let progress = Arc::new(Progress::new(of.id(), of.device_index()));
+    pub(crate) fn twin(of: &Stream, capture: Weak<OngoingCapture>) -> Self {
+        let progress = Arc::new(StreamProgress::new(of.id(), of.device_index()));
         Self::build(&of.0.core, of.0.raw.clone(), progress, Some(capture))
     }
 
-    pub(crate) fn capture_state(&self) -> &CaptureState {
+    pub(crate) fn capture_state(&self) -> &StreamCaptureState {
         &self.0.capture
     }
 
@@ -272,7 +272,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn change_capture<R>(
         &self,
-        f: impl FnOnce(&CaptureState) -> Result<R>,
+        f: impl FnOnce(&StreamCaptureState) -> Result<R>,
     ) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
@@ -307,7 +307,7 @@ impl Stream {
     /// Runs `f` on the stream that numbers the enqueued work, under its lock: the twin during a
     /// capture, else this stream.
     #[track_caller]
-    fn with_acting<R>(&self, f: impl FnOnce(&StreamInner, &mut StreamState) -> R) -> R {
+    fn with_acting<R>(&self, f: impl FnOnce(&StreamInner, &mut SubmitState) -> R) -> R {
         let mut state = self.0.lock();
         match self.captured() {
             // The stream's own lock stays held, so that the capture does not end meanwhile.
@@ -408,7 +408,7 @@ impl Stream {
             if inner.core.shared.uses_many_streams() || inner.capture.twin_in().is_some() {
                 // The operation is enqueued already, so a failure here is ignored. The next wait for
                 // the operation finds no checkpoint, tries to record one, and returns the error.
-                let StreamState { checkpoints, clock } = state;
+                let SubmitState { checkpoints, clock } = state;
                 let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
             }
             Ok((result, op))
@@ -454,7 +454,7 @@ impl Stream {
         &self.0.mailbox
     }
 
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
+    pub(crate) fn progress(&self) -> &Arc<StreamProgress> {
         &self.0.progress
     }
 

@@ -17,7 +17,7 @@ use super::{Context, GradOptions, mode};
 use crate::ErrorKind;
 use crate::{Error, Result, Runtime, Tensor};
 
-struct Checkpoint<F> {
+struct CheckpointedFunction<F> {
     f: F,
     /// Positions of the generators before the first computation of `f`.
     first_positions: OnceLock<GeneratorPositions>,
@@ -25,7 +25,7 @@ struct Checkpoint<F> {
     first_specs: OnceLock<Vec<TensorSpec>>,
 }
 
-impl<F> Checkpoint<F> {
+impl<F> CheckpointedFunction<F> {
     /// Checks that the recomputed results have the specs of the first results.
     fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
         let fail =
@@ -52,7 +52,7 @@ impl<F> Checkpoint<F> {
     }
 }
 
-impl<F> Function for Checkpoint<F>
+impl<F> Function for CheckpointedFunction<F>
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 {
@@ -144,15 +144,15 @@ impl GeneratorPositions {
 
     /// Runs `f` with these positions, and restores the previous positions afterwards, even if `f` panics.
     fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        struct Restore<'a>(GeneratorPositions, &'a Runtime);
-        impl Drop for Restore<'_> {
+        struct RestorePositions<'a>(GeneratorPositions, &'a Runtime);
+        impl Drop for RestorePositions<'_> {
             fn drop(&mut self) {
                 // Cannot fail: the positions were read from the same generators.
                 let _ = self.0.set(self.1);
             }
         }
         let tensors = self.devices.iter().map(|(tensor, _)| tensor);
-        let _back = Restore(Self::of(runtime, tensors)?, runtime);
+        let _back = RestorePositions(Self::of(runtime, tensors)?, runtime);
         self.set(runtime)?;
         f()
     }
@@ -199,5 +199,6 @@ pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
-    Checkpoint { f, first_positions: OnceLock::new(), first_specs: OnceLock::new() }.apply(inputs)
+    CheckpointedFunction { f, first_positions: OnceLock::new(), first_specs: OnceLock::new() }
+        .apply(inputs)
 }

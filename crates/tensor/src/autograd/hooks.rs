@@ -49,16 +49,16 @@ pub struct HookHandle {
 /// The hooks of a leaf. When the leaf is moved, this list is shared with the replacing tensor, so handles can
 /// still remove hooks.
 #[derive(Default)]
-pub(super) struct LeafHooks(Mutex<HookLists>);
+pub(super) struct LeafHooks(Mutex<LeafHookLists>);
 
 #[derive(Default)]
-struct HookLists {
+struct LeafHookLists {
     grad: SmallVec<[(u64, GradHook); 1]>,
     accumulated: SmallVec<[(u64, LeafHook); 1]>,
 }
 
 impl LeafHooks {
-    fn lists(&self) -> MutexGuard<'_, HookLists> {
+    fn lists(&self) -> MutexGuard<'_, LeafHookLists> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

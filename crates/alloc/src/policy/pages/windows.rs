@@ -22,13 +22,13 @@ const MAX_MAPPINGS_PER_PAGE: usize = 8;
 const MAX_MAPPINGS: usize = 1 << 14;
 
 /// Pages mapped next to each other for one block.
-struct Window {
+struct MappedWindow {
     /// The first slot, and the number of slots.
     first: usize,
     count: usize,
 }
 
-impl Window {
+impl MappedWindow {
     fn slots(&self) -> Range<usize> {
         self.first..self.first + self.count
     }
@@ -37,7 +37,7 @@ impl Window {
 /// All windows, and the pending events of retirements.
 pub(super) struct Windows<B: Backend> {
     /// Windows by arena, oldest first.
-    windows: BTreeMap<u32, Vec<Window>>,
+    windows: BTreeMap<u32, Vec<MappedWindow>>,
     /// Events of retirements, by number. The windows of a retirement are in use until its event
     /// completes.
     retirements: BTreeMap<u64, B::Event>,
@@ -91,7 +91,7 @@ impl<B: Backend> Windows<B> {
     }
 
     /// Returns the windows in these arenas, oldest first in each arena.
-    fn windows_in(&self, arenas: &[u32]) -> impl Iterator<Item = (u32, &Window)> {
+    fn windows_in(&self, arenas: &[u32]) -> impl Iterator<Item = (u32, &MappedWindow)> {
         arenas.iter().flat_map(|&arena| {
             self.windows.get(&arena).into_iter().flatten().map(move |window| (arena, window))
         })
@@ -166,7 +166,7 @@ impl<B: Backend> Windows<B> {
         let result =
             to_map.try_for_each(|(at, home)| arenas.map_alias(memory, (room.arena, at), home));
         if result.is_ok() {
-            let window = Window { first: slots.start, count: slots.len() };
+            let window = MappedWindow { first: slots.start, count: slots.len() };
             self.windows.entry(room.arena).or_default().push(window);
         } else {
             slots.for_each(|at| drop(arenas.unmap(memory, (room.arena, at))));
@@ -180,7 +180,7 @@ impl<B: Backend> Windows<B> {
     /// Returns whether unused windows of these arenas should be retired, because the arenas have
     /// too many windows for the number of pages.
     pub(super) fn exceed_limit(&self, pages: usize, windows: &[u32]) -> bool {
-        let mapped = |windows: &Vec<Window>| windows.iter().map(|window| window.count).sum();
+        let mapped = |windows: &Vec<MappedWindow>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
         let here: usize = self.windows_in(windows).map(|(_, window)| window.count).sum();
         let most = (MAX_MAPPINGS_PER_PAGE * (pages + 32)).min(MAX_MAPPINGS);

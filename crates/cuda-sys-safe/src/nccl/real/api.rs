@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::dylib::{Status, function_table};
+use crate::dylib::{StatusCode, function_table};
 use crate::nccl::{NcclType, ReduceOp, UniqueId};
 
 /// `ncclUniqueId`.
@@ -55,7 +55,7 @@ impl NcclConfig {
 
 type Comm = *mut c_void;
 type RawStream = *mut c_void;
-type Memory = *mut c_void;
+type MemoryPointer = *mut c_void;
 
 function_table! {
     pub(super) struct NcclApi of "NCCL";
@@ -64,21 +64,21 @@ function_table! {
         ncclGetUniqueId(*mut RawId);
         ncclCommInitRankConfig(*mut Comm, c_int, RawId, c_int, *mut NcclConfig);
         ncclCommSplit(Comm, c_int, c_int, *mut Comm, *mut NcclConfig);
-        ncclCommGetAsyncError(Comm, *mut Status);
+        ncclCommGetAsyncError(Comm, *mut StatusCode);
         ncclCommAbort(Comm);
         ncclCommUserRank(Comm, *mut c_int);
         ncclCommCount(Comm, *mut c_int);
-        ncclGetErrorString(Status) -> *const c_char;
+        ncclGetErrorString(StatusCode) -> *const c_char;
         ncclGetLastError(Comm) -> *const c_char;
         ncclGroupStart();
         ncclGroupEnd();
-        ncclAllReduce(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
-        ncclBroadcast(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
-        ncclReduce(Memory, Memory, usize, c_int, c_int, c_int, Comm, RawStream);
-        ncclAllGather(Memory, Memory, usize, c_int, Comm, RawStream);
-        ncclReduceScatter(Memory, Memory, usize, c_int, c_int, Comm, RawStream);
-        ncclSend(Memory, usize, c_int, c_int, Comm, RawStream);
-        ncclRecv(Memory, usize, c_int, c_int, Comm, RawStream);
+        ncclAllReduce(MemoryPointer, MemoryPointer, usize, c_int, c_int, Comm, RawStream);
+        ncclBroadcast(MemoryPointer, MemoryPointer, usize, c_int, c_int, Comm, RawStream);
+        ncclReduce(MemoryPointer, MemoryPointer, usize, c_int, c_int, c_int, Comm, RawStream);
+        ncclAllGather(MemoryPointer, MemoryPointer, usize, c_int, Comm, RawStream);
+        ncclReduceScatter(MemoryPointer, MemoryPointer, usize, c_int, c_int, Comm, RawStream);
+        ncclSend(MemoryPointer, usize, c_int, c_int, Comm, RawStream);
+        ncclRecv(MemoryPointer, usize, c_int, c_int, Comm, RawStream);
     }
     optional {}
 }
@@ -109,7 +109,7 @@ pub(super) fn reduce_op(op: ReduceOp) -> c_int {
 }
 
 /// Returns the name of a status in `nccl.h`.
-pub(super) fn status_name(status: Status) -> String {
+pub(super) fn status_name(status: StatusCode) -> String {
     let name = match status {
         1 => "ncclUnhandledCudaError",
         2 => "ncclSystemError",

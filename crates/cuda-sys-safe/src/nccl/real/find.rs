@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::dylib::{Search, Status};
+use crate::dylib::{LibrarySearch, StatusCode};
 use crate::system;
 
-pub(super) const SEARCH: Search = Search {
+pub(super) const SEARCH: LibrarySearch = LibrarySearch {
     library: "NCCL",
     variable: "WARPLINE_NCCL",
     names: &["libnccl.so.2", "libnccl.so"],
@@ -62,7 +62,7 @@ pub(super) fn text(version: u32) -> String {
 
 /// Returns the version that a library reports, as text.
 pub(super) fn version_text(library: &Library) -> String {
-    type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> Status;
+    type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> StatusCode;
     // SAFETY: nccl.h declares this signature in all versions.
     let Ok(get) = (unsafe { library.get::<GetVersion>(b"ncclGetVersion\0") }) else {
         return "unknown".to_owned();

@@ -31,15 +31,15 @@ use std::time::Duration;
 use self::api::{NcclApi, NcclConfig, RawId, reduce_op, status_name, type_code};
 use self::stages::CommStages;
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
-use crate::dylib::Status;
+use crate::dylib::StatusCode;
 use crate::real::CudaDriver;
 use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
 
 /// The oldest supported version.
 const OLDEST: u32 = 21_800;
 
-const SUCCESS: Status = 0;
-const IN_PROGRESS: Status = 7;
+const SUCCESS: StatusCode = 0;
+const IN_PROGRESS: StatusCode = 7;
 
 struct Library {
     api: NcclApi,
@@ -106,7 +106,12 @@ fn address(ptr: DevicePtr) -> *mut c_void {
 
 impl Library {
     /// Turns the status of a call into a state or an error. `comm` may be null.
-    fn check(&self, call: &'static str, status: Status, comm: *mut c_void) -> Result<CommState> {
+    fn check(
+        &self,
+        call: &'static str,
+        status: StatusCode,
+        comm: *mut c_void,
+    ) -> Result<CommState> {
         match status {
             SUCCESS => Ok(CommState::Ready),
             IN_PROGRESS => Ok(CommState::InProgress),
@@ -139,7 +144,7 @@ impl Library {
         comm: *mut c_void,
         call: &Collective,
         stream: *mut c_void,
-    ) -> (&'static str, Status) {
+    ) -> (&'static str, StatusCode) {
         let api = &self.api;
         // SAFETY: the caller guarantees that the communicator and the stream are alive, and that
         // the memory is valid until the work is done.

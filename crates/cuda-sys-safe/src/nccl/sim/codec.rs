@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use super::call::{CallDesc, CollectiveKind};
-use super::hub::{Departure, DeviceId, Member, RankEvent};
+use super::hub::{Departure, DeviceId, HubMember, RankEvent};
 use crate::nccl::{NcclType, ReduceOp};
 use crate::{CollectiveMismatch, DriverError};
 
 /// Writes values as bytes.
 #[derive(Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
+pub(super) struct ByteWriter(pub(super) Vec<u8>);
 
 /// Reads values from bytes. A value is `None` if the bytes end too early or are invalid.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct ByteReader<'a>(pub(super) &'a [u8]);
 
 const KINDS: [CollectiveKind; 7] = [
     CollectiveKind::AllReduce,
@@ -27,7 +27,7 @@ const KINDS: [CollectiveKind; 7] = [
 /// The calls that errors can name.
 const CALLS: [&str; 2] = ["ncclCommInitRankConfig", "ncclCommGetAsyncError"];
 
-impl Writer {
+impl ByteWriter {
     pub(super) fn number(&mut self, number: u64) -> &mut Self {
         self.0.extend(number.to_le_bytes());
         self
@@ -51,7 +51,7 @@ impl Writer {
         self
     }
 
-    pub(super) fn member(&mut self, member: Member) -> &mut Self {
+    pub(super) fn member(&mut self, member: HubMember) -> &mut Self {
         self.size(member.comm).size(member.rank)
     }
 
@@ -102,7 +102,7 @@ impl Writer {
     }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub(super) fn number(&mut self) -> Option<u64> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -133,8 +133,8 @@ impl<'a> Reader<'a> {
         Some(String::from_utf8_lossy(self.bytes()?).into_owned())
     }
 
-    pub(super) fn member(&mut self) -> Option<Member> {
-        Some(Member { comm: self.size()?, rank: self.size()? })
+    pub(super) fn member(&mut self) -> Option<HubMember> {
+        Some(HubMember { comm: self.size()?, rank: self.size()? })
     }
 
     pub(super) fn device_id(&mut self) -> Option<DeviceId> {

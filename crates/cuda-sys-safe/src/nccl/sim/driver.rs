@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::hub::{DeviceId, Hub, RequestSink, failed};
-use super::process::{Connection, port};
+use super::process::{HubConnection, port};
 use super::{Advance, Participant, notify_change};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
@@ -55,7 +55,7 @@ impl Id {
         if self.process == process() {
             return Some(Hub::find(self.number)?);
         }
-        Some(Connection::open(self.port, self.process, self.number)?)
+        Some(HubConnection::open(self.port, self.process, self.number)?)
     }
 }
 

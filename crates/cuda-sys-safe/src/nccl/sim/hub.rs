@@ -15,7 +15,7 @@ pub(super) type Bytes = Arc<[u8]>;
 
 /// A rank of a communicator. The hub numbers its communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Member {
+pub(super) struct HubMember {
     pub(super) comm: usize,
     pub(super) rank: usize,
 }
@@ -39,7 +39,7 @@ pub(super) enum RankEvent {
     Failed(DriverError),
     /// The rank's oldest split is done. Contains the rank in the new communicator, if any, and the
     /// number of ranks.
-    Split(Option<(Member, usize)>),
+    Split(Option<(HubMember, usize)>),
     /// Another process waits for work of the rank.
     ProgressRequested,
 }
@@ -81,30 +81,30 @@ pub(super) enum HubRequest {
     },
     /// Begins a group, with its calls and their input.
     Begin {
-        member: Member,
+        member: HubMember,
         op: u64,
         calls: Vec<(CallDesc, Vec<u8>)>,
     },
     /// Begins a split. `endpoint` receives the events of the new communicator.
     Split {
-        member: Member,
+        member: HubMember,
         color: Option<u32>,
         key: usize,
         endpoint: Option<Endpoint>,
     },
     Leave {
-        member: Member,
+        member: HubMember,
         why: Departure,
     },
     /// Leaves the communicator that a split makes or made. `split` is the number of the split.
     Abandon {
-        member: Member,
+        member: HubMember,
         split: u64,
         why: Departure,
     },
     /// Reports that a thread waits for the rank's operations.
     Progress {
-        member: Member,
+        member: HubMember,
     },
 }
 
@@ -138,7 +138,7 @@ pub(super) struct HubComm {
     begun_splits: Vec<u64>,
     /// Each rank's origin: its rank in the communicator that was split, and the number of the
     /// split.
-    origins: Vec<Option<(Member, u64)>>,
+    origins: Vec<Option<(HubMember, u64)>>,
 }
 
 #[derive(Default)]
@@ -228,7 +228,7 @@ impl Hub {
 
     fn split(
         comms: &mut Vec<HubComm>,
-        member: Member,
+        member: HubMember,
         color: Option<u32>,
         key: usize,
         endpoint: Option<Endpoint>,
@@ -257,21 +257,21 @@ impl Hub {
             let mut comm = HubComm::new(vec![None; ranks]);
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
-                comm.origins[new] = Some((Member { comm: member.comm, rank }, split.number));
+                comm.origins[new] = Some((HubMember { comm: member.comm, rank }, split.number));
                 // A rank that left the split communicator has left the new one, too.
                 comm.departed[new] = split.departed.or(comms[member.comm].departed[rank]);
                 comm.endpoints[new] = split.endpoint.filter(|_| comm.departed[new].is_none());
             }
             comms.push(comm);
             for (new, (_, rank)) in part.into_iter().enumerate() {
-                let now = (Member { comm: id, rank: new }, ranks);
+                let now = (HubMember { comm: id, rank: new }, ranks);
                 comms[member.comm].notify(rank, RankEvent::Split(Some(now)));
             }
         }
     }
 
     /// Makes a rank leave the communicator that its split makes or made.
-    fn abandon(comms: &mut [HubComm], origin: (Member, u64), why: Departure) {
+    fn abandon(comms: &mut [HubComm], origin: (HubMember, u64), why: Departure) {
         let (member, number) = origin;
         let mut under_way = comms[member.comm].splits[member.rank].iter_mut();
         if let Some(split) = under_way.find(|split| split.number == number) {
@@ -290,7 +290,7 @@ impl RequestSink for Hub {
     fn submit(&self, request: HubRequest) {
         let mut comms = self.lock();
         // Another process may send invalid numbers.
-        let known = |member: Member| {
+        let known = |member: HubMember| {
             comms.get(member.comm).is_some_and(|comm| member.rank < comm.endpoints.len())
         };
         match &request {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::call::CallDesc;
 use super::hub::{
-    Bytes, Departure, DeviceId, Endpoint, EventSink, HubRequest, Member, RankEvent, RequestSink,
+    Bytes, Departure, DeviceId, Endpoint, EventSink, HubMember, HubRequest, RankEvent, RequestSink,
 };
 use super::progress;
 use crate::{DriverError, Result};
@@ -35,7 +35,7 @@ pub(crate) struct Participant {
 
 #[derive(Default)]
 struct ParticipantState {
-    member: Option<(Member, usize)>,
+    member: Option<(HubMember, usize)>,
     ready: bool,
     failure: Option<DriverError>,
     over: bool,
@@ -43,7 +43,7 @@ struct ParticipantState {
     /// Unfinished operations, with the output of each call that is done.
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
     /// The rank that made this rank by a split, and the number of the split.
-    origin: Option<(Member, u64)>,
+    origin: Option<(HubMember, u64)>,
     begun_splits: u64,
     /// This rank's children by unfinished splits, oldest first.
     splits: VecDeque<Option<Arc<Participant>>>,
@@ -86,7 +86,7 @@ impl Participant {
 
     /// Begins to join the communicator.
     pub(super) fn join(self: &Arc<Self>, ranks: usize, rank: usize) {
-        self.lock().member = Some((Member { comm: 0, rank }, ranks));
+        self.lock().member = Some((HubMember { comm: 0, rank }, ranks));
         self.hub.submit(HubRequest::Join { ranks, rank, endpoint: self.endpoint() });
     }
 

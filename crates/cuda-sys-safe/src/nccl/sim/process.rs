@@ -7,10 +7,10 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::codec::{Reader, Writer};
+use super::codec::{ByteReader, ByteWriter};
 use super::driver::process;
 use super::hub::{
-    Departure, Endpoint, EventSink, Hub, HubRequest, Member, RankEvent, RequestSink, failed,
+    Departure, Endpoint, EventSink, Hub, HubMember, HubRequest, RankEvent, RequestSink, failed,
 };
 
 /// Time limit for connecting, and for sending or receiving a part of a message.
@@ -87,7 +87,7 @@ struct Remote {
     stream: Arc<Mutex<TcpStream>>,
     /// Identifies the rank on this connection.
     token: u64,
-    members: Arc<Mutex<Vec<Member>>>,
+    members: Arc<Mutex<Vec<HubMember>>>,
 }
 
 impl EventSink for Remote {
@@ -95,7 +95,7 @@ impl EventSink for Remote {
         if let RankEvent::Split(Some((member, _))) = &event {
             locked(&self.members).push(*member);
         }
-        let mut writer = Writer::default();
+        let mut writer = ByteWriter::default();
         writer.number(self.token).event(&event);
         let stream = locked(&self.stream);
         if send(&stream, &writer.0).is_err() {
@@ -117,18 +117,18 @@ fn serve(stream: TcpStream, handshake: Arc<()>) {
     let Some(hub) = accept_handshake(&stream) else { return };
     drop(handshake);
     let Ok(own) = stream.try_clone() else { return };
-    let (own, members) = (Arc::new(Mutex::new(own)), Arc::<Mutex<Vec<Member>>>::default());
-    let endpoint = |reader: &mut Reader<'_>| -> Option<Option<Endpoint>> {
+    let (own, members) = (Arc::new(Mutex::new(own)), Arc::<Mutex<Vec<HubMember>>>::default());
+    let endpoint = |reader: &mut ByteReader<'_>| -> Option<Option<Endpoint>> {
         let Some(token) = reader.maybe()? else { return Some(None) };
         let device_id = reader.device_id()?;
         let (stream, members) = (Arc::clone(&own), Arc::clone(&members));
         Some(Some(Endpoint { sink: Arc::new(Remote { stream, token, members }), device_id }))
     };
     while let Ok(bytes) = receive(&stream) {
-        let mut reader = Reader(&bytes);
+        let mut reader = ByteReader(&bytes);
         let Some(request) = request(&mut reader, &endpoint) else { break };
         if let HubRequest::Join { rank, .. } = &request {
-            locked(&members).push(Member { comm: 0, rank: *rank });
+            locked(&members).push(HubMember { comm: 0, rank: *rank });
         }
         hub.submit(request);
     }
@@ -159,15 +159,15 @@ fn accept_handshake(stream: &TcpStream) -> Option<Arc<Hub>> {
             more => read += more,
         }
     }
-    let mut handshake = Reader(&handshake);
+    let mut handshake = ByteReader(&handshake);
     let known = handshake.number()? == process();
     stream.set_read_timeout(None).ok()?;
     Hub::find(handshake.number().filter(|_| known)?)
 }
 
-type ReadEndpoint<'a> = &'a dyn Fn(&mut Reader<'_>) -> Option<Option<Endpoint>>;
+type ReadEndpoint<'a> = &'a dyn Fn(&mut ByteReader<'_>) -> Option<Option<Endpoint>>;
 
-fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<HubRequest> {
+fn request(reader: &mut ByteReader<'_>, endpoint: ReadEndpoint<'_>) -> Option<HubRequest> {
     Some(match reader.number()? {
         0 => {
             let (ranks, rank) = (reader.size()?, reader.size()?);
@@ -201,19 +201,19 @@ fn request(reader: &mut Reader<'_>, endpoint: ReadEndpoint<'_>) -> Option<HubReq
 type Participants = Arc<Mutex<HashMap<u64, Weak<dyn EventSink>>>>;
 
 /// A connection to a hub of another process. Closed when the last rank that uses it is dropped.
-pub(super) struct Connection {
+pub(super) struct HubConnection {
     stream: Mutex<TcpStream>,
     participants: Participants,
 }
 
-impl Connection {
+impl HubConnection {
     /// Connects to a hub. Returns `None` if the hub's process has ended.
     pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
         let stream =
             TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), SOCKET_TIMEOUT).ok()?;
         let _ = stream.set_nodelay(true);
         stream.set_write_timeout(Some(SOCKET_TIMEOUT)).ok()?;
-        let mut handshake = Writer::default();
+        let mut handshake = ByteWriter::default();
         handshake.number(process).number(number);
         (&stream).write_all(&handshake.0).ok()?;
         let (incoming, participants) = (stream.try_clone().ok()?, Participants::default());
@@ -222,7 +222,7 @@ impl Connection {
         start("warpline-sim-rank", move || listen(&incoming, &known)).then_some(connection)
     }
 
-    fn endpoint(&self, writer: &mut Writer, endpoint: Option<&Endpoint>) {
+    fn endpoint(&self, writer: &mut ByteWriter, endpoint: Option<&Endpoint>) {
         let Some(endpoint) = endpoint else {
             writer.maybe(None);
             return;
@@ -234,9 +234,9 @@ impl Connection {
     }
 }
 
-impl RequestSink for Connection {
+impl RequestSink for HubConnection {
     fn submit(&self, request: HubRequest) {
-        let mut writer = Writer::default();
+        let mut writer = ByteWriter::default();
         match &request {
             HubRequest::Join { ranks, rank, endpoint } => {
                 writer.number(0).size(*ranks).size(*rank);
@@ -270,22 +270,22 @@ impl RequestSink for Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for HubConnection {
     fn drop(&mut self) {
         let _ = locked(&self.stream).shutdown(Shutdown::Both);
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for HubConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
+        f.debug_struct("HubConnection").finish_non_exhaustive()
     }
 }
 
 /// Delivers the hub's events to ranks until the connection ends.
 fn listen(stream: &TcpStream, participants: &Participants) {
     while let Ok(bytes) = receive(stream) {
-        let mut reader = Reader(&bytes);
+        let mut reader = ByteReader(&bytes);
         let Some((token, event)) = reader.number().zip(reader.event()) else { break };
         let participant = locked(participants).get(&token).and_then(Weak::upgrade);
         if let Some(participant) = participant {

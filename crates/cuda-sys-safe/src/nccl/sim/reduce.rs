@@ -21,20 +21,20 @@ pub(super) fn reduce(dtype: NcclType, op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8>
 }
 
 /// An element of `N` bytes.
-trait Element<const N: usize>: Copy {
+trait NcclElement<const N: usize>: Copy {
     fn read(bytes: [u8; N]) -> Self;
     fn bytes(self) -> [u8; N];
 }
 
 /// An integer, which is combined as `i128`.
-trait Integer<const N: usize>: Element<N> {
+trait NcclInteger<const N: usize>: NcclElement<N> {
     fn wide(self) -> i128;
     /// Converts a wide integer to this type, with wrapping.
     fn wrap(wide: i128) -> Self;
 }
 
 /// A float, and the type in which it is combined.
-trait Float<const N: usize>: Element<N> {
+trait NcclFloat<const N: usize>: NcclElement<N> {
     type Sum: Copy + PartialOrd;
     fn widen(self) -> Self::Sum;
     fn round(sum: Self::Sum) -> Self;
@@ -44,7 +44,7 @@ trait Float<const N: usize>: Element<N> {
 
 macro_rules! elements {
     ($($ty:ty: $n:literal),*) => {$(
-        impl Element<$n> for $ty {
+        impl NcclElement<$n> for $ty {
             fn read(bytes: [u8; $n]) -> Self {
                 Self::from_ne_bytes(bytes)
             }
@@ -58,7 +58,7 @@ elements!(i8: 1, u8: 1, i32: 4, u32: 4, i64: 8, u64: 8, f16: 2, bf16: 2, f32: 4,
 
 macro_rules! integers {
     ($($ty:ty: $n:literal),*) => {$(
-        impl Integer<$n> for $ty {
+        impl NcclInteger<$n> for $ty {
             fn wide(self) -> i128 {
                 self.into()
             }
@@ -72,7 +72,7 @@ integers!(i8: 1, u8: 1, i32: 4, u32: 4, i64: 8, u64: 8);
 
 macro_rules! floats {
     ($($ty:ty: $n:literal in $sum:ty, $widen:expr, $round:expr;)*) => {$(
-        impl Float<$n> for $ty {
+        impl NcclFloat<$n> for $ty {
             type Sum = $sum;
             fn widen(self) -> $sum {
                 $widen(self)
@@ -101,7 +101,7 @@ floats! {
     f64: 8 in f64, std::convert::identity, std::convert::identity;
 }
 
-fn integers<T: Integer<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
+fn integers<T: NcclInteger<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
     fold::<T, T, N>(
         inputs,
         |a| a,
@@ -121,7 +121,7 @@ fn integers<T: Integer<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Ve
     )
 }
 
-fn floats<T: Float<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
+fn floats<T: NcclFloat<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
     fold::<T, T::Sum, N>(
         inputs,
         T::widen,
@@ -133,7 +133,7 @@ fn floats<T: Float<N>, const N: usize>(op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8
     )
 }
 
-fn fold<T: Element<N>, S: Copy, const N: usize>(
+fn fold<T: NcclElement<N>, S: Copy, const N: usize>(
     inputs: &[&[u8]],
     begin: impl Fn(T) -> S,
     combine: impl Fn(S, S) -> S,
@@ -155,7 +155,7 @@ fn fold<T: Element<N>, S: Copy, const N: usize>(
 mod tests {
     use super::*;
 
-    fn reduced<T: Element<N>, const N: usize>(dtype: NcclType, op: ReduceOp, ranks: &[T]) -> T {
+    fn reduced<T: NcclElement<N>, const N: usize>(dtype: NcclType, op: ReduceOp, ranks: &[T]) -> T {
         let inputs: Vec<[u8; N]> = ranks.iter().map(|element| element.bytes()).collect();
         let inputs: Vec<&[u8]> = inputs.iter().map(|bytes| &bytes[..]).collect();
         let bytes = reduce(dtype, op, &inputs);

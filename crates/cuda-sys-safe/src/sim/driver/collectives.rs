@@ -8,10 +8,10 @@ use super::session::{Guard, SimDriver, StallTimer, StepResult};
 use crate::nccl::sim::{Advance, CallDesc, Participant};
 use crate::nccl::{Collective, CommHandle};
 use crate::sim::CallKind;
-use crate::sim::exec::Pick;
+use crate::sim::exec::PickRule;
 use crate::sim::state::SimState;
 use crate::sim::state::streams::StreamOpKind;
-use crate::sim::state::work::{CommRecord, DeviceWork, Group, Label, Point};
+use crate::sim::state::work::{CallGroup, CommRecord, DeviceWork, Label, Point};
 use crate::*;
 
 impl SimState {
@@ -125,7 +125,7 @@ impl SimDriver {
             return Ok(());
         }
         let raw = comm.raw();
-        let group = Group { comm: raw, participant, calls, rank, ranks };
+        let group = CallGroup { comm: raw, participant, calls, rank, ranks };
         let kind = StreamOpKind::Work(DeviceWork::Group(Arc::new(group)));
         let after = state.latest_of(std::iter::once(raw));
         let enqueued = state
@@ -158,7 +158,7 @@ impl SimDriver {
         let seen = nccl::sim::change_count();
         let Some(participant) = state.blocked_on(point) else {
             // The other ranks may have continued since the last attempt.
-            let can_run = state.pick(Pick::Needed(point)).is_some();
+            let can_run = state.pick(PickRule::Needed(point)).is_some();
             return (state, can_run);
         };
         self.unlock(state);
@@ -194,7 +194,7 @@ impl Advance for SimDriver {
     ) -> (bool, Option<Arc<Participant>>) {
         let state = self.lock();
         let Some(point) = state.first_of(participant) else { return (false, None) };
-        let pick = if needed { Pick::Needed(point) } else { Pick::Toward(point) };
+        let pick = if needed { PickRule::Needed(point) } else { PickRule::Toward(point) };
         let (state, step) = self.step(state, pick);
         let backing = if step == StepResult::Idle { state.blocked_on(point) } else { None };
         self.unlock(state);

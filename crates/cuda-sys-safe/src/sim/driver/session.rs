@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::sim::exec::{Pick, run_host};
+use crate::sim::exec::{PickRule, run_host};
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
 use crate::sim::{CallKind, Schedule, SimConfig};
@@ -126,7 +126,7 @@ impl SimDriver {
         }
         if let Schedule::Seeded(_) = state.config.schedule {
             for _ in 0..state.random(4) {
-                let (next, step) = self.step(state, Pick::Random);
+                let (next, step) = self.step(state, PickRule::Random);
                 state = next;
                 if step != StepResult::Ran {
                     break;
@@ -166,7 +166,7 @@ impl SimDriver {
     pub(super) fn after_enqueue<'a>(&'a self, mut state: Guard<'a>) {
         if state.config.schedule == Schedule::Eager {
             loop {
-                let (next, step) = self.step(state, Pick::Oldest);
+                let (next, step) = self.step(state, PickRule::Oldest);
                 state = next;
                 if step != StepResult::Ran {
                     break;
@@ -181,7 +181,7 @@ impl SimDriver {
         state.host_waits += 1;
         let mut stall_timer = StallTimer::new(state.config.collective_timeout);
         while let Some(&unmet) = points.iter().find(|&&p| !state.reached(p)) {
-            let (next, step) = self.step(state, Pick::Needed(unmet));
+            let (next, step) = self.step(state, PickRule::Needed(unmet));
             state = match step {
                 StepResult::Ran => {
                     stall_timer.restart();
@@ -212,7 +212,7 @@ impl SimDriver {
         if state.reached(point) {
             return (state, true);
         }
-        let (mut state, step) = self.step(state, Pick::Toward(point));
+        let (mut state, step) = self.step(state, PickRule::Toward(point));
         if step == StepResult::Idle {
             state = self.drive_ranks(state, point);
         }
@@ -222,7 +222,11 @@ impl SimDriver {
 
     /// Runs one operation. A host function runs outside the lock, and no other operation runs
     /// meanwhile.
-    pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, StepResult) {
+    pub(super) fn step<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        pick: PickRule,
+    ) -> (Guard<'a>, StepResult) {
         if state.host_fn_running {
             return (state, StepResult::Busy);
         }
@@ -248,8 +252,8 @@ impl SimDriver {
     pub fn run_one(&self) -> bool {
         let state = self.lock();
         let pick = match state.config.schedule {
-            Schedule::Seeded(_) => Pick::Random,
-            _ => Pick::Oldest,
+            Schedule::Seeded(_) => PickRule::Random,
+            _ => PickRule::Oldest,
         };
         let (state, step) = self.step(state, pick);
         self.unlock(state);

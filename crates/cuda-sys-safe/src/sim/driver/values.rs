@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::session::{Guard, SimDriver, StepResult};
 use crate::sim::CallKind;
-use crate::sim::exec::Pick;
+use crate::sim::exec::PickRule;
 use crate::sim::state::memory::HostOverlap;
-use crate::sim::state::streams::{StreamOp, StreamOpKind, StreamState};
+use crate::sim::state::streams::{SimStreamOp, StreamOpKind, StreamState};
 use crate::sim::state::word::Word;
 use crate::sim::state::work::{Label, Point};
 use crate::sim::state::{SimState, error};
@@ -42,7 +42,7 @@ impl SimState {
     /// Returns `true` if a wait for a word's value blocks the way to a point.
     pub(super) fn waits_for_value(&self, point: Point) -> bool {
         let next = self.next_toward(point).and_then(|key| self.streams.get(&key)?.queue.front());
-        next.is_some_and(StreamOp::waits_for_value)
+        next.is_some_and(SimStreamOp::waits_for_value)
     }
 
     /// Returns the end of each stream's first write of a word.
@@ -78,7 +78,7 @@ impl SimDriver {
     /// own.
     fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         for point in state.writes() {
-            let (next, step) = self.step(state, Pick::Toward(point));
+            let (next, step) = self.step(state, PickRule::Toward(point));
             state = next;
             if step == StepResult::Ran {
                 return (state, true);

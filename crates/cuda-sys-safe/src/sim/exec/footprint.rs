@@ -8,7 +8,7 @@ use super::RunError;
 use super::kernels::NOWHERE;
 use crate::CudaCode;
 use crate::sim::state::SimState;
-use crate::sim::state::launch::{Operand, OwnedLaunch};
+use crate::sim::state::launch::{LaunchOperand, OwnedLaunch};
 use crate::sim::state::violation::{FootprintViolation, ViolationKind};
 
 const GUARD: usize = 256;
@@ -77,8 +77,8 @@ impl SimState {
     }
 }
 
-fn nearest(operands: &[Operand], address: u64) -> usize {
-    let distance = |o: &Operand| {
+fn nearest(operands: &[LaunchOperand], address: u64) -> usize {
+    let distance = |o: &LaunchOperand| {
         let end = o.low() + o.bytes() as u64;
         o.low().saturating_sub(address).max(address.saturating_sub(end.saturating_sub(1)))
     };
@@ -124,7 +124,7 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<CoveredRange> {
 }
 
 /// Returns an operand's pointer into a trial's copies.
-fn trial_pointer(operand: &Operand, spans: &[CoveredRange], trial: &mut [Trial]) -> *mut u8 {
+fn trial_pointer(operand: &LaunchOperand, spans: &[CoveredRange], trial: &mut [Trial]) -> *mut u8 {
     let span = spans.iter().rposition(|s| s.low <= operand.low());
     match span {
         Some(span) if operand.bytes() > 0 => {
@@ -138,7 +138,7 @@ fn trial_pointer(operand: &Operand, spans: &[CoveredRange], trial: &mut [Trial])
 
 impl CoveredRange {
     /// Flags each byte that an operand declares.
-    fn mark(&mut self, operand: &Operand) {
+    fn mark(&mut self, operand: &LaunchOperand) {
         let access = operand.access;
         let flag = if access.reads() { READ } else { 0 } | if access.writes() { WRITE } else { 0 };
         let base = operand.ptr.wrapping_sub(self.low) as i64;

@@ -8,14 +8,14 @@ use crate::nccl::Collective;
 use crate::nccl::sim::{CallDesc, GroupOutcome};
 use crate::sim::state::SimState;
 use crate::sim::state::vmm::MemoryUser;
-use crate::sim::state::work::Group;
+use crate::sim::state::work::CallGroup;
 
 impl SimState {
     /// Begins a group: reads its inputs. Returns `None` if the communicator has ended.
     pub(super) fn begin_group(
         &mut self,
         device: usize,
-        group: &Group,
+        group: &CallGroup,
     ) -> Result<Option<u64>, RunError> {
         let mut given = Vec::with_capacity(group.calls.len());
         for call in &group.calls {
@@ -39,7 +39,7 @@ impl SimState {
     pub(super) fn end_group(
         &mut self,
         device: usize,
-        group: &Group,
+        group: &CallGroup,
         number: u64,
     ) -> Result<Option<f64>, RunError> {
         let outputs = match group.participant.end(number) {

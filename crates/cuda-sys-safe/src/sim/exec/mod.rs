@@ -12,13 +12,13 @@ use std::sync::Arc;
 use super::state::SimState;
 use super::state::graph::{GraphNode, GraphNodes, OpProgress, RunningReplay};
 use super::state::memory::RegionKind;
-use super::state::streams::{StreamOp, StreamOpKind};
-use super::state::work::{CopyWork, DeviceWork, Group, HostFn, Label, Point, StreamKey};
+use super::state::streams::{SimStreamOp, StreamOpKind};
+use super::state::work::{CallGroup, CopyWork, DeviceWork, HostFn, Label, Point, StreamKey};
 use crate::*;
 
 /// The rule that picks an operation among those that can run.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Pick {
+pub(super) enum PickRule {
     /// The operation that was enqueued first.
     Oldest,
     /// The next operation of a random stream.
@@ -47,12 +47,14 @@ const MAX_END_TIMES: usize = 1024;
 
 impl SimState {
     /// Picks a stream. Its next operation will run.
-    pub(super) fn pick(&mut self, pick: Pick) -> Option<StreamKey> {
+    pub(super) fn pick(&mut self, pick: PickRule) -> Option<StreamKey> {
         match pick {
-            Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.is_held(key)),
-            Pick::Needed(point) => self.pick_toward(point),
-            Pick::Oldest => self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k),
-            Pick::Random => {
+            PickRule::Toward(point) => self.pick_toward(point).filter(|&key| !self.is_held(key)),
+            PickRule::Needed(point) => self.pick_toward(point),
+            PickRule::Oldest => {
+                self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k)
+            }
+            PickRule::Random => {
                 let count = self.runnable().count();
                 if count == 0 {
                     return None;
@@ -75,7 +77,7 @@ impl SimState {
     /// Returns `true` if a stream is held back.
     fn is_held(&self, key: StreamKey) -> bool {
         let next = self.streams.get(&key).and_then(|stream| stream.queue.front());
-        matches!(next, Some(StreamOp { kind: StreamOpKind::Hold(hold), .. }) if !hold.is_open())
+        matches!(next, Some(SimStreamOp { kind: StreamOpKind::Hold(hold), .. }) if !hold.is_open())
     }
 
     fn pick_toward(&self, point: Point) -> Option<StreamKey> {
@@ -116,7 +118,7 @@ impl SimState {
                     self.lock_shared().and_then(|_locked| self.run_group(device, group, begun));
                 match run {
                     Ok(RunOutcome::Blocked(begun)) => {
-                        return self.requeue(key, StreamOp { begun: Some(begun), ..op });
+                        return self.requeue(key, SimStreamOp { begun: Some(begun), ..op });
                     }
                     Ok(RunOutcome::Ended(time)) => Ok(time),
                     Err(error) => Err(error),
@@ -130,7 +132,7 @@ impl SimState {
                 let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, begun));
                 match run {
                     Ok(RunOutcome::Blocked(begun)) => {
-                        return self.requeue(key, StreamOp { begun: Some(begun), ..op });
+                        return self.requeue(key, SimStreamOp { begun: Some(begun), ..op });
                     }
                     Ok(RunOutcome::Ended(time)) => Ok(time),
                     Err(error) => Err(error),
@@ -286,7 +288,7 @@ impl SimState {
     fn run_group(
         &mut self,
         device: usize,
-        group: &Group,
+        group: &CallGroup,
         begun: Option<OpProgress>,
     ) -> Result<RunOutcome, RunError> {
         match begun {
@@ -302,7 +304,7 @@ impl SimState {
     }
 
     /// Puts an unfinished operation back.
-    fn requeue(&mut self, key: StreamKey, op: StreamOp) -> Option<HostFn> {
+    fn requeue(&mut self, key: StreamKey, op: SimStreamOp) -> Option<HostFn> {
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.queue.push_front(op);
         }

@@ -10,14 +10,14 @@ use crate::*;
 pub(crate) struct OwnedLaunch {
     pub(crate) op: &'static str,
     pub(crate) host: HostKernel,
-    pub(crate) operands: Vec<Operand>,
+    pub(crate) operands: Vec<LaunchOperand>,
     pub(crate) location: &'static Location<'static>,
     params: Vec<u128>,
     param_bytes: usize,
 }
 
 /// A footprint that outlives its call.
-pub(crate) struct Operand {
+pub(crate) struct LaunchOperand {
     pub(crate) ptr: u64,
     pub(crate) item_size: usize,
     pub(crate) sizes: SmallVec<[usize; 6]>,
@@ -28,7 +28,7 @@ pub(crate) struct Operand {
     pub(crate) hull: (i64, i64),
 }
 
-impl Operand {
+impl LaunchOperand {
     pub(crate) fn bytes(&self) -> usize {
         (self.hull.1 - self.hull.0) as usize
     }
@@ -43,7 +43,7 @@ impl OwnedLaunch {
     pub(crate) fn new(launch: &Launch<'_>) -> Self {
         let mut params = vec![0u128; launch.params.len().div_ceil(16)];
         bytemuck::cast_slice_mut(&mut params)[..launch.params.len()].copy_from_slice(launch.params);
-        let operands = launch.footprints.iter().map(|f| Operand {
+        let operands = launch.footprints.iter().map(|f| LaunchOperand {
             ptr: f.ptr.addr(),
             item_size: f.item_size,
             sizes: f.sizes.into(),

@@ -19,17 +19,17 @@ pub(crate) enum Image {
 /// A kernel as PTX declares it.
 pub(crate) struct PtxEntry {
     pub(crate) name: String,
-    pub(crate) params: Params,
+    pub(crate) params: ParamSizes,
 }
 
 /// The sizes of a kernel's parameters, in bytes. Empty if the kernel has none, or if its code is a
 /// cubin.
-type Params = Arc<[usize]>;
+type ParamSizes = Arc<[usize]>;
 
 pub(crate) struct FunctionState {
     pub(crate) device: usize,
     pub(crate) module: u64,
-    pub(crate) params: Params,
+    pub(crate) params: ParamSizes,
     /// Largest dynamic shared memory of a launch, in bytes.
     pub(crate) max_shared: u32,
 }

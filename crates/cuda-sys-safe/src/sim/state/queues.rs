@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::SimState;
-use super::streams::{StreamOp, StreamOpKind, StreamState};
+use super::streams::{SimStreamOp, StreamOpKind, StreamState};
 use super::work::{Label, Point, StreamKey};
 use crate::*;
 
@@ -42,7 +42,7 @@ impl SimState {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
         stream.enqueued += 1;
         let position = stream.enqueued;
-        stream.queue.push_back(StreamOp {
+        stream.queue.push_back(SimStreamOp {
             sequence,
             after: waits,
             issued,

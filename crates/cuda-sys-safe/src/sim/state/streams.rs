@@ -16,7 +16,7 @@ pub(crate) struct StreamState {
     pub(crate) device: usize,
     pub(crate) legacy: bool,
     pub(crate) flags: StreamFlags,
-    pub(crate) queue: VecDeque<StreamOp>,
+    pub(crate) queue: VecDeque<SimStreamOp>,
     pub(crate) enqueued: u64,
     pub(crate) done: u64,
     /// Virtual time at which the latest operation ended, in microseconds.
@@ -27,7 +27,7 @@ pub(crate) struct StreamState {
     pub(crate) capture: Option<u64>,
 }
 
-pub(crate) struct StreamOp {
+pub(crate) struct SimStreamOp {
     pub(crate) sequence: u64,
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) issued: f64,
@@ -95,7 +95,7 @@ impl StreamState {
     }
 }
 
-impl StreamOp {
+impl SimStreamOp {
     /// Returns `true` if the operation waits for another rank or process.
     pub(crate) fn is_blocked(&self) -> bool {
         self.waits_for_value() || self.blocked_on().is_some()

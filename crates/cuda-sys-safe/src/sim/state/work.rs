@@ -42,7 +42,7 @@ pub(crate) enum DeviceWork {
     Copy(CopyWork),
     Memset(MemsetWork),
     Kernel(Arc<OwnedLaunch>),
-    Group(Arc<Group>),
+    Group(Arc<CallGroup>),
 }
 
 impl DeviceWork {
@@ -90,7 +90,7 @@ pub(crate) struct MemsetWork {
 }
 
 /// Calls that begin together.
-pub(crate) struct Group {
+pub(crate) struct CallGroup {
     pub(crate) comm: u64,
     pub(crate) participant: Arc<Participant>,
     pub(crate) calls: Vec<Collective>,

@@ -17,7 +17,7 @@ const TOLERANCE_CHANGE: f64 = 1e-9;
 
 /// A point on the line.
 #[derive(Clone, Debug)]
-pub(super) struct Point {
+pub(super) struct SearchPoint {
     /// Distance from the origin, in units of the direction.
     pub(super) t: f64,
     pub(super) loss: f64,
@@ -27,7 +27,7 @@ pub(super) struct Point {
 }
 
 /// The parameters as a function of the distance along a direction.
-pub(super) struct Line<'a, F> {
+pub(super) struct SearchLine<'a, F> {
     optimizer: &'a LBFGS,
     closure: &'a mut F,
     /// Parameters at the origin.
@@ -35,7 +35,7 @@ pub(super) struct Line<'a, F> {
     d: &'a Tensor,
 }
 
-impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> Line<'a, F> {
+impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> SearchLine<'a, F> {
     /// Creates a line from the current parameters along `d`.
     #[track_caller]
     pub(super) fn new(optimizer: &'a LBFGS, closure: &'a mut F, d: &'a Tensor) -> Result<Self> {
@@ -46,7 +46,7 @@ impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> Line<'a, F> {
 
     /// Evaluates the closure at distance `t`, then moves the parameters back to the origin.
     #[track_caller]
-    fn evaluate(&mut self, t: f64) -> Result<Point> {
+    fn evaluate(&mut self, t: f64) -> Result<SearchPoint> {
         self.optimizer.move_along(self.d, t)?;
         let loss = self.optimizer.call(self.closure);
         for (param, start) in self.optimizer.group.params().iter().zip(&self.start) {
@@ -55,22 +55,22 @@ impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> Line<'a, F> {
         let loss = loss?.item::<f64>().of("step")?;
         let grad = self.optimizer.gather_flat_grad()?;
         let slope = dot(&grad, self.d)?;
-        Ok(Point { t, loss, grad, slope })
+        Ok(SearchPoint { t, loss, grad, slope })
     }
 }
 
 /// Returns the best point found within `max_ls` evaluations after the first, and the number of evaluations.
 #[track_caller]
 pub(super) fn strong_wolfe(
-    mut line: Line<'_, impl FnMut(&LBFGS) -> Result<Tensor>>,
-    origin: Point,
+    mut line: SearchLine<'_, impl FnMut(&LBFGS) -> Result<Tensor>>,
+    origin: SearchPoint,
     t: f64,
     max_ls: usize,
-) -> Result<(Point, usize)> {
+) -> Result<(SearchPoint, usize)> {
     let d_norm = largest(line.d)?;
     let (limit, slope) = (origin.loss, origin.slope);
-    let too_high = |point: &Point| point.loss > limit + C1 * point.t * slope;
-    let is_flat = |point: &Point| point.slope.abs() <= -C2 * slope;
+    let too_high = |point: &SearchPoint| point.loss > limit + C1 * point.t * slope;
+    let is_flat = |point: &SearchPoint| point.slope.abs() <= -C2 * slope;
 
     let mut new = line.evaluate(t)?;
     let mut extensions = 0;
@@ -135,7 +135,7 @@ pub(super) fn strong_wolfe(
 }
 
 /// Returns the index of the point with the lower loss.
-fn lower(bracket: &[Point; 2]) -> usize {
+fn lower(bracket: &[SearchPoint; 2]) -> usize {
     usize::from(bracket[0].loss > bracket[1].loss)
 }
 
@@ -145,7 +145,7 @@ fn ordered(a: f64, b: f64) -> (f64, f64) {
 
 /// Returns the minimum within `bounds` of the cubic polynomial with the losses and slopes of two points. The middle of
 /// the bounds if the polynomial has no minimum.
-fn cubic_interpolate(a: &Point, b: &Point, bounds: (f64, f64)) -> f64 {
+fn cubic_interpolate(a: &SearchPoint, b: &SearchPoint, bounds: (f64, f64)) -> f64 {
     let (x1, f1, g1) = (a.t, a.loss, a.slope);
     let (x2, f2, g2) = (b.t, b.loss, b.slope);
     let d1 = g1 + g2 - 3.0 * (f1 - f2) / (x1 - x2);

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use warpline::autograd::{ModeGuard, check_not_moved};
 use warpline::{Error, IntoOptions, Result, Tensor, cat};
 
-use self::line_search::{Line, Point, strong_wolfe};
+use self::line_search::{SearchLine, SearchPoint, strong_wolfe};
 use super::group::ParamGroup;
 use super::optimizer::Optimizer;
 use super::rule::Settings;
@@ -50,12 +50,12 @@ pub struct LBFGS {
     /// Number of iterations so far.
     n_iter: u64,
     /// `None` before the first iteration.
-    memory: Option<Memory>,
+    memory: Option<LBFGSMemory>,
 }
 
 /// The state that an iteration takes from the previous iteration. The names are those of PyTorch's state.
 #[derive(Clone, Debug)]
-struct Memory {
+struct LBFGSMemory {
     /// Direction of the last iteration.
     d: Tensor,
     /// Step length of the last iteration.
@@ -120,7 +120,7 @@ impl LBFGS {
             total_iter += 1;
             let mut now = match memory.take() {
                 Some(memory) => memory.advance(&flat_grad, loss, &options)?,
-                None => Memory::first(&flat_grad, loss, options.lr)?,
+                None => LBFGSMemory::first(&flat_grad, loss, options.lr)?,
             };
             let slope = dot(&flat_grad, &now.d)?;
             if slope > -options.tolerance_change {
@@ -129,8 +129,8 @@ impl LBFGS {
             }
             let mut evaluated = true;
             if options.line_search_fn.is_some() {
-                let line = Line::new(self, &mut closure, &now.d)?;
-                let origin = Point { t: 0.0, loss, grad: flat_grad.clone(), slope };
+                let line = SearchLine::new(self, &mut closure, &now.d)?;
+                let origin = SearchPoint { t: 0.0, loss, grad: flat_grad.clone(), slope };
                 let budget = max_eval.saturating_sub(evals);
                 let (end, count) = strong_wolfe(line, origin, now.t, budget)?;
                 (now.t, loss, flat_grad) = (end.t, end.loss, end.grad);
@@ -195,7 +195,7 @@ impl LBFGS {
     }
 }
 
-impl Memory {
+impl LBFGSMemory {
     /// Returns the state of the first iteration, whose direction is steepest descent.
     #[track_caller]
     fn first(flat_grad: &Tensor, loss: f64, lr: f64) -> Result<Self> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use warpline::{DType, Error, Result, Tensor, full};
 
-use super::{LBFGS, Memory};
+use super::{LBFGS, LBFGSMemory};
 use crate::called::Called;
 use crate::optim::OptimizerState;
 
@@ -72,7 +72,7 @@ pub(super) fn load(optimizer: &mut LBFGS, saved: &OptimizerState) -> Result<()> 
             let (dirs, stps) = (old_dirs.len(), old_stps.len());
             return invalid(format!("the state has {dirs} old_dirs and {stps} old_stps"));
         }
-        memory = Some(Memory {
+        memory = Some(LBFGSMemory {
             d: state.vector("d")?,
             t: state.number("t")?,
             old_dirs,

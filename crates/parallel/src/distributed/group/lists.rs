@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_kernels::collective::{self, CollectiveOp};
 
 use super::super::signature::Signature;
-use super::super::work::Tensors;
+use super::super::work::CallTensors;
 use super::super::{Result, Work};
 use super::ProcessGroup;
 
@@ -177,7 +177,7 @@ impl ProcessGroup {
         &self,
         (signature, async_op): (Signature, bool),
         (outputs, inputs): (&[Tensor], &[Tensor]),
-        keep: Tensors,
+        keep: CallTensors,
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let sends = inputs.iter().enumerate();

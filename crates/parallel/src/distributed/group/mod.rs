@@ -37,7 +37,7 @@ use warpline_stream::OpEvent;
 use super::flight_recorder::{CallState, FlightRecorder};
 use super::signature::Signature;
 use super::store::Deadline;
-use super::work::{CompletionPoint, Tensors};
+use super::work::{CallTensors, CompletionPoint};
 use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
@@ -60,13 +60,13 @@ pub use pairs::P2p;
 /// Clones share the group. After the last clone is dropped, the group finishes its work in the background and ends.
 /// Wait for the work before the process ends.
 #[derive(Clone)]
-pub struct ProcessGroup(Arc<Handle>);
+pub struct ProcessGroup(Arc<GroupHandle>);
 
 /// The state that the user's handles share. Dropping the last handle stops the watchdog.
 #[derive(Debug)]
-struct Handle(Arc<GroupShared>);
+struct GroupHandle(Arc<GroupShared>);
 
-impl Drop for Handle {
+impl Drop for GroupHandle {
     fn drop(&mut self) {
         self.0.wake(|requests| requests.stop = true);
     }
@@ -220,7 +220,7 @@ impl ProcessGroup {
             reason: format!("its watchdog cannot be started: {error}"),
             missing: Vec::new(),
         })?;
-        Ok(Self(Arc::new(Handle(shared))))
+        Ok(Self(Arc::new(GroupHandle(shared))))
     }
 
     pub(super) fn shared(&self) -> &Arc<GroupShared> {
@@ -287,7 +287,7 @@ impl ProcessGroup {
         &self,
         (signature, async_op): (Signature, bool),
         location: &'static Location<'static>,
-        keep: Tensors,
+        keep: CallTensors,
         enqueue: impl FnOnce(Target<'_>, TrackedCommunicator<'_>) -> Result<()>,
     ) -> Result<Work> {
         let shared = self.shared();

@@ -15,7 +15,7 @@ use warpline_runtime::{CallNames, CollectiveWatcher, Completion};
 use super::super::GroupError;
 use super::super::flight_recorder::CallState;
 use super::super::signature::Signature;
-use super::{Handle, is_nccl_error, last_op_event};
+use super::{GroupHandle, is_nccl_error, last_op_event};
 
 const NAME: &str = "replay";
 
@@ -32,7 +32,7 @@ fn replay_error(error: Error, location: &'static Location<'static>) -> Error {
     }
 }
 
-impl CollectiveWatcher for Handle {
+impl CollectiveWatcher for GroupHandle {
     fn replay(
         &self,
         calls: &CallNames,

@@ -29,13 +29,13 @@ impl Deadline {
 
     /// Runs `f`. Calls without a timeout that `f` makes to this module's stores end at this deadline.
     pub(in crate::distributed) fn bound<R>(self, f: impl FnOnce() -> R) -> R {
-        struct Restore(Deadline);
-        impl Drop for Restore {
+        struct RestoreDeadline(Deadline);
+        impl Drop for RestoreDeadline {
             fn drop(&mut self) {
                 CALLS.set(self.0);
             }
         }
-        let _restore = Restore(CALLS.replace(self));
+        let _restore = RestoreDeadline(CALLS.replace(self));
         f()
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::deadline::Deadline;
-use super::values::Values;
+use super::values::StoreValues;
 use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 
 /// The first bytes of the file.
@@ -33,7 +33,7 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub struct FileStore {
     path: PathBuf,
     /// `None` while a thread uses the log.
-    log: Mutex<Option<Log>>,
+    log: Mutex<Option<StoreLog>>,
     /// Notified when the log is put back.
     free: Condvar,
 }
@@ -43,9 +43,9 @@ type LogRecord<'a> = (u8, &'a str, &'a [u8]);
 
 /// The file, and the values of the records in its first `read` bytes.
 #[derive(Debug)]
-struct Log {
+struct StoreLog {
     file: File,
-    values: Values,
+    values: StoreValues,
     read: u64,
 }
 
@@ -63,7 +63,7 @@ impl FileStore {
         if !is_file {
             return Err(file_error("open", &path, &not_a_store("a directory or device")));
         }
-        let log = Some(Log { file, values: Values::default(), read: 0 });
+        let log = Some(StoreLog { file, values: StoreValues::default(), read: 0 });
         let store = Self { path, log: Mutex::new(log), free: Condvar::new() };
         store.locked("open", |_| Ok(()))?;
         Ok(store)
@@ -76,7 +76,7 @@ impl FileStore {
     }
 
     /// Takes the log for this thread. Returns `None` if other threads use the log until the deadline.
-    fn take_log(&self, deadline: Deadline) -> Option<Log> {
+    fn take_log(&self, deadline: Deadline) -> Option<StoreLog> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = deadline.left().min(Duration::from_secs(3600));
@@ -92,7 +92,7 @@ impl FileStore {
         &self,
         op: &'static str,
         deadline: Deadline,
-        f: impl FnOnce(&mut Log) -> StoreResult<R>,
+        f: impl FnOnce(&mut StoreLog) -> StoreResult<R>,
     ) -> StoreResult<Option<R>> {
         let Some(mut log) = self.take_log(deadline) else { return Ok(None) };
         let fail = |error| file_error(op, &self.path, &error);
@@ -112,7 +112,7 @@ impl FileStore {
     fn locked<R>(
         &self,
         op: &'static str,
-        f: impl FnOnce(&mut Log) -> StoreResult<R>,
+        f: impl FnOnce(&mut StoreLog) -> StoreResult<R>,
     ) -> StoreResult<R> {
         let done = self.locked_until(op, Deadline::of_call(), f)?;
         let reason = "another thread or process did not release its lock in time";
@@ -120,7 +120,12 @@ impl FileStore {
         done.ok_or_else(busy)
     }
 
-    fn append(&self, op: &'static str, log: &mut Log, record: LogRecord<'_>) -> StoreResult<()> {
+    fn append(
+        &self,
+        op: &'static str,
+        log: &mut StoreLog,
+        record: LogRecord<'_>,
+    ) -> StoreResult<()> {
         let (kind, key, value) = record;
         if kind == SET {
             log.values.check_capacity(op, key, value)?;
@@ -131,7 +136,7 @@ impl FileStore {
     fn wait_until<R>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
-        found: impl Fn(&Log) -> Option<R>,
+        found: impl Fn(&StoreLog) -> Option<R>,
     ) -> StoreResult<R> {
         let deadline = Deadline::after(timeout);
         loop {
@@ -153,7 +158,7 @@ fn file_error(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
     StoreError::File { op, path: path.display().to_string(), reason: error.to_string() }
 }
 
-impl Log {
+impl StoreLog {
     /// Locks the file. Returns `false` if another process holds the lock until the deadline.
     fn try_lock(&self, deadline: Deadline) -> io::Result<bool> {
         loop {

@@ -4,24 +4,24 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::StoreResult;
-use super::values::Values;
+use super::values::StoreValues;
 
-/// [`Values`] behind a lock, with a condition variable for their changes.
+/// [`StoreValues`] behind a lock, with a condition variable for their changes.
 #[derive(Debug, Default)]
 pub(super) struct SharedValues {
-    values: Mutex<Values>,
+    values: Mutex<StoreValues>,
     changed: Condvar,
 }
 
 impl SharedValues {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Values> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, StoreValues> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `change` on the values, then wakes the waiting threads.
     pub(super) fn change<R>(
         &self,
-        change: impl FnOnce(&mut Values) -> StoreResult<R>,
+        change: impl FnOnce(&mut StoreValues) -> StoreResult<R>,
     ) -> StoreResult<R> {
         let result = change(&mut self.lock());
         self.changed.notify_all();
@@ -33,7 +33,7 @@ impl SharedValues {
         &self,
         keys: &[&str],
         timeout: Duration,
-    ) -> Option<MutexGuard<'_, Values>> {
+    ) -> Option<MutexGuard<'_, StoreValues>> {
         // A timeout beyond the range of the clock means no timeout.
         let deadline = Instant::now().checked_add(timeout);
         let mut values = self.lock();

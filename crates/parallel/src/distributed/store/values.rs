@@ -10,7 +10,7 @@ const PER_KEY: usize = 128;
 
 /// The keys and values of one store.
 #[derive(Debug, Default)]
-pub(super) struct Values {
+pub(super) struct StoreValues {
     map: HashMap<String, Arc<[u8]>>,
     /// Size of all entries.
     bytes: usize,
@@ -24,7 +24,7 @@ fn stored_size(key: &str, value: &[u8]) -> usize {
     PER_KEY + key.len() + value.len()
 }
 
-impl Values {
+impl StoreValues {
     pub(super) fn get(&self, key: &str) -> Option<&Arc<[u8]>> {
         self.map.get(key)
     }

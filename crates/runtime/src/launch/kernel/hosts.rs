@@ -11,12 +11,12 @@ use crate::DType;
 /// the program that computes the same. [`hosts!`](crate::hosts) makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts<P> {
-    pub(super) by_dtype: [Option<Host>; DTYPES],
+    pub(super) by_dtype: [Option<HostVariant>; DTYPES],
     params: PhantomData<fn(&P)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Host {
+pub(super) struct HostVariant {
     pub(super) variant: &'static str,
     pub(super) host: HostKernel,
 }
@@ -39,7 +39,7 @@ impl<P> Hosts<P> {
         _typed: unsafe fn(&HostLaunch<'_>, &P),
         host: HostKernel,
     ) -> Self {
-        self.by_dtype[dtype as usize] = Some(Host { variant, host });
+        self.by_dtype[dtype as usize] = Some(HostVariant { variant, host });
         self
     }
 
@@ -62,8 +62,8 @@ impl<P> Hosts<P> {
     pub const fn in_variant(mut self, variant: &'static str) -> Self {
         let mut dtype = 0;
         while dtype < DTYPES {
-            if let Some(Host { host, .. }) = self.by_dtype[dtype] {
-                self.by_dtype[dtype] = Some(Host { variant, host });
+            if let Some(HostVariant { host, .. }) = self.by_dtype[dtype] {
+                self.by_dtype[dtype] = Some(HostVariant { variant, host });
             }
             dtype += 1;
         }
@@ -89,10 +89,10 @@ impl<P> Hosts<P> {
     /// If there is no CPU implementation for `dtype`. In a `static` this is a compile error.
     #[must_use]
     pub const fn with_variant(mut self, dtype: DType, variant: &'static str) -> Self {
-        let Some(Host { host, .. }) = self.by_dtype[dtype as usize] else {
+        let Some(HostVariant { host, .. }) = self.by_dtype[dtype as usize] else {
             panic!("there is no host function for this dtype")
         };
-        self.by_dtype[dtype as usize] = Some(Host { variant, host });
+        self.by_dtype[dtype as usize] = Some(HostVariant { variant, host });
         self
     }
 }

@@ -53,7 +53,7 @@ use crate::module::{CudaType, Program};
 use crate::{CudaDevice, DType, ErrorKind, Operand, Result, Site};
 
 pub use grid::Grid;
-use hosts::Host;
+use hosts::HostVariant;
 pub use hosts::Hosts;
 
 /// Number of dtypes.
@@ -195,7 +195,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         let mut variants = [None; DTYPES];
         let mut dtype = 0;
         while dtype < DTYPES {
-            if let Some(Host { variant, host }) = hosts.by_dtype[dtype] {
+            if let Some(HostVariant { variant, host }) = hosts.by_dtype[dtype] {
                 let Some(number) = program.variant_number(variant) else {
                     panic!("the program lacks a variant that the host functions name")
                 };

@@ -50,11 +50,11 @@ const REPLY_GRACE: Duration = Duration::from_millis(500);
 pub struct TcpStore {
     /// Address in error messages.
     address: String,
-    endpoint: Endpoint,
+    endpoint: StoreEndpoint,
 }
 
 #[derive(Debug)]
-enum Endpoint {
+enum StoreEndpoint {
     Host(Server),
     Client(Client),
 }
@@ -99,7 +99,7 @@ impl TcpStore {
             address: display_addresses(&addresses),
             reason: error.to_string(),
         })?;
-        Ok(Self { address: server.address().to_string(), endpoint: Endpoint::Host(server) })
+        Ok(Self { address: server.address().to_string(), endpoint: StoreEndpoint::Host(server) })
     }
 
     /// Connects to a store without a secret at a loopback address. Retries until `timeout`, because the store may be
@@ -133,7 +133,7 @@ impl TcpStore {
         match client::retry(address, secret, Deadline::after(timeout), check)? {
             Ok(client) => Ok(Self {
                 address: display_addresses(client.addresses()),
-                endpoint: Endpoint::Client(client),
+                endpoint: StoreEndpoint::Client(client),
             }),
             Err((addresses, failed)) => {
                 let address = display_addresses(&addresses);
@@ -154,23 +154,23 @@ impl TcpStore {
     #[must_use]
     pub fn port(&self) -> u16 {
         match &self.endpoint {
-            Endpoint::Host(server) => server.address().port(),
-            Endpoint::Client(client) => client.addresses().first().map_or(0, SocketAddr::port),
+            StoreEndpoint::Host(server) => server.address().port(),
+            StoreEndpoint::Client(client) => client.addresses().first().map_or(0, SocketAddr::port),
         }
     }
 
     /// Returns `true` if this process hosts the store.
     #[must_use]
     pub fn is_host(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Host(_))
+        matches!(self.endpoint, StoreEndpoint::Host(_))
     }
 
     /// Returns the number of open connections of the server. 0 if another process hosts the store.
     #[must_use]
     pub fn connections(&self) -> usize {
         match &self.endpoint {
-            Endpoint::Host(server) => server.connections(),
-            Endpoint::Client(_) => 0,
+            StoreEndpoint::Host(server) => server.connections(),
+            StoreEndpoint::Client(_) => 0,
         }
     }
 
@@ -182,8 +182,10 @@ impl TcpStore {
         deadline: Deadline,
     ) -> StoreResult<Option<StoreReply>> {
         let reply = match &self.endpoint {
-            Endpoint::Host(server) => server.answer(request, deadline).map_err(ConnectError::Io),
-            Endpoint::Client(client) => client.request(request, deadline),
+            StoreEndpoint::Host(server) => {
+                server.answer(request, deadline).map_err(ConnectError::Io)
+            }
+            StoreEndpoint::Client(client) => client.request(request, deadline),
         };
         let address = || self.address.clone();
         match reply {

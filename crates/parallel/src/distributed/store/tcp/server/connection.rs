@@ -50,14 +50,14 @@ pub(super) enum TurnOutcome {
 }
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     pub(super) stream: TcpStream,
     phase: ConnectionPhase,
     input: Vec<u8>,
     output: SendBuffer,
 }
 
-impl Connection {
+impl ClientConnection {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,

@@ -12,11 +12,11 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use super::super::super::secret::Secret;
-use super::super::super::values::Values;
+use super::super::super::values::StoreValues;
 use super::super::super::{StoreError, StoreResult};
 use super::super::wire::{StoreReply, StoreRequest};
-use super::connection::{Connection, TurnOutcome};
-use super::peers::{MAX_UNAUTHENTICATED, Peers};
+use super::connection::{ClientConnection, TurnOutcome};
+use super::peers::{MAX_UNAUTHENTICATED, StorePeers};
 use super::waits::{KeyWait, Waits};
 
 /// Largest number of connections accepted in one iteration. Smaller than [`MAX_UNAUTHENTICATED`], so that the greeting
@@ -34,7 +34,7 @@ pub(super) const WAKER: Token = Token(usize::MAX - 1);
 
 /// A command of the server's own process to the thread.
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum ServerCommand {
     Ask { message: Vec<u8>, reply: Sender<StoreReply> },
     Stop,
 }
@@ -42,7 +42,7 @@ pub(super) enum Command {
 /// The destination of replies.
 #[derive(Debug)]
 enum ReplySink {
-    Socket(Connection),
+    Socket(ClientConnection),
     Local(Sender<StoreReply>),
 }
 
@@ -51,7 +51,7 @@ enum ReplySink {
 struct ClientState {
     sink: ReplySink,
     /// Time at which the connection is closed or its wait ends, and the identifier of that limit ([`WAIT_LIMIT`] or
-    /// [`Connection::limit`]).
+    /// [`ClientConnection::limit`]).
     deadline: Option<(u8, Instant)>,
     /// Whether the connection is in [`EventLoop::ready`].
     queued: bool,
@@ -59,20 +59,20 @@ struct ClientState {
     buffered: usize,
 }
 
-/// Identifier of the time limit of a wait. [`Connection::limit`] returns the other identifiers.
+/// Identifier of the time limit of a wait. [`ClientConnection::limit`] returns the other identifiers.
 const WAIT_LIMIT: u8 = u8::MAX;
 
 #[derive(Debug)]
 pub(super) struct EventLoop {
     poll: Poll,
     listener: TcpListener,
-    commands: Receiver<Command>,
+    commands: Receiver<ServerCommand>,
     secret: Option<Secret>,
-    values: Values,
+    values: StoreValues,
     waits: Waits,
     clients: HashMap<usize, ClientState>,
     next_id: usize,
-    peers: Peers,
+    peers: StorePeers,
     deadlines: BTreeSet<(Instant, usize)>,
     ready: VecDeque<usize>,
     /// Total of [`ClientState::buffered`], in bytes.
@@ -86,7 +86,7 @@ impl EventLoop {
     pub(super) fn new(
         poll: Poll,
         mut listener: TcpListener,
-        commands: Receiver<Command>,
+        commands: Receiver<ServerCommand>,
         secret: Option<Secret>,
         open: Arc<AtomicUsize>,
     ) -> io::Result<Self> {
@@ -96,11 +96,11 @@ impl EventLoop {
             listener,
             commands,
             secret,
-            values: Values::default(),
+            values: StoreValues::default(),
             waits: Waits::default(),
             clients: HashMap::new(),
             next_id: 0,
-            peers: Peers::default(),
+            peers: StorePeers::default(),
             deadlines: BTreeSet::new(),
             ready: VecDeque::new(),
             buffered: 0,
@@ -163,12 +163,12 @@ impl EventLoop {
     fn run_commands(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Ask { message, reply }) => {
+                Ok(ServerCommand::Ask { message, reply }) => {
                     let id = self.add(ReplySink::Local(reply));
                     self.handle(id, &message);
                 }
                 Err(TryRecvError::Empty) => return true,
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Ok(ServerCommand::Stop) | Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
@@ -212,7 +212,7 @@ impl EventLoop {
         if stream.set_nodelay(true).and(registered).is_err() {
             return;
         }
-        let id = self.add(ReplySink::Socket(Connection::new(stream)));
+        let id = self.add(ReplySink::Socket(ClientConnection::new(stream)));
         self.open.fetch_add(1, Ordering::Relaxed);
         self.peers.add_unauthenticated(id, peer);
         self.set_limit(id);

@@ -25,13 +25,13 @@ use mio::{Poll, Waker};
 use super::super::deadline::Deadline;
 use super::super::secret::Secret;
 use super::wire::{StoreReply, StoreRequest};
-use event_loop::{Command, EventLoop, WAKER};
+use event_loop::{EventLoop, ServerCommand, WAKER};
 
 /// A server with its own thread. Dropping the server ends the thread.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
-    commands: Sender<Command>,
+    commands: Sender<ServerCommand>,
     waker: Waker,
     /// Number of open connections.
     open: Arc<AtomicUsize>,
@@ -81,7 +81,7 @@ impl Server {
     ) -> io::Result<StoreReply> {
         let (reply, replied) = channel();
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "its server has ended");
-        let command = Command::Ask { message: request.encode(), reply };
+        let command = ServerCommand::Ask { message: request.encode(), reply };
         self.commands.send(command).map_err(|_| ended())?;
         self.waker.wake()?;
         replied.recv_timeout(deadline.left()).map_err(|error| match error {
@@ -93,7 +93,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let stopping = self.commands.send(Command::Stop).is_ok() && self.waker.wake().is_ok();
+        let stopping = self.commands.send(ServerCommand::Stop).is_ok() && self.waker.wake().is_ok();
         // Do not join a thread that could not be woken. It ends with the process.
         if let Some(thread) = self.thread.take().filter(|_| stopping) {
             let _ = thread.join();

@@ -12,7 +12,7 @@ const MAX_PER_ADDRESS: usize = MAX_CLIENTS / 2;
 pub(super) const MAX_UNAUTHENTICATED: usize = 128;
 
 #[derive(Debug, Default)]
-pub(super) struct Peers {
+pub(super) struct StorePeers {
     /// Connections without a proof of the secret, oldest first.
     unauthenticated: BTreeMap<usize, IpAddr>,
     /// Connections that have proven that they know the secret.
@@ -21,7 +21,7 @@ pub(super) struct Peers {
     counts: HashMap<IpAddr, usize>,
 }
 
-impl Peers {
+impl StorePeers {
     pub(super) fn add_unauthenticated(&mut self, id: usize, address: IpAddr) {
         self.unauthenticated.insert(id, address.to_canonical());
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_address_uses_at_most_half_of_the_slots() {
-        let mut peers = Peers::default();
+        let mut peers = StorePeers::default();
         let mut accepted = |id: usize, last| {
             peers.add_unauthenticated(id, address(last));
             let accepted = peers.authenticate(id);
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_oldest_connection_of_the_busiest_address_is_evicted() {
-        let mut peers = Peers::default();
+        let mut peers = StorePeers::default();
         assert_eq!(peers.unauthenticated_to_evict(), None);
         for (id, last) in [1, 2, 3, 2, 3].into_iter().enumerate() {
             peers.add_unauthenticated(id, address(last));

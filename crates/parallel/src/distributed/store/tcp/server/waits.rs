@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::super::super::values::Values;
+use super::super::super::values::StoreValues;
 use super::super::wire::StoreReply;
 
 /// The keys that a client waits for.
@@ -28,7 +28,7 @@ impl KeyWait {
 
     /// Returns the reply if all keys are set. Otherwise moves `at` to a missing key. The search begins at `at`, so that
     /// repeated calls do not check the earlier keys again.
-    fn reply(&mut self, values: &Values) -> Option<StoreReply> {
+    fn reply(&mut self, values: &StoreValues) -> Option<StoreReply> {
         let count = self.keys.len();
         let mut order = (0..count).map(|step| (self.at + step) % count);
         match order.find(|index| !values.contains(&self.keys[*index])) {
@@ -55,7 +55,7 @@ impl Waits {
         &mut self,
         id: usize,
         mut wait: KeyWait,
-        values: &Values,
+        values: &StoreValues,
     ) -> Option<StoreReply> {
         let reply = wait.reply(values);
         if reply.is_none() {
@@ -66,7 +66,7 @@ impl Waits {
     }
 
     /// Ends the waits that are complete after `key` has been set. Returns their replies.
-    pub(super) fn set(&mut self, key: &str, values: &Values) -> Vec<(usize, StoreReply)> {
+    pub(super) fn set(&mut self, key: &str, values: &StoreValues) -> Vec<(usize, StoreReply)> {
         let mut done = Vec::new();
         for id in self.by_key.remove(key).unwrap_or_default() {
             let Some(mut wait) = self.waits.remove(&id) else { continue };
@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn a_wait_ends_when_all_its_keys_are_set_at_once() {
-        let (mut waits, mut values) = (Waits::default(), Values::default());
-        let set = |waits: &mut Waits, values: &mut Values, key: &str| {
+        let (mut waits, mut values) = (Waits::default(), StoreValues::default());
+        let set = |waits: &mut Waits, values: &mut StoreValues, key: &str| {
             values.set("set", key, b"").unwrap();
             waits.set(key, values)
         };
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn waits_that_end_leave_nothing_behind() {
-        let (mut waits, values) = (Waits::default(), Values::default());
+        let (mut waits, values) = (Waits::default(), StoreValues::default());
         for id in 0..10 {
             assert_eq!(waits.begin(id, wait(&["never"]), &values), None);
             assert!(waits.contains(id) && waits.end(id));
