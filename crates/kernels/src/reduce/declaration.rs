@@ -159,7 +159,7 @@ macro_rules! reductions {
 
             use $crate::reduce::declaration::reductions;
             #[allow(unused_imports)] // by declarations without extremes
-            use $crate::reduce::fold::{Arg, Fold, Ordered, ReduceElement};
+            use $crate::reduce::fold::{Arg, Fold, ReduceElement};
 
             $($(reductions! { @fold $op $cpu })*)*
         }
