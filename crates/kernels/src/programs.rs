@@ -13,11 +13,20 @@ pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
 }
 
 /// A variant for each dtype except bool.
-pub(crate) const NUMBERS: &[&str] = DType::SUFFIXES.split_at(1).1;
+pub(crate) const NUMBERS: &[&str] = DType::suffixes(DType::U8, DType::F64);
 /// A variant for each floating-point dtype.
-pub(crate) const FLOATS: &[&str] = DType::SUFFIXES.split_at(DType::F16 as usize).1;
+pub(crate) const FLOATS: &[&str] = DType::suffixes(DType::F16, DType::F64);
 /// A variant for each half-width floating-point dtype.
 pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
+/// A variant for each dtype except bool and `int8`, whose bytes are tested against zero as those of
+/// `uint8` are.
+pub(crate) const TRUTHS: [&str; 1 + WIDER.len()] = {
+    let mut variants = [DType::U8.suffix(); 1 + WIDER.len()];
+    variants.split_at_mut(1).1.copy_from_slice(WIDER);
+    variants
+};
+/// A variant for each dtype of more than one byte.
+const WIDER: &[&str] = DType::suffixes(DType::I16, DType::F64);
 /// A variant for each element size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 
@@ -204,5 +213,6 @@ mod tests {
     fn sizes_have_their_variant() {
         assert_eq!([1, 2, 4, 8].map(bits), ["u8", "u16", "u32", "u64"]);
         assert_eq!((NUMBERS[0], FLOATS[0]), ("u8", "f16"));
+        assert_eq!(TRUTHS, ["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]);
     }
 }

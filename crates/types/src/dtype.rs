@@ -82,6 +82,28 @@ impl DType {
         suffixes
     };
 
+    /// Returns the suffixes of the dtypes from `first` to `last`, both included, in the order of [`DType::ALL`].
+    ///
+    /// ```
+    /// # use warpline_types::DType;
+    /// const FLOATS: &[&str] = DType::suffixes(DType::F16, DType::F64);
+    /// assert_eq!(FLOATS, ["f16", "bf16", "f32", "f64"]);
+    /// ```
+    ///
+    /// # Panics
+    /// If `last` is declared before `first`. In a constant this is a compile error.
+    #[must_use]
+    pub const fn suffixes(first: Self, last: Self) -> &'static [&'static str] {
+        let (upto_last, _) = Self::SUFFIXES.split_at(last as usize + 1);
+        upto_last.split_at(first as usize).1
+    }
+
+    /// Returns `true` for the dtypes from `first` to `last`, both included, in the order of [`DType::ALL`].
+    #[must_use]
+    pub const fn is_between(self, first: Self, last: Self) -> bool {
+        first as u64 <= self as u64 && self as u64 <= last as u64
+    }
+
     /// Returns PyTorch's name of the dtype without the `torch.`, such as `float32`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -158,12 +158,11 @@ pub const TO_FLOATS: DTypes = DTypes { converts: true, ..FLOATS };
 
 impl DTypes {
     pub(super) const fn variants(self) -> &'static [&'static str] {
-        let (_, from) = DType::SUFFIXES.split_at(self.first as usize);
-        from.split_at(self.last as usize - self.first as usize + 1).0
+        DType::suffixes(self.first, self.last)
     }
 
     pub(super) const fn contains(self, dtype: DType) -> bool {
-        self.first as u64 <= dtype as u64 && dtype as u64 <= self.last as u64
+        dtype.is_between(self.first, self.last)
     }
 }
 

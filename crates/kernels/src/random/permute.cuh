@@ -1,20 +1,5 @@
 // Random permutation: indices sorted by random keys.
 
-// Pairs that one block sorts in shared memory.
-#define TILE 2048
-
-__device__ __forceinline__ bool less(Pair a, Pair b) {
-    return a.key < b.key || (a.key == b.key && a.index < b.index);
-}
-
-__device__ __forceinline__ void exchange(Pair &a, Pair &b, bool ascending) {
-    if (less(b, a) == ascending) {
-        Pair t = a;
-        a = b;
-        b = t;
-    }
-}
-
 // Draws PyTorch's keys: any but the last value of 32 or 64 bits. Only the lowest `bits` bits count.
 // PyTorch offsets the keys to signed integers, and its signed sort cancels the offset.
 extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
@@ -33,43 +18,6 @@ extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, cons
         }
     }
     for (u64 i = p.n + thread; i < p.pairs; i += p.threads) pairs[i] = {~0ull, ~0ull};
-}
-
-// Runs all stages up to size `TILE`, which sort each tile.
-extern "C" __global__ __launch_bounds__(1024) void permute_sort(Pair *pairs, const __grid_constant__ Permutation p) {
-    __shared__ Pair tile[TILE];
-    u64 base = (u64)blockIdx.x * TILE;
-    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) tile[i] = pairs[base + i];
-    for (u32 size = 2; size <= TILE; size *= 2) {
-        for (u32 distance = size / 2; distance > 0; distance /= 2) {
-            __syncthreads();
-            u32 low = 2 * threadIdx.x - (threadIdx.x & (distance - 1));
-            exchange(tile[low], tile[low + distance], ((base + low) & size) == 0);
-        }
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
-}
-
-// Runs one step of a stage, over a distance of at least a tile.
-extern "C" __global__ __launch_bounds__(256) void permute_step(Pair *pairs, const __grid_constant__ Permutation p) {
-    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    u64 low = 2 * thread - (thread & (p.distance - 1));
-    exchange(pairs[low], pairs[low + p.distance], (low & p.size) == 0);
-}
-
-// Runs the remaining steps of a stage, over distances below a tile.
-extern "C" __global__ __launch_bounds__(1024) void permute_merge(Pair *pairs, const __grid_constant__ Permutation p) {
-    __shared__ Pair tile[TILE];
-    u64 base = (u64)blockIdx.x * TILE;
-    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) tile[i] = pairs[base + i];
-    for (u32 distance = TILE / 2; distance > 0; distance /= 2) {
-        __syncthreads();
-        u32 low = 2 * threadIdx.x - (threadIdx.x & (distance - 1));
-        exchange(tile[low], tile[low + distance], ((base + low) & p.size) == 0);
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
 }
 
 // Shuffles pairs with equal keys, which sorting leaves in the order of their indices. The thread of

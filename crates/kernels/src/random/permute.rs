@@ -14,6 +14,7 @@ use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
 use crate::programs::{committed, kernels};
+use crate::sort::{Pair, TILE, sort_pairs};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
@@ -26,9 +27,6 @@ use warpline_runtime::{cuda_struct, dispatch, hosts};
 
 const OP: &str = "randperm";
 
-/// Pairs that one block sorts in shared memory, with half as many threads.
-const TILE: u64 = 2048;
-
 // SAFETY, for all kernels: `on_cuda` makes all `Permutation`s, with the number of pairs of the
 // launch, and with the size and the order of the result. Each pair, each run of equal keys, and each
 // element of the result belongs to one thread. The kernels read the state only if the `Permutation`
@@ -38,9 +36,6 @@ kernels! {
         base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
     } => {
         unsafe KEYS: Kernel<Permutation, 2> = "keys", hosts!(any keys);
-        unsafe SORT: Kernel<Permutation, 1> = "sort", hosts!(any sort_tiles);
-        unsafe STEP: Kernel<Permutation, 1> = "step", hosts!(any step);
-        unsafe MERGE: Kernel<Permutation, 1> = "merge", hosts!(any merge);
         unsafe TIES: Kernel<Permutation, 2> = "ties", hosts!(any ties);
         unsafe WRITE: Kernel<Permutation, 2> =
             "write", hosts!(all T => write::<T>).in_variant(""), selected_by 1;
@@ -54,19 +49,8 @@ cuda_struct! {
         place: Place,
         threads: u64,
         bits: u64,
-        size: u64,
-        distance: u64,
         dtype: u64,
         order: Walk<1>,
-    }
-}
-
-cuda_struct! {
-    /// A key and its index. Pairs are ordered by key, then by index.
-    #[derive(PartialEq, Eq, PartialOrd, Ord)]
-    struct Pair {
-        key: u64,
-        index: u64,
     }
 }
 
@@ -132,7 +116,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
 fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_>) -> Result<()> {
     const THREADS: u32 = BLOCK as u32;
     let n = out.numel();
-    let count = n.next_power_of_two().max(TILE as usize);
+    let count = n.next_power_of_two().max(TILE);
     let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
     let layout = Layout::contiguous(&[count * 2])?;
     let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
@@ -143,37 +127,20 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     // same order.
     let target = Target::Cuda(runtime, device, stream);
     let mut sequence = Sequence::of(target, device);
-    let count = count as u64;
     let mut params = Permutation {
         n: n as u64,
-        pairs: count,
+        pairs: count as u64,
         place: sequence.advance(values),
         threads: blocks * BLOCK,
         bits: key_bits(n as f64),
-        size: 0,
-        distance: 0,
         dtype: out.dtype as u64,
         order,
     };
-    let (groups, tiles) =
-        (Grid::cover(n, THREADS), Grid::linear((count / TILE) as usize, TILE as u32 / 2));
+    let groups = Grid::cover(n, THREADS);
     let state_layout = sequence.state_layout()?;
     let operands = [pairs.write(), sequence.state(&state_layout, &storage)];
     KEYS.launch(target, OP, &operands, &params, Grid::linear(blocks as usize, THREADS))?;
-    let both = [pairs.read_write()];
-    SORT.launch(target, OP, &both, &params, tiles)?;
-    let mut size = TILE * 2;
-    while size <= count {
-        params.size = size;
-        params.distance = size / 2;
-        while params.distance >= TILE {
-            let grid = Grid::cover((count / 2) as usize, THREADS);
-            STEP.launch(target, OP, &both, &params, grid)?;
-            params.distance /= 2;
-        }
-        MERGE.launch(target, OP, &both, &params, tiles)?;
-        size *= 2;
-    }
+    sort_pairs(target, OP, pairs, count)?;
     params.place = sequence.advance(n as u64);
     let with_state = [pairs.read_write(), sequence.state(&state_layout, &storage)];
     TIES.launch(target, OP, &with_state, &params, groups)?;
@@ -211,65 +178,6 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
         // SAFETY: there are `pairs` pairs, and this loop runs on one thread.
         unsafe { out.write(index as isize, Pair { key: u64::MAX, index: u64::MAX }) };
     }
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
-/// `p.pairs` pairs.
-unsafe fn sort_tiles(launch: &HostLaunch<'_>, p: &Permutation) {
-    // SAFETY: the caller guarantees `p.pairs` pairs.
-    unsafe { tiles(launch, p, TILE) }
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
-/// `p.pairs` pairs.
-unsafe fn merge(launch: &HostLaunch<'_>, p: &Permutation) {
-    // SAFETY: the caller guarantees `p.pairs` pairs.
-    unsafe { tiles(launch, p, p.size) }
-}
-
-/// Sorts each tile, in descending order if the bit `size` of its position is set.
-///
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
-/// `p.pairs` pairs.
-unsafe fn tiles(launch: &HostLaunch<'_>, p: &Permutation, size: u64) {
-    let data = SharedPtr::<Pair>::operand(launch, 0);
-    host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
-        for tile in range {
-            let first = tile * TILE as usize;
-            // SAFETY: `pairs` is a multiple of [`TILE`], and each tile belongs to one thread.
-            let tile =
-                unsafe { std::slice::from_raw_parts_mut({ data }.0.add(first), TILE as usize) };
-            tile.sort_unstable();
-            if first as u64 & size != 0 {
-                tile.reverse();
-            }
-        }
-    });
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand consists of
-/// `p.pairs` pairs.
-unsafe fn step(launch: &HostLaunch<'_>, p: &Permutation) {
-    let data = SharedPtr::<Pair>::operand(launch, 0);
-    host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
-        for thread in range {
-            let low = 2 * thread as u64 - (thread as u64 & (p.distance - 1));
-            let (i, j) = (low as isize, (low + p.distance) as isize);
-            // SAFETY: `i` and `j` are less than `pairs`, and no other thread has the same `i` or
-            // `j`.
-            unsafe {
-                let (a, b) = (data.read(i), data.read(j));
-                if (b < a) == (low & p.size == 0) {
-                    data.write(i, b);
-                    data.write(j, a);
-                }
-            }
-        }
-    });
 }
 
 /// # Safety

@@ -159,7 +159,7 @@ macro_rules! reductions {
 
             use $crate::reduce::declaration::reductions;
             #[allow(unused_imports)] // by declarations without extremes
-            use $crate::reduce::fold::{Arg, Fold, Ordered, ReduceElement};
+            use $crate::reduce::fold::{Arg, Fold, ReduceElement};
 
             $($(reductions! { @fold $op $cpu })*)*
         }
@@ -186,7 +186,7 @@ macro_rules! reductions {
     };
     (@variants all) => { &warpline_runtime::DType::SUFFIXES };
     (@variants number) => { $crate::programs::NUMBERS };
-    (@variants truth) => { &["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"] };
+    (@variants truth) => { &$crate::programs::TRUTHS };
     (@hosts truth $fold:ty) => {
         reductions!(@hosts all $fold)
             .with_variant(warpline_runtime::DType::Bool, "u8")

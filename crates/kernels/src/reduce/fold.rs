@@ -93,37 +93,12 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
     }
 }
 
-/// A type in which extremes are computed.
-pub(super) trait Ordered: Number + CastAny {
-    const LOWEST: Self;
-    const HIGHEST: Self;
-}
-
-macro_rules! ordered {
-    ($($ty:ident: $lowest:ident $highest:ident;)*) => {$(
-        impl Ordered for $ty {
-            const LOWEST: Self = $ty::$lowest;
-            const HIGHEST: Self = $ty::$highest;
-        }
-    )*};
-}
-
-ordered! {
-    u8: MIN MAX;
-    i8: MIN MAX;
-    i16: MIN MAX;
-    i32: MIN MAX;
-    i64: MIN MAX;
-    f32: NEG_INFINITY INFINITY;
-    f64: NEG_INFINITY INFINITY;
-}
-
 /// An element type, with the types in which it is reduced.
 pub(super) trait ReduceElement: HostElement {
     /// Type of sums and products: `f64` for floats, `i64` for integers and bool.
     type Wide: Number + CastAny;
     /// Type of extremes and comparisons, which represents the element's values.
-    type Own: Ordered;
+    type Own: Number + CastAny;
     fn wide(self) -> Self::Wide;
     fn own(self) -> Self::Own;
 

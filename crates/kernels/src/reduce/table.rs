@@ -17,10 +17,10 @@ reductions! {
     }
     EXTREME = "extreme", "Extreme", all {
         /// `torch.amax`. A NaN is larger than any number.
-        Max = "amax" => Same, { T::Own: Ordered::LOWEST, |x| x.own(), |a, b| a.maximum(b) },
+        Max = "amax" => Same, { T::Own: Number::LOWEST, |x| x.own(), |a, b| a.maximum(b) },
             needs_elements;
         /// `torch.amin`. A NaN is smaller than any number.
-        Min = "amin" => Same, { T::Own: Ordered::HIGHEST, |x| x.own(), |a, b| a.minimum(b) },
+        Min = "amin" => Same, { T::Own: Number::HIGHEST, |x| x.own(), |a, b| a.minimum(b) },
             flips, needs_elements;
     }
     ARG_EXTREME = "arg_extreme", "ArgExtreme", number {

@@ -1,6 +1,8 @@
 //! Running sums, products and extremes along a dimension.
 
 #[cfg(test)]
+mod added_tests;
+#[cfg(test)]
 mod tests;
 
 use std::panic::Location;
@@ -21,7 +23,11 @@ const EACH: usize = 4;
 /// not adjacent.
 const MANY: usize = 2048;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];
+/// The declaration of a scan.
+struct Declaration {
+    name: &'static str,
+    kernels: Kernels,
+}
 
 /// Kernels of a scan: with a block per row, and with a thread per row.
 enum Kernels {
@@ -30,60 +36,82 @@ enum Kernels {
     Indexed([Kernel<Scan, 3>; 2]),
 }
 
-/// Declares the scans: variant, name of the op, name of the kernels, CUDA code, kind of kernels, and
-/// CPU implementation.
+/// Declares the program of scans, with CUDA code that `scan.cuh` lacks in parentheses, and the scans:
+/// variant, name of the op, name of the kernels, CUDA code, kind of kernels, and CPU implementation.
+/// A module has at most one invocation, because the macro defines the enum `ScanOp`.
 macro_rules! scans {
-    ($($(#[$doc:meta])* $scan:ident = $op:literal, $name:literal, $cuda:literal, $kind:ident($host:expr);)*) => {
+    ($program:ident = $program_name:literal $(($own:literal))? {
+        $($(#[$doc:meta])* $scan:ident = $op:literal, $name:literal, $cuda:literal, $kind:ident($host:expr);)*
+    }) => {
         /// The operation that combines an element with those before it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ScanOp {
             $($(#[$doc])* $scan,)*
         }
 
         impl ScanOp {
-            fn name(self) -> &'static str {
-                match self {
-                    $(Self::$scan => $op,)*
-                }
-            }
+            /// Every scan.
+            #[cfg(test)]
+            pub(in $crate::scan) const ALL: [Self; NAMES.len()] = [$(Self::$scan),*];
 
-            fn is_indexed(self) -> bool {
-                matches!(KERNELS[self as usize], Kernels::Indexed(_))
+            pub(in $crate::scan) fn declaration(self) -> &'static Declaration {
+                &DECLARATIONS[self as usize]
             }
         }
 
-        const NAMES: &[&str] = &[$($name, concat!($name, "_columns")),*];
+        /// Names of the kernels, by `ScanOp`.
+        const NAMES: &[[&str; 2]] = &[$([$name, concat!($name, "_columns")]),*];
 
-        static SCAN: Program = Program::new("scan", &DType::SUFFIXES, NAMES, |_, suffix| {
-            let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);
-            let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
-            let (of, ty) = (of.push(include_str!("scan.cuh")), cuda_type(suffix));
-            $(let of = of.push(&format!($cuda, name = format!("scan_{suffix}_{}", $name), ty = ty));)*
-            of
-        })
-        .with_ptx(committed);
+        static $program: Program =
+            Program::new($program_name, &DType::SUFFIXES, NAMES.as_flattened(), |program, suffix| {
+                let of = source()$(.push($own))?;
+                $(let of = of.push(&format!(
+                    $cuda,
+                    name = format!("{}_{suffix}_{}", program.name(), $name),
+                    ty = cuda_type(suffix),
+                ));)*
+                of
+            })
+            .with_ptx(committed);
 
         // Indexed by `ScanOp`.
         //
-        // SAFETY: `scan` makes all `Scan`s, with the sizes and strides of the launch's operands.
+        // SAFETY: `run` makes all `Scan`s, with the sizes and strides of the launch's operands.
         // Each element of the results is written by one thread and read by none.
-        static KERNELS: [Kernels; NAMES.len() / 2] = unsafe {[$(Kernels::$kind(Kernel::array(
-            &SCAN,
-            [$name, concat!($name, "_columns")],
-            hosts!(all T => $host),
-        ))),*]};
+        static DECLARATIONS: [Declaration; NAMES.len()] = unsafe {[$(Declaration {
+            name: $op,
+            kernels: Kernels::$kind(Kernel::array(
+                &$program,
+                NAMES[ScanOp::$scan as usize],
+                hosts!(all T => $host),
+            )),
+        }),*]};
     };
 }
+#[cfg(test)]
+use scans;
 
 scans! {
-    /// Sum. Integers wrap.
-    Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
-    /// Product. Integers wrap.
-    Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
-    /// Maximum, NaN after a NaN, with the index of its last occurrence.
-    Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
-    /// Minimum, NaN after a NaN, with the index of its last occurrence.
-    Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
+    SCAN = "scan" {
+        /// Sum. Integers wrap.
+        Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
+        /// Product. Integers wrap.
+        Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
+        /// Maximum, NaN after a NaN, with the index of its last occurrence.
+        Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
+        /// Minimum, NaN after a NaN, with the index of its last occurrence.
+        Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
+    }
+}
+
+pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];
+
+/// Returns the CUDA source of `scan.cuh`.
+fn source() -> Source {
+    let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);
+    let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
+    of.push(include_str!("scan.cuh"))
 }
 
 cuda_struct! {
@@ -123,12 +151,25 @@ pub fn scan(
     out: View<'_>,
     index: Option<View<'_>>,
 ) -> Result<()> {
-    let (op, kernels, location) = (scan.name(), &KERNELS[scan as usize], Location::caller());
+    run(target, scan.declaration(), a, dim, out, index)
+}
+
+/// Runs a scan of the table or one that a test declares.
+#[track_caller]
+fn run(
+    target: Target<'_>,
+    &Declaration { name: op, ref kernels }: &Declaration,
+    a: View<'_>,
+    dim: usize,
+    out: View<'_>,
+    index: Option<View<'_>>,
+) -> Result<()> {
+    let location = Location::caller();
     let mismatch = || {
         let reason = "indices are results of the maximum and the minimum only";
         Error::invalid(op, reason).at(location)
     };
-    if index.is_some() != scan.is_indexed() {
+    if index.is_some() != matches!(kernels, Kernels::Indexed(_)) {
         return Err(mismatch());
     }
     let dtypes = [Some((out, a.dtype)), index.map(|index| (index, DType::I64))];
@@ -209,23 +250,36 @@ unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
     launch: &HostLaunch<'_>,
     p: &Scan,
 ) {
+    // SAFETY: the caller guarantees the same.
+    unsafe { values::<T>(launch, p, |values, sums| RunningSum::sum(values, sums, ADDS)) }
+}
+
+/// Scans rows on the host. `row` gets the elements of a row and writes a result for each.
+///
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
+/// and result, of `T`.
+unsafe fn values<T: HostElement>(
+    launch: &HostLaunch<'_>,
+    p: &Scan,
+    row: impl Fn(&mut dyn Iterator<Item = T::Compute>, &mut dyn FnMut(T::Compute)) + Sync,
+) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let [a, b, _] = p.steps.map(|step| step as isize);
     let size = p.size as isize;
     host::parallel_for(launch.parallel, p.rows as usize, GRAIN / p.size as usize, |rows| {
-        for row in rows {
-            let [from, to, _] = p.walk.offsets(row);
-            let mut at = 0;
+        for number in rows {
+            let [from, to, _] = p.walk.offsets(number);
+            let mut at = 0..size;
             // SAFETY: `i` is less than the size of a row, and the launch declares the source as
             // read.
             let mut values = (0..size).map(|i| unsafe { source.read(from + i * a) }.get());
-            let mut write = |sum| {
-                // SAFETY: `sum` calls `write` once per element of the row, which belongs to this
-                // thread.
-                unsafe { out.write(to + at * b, T::put(sum)) };
-                at += 1;
+            let mut write = |value| {
+                let i = at.next().expect("a result for each element of the row");
+                // SAFETY: `i` is less than the size of the row, which belongs to this thread.
+                unsafe { out.write(to + i * b, T::put(value)) };
             };
-            RunningSum::sum(&mut values, &mut write, ADDS);
+            row(&mut values, &mut write);
         }
     });
 }

@@ -11,15 +11,12 @@ fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -
         let at = |j: usize| (i * b + j) * c + k;
         for j in 1..b {
             let (held, new, place) = (out[at(j - 1)], values[at(j)], index[at(j - 1)]);
-            let replaces = match scan {
-                ScanOp::Max => new.is_nan() || !held.is_nan() && new >= held,
-                _ => new.is_nan() || !held.is_nan() && new <= held,
-            };
             (out[at(j)], index[at(j)]) = match scan {
                 ScanOp::Sum => (held + new, 0.0),
                 ScanOp::Prod => (held * new, 0.0),
-                _ if replaces => (new, j as f64),
-                _ => (held, place),
+                ScanOp::Max if new.is_nan() || !held.is_nan() && new >= held => (new, j as f64),
+                ScanOp::Min if new.is_nan() || !held.is_nan() && new <= held => (new, j as f64),
+                ScanOp::Max | ScanOp::Min => (held, place),
             };
             if !dtype.is_float() {
                 out[at(j)] = stored(dtype, out[at(j)]);
@@ -29,13 +26,11 @@ fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -
     [out, index]
 }
 
-const ALL: [ScanOp; 4] = [ScanOp::Sum, ScanOp::Prod, ScanOp::Max, ScanOp::Min];
-
 fn every_dtype_and_shape(target: Target<'_>) {
     // Rows of a block and of a thread, rows longer than a tile, rows of one element, and empty
     // rows.
     for sizes in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 1, 3], [2, 0, 3]] {
-        for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ALL.map(|op| (d, op))) {
+        for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ScanOp::ALL.map(|op| (d, op))) {
             let n: usize = sizes.iter().product();
             let values = match scan_op {
                 // With these values, sums of half-width floats are exact and products stay finite.
@@ -43,17 +38,18 @@ fn every_dtype_and_shape(target: Target<'_>) {
                 ScanOp::Prod => {
                     (0..n).map(|i| stored(dtype, 1.0 - 2.0 * (i % 7 == 0) as u8 as f64)).collect()
                 }
-                _ => samples(dtype, n, 3),
+                ScanOp::Max | ScanOp::Min => samples(dtype, n, 3),
             };
             let a = Tensor::new(target, dtype, &sizes, &values);
             let out = Tensor::garbage(target, dtype, &sizes);
             let index = Tensor::garbage(target, DType::I64, &sizes);
-            let places = scan_op.is_indexed().then(|| index.view());
+            let is_indexed = matches!(scan_op, ScanOp::Max | ScanOp::Min);
+            let places = is_indexed.then(|| index.view());
             scan(target, scan_op, a.view(), 1, out.view(), places).unwrap();
             let [values, places] = expected(scan_op, dtype, &values, sizes);
             let context = format!("{scan_op:?} of {dtype}, {sizes:?}");
             assert_close(dtype, &out.floats(target), &values, &context);
-            if scan_op.is_indexed() {
+            if is_indexed {
                 assert_eq!(index.floats(target), places, "{context}");
             }
         }

@@ -12,11 +12,14 @@ use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Dim, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{
+    DType, Error, Layout, Result, Scalar, Target, View, cuda_struct, dispatch, hosts,
+};
 
-/// Declares the reductions of [`scatter`]: variant, name of the kernels, and step on the CPU.
+/// Declares the reductions of [`scatter`]: variant, name of the kernels, step on the CPU, and neutral
+/// element.
 macro_rules! reductions {
-    ($($(#[$doc:meta])* $reduce:ident = $name:literal, $step:ident;)*) => {
+    ($($(#[$doc:meta])* $reduce:ident = $name:literal, $step:ident, $neutral:expr;)*) => {
         /// The operation that combines an element of the result with scattered elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Reduce {
@@ -27,7 +30,20 @@ macro_rules! reductions {
         }
 
         impl Reduce {
-            const ALL: &[Self] = &[$(Self::$reduce,)* Self::Assign];
+            pub(super) const ALL: [Self; KERNELS.len() + 1] = [$(Self::$reduce,)* Self::Assign];
+
+            /// Returns the element of `dtype` that changes no element it is combined with. `None`
+            /// for [`Reduce::Assign`], which has no such element.
+            #[must_use]
+            pub fn neutral(self, dtype: DType) -> Option<Scalar> {
+                match self {
+                    $(Self::$reduce => Some(dispatch!(dtype, all T => {
+                        let neutral: <T as HostElement>::Compute = $neutral;
+                        neutral.to_scalar()
+                    })),)*
+                    Self::Assign => None,
+                }
+            }
 
             /// Returns the new element for the element `held` of the result.
             #[inline(always)]
@@ -39,17 +55,18 @@ macro_rules! reductions {
             }
         }
 
-        const NAMES: &[&str] = &[$($name),*];
-        const KERNELS: &[&str] = &[$($name, concat!($name, "_ordered"), concat!($name, "_lines")),*];
+        /// Names of the kernels, by `Reduce` and [`WorkUnit`].
+        const KERNELS: &[[&str; 3]] =
+            &[$([$name, concat!($name, "_ordered"), concat!($name, "_lines")]),*];
 
         // Indexed by `Reduce` and [`WorkUnit`].
         //
         // SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's
         // operands. The kernels reach the result only at indices in range, and change an element by
         // atomics or from one thread.
-        static REDUCE: [[Kernel<Scatter, 3>; 3]; NAMES.len()] = unsafe {[$(Kernel::array(
+        static REDUCE: [[Kernel<Scatter, 3>; 3]; KERNELS.len()] = unsafe {[$(Kernel::array(
             &SCATTER_REDUCE,
-            [$name, concat!($name, "_ordered"), concat!($name, "_lines")],
+            KERNELS[Reduce::$reduce as usize],
             hosts!(all T => on_host::<T, { Reduce::$reduce as usize }>),
         )),*]};
     };
@@ -57,13 +74,13 @@ macro_rules! reductions {
 
 reductions! {
     /// Sum. For bools, logical or.
-    Sum = "sum", add;
+    Sum = "sum", add, Number::from_number(0i64);
     /// Product. For bools, logical and.
-    Prod = "prod", mul;
+    Prod = "prod", mul, Number::from_number(1i64);
     /// Maximum. NaN if an element is NaN.
-    Max = "max", maximum;
+    Max = "max", maximum, Number::LOWEST;
     /// Minimum. NaN if an element is NaN.
-    Min = "min", minimum;
+    Min = "min", minimum, Number::HIGHEST;
 }
 
 pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty| {
@@ -72,9 +89,9 @@ pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty
 .with_ptx(committed);
 
 pub(super) static SCATTER_REDUCE: Program =
-    Program::new("scatter_reduce", &DType::SUFFIXES, KERNELS, |_, suffix| {
+    Program::new("scatter_reduce", &DType::SUFFIXES, KERNELS.as_flattened(), |_, suffix| {
         let ty = cuda_type(suffix);
-        NAMES.iter().fold(source(), |of, name| {
+        KERNELS.iter().fold(source(), |of, [name, ..]| {
             let kind = name.to_uppercase();
             of.push(&format!("SCATTER_REDUCE(scatter_reduce_{suffix}_{name}, {ty}, {kind})"))
         })

@@ -1,7 +1,7 @@
 //! Tests of scattering that run on every target.
 
 use super::*;
-use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, stored};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
 use warpline_runtime::{ErrorKind, IndexCheck, Layout, Target};
 
 /// Small numbers, whose sums and products every dtype represents or wraps in the same way.
@@ -53,11 +53,9 @@ fn expected(
     out
 }
 
-const ALL: [Reduce; 5] = [Reduce::Sum, Reduce::Prod, Reduce::Max, Reduce::Min, Reduce::Assign];
-
 fn every_reduction_and_dtype(target: Target<'_>) {
     for dtype in DType::ALL {
-        for (dim, reduce) in (0..3).flat_map(|dim| ALL.map(|reduce| (dim, reduce))) {
+        for (dim, reduce) in (0..3).flat_map(|dim| Reduce::ALL.map(|reduce| (dim, reduce))) {
             let mut to = [4, 5, 6];
             to[dim] = if reduce == Reduce::Assign { 7 } else { 3 };
             let memory = numbers(target, dtype, &to, 1);
@@ -97,7 +95,8 @@ fn many(target: Target<'_>) {
 }
 
 fn many_into(target: Target<'_>, n: usize, rows: usize) {
-    for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| ALL.map(|reduce| (d, reduce))) {
+    let of = |dtype| Reduce::ALL.map(|reduce| (dtype, reduce));
+    for (dtype, reduce) in DType::ALL.into_iter().flat_map(of) {
         // Half-width floats cannot represent such sums, and any of several assigned elements may be
         // the last.
         if matches!(dtype, DType::F16 | DType::BF16) && reduce == Reduce::Sum
@@ -115,6 +114,26 @@ fn many_into(target: Target<'_>, n: usize, rows: usize) {
         let should = expected(reduce, (all.0, &[rows]), 0, (&all.1, &[n]), (&all.2, &[n]), dtype);
         scatter(target, "scatter", out.view(), 0, index.view(), source.view(), reduce).unwrap();
         assert_close(dtype, &out.floats(target), &should, &format!("{reduce:?} of {dtype}"));
+    }
+}
+
+/// Neutral elements change no value, and the values include the ends of an integer's range.
+fn neutral_elements(target: Target<'_>) {
+    for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| Reduce::ALL.map(|r| (d, r))) {
+        let Some(neutral) = reduce.neutral(dtype) else {
+            assert_eq!(reduce, Reduce::Assign);
+            continue;
+        };
+        let end = 2f64.powi(8 * dtype.size() as i32 - 1);
+        let mut values = samples(dtype, 100, 5);
+        values.extend([-end, end - 1.0, 255.0].map(|value| stored(dtype, value)));
+        let n = values.len();
+        let source = Tensor::new(target, dtype, &[n], &values);
+        let index: Vec<f64> = (0..n).map(|i| i as f64).collect();
+        let index = Tensor::new(target, DType::I64, &[n], &index);
+        let out = Tensor::new(target, dtype, &[n], &vec![neutral.to_f64(); n]);
+        scatter(target, "scatter", out.view(), 0, index.view(), source.view(), reduce).unwrap();
+        assert_close(dtype, &out.floats(target), &values, &format!("{reduce:?} of {dtype}"));
     }
 }
 
@@ -241,6 +260,7 @@ fn out_of_range(target: Target<'_>) {
 fn scatters_are_right_on_the_cpu_and_on_simulated_devices() {
     on_every_target(every_reduction_and_dtype);
     on_every_target(many);
+    on_every_target(neutral_elements);
     on_every_target(rows_added);
     on_every_target(padding_and_other_dimensions);
     on_every_target(numbers_of_places);
@@ -252,6 +272,7 @@ fn scatters_are_right_on_the_cpu_and_on_simulated_devices() {
 fn gpu_scatters_are_right() {
     on_gpu(every_reduction_and_dtype);
     on_gpu(many);
+    on_gpu(neutral_elements);
     on_gpu(rows_added);
     on_gpu(padding_and_other_dimensions);
     on_gpu(numbers_of_places);

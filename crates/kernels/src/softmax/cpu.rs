@@ -3,9 +3,9 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Rows;
-use super::row::{BLOCK, Float, Row, lowest};
+use super::row::{BLOCK, Float, Row};
 use crate::math::vectorized;
-use warpline_runtime::host::{self, GRAIN, HostElement, LANES, SharedPtr};
+use warpline_runtime::host::{self, GRAIN, HostElement, LANES, Number, SharedPtr};
 
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and result, of
@@ -15,7 +15,7 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
-        let mut block = vec![[lowest::<T::Compute>(); LANES]; size.min(BLOCK).div_ceil(LANES)];
+        let mut block = vec![[T::Compute::LOWEST; LANES]; size.min(BLOCK).div_ceil(LANES)];
         for index in rows {
             let columns = p.columns as usize;
             let [from, to] =

@@ -43,7 +43,7 @@ impl<C: Float> Row<'_, C> {
         let flat = self.block.as_flattened_mut();
         let n = flat.len().min(self.size - first);
         (self.read)(first, &mut flat[..n]);
-        flat[n..].fill(lowest());
+        flat[n..].fill(C::LOWEST);
     }
 }
 
@@ -52,7 +52,7 @@ impl<C: Float> Loop for Row<'_, C> {
     fn run(mut self) {
         let step = self.block.len() * LANES;
         let again = self.size > step;
-        let mut largest = [lowest::<C>(); LANES];
+        let mut largest = [C::LOWEST; LANES];
         for first in (0..self.size).step_by(step) {
             self.load(first);
             for chunk in &*self.block {
@@ -61,7 +61,7 @@ impl<C: Float> Loop for Row<'_, C> {
                 }
             }
         }
-        let largest = largest.into_iter().fold(lowest::<C>(), C::maximum).cast();
+        let largest = largest.into_iter().fold(C::LOWEST, C::maximum).cast();
         // Sums are in double precision, for long rows.
         let mut sums = [0.0; LANES];
         for first in (0..self.size).step_by(step) {
@@ -97,9 +97,4 @@ impl<C: Float> Loop for Row<'_, C> {
             (self.write)(first, &flat[..n]);
         }
     }
-}
-
-/// Returns a value whose exponential is 0.
-pub(crate) fn lowest<C: Number>() -> C {
-    C::from_number(f64::NEG_INFINITY)
 }

@@ -1,9 +1,8 @@
-//! CPU implementations of sorting. The first pass sorts rows completely, so later passes have
-//! nothing to do.
+//! CPU implementations of sorting.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::{Pair, Pass, Sort};
+use super::{Pair, Sort};
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
@@ -78,18 +77,6 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
         }
     }
 }
-
-/// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
-pub(super) unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
-    let pairs = SharedPtr::<Pair>::operand(launch, 0);
-    // SAFETY: the operand has `p.pairs` pairs, and no other thread accesses them meanwhile.
-    let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
-    pairs.chunks_exact_mut(p.padded as usize).for_each(<[Pair]>::sort_unstable);
-}
-
-/// Stands in for later passes: `tiles` has already sorted whole rows.
-pub(super) unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}
 
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,

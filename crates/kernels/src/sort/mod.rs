@@ -17,6 +17,7 @@
 //! search (`search.rs`) in a running sum (`scan/`).
 
 mod cpu;
+mod pairs;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -32,16 +33,15 @@ use warpline_runtime::{
     DType, Error, ErrorKind, Layout, Result, Storage, Target, View, cuda_struct, hosts,
 };
 
+pub(crate) use pairs::{Pair, TILE, sort_pairs};
 pub use search::searchsorted;
 
 const OP: &str = "sort";
 
-/// Pairs that one block sorts in shared memory, with half as many threads.
-const TILE: usize = 2048;
 /// Pairs in scratch memory at a time, unless a single row has more.
 const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &PASSES, &search::SEARCH];
+pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARCH];
 
 kernels! {
     SORT = "sort", &DType::SUFFIXES, |_, suffix| {
@@ -62,16 +62,6 @@ kernels! {
         // `size` pairs of a row have indices below `size`.
         unsafe WRITE: Kernel<Sort, 4> = "write", hosts!(all T => cpu::write::<T>);
     }
-    // SAFETY, for the three kernels: `long_rows` makes all `Pass`es, with the number of pairs of the
-    // launch. Each pair belongs to one thread.
-    PASSES = "sort_passes", &[""], |_, _| {
-        let of = Source::new().with::<Pass>().with::<Pair>().push(&format!("#define TILE {TILE}"));
-        of.push(include_str!("pairs.cuh")).push(include_str!("passes.cuh"))
-    } => {
-        unsafe TILES: Kernel<Pass, 1> = "tiles", hosts!(any cpu::tiles);
-        unsafe STEP: Kernel<Pass, 1> = "step", hosts!(any cpu::sorted);
-        unsafe MERGE: Kernel<Pass, 1> = "merge", hosts!(any cpu::sorted);
-    }
 }
 
 cuda_struct! {
@@ -87,24 +77,6 @@ cuda_struct! {
         descending: u64,
         steps: [i64; 3],
         walk: Walk<3>,
-    }
-}
-
-cuda_struct! {
-    struct Pass {
-        pairs: u64,
-        padded: u64,
-        size: u64,
-        distance: u64,
-    }
-}
-
-cuda_struct! {
-    /// A key and the index of its element in the row.
-    #[derive(PartialEq, Eq, PartialOrd, Ord)]
-    struct Pair {
-        key: u64,
-        index: u64,
     }
 }
 
@@ -192,23 +164,9 @@ fn long_rows(
         let layout = Layout::contiguous(&[count * 2])?;
         let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
         let part = Sort { rows: rows as u64, first: first as u64, ..all };
-        let (each, tiles) =
-            (Grid::cover(count, THREADS), Grid::linear(count / TILE, TILE as u32 / 2));
+        let each = Grid::cover(count, THREADS);
         KEYS.launch(target, OP, &[a.read(), pairs.write()], &part, each)?;
-        let both = [pairs.read_write()];
-        let mut pass = Pass { pairs: count as u64, padded: padded as u64, size: 0, distance: 0 };
-        TILES.launch(target, OP, &both, &pass, tiles)?;
-        for size in (TILE.ilog2() + 1..=padded.ilog2()).map(|log| 1usize << log) {
-            pass.size = size as u64;
-            let mut distance = size / 2;
-            while distance >= TILE {
-                pass.distance = distance as u64;
-                let grid = Grid::linear(count / 2 / THREADS as usize, THREADS);
-                STEP.launch(target, OP, &both, &pass, grid)?;
-                distance /= 2;
-            }
-            MERGE.launch(target, OP, &both, &pass, tiles)?;
-        }
+        sort_pairs(target, OP, pairs, padded)?;
         // The results are declared as read and written, because the elements of other rows keep
         // their values.
         let operands = [a.read(), pairs.read(), values.read_write(), indices.read_write()];

@@ -27,6 +27,10 @@ pub trait HostElement: Copy + Send + Sync + 'static {
 /// A type of arithmetic. Integers wrap. For bool, addition is `or`, subtraction `xor`, and
 /// multiplication `and`.
 pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
+    /// The smallest value: negative infinity for floats, `false` for bool.
+    const LOWEST: Self;
+    /// The largest value: infinity for floats, `true` for bool.
+    const HIGHEST: Self;
     /// Converts as [`Cast`] does.
     fn from_number(value: impl CastAny) -> Self;
     /// Converts as [`Cast`] does.
@@ -125,6 +129,8 @@ casts! {
 }
 
 impl Number for bool {
+    const LOWEST: Self = false;
+    const HIGHEST: Self = true;
     #[inline(always)]
     fn from_number(value: impl CastAny) -> Self {
         value.cast()
@@ -166,6 +172,8 @@ impl Number for bool {
 macro_rules! int_numbers {
     ($($ty:ty)*) => {$(
         impl Number for $ty {
+            const LOWEST: Self = <$ty>::MIN;
+            const HIGHEST: Self = <$ty>::MAX;
             #[inline(always)]
             fn from_number(value: impl CastAny) -> Self {
                 value.cast()
@@ -210,6 +218,8 @@ macro_rules! int_numbers {
 macro_rules! float_numbers {
     ($($ty:ty)*) => {$(
         impl Number for $ty {
+            const LOWEST: Self = <$ty>::NEG_INFINITY;
+            const HIGHEST: Self = <$ty>::INFINITY;
             #[inline(always)]
             fn from_number(value: impl CastAny) -> Self {
                 value.cast()

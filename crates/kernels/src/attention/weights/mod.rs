@@ -12,7 +12,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 use crate::math::vectorized;
 use crate::programs::{FLOATS, LANES, committed};
 use crate::softmax::EXPONENTIAL;
-use crate::softmax::row::{BLOCK, Float, Row, lowest};
+use crate::softmax::row::{BLOCK, Float, Row};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{
@@ -236,7 +236,7 @@ where
     let grain = (GRAIN / 8 / keys).max(1);
     host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
         let mut block =
-            vec![[lowest::<T::Compute>(); HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
+            vec![[T::Compute::LOWEST; HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
         for row in rows {
             let (at, size) = ((row * keys) as isize, p.visible_keys(row));
             let read = |first: usize, values: &mut [T::Compute]| {

@@ -15,7 +15,7 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{DType, Integer, IntoOperand, Result, RoundingMode, Scalar, Tensor};
+use crate::{Integer, IntoOperand, Result, RoundingMode, Scalar, Tensor};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -277,14 +277,8 @@ impl Tensor {
             ScatterReduce::Amax => Reduce::Max,
             ScatterReduce::Amin => Reduce::Min,
         };
-        if !include_self {
+        if let (false, Some(neutral)) = (include_self, kind.neutral(self.dtype())) {
             // Replaces only elements that `index` names by the neutral element, so that all others stay.
-            let neutral = match kind {
-                Reduce::Sum => Scalar::Int(0),
-                Reduce::Prod => Scalar::Int(1),
-                Reduce::Max => lowest(self),
-                _ => highest(self),
-            };
             let neutral = self.expanded_scalar(op, neutral, index.size())?;
             self.scatter_raw(op, dim, index, &neutral, Reduce::Assign)?;
         }
@@ -328,32 +322,6 @@ impl OpBackward for Scatter {
 }
 
 impl Saved for ScatterReduce {}
-
-/// Returns the neutral element of the maximum for the dtype of `of`.
-fn lowest(of: &Tensor) -> Scalar {
-    match of.dtype() {
-        DType::Bool => Scalar::Bool(false),
-        DType::U8 => Scalar::Int(0),
-        DType::I8 => Scalar::Int(i8::MIN.into()),
-        DType::I16 => Scalar::Int(i16::MIN.into()),
-        DType::I32 => Scalar::Int(i32::MIN.into()),
-        DType::I64 => Scalar::Int(i64::MIN),
-        _ => Scalar::Float(f64::NEG_INFINITY),
-    }
-}
-
-/// Returns the neutral element of the minimum for the dtype of `of`.
-fn highest(of: &Tensor) -> Scalar {
-    match of.dtype() {
-        DType::Bool => Scalar::Bool(true),
-        DType::U8 => Scalar::Int(u8::MAX.into()),
-        DType::I8 => Scalar::Int(i8::MAX.into()),
-        DType::I16 => Scalar::Int(i16::MAX.into()),
-        DType::I32 => Scalar::Int(i32::MAX.into()),
-        DType::I64 => Scalar::Int(i64::MAX),
-        _ => Scalar::Float(f64::INFINITY),
-    }
-}
 
 /// Pads a gradient with zeros at the end of each dimension, to `sizes`.
 pub(super) fn pad_gradient(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
