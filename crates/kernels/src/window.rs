@@ -66,12 +66,12 @@ impl Window {
         if self.stride.contains(&0) || self.dilation.contains(&0) {
             return Err(Error::invalid(op, "a stride or dilation of 0").at(location));
         }
-        let taken = |step: [usize; 3], count: [usize; 3]| {
+        let or_one = |step: [usize; 3], count: [usize; 3]| {
             std::array::from_fn(|d| if count[d] > 1 { step[d] } else { 1 })
         };
         let window = Self {
-            stride: taken(self.stride, self.output),
-            dilation: taken(self.dilation, self.kernel),
+            stride: or_one(self.stride, self.output),
+            dilation: or_one(self.dilation, self.kernel),
             ..*self
         };
         window.narrowed().ok_or_else(|| {

@@ -21,7 +21,7 @@ pub struct CpuGenerator {
     engine: Mt,
     block: Box<[u32; BLOCK]>,
     /// Number of values of the block that were returned.
-    taken: usize,
+    used: usize,
     /// The second value of the last pair of normal values, if it is still unused.
     next_normal: Option<f64>,
 }
@@ -51,7 +51,7 @@ impl CpuGenerator {
             word = 1_812_433_253u32.wrapping_mul(word ^ word >> 30).wrapping_add(i as u32);
             *number = temper(word);
         }
-        Self { seed, engine: Mt::from(*block), block, taken: BLOCK, next_normal: None }
+        Self { seed, engine: Mt::from(*block), block, used: BLOCK, next_normal: None }
     }
 
     /// Restarts the sequence with `seed` (`torch.manual_seed`).
@@ -68,12 +68,12 @@ impl CpuGenerator {
     /// Returns the next 32 random bits.
     #[inline]
     pub fn random(&mut self) -> u32 {
-        if self.taken == BLOCK {
+        if self.used == BLOCK {
             self.block.fill_with(|| self.engine.next_u32());
-            self.taken = 0;
+            self.used = 0;
         }
-        let number = self.block[self.taken];
-        self.taken += 1;
+        let number = self.block[self.used];
+        self.used += 1;
         number
     }
 
@@ -108,13 +108,13 @@ impl CpuGenerator {
     /// Returns the generator's state, in the byte format of `torch.get_rng_state`.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
-        let left = (BLOCK - self.taken + 1) as u32;
+        let left = (BLOCK - self.used + 1) as u32;
         let mut state = Vec::with_capacity(STATE);
         state.extend(self.seed.to_le_bytes());
         state.extend(left.to_le_bytes());
         // PyTorch's field `seeded`.
         state.extend(1u32.to_le_bytes());
-        state.extend((self.taken as u64 % BLOCK as u64).to_le_bytes());
+        state.extend((self.used as u64 % BLOCK as u64).to_le_bytes());
         for number in self.block.iter() {
             state.extend(u64::from(untemper(*number)).to_le_bytes());
         }
@@ -160,7 +160,7 @@ impl CpuGenerator {
             seed: word(0),
             engine: Mt::from(*block),
             block,
-            taken: BLOCK - (left - 1),
+            used: BLOCK - (left - 1),
             next_normal: kept.then(|| f64::from_bits(word(normal + 8))),
         };
         Ok(())

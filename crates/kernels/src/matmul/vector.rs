@@ -94,10 +94,10 @@ pub(super) unsafe fn floats<T, R>(
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
         let mut sums = [zero; BLOCK];
         let size = size_of::<T::Compute>();
-        let taken = (VECTOR / size).min(length).min(part);
-        let mut memory = vec![zero; taken + LINE / size];
+        let buffered = (VECTOR / size).min(length).min(part);
+        let mut memory = vec![zero; buffered + LINE / size];
         let skipped = memory.as_ptr().align_offset(LINE).min(LINE / size);
-        let vector = &mut memory[skipped..][..taken];
+        let vector = &mut memory[skipped..][..buffered];
         for task in tasks {
             let (batch, block, p) = (task / (blocks * parts), task / parts % blocks, task % parts);
             let (first, k) = (block * rows, p * part.min(length));

@@ -222,7 +222,7 @@ proptest! {
             prop_assert!(plan.kept.dims().count() <= 2 && plan.reduced.dims().count() <= 2);
         }
         let extent = plan.extent as usize;
-        let mut taken = vec![0u8; plan.outputs as usize * extent];
+        let mut folded = vec![0u8; plan.outputs as usize * extent];
         let blocks = (0..grid[2]).flat_map(|z| (0..grid[1]).flat_map(move |y| (0..grid[0]).map(move |x| [x, y, z])));
         for block in blocks {
             for thread in 0..BLOCK {
@@ -244,12 +244,12 @@ proptest! {
                             let at = plan.kept.offsets(output as usize);
                             assert_eq!(place_in_two(&plan, output), at);
                         }
-                        taken[output as usize * extent + index as usize] += 1;
+                        folded[output as usize * extent + index as usize] += 1;
                     }
                 });
             }
         }
-        prop_assert!(taken.iter().all(|&n| n == 1), "{kernel:?} {grid:?} {plan:?}");
+        prop_assert!(folded.iter().all(|&n| n == 1), "{kernel:?} {grid:?} {plan:?}");
     }
 }
 

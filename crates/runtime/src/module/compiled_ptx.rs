@@ -184,7 +184,7 @@ mod tests {
             fs::write(&file, damaged).unwrap();
             let process = Process::default();
             assert_eq!(process.ptx(0, Some(&folder)), ptx);
-            assert_eq!(process.compilations(), 1, "{damaged:?} was taken for PTX");
+            assert_eq!(process.compilations(), 1, "{damaged:?} was used as PTX");
             assert_eq!(fs::read(&file).unwrap(), whole);
         }
     }

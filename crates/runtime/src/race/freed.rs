@@ -113,7 +113,7 @@ impl FreedMemory {
             .take_while(|(_, block)| block.end > range.start)
             .map(|((_, start), _)| *start)
             .collect();
-        let mut taken = Vec::new();
+        let mut removed = Vec::new();
         for start in starts {
             let Some(block) = self.blocks.remove(&(device, start)) else { continue };
             for rest in [start..range.start, range.end..block.end] {
@@ -122,9 +122,9 @@ impl FreedMemory {
                 }
             }
             let part = start.max(range.start)..block.end.min(range.end);
-            taken.extend(block.part(&part).map(|block| (part.start, block)));
+            removed.extend(block.part(&part).map(|block| (part.start, block)));
         }
-        taken
+        removed
     }
 }
 

@@ -246,11 +246,11 @@ pub(super) fn decode_header(header: [u8; HEADER_LEN]) -> Result<(MessageKind, us
 
 #[track_caller]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
-    let Some((taken, left)) = rest.split_first_chunk() else {
+    let Some((bytes, left)) = rest.split_first_chunk() else {
         return Err(invalid_message("it is too short"));
     };
     *rest = left;
-    Ok(*taken)
+    Ok(*bytes)
 }
 
 #[cold]

@@ -68,9 +68,9 @@ impl<B: Backend> Donors<B> {
             }
             let left = count - pages.len();
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_any(self.arenas, kind, left);
+            let moved = state.heap.migrate_any(self.arenas, kind, left);
             drop(state);
-            pages.extend(self.order_after_donor(need, donor, kind, taken));
+            pages.extend(self.order_after_donor(need, donor, kind, moved));
         }
         pages.reverse();
         pages
@@ -80,9 +80,9 @@ impl<B: Backend> Donors<B> {
     fn take_listed(&self, need: &PageRequest<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_listed(self.arenas, kind, wanted);
+            let moved = state.heap.migrate_listed(self.arenas, kind, wanted);
             drop(state);
-            self.order_after_donor(need, donor, kind, taken)
+            self.order_after_donor(need, donor, kind, moved)
         };
         self.pools().flat_map(take).collect()
     }
@@ -94,9 +94,9 @@ impl<B: Backend> Donors<B> {
         need: &PageRequest<'_, B>,
         donor: usize,
         kind: PoolKind,
-        taken: Vec<Pages>,
+        moved: Vec<Pages>,
     ) -> Vec<MigratingPage> {
-        if donor > 0 && !taken.is_empty() {
+        if donor > 0 && !moved.is_empty() {
             let backend = &need.miss.core.backend;
             let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
             let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
@@ -104,11 +104,11 @@ impl<B: Backend> Donors<B> {
                 // Without the wait, it is unknown when the donor's stream has completed its use of
                 // these pages.
                 let mut state = self.shards[donor].lock();
-                taken.into_iter().for_each(|pages| state.heap.map(kind, pages));
+                moved.into_iter().for_each(|pages| state.heap.map(kind, pages));
                 return Vec::new();
             }
         }
-        let pages = taken.into_iter().flat_map(|pages| pages.split(self.arenas.page_size));
+        let pages = moved.into_iter().flat_map(|pages| pages.split(self.arenas.page_size));
         pages.map(|page| MigratingPage { page, kind, donor }).collect()
     }
 

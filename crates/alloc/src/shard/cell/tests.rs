@@ -131,17 +131,17 @@ fn cells_are_used_again_only_after_the_last_block() {
     let live = Live::default();
     let stream = Arc::new(1);
     let first = allocator::<2>(&live);
-    let (block, taken) = cells_after_malloc(&first, &stream);
+    let (block, used) = cells_after_malloc(&first, &stream);
     drop(first);
     assert_eq!(vacant_cells::<2>().len(), 0);
     let second = allocator::<2>(&live);
     let (other, others) = cells_after_malloc(&second, &stream);
-    assert!(taken.is_disjoint(&others));
+    assert!(used.is_disjoint(&others));
     drop(block);
-    assert_eq!((vacant_cells::<2>(), live.load(Ordering::SeqCst)), (taken.clone(), 1));
+    assert_eq!((vacant_cells::<2>(), live.load(Ordering::SeqCst)), (used.clone(), 1));
     let third = allocator::<2>(&live);
     let (again, agains) = cells_after_malloc(&third, &stream);
-    assert_eq!(agains, taken);
+    assert_eq!(agains, used);
     for allocator in [&second, &third] {
         assert_eq!((allocator.memory_allocated(), allocator.segments().len()), (1024, 1));
     }

@@ -175,16 +175,16 @@ impl Tensor {
             return Ok(self.clone());
         }
         let mut order: SmallVec<[Option<usize>; 6]> = SmallVec::from_elem(None, self.dim());
-        let mut taken: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.dim());
+        let mut used: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.dim());
         for (&from, &to) in from.iter().zip(&to) {
             let from = self.layout().dim(from).of("movedim")?;
             let to = self.layout().dim(to).of("movedim")?;
-            if std::mem::replace(&mut taken[from], true) || order[to].replace(from).is_some() {
+            if std::mem::replace(&mut used[from], true) || order[to].replace(from).is_some() {
                 let reason = format!("dimension {from} or {to} is named twice");
                 return Err(Error::invalid("movedim", reason));
             }
         }
-        let mut others = (0..self.dim()).filter(|&d| !taken[d]);
+        let mut others = (0..self.dim()).filter(|&d| !used[d]);
         let order: SmallVec<[isize; 6]> = order
             .into_iter()
             .map(|d| d.or_else(|| others.next()).unwrap_or_default() as isize)

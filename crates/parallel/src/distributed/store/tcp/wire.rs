@@ -189,9 +189,9 @@ struct MessageReader<'a>(&'a [u8]);
 impl<'a> MessageReader<'a> {
     fn take(&mut self, count: usize) -> io::Result<&'a [u8]> {
         let cut = self.0.split_at_checked(count);
-        let (taken, rest) = cut.ok_or_else(|| invalid("a message is too short"))?;
+        let (bytes, rest) = cut.ok_or_else(|| invalid("a message is too short"))?;
         self.0 = rest;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn number(&mut self) -> io::Result<i64> {
