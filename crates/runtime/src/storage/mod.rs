@@ -483,9 +483,9 @@ impl Storage {
     /// Returns the device address. `None` for host memory.
     pub(crate) fn device_ptr(&self) -> Option<DevicePtr> {
         match &self.0.memory {
-            // SAFETY: the block is live as long as `self`. Launches keep their storages alive until
-            // the work is enqueued, and they tell the allocator of the stream.
             StorageMemory::Device(_, block) => {
+                // SAFETY: the block is live as long as `self`. Launches keep their storages alive
+                // until the work is enqueued, and they tell the allocator of the stream.
                 Some(unsafe { DevicePtr::from_raw(block.address()) })
             }
             StorageMemory::Shared(block) => Some(block.mapping.ptr()),
