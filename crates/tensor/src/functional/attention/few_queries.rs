@@ -3,10 +3,10 @@
 use warpline_kernels::attention::{Weighing, few_queries, has_few_queries};
 
 use super::AttentionOptions;
-use super::flash::{empty_result, expanded_mask, groups, with_supported_strides};
+use super::flash::{empty_result, expanded_mask, is_supported, with_supported_strides};
 use crate::autograd::should_record;
 use crate::called::Called;
-use crate::{DType, Result, Tensor};
+use crate::{Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -18,31 +18,20 @@ pub(super) fn few_queries_attention(
     options: &AttentionOptions<'_>,
 ) -> Result<Option<Tensor>> {
     let (mask, lengths) = (options.attn_mask, options.key_lengths);
-    let ([batch @ .., queries, width], [others @ .., keys, own]) = (query.size(), key.size())
-    else {
+    let ([batch @ .., queries, width], [others @ .., keys, _]) = (query.size(), key.size()) else {
         return Ok(None);
     };
-    let alike = |t: &Tensor| {
-        t.device() == query.device() && t.storage().runtime().same_as(query.storage().runtime())
+    let group = match (batch.last(), others.last()) {
+        (Some(&heads), Some(&own)) if own > 0 => heads / own,
+        _ => 1,
     };
-    let is_grouped = options.enable_gqa && groups(batch, others);
-    let fits = query.device().is_cuda()
-        && batch.len() <= 2
-        && (batch == others || is_grouped)
-        && width == own
-        && value.size() == key.size()
-        && *keys <= i32::MAX as usize
-        && alike(key)
-        && alike(value)
-        && mask.is_none_or(|mask| {
-            alike(mask) && [DType::Bool, query.dtype()].contains(&mask.dtype())
-        })
-        // The kernel has a length for each of the first of two batch dimensions.
-        && lengths.is_none_or(|lengths| batch.len() == 2 && alike(lengths));
+    // The kernel has a length for each of the first of two batch dimensions.
+    let has_lengths = |lengths: &Tensor| batch.len() == 2 && lengths.device() == query.device();
     let exec = query.exec()?;
-    let group = if is_grouped { batch[batch.len() - 1] / others[others.len() - 1] } else { 1 };
     let recorded: [&Tensor; 4] = [query, key, value, mask.unwrap_or(query)];
-    if !fits
+    if !query.device().is_cuda()
+        || !is_supported([query, key, value], mask, options.enable_gqa)
+        || !lengths.is_none_or(has_lengths)
         || !has_few_queries(exec.target(), query.dtype(), [group, *queries, *width])
         || should_record(&recorded)
     {

@@ -24,30 +24,13 @@ pub(super) fn flash_attention(
     weighing: Weighing,
     enable_gqa: bool,
 ) -> Result<Option<Tensor>> {
-    let ([batch @ .., queries, width], [others @ .., keys, _]) = (query.size(), key.size()) else {
-        return Ok(None);
-    };
-    let alike = |t: &Tensor| {
-        t.device() == query.device()
-            && t.storage().runtime().same_as(query.storage().runtime())
-            && t.size()[t.dim() - 1] == *width
-    };
-    let supported_mask = |mask: &Tensor| {
-        mask.device() == query.device()
-            && mask.storage().runtime().same_as(query.storage().runtime())
-            && [DType::Bool, query.dtype()].contains(&mask.dtype())
-            && !should_record(&[mask])
-    };
-    let fits = batch.len() <= 2
-        && (batch == others || enable_gqa && groups(batch, others))
-        && key.size() == value.size()
-        && alike(key)
-        && alike(value)
-        && mask.is_none_or(supported_mask)
-        && *keys > 0
-        && *queries.max(keys) <= i32::MAX as usize;
     let exec = query.exec()?;
-    if !fits || !has_attention(exec.target(), query.dtype(), *width) {
+    let (width, keys) = (query.size()[query.dim() - 1], key.size()[key.dim() - 2]);
+    if !is_supported([query, key, value], mask, enable_gqa)
+        || keys == 0
+        || mask.is_some_and(|mask| should_record(&[mask]))
+        || !has_attention(exec.target(), query.dtype(), width)
+    {
         return Ok(None);
     }
     let (q, k, v) = (
@@ -55,7 +38,7 @@ pub(super) fn flash_attention(
         with_supported_strides(key)?,
         with_supported_strides(value)?,
     );
-    let mask = expanded_mask(mask, &q, *keys)?;
+    let mask = expanded_mask(mask, &q, keys)?;
     let out = empty_result(&exec, &q)?;
     let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32).of(OP)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
@@ -77,8 +60,39 @@ pub(super) fn flash_attention(
     record(OP, out, &inputs, saved).map(Some)
 }
 
+/// Returns whether the sizes, the devices and the mask's dtype are those of the kernels of this module and of
+/// `few_queries`. A mask that has more elements than the scores, which it would broadcast, is not supported.
+pub(super) fn is_supported(
+    [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    enable_gqa: bool,
+) -> bool {
+    let ([batch @ .., queries, width], [others @ .., keys, own]) = (query.size(), key.size())
+    else {
+        return false;
+    };
+    let alike = |t: &Tensor| {
+        t.device() == query.device() && t.storage().runtime().same_as(query.storage().runtime())
+    };
+    let expands = |mask: &Tensor| {
+        let scores = [keys, queries].into_iter().chain(batch.iter().rev());
+        let mut sizes = mask.size().iter().rev().zip(scores);
+        mask.dim() <= query.dim() && sizes.all(|(&own, &size)| own == 1 || own == size)
+    };
+    batch.len() <= 2
+        && (batch == others || enable_gqa && groups(batch, others))
+        && width == own
+        && key.size() == value.size()
+        && alike(key)
+        && alike(value)
+        && mask.is_none_or(|mask| {
+            alike(mask) && [DType::Bool, query.dtype()].contains(&mask.dtype()) && expands(mask)
+        })
+        && *queries.max(keys) <= i32::MAX as usize
+}
+
 /// Returns whether batches differ only in the heads, and the heads of keys divide those of queries.
-pub(super) fn groups(queries: &[usize], keys: &[usize]) -> bool {
+fn groups(queries: &[usize], keys: &[usize]) -> bool {
     match (queries, keys) {
         ([batch @ .., heads], [others @ .., own]) => {
             batch == others && *own > 0 && heads.is_multiple_of(*own)

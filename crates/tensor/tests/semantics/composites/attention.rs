@@ -342,3 +342,25 @@ fn few_queries_agree_with_separate_ops_under_masks_and_lengths() {
 fn gpu_few_queries_agree_with_separate_ops_under_masks_and_lengths() {
     common::gpu(1, SyncPolicy::Auto, |_| few_queries(Device::cuda(0)));
 }
+
+/// A mask with more dimensions or larger ones than the scores broadcasts them, in every dtype.
+#[test]
+fn a_mask_may_broadcast_the_scores() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            for dtype in [DType::F32, DType::BF16] {
+                let of = |sizes: &[usize]| ones(sizes, (dtype, place));
+                let mask = ones([2, 3, 4, 5], (DType::Bool, place))?;
+                let options = AttentionOptions::new().attn_mask(&mask);
+                for (batch, expected) in [(&[3][..], [2, 3, 4, 8]), (&[1, 3], [2, 3, 4, 8])] {
+                    let sized = |rows: usize| of(&[batch, &[rows, 8]].concat());
+                    let (q, k) = (sized(4)?, sized(5)?);
+                    let out = scaled_dot_product_attention(&q, &k, &k, options)?;
+                    assert_eq!(out.size(), expected);
+                    close(&out, &ones(expected, dtype)?, 1e-2, "equal values")?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
