@@ -227,13 +227,6 @@ impl Device {
         core.shared.checks.settle(&before);
         core.shared.checks.report(&before)
     }
-
-    /// Returns whether work was enqueued on more than one stream of the same [`crate::Devices`], on
-    /// any device. If so, a checkpoint follows every operation.
-    #[must_use]
-    pub fn uses_many_streams(&self) -> bool {
-        self.0.core.shared.uses_many_streams()
-    }
 }
 
 impl fmt::Debug for Device {

@@ -2,10 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use std::sync::atomic::AtomicU64;
 use warpline_cuda_sys_safe::Driver;
-use warpline_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::check_reports::CheckReports;
 use crate::current;
@@ -15,8 +14,6 @@ use crate::{Device, DeviceGuard, Error, ErrorKind, Result, Stream, StreamGuard};
 #[derive(Debug)]
 pub(crate) struct SharedState {
     id: u64,
-    /// Number of streams with at least one operation.
-    streams_used: AtomicUsize,
     /// Reports of failed checks by kernels.
     pub(crate) checks: CheckReports,
 }
@@ -26,21 +23,11 @@ impl SharedState {
         // From std rather than `warpline_sync`: identifiers are unique in the whole process.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, streams_used: AtomicUsize::new(0), checks: CheckReports::default() }
+        Self { id, checks: CheckReports::default() }
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
-    }
-
-    pub(crate) fn count_stream(&self) {
-        self.streams_used.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns whether more than one stream has operations. A stale `false` makes a wait cover more
-    /// work than needed, but never loses a wait.
-    pub(crate) fn uses_many_streams(&self) -> bool {
-        self.streams_used.load(Ordering::Relaxed) > 1
     }
 }
 

@@ -2,13 +2,18 @@
 //!
 //! The problem: a stream that waits for an operation of another stream should not wait for work
 //! that was enqueued after that operation. CUDA's wait covers all work before an event's record, so
-//! the event must be recorded right after the operation, before it is known whether any stream will
-//! wait. The approach: once a second stream is in use, each operation is followed by a pooled event,
-//! a *checkpoint*. A wait uses the first checkpoint at or after the operation.
+//! the event must be recorded right after the operation, before it is known whether anybody will
+//! wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
-//! Limits: a stream keeps its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation
-//! uses the oldest checkpoint, and so covers more work than needed, never less. With a single
-//! stream in use, no checkpoints are recorded; a wait then records one after all work so far.
+//! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
+//! checkpoint at or after its operation, and records one after all work so far if there is none. A
+//! wait that comes late, when later operations follow the awaited one, shows that the next such
+//! wait needs a checkpoint right after its operation. From then on each operation gets one, until
+//! [`CHECKPOINTED_OPS`] operations pass without another late wait.
+//!
+//! Limits: a stream's first late wait covers all work enqueued before the wait. A stream keeps its
+//! latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest checkpoint,
+//! and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,6 +29,10 @@ use crate::event_pool::PooledEvent;
 /// Maximum number of checkpoints per stream. A wait for an operation older than all checkpoints
 /// uses the oldest, and so covers more work than needed, never less.
 const MAX_CHECKPOINTS: usize = 64;
+
+/// Number of operations after a late wait that get a checkpoint each. Larger than a training step,
+/// so that a stream that is waited for once per step keeps its checkpoints.
+const CHECKPOINTED_OPS: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
@@ -67,9 +76,14 @@ impl StreamProgress {
     }
 }
 
-/// Events recorded right after some of a stream's operations, oldest first.
+/// Events recorded right after some of a stream's operations.
 #[derive(Debug, Default)]
-pub(crate) struct Checkpoints(VecDeque<Checkpoint>);
+pub(crate) struct Checkpoints {
+    /// The latest checkpoints, oldest first.
+    recorded: VecDeque<Checkpoint>,
+    /// Operations up to this number get a checkpoint each.
+    wanted_until: OpNumber,
+}
 
 /// An operation, the work before it, and an event recorded right after it.
 #[derive(Clone, Debug)]
@@ -82,11 +96,24 @@ pub(crate) struct Checkpoint {
 impl Checkpoints {
     /// Returns the earliest checkpoint at or after operation `op`.
     pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
-        self.0.get(self.0.partition_point(|checkpoint| checkpoint.op < op))
+        self.recorded.get(self.recorded.partition_point(|checkpoint| checkpoint.op < op))
     }
 
     pub(crate) fn latest(&self) -> Option<&Checkpoint> {
-        self.0.back()
+        self.recorded.back()
+    }
+
+    /// Returns whether operation `op` needs a checkpoint right after it, for late waits.
+    #[inline]
+    pub(crate) fn are_wanted_at(&self, op: OpNumber) -> bool {
+        op <= self.wanted_until
+    }
+
+    /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
+    pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
+        if op < last {
+            self.wanted_until = last + CHECKPOINTED_OPS;
+        }
     }
 
     /// Records a checkpoint after `op`, the last enqueued operation.
@@ -98,7 +125,7 @@ impl Checkpoints {
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        let oldest = if self.0.len() < MAX_CHECKPOINTS { None } else { self.0.pop_front() };
+        let oldest = if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
         let event = match oldest {
             // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
             // postpones completion, so a query of an `OpEvent` might never return `true`.
@@ -106,7 +133,7 @@ impl Checkpoints {
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };
         event.record(stream)?;
-        self.0.push_back(Checkpoint { op, before: before.clone(), event });
+        self.recorded.push_back(Checkpoint { op, before: before.clone(), event });
         Ok(())
     }
 }

@@ -143,7 +143,7 @@ fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
 
 /// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the
 /// number of outstanding replays. The first measurement is on the program's only stream, the second
-/// after another stream was used.
+/// after another stream was used, the third after another stream waited for an earlier operation.
 fn replays() -> Result<()> {
     println!(
         "\nmicroseconds per replay, per cuGraphLaunch, and their ratio, by the number of replays outstanding"
@@ -152,9 +152,15 @@ fn replays() -> Result<()> {
     OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>20}"));
     println!();
     let stream = cuda::current_stream(0)?;
-    for streams in ["", ", a second stream"] {
+    for streams in ["", ", a second stream", ", late waits"] {
         if !streams.is_empty() {
-            cuda::with_stream(&Stream::new(0)?, || zeros([1], 0)?.add_(1.0).map(drop))?;
+            let used = zeros([1], 0)?;
+            if streams == ", late waits" {
+                // The other stream waits for the first of two operations, so each later operation of
+                // this stream is followed by an event.
+                zeros([1], 0)?;
+            }
+            cuda::with_stream(&Stream::new(0)?, || used.add_(1.0).map(drop))?;
         }
         for kernels in KERNELS {
             let graph = decoder(kernels)?;

@@ -67,11 +67,7 @@ impl StreamInner {
 
     #[inline]
     fn advance(&self, _held: &mut SubmitState) -> OpNumber {
-        let op = self.progress.advance();
-        if op == 1 && self.capture.twin_in().is_none() {
-            self.core.shared.count_stream();
-        }
-        op
+        self.progress.advance()
     }
 
     /// Returns the current end of the stream. The caller holds the stream's lock.
@@ -120,6 +116,7 @@ impl StreamInner {
         let last = self.progress.last();
         let op = op.min(last);
         let SubmitState { checkpoints, clock } = state;
+        checkpoints.note_wait(op, last);
         if checkpoints.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
                 return Err(ErrorKind::Capturing.of("wait_for"));
@@ -405,10 +402,10 @@ impl Stream {
             inner.capture.refuse_ended("submit", location)?;
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
-            if inner.core.shared.uses_many_streams() || inner.capture.twin_in().is_some() {
+            let SubmitState { checkpoints, clock } = state;
+            if checkpoints.are_wanted_at(op) || inner.capture.twin_in().is_some() {
                 // The operation is enqueued already, so a failure here is ignored. The next wait for
                 // the operation finds no checkpoint, tries to record one, and returns the error.
-                let SubmitState { checkpoints, clock } = state;
                 let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
             }
             Ok((result, op))

@@ -2,7 +2,7 @@
 
 use warpline_stream::{Error, ErrorKind, Event};
 
-use crate::support::{RunClock, TOKEN, counted, schedules, work};
+use crate::support::{RunClock, TOKEN, counted, schedules, wait_late, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -24,22 +24,34 @@ fn operations_are_numbered_from_one() {
 }
 
 #[test]
-fn a_single_stream_records_no_events() {
+fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
     let (driver, devices) = counted(2, 0);
-    let device = devices.get(0).unwrap();
-    let stream = device.stream_from_pool(0).unwrap();
+    let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    let other = devices.get(1).unwrap().stream_from_pool(0).unwrap();
+    let mut last = 0;
     for _ in 0..100 {
-        let op = work(&stream, || ());
-        stream.wait_for(&stream, op).unwrap();
+        last = work(&stream, || ());
+        stream.wait_for(&stream, last).unwrap();
+        work(&other, || ());
     }
-    assert!(!device.uses_many_streams());
     assert_eq!(driver.calls("event_record") + driver.calls("stream_wait_event"), 0);
-    // Checkpoints begin with the second stream that has work, even on another device.
-    work(devices.get(1).unwrap().default_stream(), || ());
-    assert!(device.uses_many_streams());
-    let before = driver.calls("event_record");
-    work(&stream, || ());
-    assert_eq!(driver.calls("event_record"), before + 1);
+    let records = |f: &dyn Fn()| {
+        let before = driver.calls("event_record");
+        f();
+        driver.calls("event_record") - before
+    };
+    let enqueue = |count| (0..count).for_each(|_| drop(work(&stream, || ())));
+    // A wait for the last operation records its event and needs no others.
+    assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 1);
+    assert_eq!(records(&|| enqueue(10)), 0);
+    // A wait that comes late covers all work so far. Each later operation gets an event.
+    assert_eq!(records(&|| other.wait_for(&stream, last + 1).unwrap()), 1);
+    assert!(other.is_ordered_after(&stream, last + 10).unwrap());
+    assert_eq!(records(&|| enqueue(20)), 20);
+    assert_eq!(records(&|| other.wait_for(&stream, last + 15).unwrap()), 0);
+    assert!(!other.is_ordered_after(&stream, last + 16).unwrap());
+    // Without further late waits, the events end.
+    assert_eq!(records(&|| enqueue(70_000)), 65_536);
 }
 
 #[test]
@@ -121,8 +133,7 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
     let clock = RunClock::default();
-    // Submit work to a second stream, so that each later operation has a checkpoint.
-    work(&to, || ());
+    wait_late(&to, &from);
     let used = clock.mark(&from);
     let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
@@ -141,7 +152,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let (driver, devices) = counted(1, seed);
         let device = devices.get(0).unwrap();
         let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
-        work(&to, || ());
+        wait_late(&to, &from);
         let clock = RunClock::default();
         let (old, op) = clock.mark(&from);
         (0..500).for_each(|_| drop(clock.mark(&from)));
@@ -158,7 +169,7 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
-    work(&to, || ());
+    wait_late(&to, &from);
     let clock = RunClock::default();
     let (early, op) = clock.mark(&from);
     let records = driver.calls("event_record");
@@ -199,7 +210,7 @@ fn a_failed_checkpoint_is_recorded_at_the_next_wait() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
-    work(&to, || ());
+    wait_late(&to, &from);
     driver.fail(Some("event_record"));
     let op = work(&from, || ());
     assert!(to.wait_for(&from, op).unwrap_err().to_string().contains("ordering.rs"));

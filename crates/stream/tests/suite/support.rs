@@ -92,6 +92,14 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
     op
 }
 
+/// Makes `to` wait for an operation of `from` that a later one follows, so that each operation of
+/// `from` from now on has a checkpoint.
+pub(crate) fn wait_late(to: &Stream, from: &Stream) {
+    let early = work(from, || ());
+    work(from, || ());
+    to.wait_for(from, early).expect("wait_for");
+}
+
 /// Counts operations in the order in which they run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunClock(Arc<AtomicU64>);
