@@ -125,7 +125,8 @@ impl Checkpoints {
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        let oldest = if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
+        let oldest =
+            if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
         let event = match oldest {
             // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
             // postpones completion, so a query of an `OpEvent` might never return `true`.

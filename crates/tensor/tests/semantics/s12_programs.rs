@@ -263,10 +263,10 @@ fn s12_random_programs_need_their_waits() {
 /// Number of operations on the producer's stream after the operation for which the consumer waits.
 const LATER: usize = 20;
 
-/// A consumer uses a producer's result while the producer continues with unrelated work. Returns
-/// the total virtual time in milliseconds, and the producer's remaining operations when the
-/// consumer is done.
-fn consume(wait_for_all: bool) -> (f64, usize) {
+/// A consumer uses a producer's result while the producer continues with unrelated work, `rounds`
+/// times. Returns the virtual time of the last round in milliseconds, and the producer's remaining
+/// operations when the consumer is done.
+fn consume(wait_for_all: bool, rounds: usize) -> (f64, usize) {
     const SIZE: [usize; 1] = [1 << 18];
     let world = SimBox::lazy(1);
     let (mut time, mut left) = (0.0, 0);
@@ -278,39 +278,44 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
         let mine = cuda::with_stream(&consumer, || device(0.0))?;
         let (source, result) = (pinned()?, pinned()?);
         cuda::synchronize(0)?;
-        let start = world.sim.virtual_time(0);
-        let used = cuda::with_stream(&producer, || -> Result<Tensor> {
-            let used = device(1.0)?;
-            (0..LATER).try_for_each(|_| unrelated.copy_(&source, true).map(drop))?;
-            Ok(used)
-        })?;
-        if wait_for_all {
-            consumer.wait_stream(&producer)?;
+        for round in 1..=rounds {
+            let start = world.sim.virtual_time(0);
+            let used = cuda::with_stream(&producer, || -> Result<Tensor> {
+                let used = device(1.0)?;
+                (0..LATER).try_for_each(|_| unrelated.copy_(&source, true).map(drop))?;
+                Ok(used)
+            })?;
+            if wait_for_all {
+                consumer.wait_stream(&producer)?;
+            }
+            cuda::with_stream(&consumer, || -> Result<()> {
+                (0..LATER).try_for_each(|_| {
+                    mine.add_(&used)?;
+                    result.copy_(&mine, true).map(drop)
+                })
+            })?;
+            assert!(world.count(CallKind::StreamWaitEvent) >= 1, "it does wait for what it uses");
+            consumer.synchronize()?;
+            left = world.sim.pending();
+            let covers_all = wait_for_all || round == 1;
+            assert_eq!(producer.query()?, covers_all, "round {round}");
+            assert_eq!(result.to_vec::<f32>()?, vec![(LATER * round) as f32; SIZE[0]]);
+            cuda::synchronize(0)?;
+            time = world.sim.virtual_time(0) - start;
         }
-        cuda::with_stream(&consumer, || -> Result<()> {
-            (0..LATER).try_for_each(|_| {
-                mine.add_(&used)?;
-                result.copy_(&mine, true).map(drop)
-            })
-        })?;
-        assert!(world.count(CallKind::StreamWaitEvent) >= 1, "it does wait for what it uses");
-        consumer.synchronize()?;
-        left = world.sim.pending();
-        assert_eq!(producer.query()?, wait_for_all);
-        assert_eq!(result.to_vec::<f32>()?, vec![LATER as f32; SIZE[0]]);
-        cuda::synchronize(0)?;
-        time = world.sim.virtual_time(0) - start;
         Ok(())
     });
     (time, left)
 }
 
-/// A wait covers the producer's last use and not its later work.
+/// A wait covers the producer's last use and not its later work, from the second wait that comes
+/// after later work.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
-    let (serial, left) = consume(true);
+    let (serial, left) = consume(true, 2);
     assert_eq!(left, 0, "a wait for all of it leaves nothing");
-    let (overlapped, left) = consume(false);
+    assert_eq!(consume(false, 1).1, 0, "the first wait covers all work so far");
+    let (overlapped, left) = consume(false, 2);
     assert!(left >= LATER, "only {left} operations of the producer are left");
     assert!(overlapped < 0.7 * serial, "{overlapped} ms, one after the other {serial} ms");
 }
@@ -328,16 +333,21 @@ fn gpu_s12_streams_overlap_past_a_wait() {
         drop(cuda::with_stream(&producer, products)?);
         drop(cuda::with_stream(&consumer, || full([64], 0.0, 0)?.add(1.0)?.sum(()))?);
         cuda::synchronize(0)?;
-        let used = cuda::with_stream(&producer, || full([64], 2.0, (DType::F32, 0)))?;
-        let products = cuda::with_stream(&producer, products)?;
-        let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))?;
-        consumer.synchronize()?;
-        let overlap = !producer.query()?;
+        let round = || -> Result<(Tensor, bool)> {
+            let used = cuda::with_stream(&producer, || full([64], 2.0, (DType::F32, 0)))?;
+            let _products = cuda::with_stream(&producer, products)?;
+            let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))?;
+            consumer.synchronize()?;
+            let overlap = !producer.query()?;
+            cuda::synchronize(0)?;
+            Ok((sum, overlap))
+        };
+        round()?; // The first wait covers later work.
+        let (sum, overlap) = round()?;
         // A simulated schedule may have run everything, so the overlap is asserted only on a real
         // GPU.
         assert!(overlap || !real, "the consumer waited for 20 unrelated products");
         assert_eq!(sum.item::<f32>()?, 192.0);
-        drop(products);
-        cuda::synchronize(0)
+        Ok(())
     });
 }
