@@ -229,7 +229,9 @@ fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
         let tensor = numbers(1000)?.share_memory()?;
         cuda::synchronize(())?;
         let side = cuda::Stream::new(())?;
-        let sum = cuda::with_stream(&side, || tensor.sum(()))?;
+        // Each query of a simulated stream runs one operation, and dropping the tensor queries twice.
+        let sums = || (0..10).map(|_| tensor.sum(())).collect::<Result<Vec<_>>>();
+        let sum = cuda::with_stream(&side, sums)?.remove(9);
         let (waits, mapped) = (sim.usage().host_waits, mappings(&sim));
         drop(tensor);
         assert_eq!(sim.usage().host_waits, waits, "the host waits for nothing");
