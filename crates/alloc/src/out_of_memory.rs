@@ -76,22 +76,21 @@ impl OutOfMemory {
         if !self.remaps && (idle >= self.requested || idle > self.reserved / 4) {
             hints.push(
                 "Much is reserved but unallocated, in pieces that are too small: the default \
-                 policy, or expandable_segments:True in WARPLINE_ALLOC_CONF, puts pieces together.",
+                 policy and expandable_segments:True in WARPLINE_ALLOC_CONF combine pieces.",
             );
         }
         let missing = self.free.map(|free| self.segment.saturating_sub(free));
         let would_do =
             |bytes: usize| missing.is_some_and(|missing| missing > 0 && bytes >= missing);
         if would_do(self.private_pools) {
-            hints.push("Private pools hold enough: drop those, and graphs, that are not needed.");
+            hints.push("Private pools hold enough memory: drop unused graphs and pools.");
         }
         if !over_limit && self.other_processes().is_some_and(would_do) {
-            hints.push("Others use enough of the memory: end them, or allocate elsewhere.");
-        } else if !over_limit && self.others().is_some_and(would_do) {
             hints.push(
-                "Enough is used by other ways than this allocator, also in this process: by \
-                 libraries, or other allocators.",
+                "Other processes use enough memory: end them, or allocate on another device.",
             );
+        } else if !over_limit && self.others().is_some_and(would_do) {
+            hints.push("Libraries or other allocators, also in this process, use enough memory.");
         }
         if hints.is_empty() {
             hints.push("Live blocks take up the memory: drop some, or take smaller batches.");
@@ -180,8 +179,8 @@ mod tests {
              others at most 10.00 MiB. 90.00 MiB allowed by the memory fraction. Of the reserved \
              60.00 MiB, 50.00 MiB is allocated (private pools hold 4.00 MiB), and 10.00 MiB is \
              reserved but unallocated, its largest piece 3.00 MiB. The memory fraction is used \
-             up: raise it with set_memory_fraction. Private pools hold enough: drop those, and \
-             graphs, that are not needed."
+             up: raise it with set_memory_fraction. Private pools hold enough \
+             memory: drop unused graphs and pools."
         );
     }
 
@@ -223,7 +222,7 @@ mod tests {
             hint.split(':').next().unwrap_or_default().to_owned()
         };
         let live = "Live blocks take up the memory";
-        let others = "Others use enough of the memory";
+        let others = "Other processes use enough memory";
         let pieces = "Much is reserved but unallocated, in pieces that are too small";
         assert_eq!(first(facts()), others, "10 MiB are missing and others use 10 MiB");
         assert_eq!(first(OutOfMemory { segment: 42 * MIB, ..facts() }), live);
@@ -234,7 +233,7 @@ mod tests {
         assert_eq!(limited.hints().len(), 1, "others' memory does not help under a limit");
         assert_eq!(first(limited), "The memory fraction is used up");
         let pools = OutOfMemory { private_pools: 20 * MIB, ..facts() };
-        assert_eq!(first(pools), "Private pools hold enough");
+        assert_eq!(first(pools), "Private pools hold enough memory");
         let huge = OutOfMemory { segment: 101 * MIB, allocated: 0, ..facts() };
         assert_eq!(huge.hints(), ["The request is larger than all of the memory: split it."]);
     }

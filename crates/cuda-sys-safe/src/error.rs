@@ -21,7 +21,7 @@ macro_rules! codes {
             /// of a newer driver, which is not listed here, gets a placeholder.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self.0 { $($value => $name,)* _ => "a CUDA error without a name here" }
+                match self.0 { $($value => $name,)* _ => "a CUDA error that this version has no name for" }
             }
 
             /// Returns the driver's text for the code, such as `out of memory`. A code that is not

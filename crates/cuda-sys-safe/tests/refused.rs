@@ -230,7 +230,7 @@ fn threads_that_try_again_at_once_release_once() {
     let (sim, driver) = world();
     let all: Vec<_> = (0..200).map(|_| DeviceMemory::new(&driver, 0, 512).unwrap()).collect();
     refuse(&sim, CallKind::MemFree, 200);
-    // Each free first retries an older one.
+    // Each free first retries an earlier refused free.
     drop(all);
     std::thread::scope(|scope| {
         for _ in 0..4 {

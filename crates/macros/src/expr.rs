@@ -4,7 +4,7 @@
 //! formula may return a `Result`. A failure leaves the block:
 //!
 //! ```text
-//! a + x.pow(2)    '__formula: { Ok(match Add::add(operand(&a), operand(match Called(x.pow(2)) { … })) {
+//! a + x.pow(2)    '__formula: { Ok(match Add::add(operand(&a), operand(match FormulaCall(x.pow(2)) { … })) {
 //!                     Ok(value) => value,
 //!                     Err(error) => break '__formula Err(error),
 //!                 }) }
@@ -59,7 +59,7 @@ impl VisitMut for FormulaExpander {
                 visit_mut::visit_expr_mut(self, expr);
                 let span = expr.span();
                 let called = quote_spanned! { here(span) =>
-                    ::warpline::expr::Called(#expr).unwrap_value()
+                    ::warpline::expr::FormulaCall(#expr).unwrap_value()
                 };
                 *expr = Expr::Verbatim(or_leave(span, called));
             }
@@ -86,7 +86,7 @@ fn operand(expr: &mut Expr) -> TokenStream {
     }
     let span = expr.span();
     if is_literal(expr) {
-        return quote_spanned! { here(span) => ::warpline::expr::Number(#expr) };
+        return quote_spanned! { here(span) => ::warpline::expr::FormulaNumber(#expr) };
     }
     let Some((path, at)) = operator_of(expr) else {
         let reference = is_place(expr).then(|| quote_spanned! { here(span) => & });

@@ -83,7 +83,7 @@ fn enum_methods(arms: &[Arm<'_>]) -> Tokens {
         let (method, by_self) = (format_ident!("{method}"), format_ident!("{by_self}"));
         body(arms, |arm| match arm.only_member() {
             Some(ArmMember { variable, .. }) => {
-                quote!(::warpline_nn::__private::Field(#variable).#method())
+                quote!(::warpline_nn::__private::FieldRef(#variable).#method())
             }
             None => quote!(::core::option::Option::Some(::warpline_nn::__private::#by_self(self))),
         })
@@ -176,7 +176,7 @@ impl<'a> Arm<'a> {
     fn visit(&self, method: &str) -> Tokens {
         let method = format_ident!("{method}");
         let members = self.members.iter().map(|ArmMember { name, variable, .. }| {
-            quote!(::warpline_nn::__private::Field(#variable).#method(#name, visitor);)
+            quote!(::warpline_nn::__private::FieldRef(#variable).#method(#name, visitor);)
         });
         quote!(#(#members)*)
     }

@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::{self, Deref};
 
 use warpline::autograd::mark_moved;
-use warpline::expr::Operand;
-use warpline::{Index, Result, Tensor, TensorOptions, TensorOrScalar};
+use warpline::expr::FormulaOperand;
+use warpline::{Result, Tensor, TensorIndex, TensorOptions, TensorOrScalar};
 
 use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, VisitorMut};
 
@@ -147,7 +147,7 @@ impl Deref for Buffer {
 /// optional tensor argument.
 macro_rules! as_tensor {
     ($($name:ident $other:ident),*) => {$(
-        impl<'a> Operand for &'a $name {
+        impl<'a> FormulaOperand for &'a $name {
             type Operand = &'a Tensor;
 
             fn operand(self) -> &'a Tensor {
@@ -167,7 +167,7 @@ macro_rules! as_tensor {
             }
         }
 
-        impl From<&$name> for Index {
+        impl From<&$name> for TensorIndex {
             fn from(tensor: &$name) -> Self {
                 Self::from(&**tensor)
             }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use warpline::{cuda, full};
-use warpline_parallel::distributed::launch::Launch;
+use warpline_parallel::distributed::launch::Launcher;
 use warpline_parallel::distributed::{InitOptions, ReduceOp, init_process_group};
 
 /// All-reduce of several processes.
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         };
     }
     let started = std::env::current_exe().and_then(|program| {
-        let launch = Launch::new(program, args.ranks).driver(&args.driver);
+        let launch = Launcher::new(program, args.ranks).driver(&args.driver);
         launch.arg("--size").arg(args.size.to_string()).run()
     });
     match started {

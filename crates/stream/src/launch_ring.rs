@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::{Launch, OpNumber, Site};
+use crate::{LaunchRecord, OpNumber, Site};
 
 /// Number of launches that are kept per stream.
 const CAPACITY: usize = 64;
@@ -21,7 +21,7 @@ pub(crate) struct Launches(Mutex<LaunchRing>);
 
 #[derive(Debug, Default)]
 struct LaunchRing {
-    launches: Vec<Launch>,
+    launches: Vec<LaunchRecord>,
     /// Index of the oldest entry, which the next launch replaces once the list is full.
     next: usize,
     /// Number of the last dropped launch.
@@ -46,7 +46,7 @@ impl Launches {
             if ring.launches.is_empty() {
                 ring.launches.reserve_exact(CAPACITY);
             }
-            ring.launches.push(Launch::new(number, site));
+            ring.launches.push(LaunchRecord::new(number, site));
             let last = ring.launches.len() - 1;
             &mut ring.launches[last]
         } else {
@@ -60,7 +60,7 @@ impl Launches {
 
     /// Returns the launches after operation `done`, oldest first, and the number of operations
     /// after `done` that are no longer in the list.
-    pub(crate) fn after(&self, done: OpNumber) -> (Vec<Launch>, u64) {
+    pub(crate) fn after(&self, done: OpNumber) -> (Vec<LaunchRecord>, u64) {
         let ring = self.lock();
         let (newer, older) = ring.launches.split_at(ring.next);
         let in_order = older.iter().chain(newer);

@@ -71,7 +71,9 @@ pub use stream::{Stream, StreamDevice};
 /// The driver's crate: the machine's driver and simulated drivers.
 pub use warpline_cuda_sys_safe as driver;
 pub use warpline_cuda_sys_safe::EventFlags;
-pub use warpline_types::{Error, ErrorKind, Launch, PendingLaunches, Result, ResultExt, Site};
+pub use warpline_types::{
+    Error, ErrorKind, LaunchRecord, PendingLaunches, Result, ResultExt, Site,
+};
 
 /// Number of an operation on its stream. The first operation has number 1.
 ///

@@ -7,11 +7,13 @@
 //! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same
 //! graph, with up to a thousand replays outstanding. The second table shows the time per item, for
 //! each kind of work, of a thousand, ten thousand and a hundred thousand items without a wait. An
-//! argument runs only the rows that contain it.
+//! argument runs only the rows that contain it. With `--json`, each line is a JSON object: first
+//! the conditions, then each row.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde_json::json;
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{DType, Error, Result, Runtime, RuntimeConfig, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
@@ -27,12 +29,17 @@ const TIMED: usize = 21;
 fn main() -> Result<()> {
     let named = std::env::var("WARPLINE_DRIVER").ok();
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
+    let output = Output { filter, json: std::env::args().any(|arg| arg == "--json") };
     let bench = || {
-        if filter.is_empty() || "replays".contains(&filter) {
-            // Run the replays first, while no other stream has work.
-            replays()?;
+        if output.json {
+            let driver = warpline::runtime().driver()?.name();
+            println!("{}", json!({ "driver": driver, "device": cuda::get_device_name(0)? }));
         }
-        growth(&filter)
+        if output.filter.is_empty() || "replays".contains(&output.filter) {
+            // Run the replays first, while no other stream has work.
+            replays(&output)?;
+        }
+        growth(&output)
     };
     if named.is_some() {
         return bench();
@@ -41,70 +48,83 @@ fn main() -> Result<()> {
     with_runtime(&Runtime::new(driver, RuntimeConfig::default())?, bench)
 }
 
+/// The printed rows and their format.
+struct Output {
+    /// Rows that do not contain this text are left out.
+    filter: String,
+    json: bool,
+}
+
 /// Prints the nanoseconds per item, for each number of items.
-fn row(filter: &str, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
-    if !name.contains(filter) {
+fn row(output: &Output, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+    if !name.contains(&output.filter) {
         return Ok(());
     }
     (0..100).try_for_each(|_| item())?;
-    print!("{name:40}");
-    let mut first = None;
+    let mut times = Vec::new();
     for items in ITEMS {
         cuda::synchronize(0)?;
         let start = Instant::now();
         (0..items).try_for_each(|_| item())?;
-        let each = start.elapsed().as_secs_f64() * 1e9 / items as f64;
-        print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
+        times.push(start.elapsed().as_secs_f64() * 1e9 / items as f64);
     }
-    println!();
+    if output.json {
+        println!("{}", json!({ "row": name, "items": ITEMS, "ns": times }));
+    } else {
+        print!("{name:40}");
+        for (items, each) in ITEMS.iter().zip(&times) {
+            print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / times[0]);
+        }
+        println!();
+    }
     cuda::synchronize(0)
 }
 
-fn growth(filter: &str) -> Result<()> {
+fn growth(output: &Output) -> Result<()> {
     let x = ones([16], 0)?;
     let (table, index) = (ones([4, 4], 0)?, zeros([1], (DType::I64, 0))?);
     let one = ones([1, 4], 0)?;
     let sum = zeros([1, 4], 0)?;
-    row(filter, "add", || x.add(&x).map(drop))?;
-    row(filter, "add_", || x.add_(1.0).map(drop))?;
-    row(filter, "index_select", || table.index_select(0, &index).map(drop))?;
-    row(filter, "index_select, add_", || sum.add_(&table.index_select(0, &index)?).map(drop))?;
-    row(filter, "index_copy_", || table.index_copy_(0, &index, &one).map(drop))?;
+    row(output, "add", || x.add(&x).map(drop))?;
+    row(output, "add_", || x.add_(1.0).map(drop))?;
+    row(output, "index_select", || table.index_select(0, &index).map(drop))?;
+    row(output, "index_select, add_", || sum.add_(&table.index_select(0, &index)?).map(drop))?;
+    row(output, "index_copy_", || table.index_copy_(0, &index, &one).map(drop))?;
     let host = ones([16], ())?.pin_memory()?;
-    row(filter, "copy on the device", || x.copy().map(drop))?;
-    row(filter, "copy from pinned memory", || x.copy_(&host, true).map(drop))?;
-    row(filter, "copy to pinned memory", || host.copy_(&x, true).map(drop))?;
+    row(output, "copy on the device", || x.copy().map(drop))?;
+    row(output, "copy from pinned memory", || x.copy_(&host, true).map(drop))?;
+    row(output, "copy to pinned memory", || host.copy_(&x, true).map(drop))?;
     let mut pending = Vec::new();
-    row(filter, "copy to the host, kept", || {
+    row(output, "copy to the host, kept", || {
         pending.push(x.cpu_async()?);
         Ok(())
     })?;
     drop(pending);
     let stream = cuda::current_stream(0)?;
     let mut events = Vec::new();
-    row(filter, "event, kept", || {
+    row(output, "event, kept", || {
         events.push(stream.record_event(None)?);
         Ok(())
     })?;
     drop(events);
     let streams: Vec<Stream> = (0..32).map(|_| Stream::new(0)).collect::<Result<_>>()?;
-    row(filter, "event, another stream waits", || {
+    row(output, "event, another stream waits", || {
         streams[0].wait_event(&stream.record_event(None)?)
     })?;
     for count in [2, 32] {
         let mut turn = 0;
-        row(filter, &format!("{count} streams in turns"), || {
+        row(output, &format!("{count} streams in turns"), || {
             turn += 1;
             cuda::with_stream(&streams[turn % count], || x.add_(1.0).map(drop))
         })?;
-        row(filter, &format!("{count} streams in turns, new tensors"), || {
+        row(output, &format!("{count} streams in turns, new tensors"), || {
             turn += 1;
             let new = x.add(1.0)?;
             cuda::with_stream(&streams[turn % count], || new.add_(1.0).map(drop))
         })?;
     }
     let graph = decoder(8)?;
-    row(filter, "replay of 8 kernels", || graph.replay())
+    row(output, "replay of 8 kernels", || graph.replay())
 }
 
 /// Captures a graph of `kernels` kernels over as many tensors: a gather, and layers that write a
@@ -144,18 +164,20 @@ fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
 /// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the
 /// number of outstanding replays. The first measurement is on the program's only stream, the second
 /// after another stream was used, the third after another stream waited for an earlier operation.
-fn replays() -> Result<()> {
-    println!(
-        "\nmicroseconds per replay, per cuGraphLaunch, and their ratio, by the number of replays outstanding"
-    );
-    print!("{:22}", "kernels");
-    OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>20}"));
-    println!();
+fn replays(output: &Output) -> Result<()> {
+    if !output.json {
+        println!(
+            "\nmicroseconds per replay, per cuGraphLaunch, and their ratio, by the number of replays outstanding"
+        );
+        print!("{:22}", "kernels");
+        OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>20}"));
+        println!();
+    }
     let stream = cuda::current_stream(0)?;
-    for streams in ["", ", a second stream", ", late waits"] {
-        if !streams.is_empty() {
+    for streams in ["one stream", "a second stream", "late waits"] {
+        if streams != "one stream" {
             let used = zeros([1], 0)?;
-            if streams == ", late waits" {
+            if streams == "late waits" {
                 // The other stream waits for the first of two operations, so each later operation of
                 // this stream is followed by an event.
                 zeros([1], 0)?;
@@ -165,8 +187,17 @@ fn replays() -> Result<()> {
         for kernels in KERNELS {
             let graph = decoder(kernels)?;
             graph.replay()?;
-            print!("{:22}", format!("{kernels}{streams}"));
-            for [own, bare] in timed(&graph, &stream, kernels)? {
+            let times = timed(&graph, &stream, kernels)?;
+            if output.json {
+                let row = json!({
+                    "row": "replays", "kernels": kernels, "streams": streams,
+                    "outstanding": OUTSTANDING, "replay_and_launch_us": times,
+                });
+                println!("{row}");
+                continue;
+            }
+            print!("{:22}", format!("{kernels}, {streams}"));
+            for [own, bare] in times {
                 print!("{:>20}", format!("{own:.2} {bare:.2} {:.2}", own / bare));
             }
             println!();

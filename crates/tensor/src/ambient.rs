@@ -170,7 +170,7 @@ fn open_from_environment(
         Ok(value) => Ok(Some(value)),
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(value)) => {
-            let reason = "that is not UTF-8, which it has to be".into();
+            let reason = "the value is not UTF-8".into();
             Err(DriverError::variable(name, value.to_string_lossy(), reason))
         }
     };

@@ -84,7 +84,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
         );
     }
     if first.starts_with("MIG-") {
-        return format!("{first} is not a part of this machine's {count} device(s). {MAY}");
+        return format!("{first} is not an instance of this machine's {count} device(s). {MAY}");
     }
     if !first.starts_with("GPU-") && index(first).is_none_or(|index| index >= count) {
         return format!(
@@ -99,11 +99,10 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     let twice = |&(i, entry): &(usize, &&str)| entries[..i].iter().any(|known| same(known, entry));
     match entries.iter().enumerate().find(twice) {
         Some((_, entry)) => {
-            format!("it names device {entry} twice, with which CUDA shows no device. {MAY}")
+            format!("it names device {entry} twice, so CUDA shows no device. {MAY}")
         }
         None => format!(
-            "{first} is the beginning of none, or of several, of the UUIDs of this machine's {count} \
-             device(s). {MAY}"
+            "{first} is not the beginning of exactly one UUID of this machine's {count} device(s). {MAY}"
         ),
     }
 }
@@ -147,13 +146,13 @@ mod tests {
         };
         says("all", "`all` is neither an index nor a UUID");
         says("cuda:1,0", "`cuda:1` is neither an index nor a UUID");
-        says("MIG-1", "MIG-1 is not a part of this machine's 3 device(s)");
+        says("MIG-1", "MIG-1 is not an instance of this machine's 3 device(s)");
         says("7", "there is no device 7 among this machine's 3, which count from 0");
         says("7,7", "there is no device 7");
         says("99999999999999999999", "there is no device 9999");
         says("0,0", "it names device 0 twice");
         says("1, 2 ,+1", "it names device +1 twice");
         says("GPU-12,gpu-12", "it names device gpu-12 twice");
-        says("GPU-123", "GPU-123 is the beginning of none, or of several, of the UUIDs");
+        says("GPU-123", "GPU-123 is not the beginning of exactly one UUID");
     }
 }

@@ -1,19 +1,19 @@
 //! Operands of the formulas of [`expr!`](crate::expr!), and literals of [`tensor!`](crate::tensor!).
 //!
 //! A program that writes formulas needs nothing of this module. A type of its own becomes an operand by implementing
-//! [`Operand`].
+//! [`FormulaOperand`].
 
 use crate::{Result, Scalar, Tensor};
 
 /// A type besides numbers that can be an operand in [`expr!`](crate::expr!): a [`Tensor`], or a reference to one.
 ///
 /// ```
-/// use warpline::expr::Operand;
+/// use warpline::expr::FormulaOperand;
 /// use warpline::{Tensor, expr, tensor};
 ///
 /// struct Scale(Tensor);
 ///
-/// impl<'a> Operand for &'a Scale {
+/// impl<'a> FormulaOperand for &'a Scale {
 ///     type Operand = &'a Tensor;
 ///     fn operand(self) -> &'a Tensor {
 ///         &self.0
@@ -25,11 +25,11 @@ use crate::{Result, Scalar, Tensor};
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no operand of a formula",
+    message = "`{Self}` is not an operand of a formula",
     label = "expected a tensor, a parameter or a number",
     note = "a variable that holds a `Result` needs a `?`"
 )]
-pub trait Operand {
+pub trait FormulaOperand {
     /// The type that the operators take: `Tensor` or `&Tensor`.
     type Operand;
 
@@ -37,14 +37,14 @@ pub trait Operand {
     fn operand(self) -> Self::Operand;
 }
 
-impl Operand for Tensor {
+impl FormulaOperand for Tensor {
     type Operand = Self;
     fn operand(self) -> Self {
         self
     }
 }
 
-impl Operand for &Tensor {
+impl FormulaOperand for &Tensor {
     type Operand = Self;
     fn operand(self) -> Self {
         self
@@ -52,22 +52,22 @@ impl Operand for &Tensor {
 }
 
 #[diagnostic::do_not_recommend]
-impl<'a, T: ?Sized> Operand for &&'a T
+impl<'a, T: ?Sized> FormulaOperand for &&'a T
 where
-    &'a T: Operand,
+    &'a T: FormulaOperand,
 {
-    type Operand = <&'a T as Operand>::Operand;
+    type Operand = <&'a T as FormulaOperand>::Operand;
     fn operand(self) -> Self::Operand {
         (*self).operand()
     }
 }
 
 #[diagnostic::do_not_recommend]
-impl<'a, T: ?Sized> Operand for &'a &mut T
+impl<'a, T: ?Sized> FormulaOperand for &'a &mut T
 where
-    &'a T: Operand,
+    &'a T: FormulaOperand,
 {
-    type Operand = <&'a T as Operand>::Operand;
+    type Operand = <&'a T as FormulaOperand>::Operand;
     fn operand(self) -> Self::Operand {
         (&**self).operand()
     }
@@ -75,7 +75,7 @@ where
 
 /// A number as an operand. Two numbers are computed as Rust computes them.
 #[derive(Clone, Copy, Debug)]
-pub struct Number<S>(pub S);
+pub struct FormulaNumber<S>(pub S);
 
 /// The types of numbers.
 pub trait Numeric: Copy + Into<Scalar> {}
@@ -91,7 +91,7 @@ numbers!(half::f16, half::bf16, Scalar);
 
 /// A term of a formula, before it becomes an operand. The compiler takes the first of these methods that the
 /// type allows: that of [`TensorTerm`], which takes the term by value, of [`NumberTerm`], by reference, or of
-/// [`OtherTerm`], by mutable reference, whose bound fails with the message of [`Operand`]. Method lookup,
+/// [`OtherTerm`], by mutable reference, whose bound fails with the message of [`FormulaOperand`]. Method lookup,
 /// unlike a single trait, also works for a literal whose type the compiler knows only to be a float.
 #[derive(Debug)]
 pub struct Term<T>(pub T);
@@ -105,7 +105,7 @@ pub trait TensorTerm {
     fn operand(self) -> Self::Operand;
 }
 
-impl<T: Operand> TensorTerm for Term<T> {
+impl<T: FormulaOperand> TensorTerm for Term<T> {
     type Operand = T::Operand;
     fn operand(self) -> T::Operand {
         self.0.operand()
@@ -119,15 +119,15 @@ pub trait NumberTerm<References> {
     type Number;
 
     /// Returns the operand.
-    fn operand(&self) -> Number<Self::Number>;
+    fn operand(&self) -> FormulaNumber<Self::Number>;
 }
 
 macro_rules! number_terms {
     ($($marker:ty: $ty:ty, $self:ident => $value:expr;)*) => {$(
         impl<S: Numeric> NumberTerm<$marker> for Term<$ty> {
             type Number = S;
-            fn operand(&$self) -> Number<S> {
-                Number($value)
+            fn operand(&$self) -> FormulaNumber<S> {
+                FormulaNumber($value)
             }
         }
     )*};
@@ -146,13 +146,13 @@ pub trait OtherTerm<T> {
     /// Does not compile.
     fn operand(&mut self) -> T::Operand
     where
-        T: Operand;
+        T: FormulaOperand;
 }
 
 impl<T> OtherTerm<T> for Term<T> {
     fn operand(&mut self) -> T::Operand
     where
-        T: Operand,
+        T: FormulaOperand,
     {
         unreachable!("an operand is a `TensorTerm`")
     }
@@ -163,8 +163,8 @@ pub mod traits {
     pub use super::{NumberTerm as _, OtherTerm as _, TensorTerm as _, UnwrapValue as _};
 }
 
-impl<S: Into<Scalar>> From<Number<S>> for Scalar {
-    fn from(number: Number<S>) -> Self {
+impl<S: Into<Scalar>> From<FormulaNumber<S>> for Scalar {
+    fn from(number: FormulaNumber<S>) -> Self {
         number.0.into()
     }
 }
@@ -185,7 +185,7 @@ impl Value for Tensor {
     }
 }
 
-impl<S> Value for Number<S> {
+impl<S> Value for FormulaNumber<S> {
     type Value = S;
     fn into_value(self) -> S {
         self.0
@@ -195,9 +195,9 @@ impl<S> Value for Number<S> {
 /// The value of a call in a formula. `unwrap_value` is a method of its own for a [`Result`], and that of [`UnwrapValue`]
 /// for all other values.
 #[derive(Clone, Copy, Debug)]
-pub struct Called<T>(pub T);
+pub struct FormulaCall<T>(pub T);
 
-impl<T> Called<Result<T>> {
+impl<T> FormulaCall<Result<T>> {
     /// Returns the call's result.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ pub trait UnwrapValue {
     fn unwrap_value(self) -> Result<Self::Value>;
 }
 
-impl<T> UnwrapValue for Called<T> {
+impl<T> UnwrapValue for FormulaCall<T> {
     type Value = T;
     fn unwrap_value(self) -> Result<T> {
         Ok(self.0)

@@ -15,7 +15,7 @@ use warpline_runtime::Sizes;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no shape of a new tensor",
+    message = "`{Self}` is not a shape of a new tensor",
     label = "expected sizes such as `[2, 3]`",
     note = "sizes are `usize`: an array, a reference to one, a slice, a `Vec`, a tuple, one number, or `()`"
 )]
@@ -35,7 +35,7 @@ pub trait IntoShape {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no integer argument",
+    message = "`{Self}` is not an integer argument",
     label = "expected an integer such as `-1`",
     note = "integers are `usize`, `isize`, `i32` and `i64`"
 )]
@@ -71,7 +71,7 @@ integers!(i32, i64, isize, usize);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no shape",
+    message = "`{Self}` is not a shape",
     label = "expected sizes such as `[2, -1]`",
     note = "sizes are integers: an array, a reference to one, a slice, a `Vec`, a tuple, one number, or `()`"
 )]

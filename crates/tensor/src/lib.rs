@@ -62,8 +62,8 @@ pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, MeshIndexing, Pending,
-    RoundingMode, ScatterReduce, TensorData, TensorOrScalar, apply_elementwise, arange,
+    IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, MeshIndexing, Pending, RoundingMode,
+    ScatterReduce, TensorData, TensorIndex, TensorOrScalar, apply_elementwise, arange,
     arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full,
     hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn,
     randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
@@ -86,7 +86,7 @@ pub use tensor_options::{IntoOptions, TensorOptions};
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// - Operands are tensors, parameters and numbers of every type ([`expr::Operand`]). A variable, a field or an element
+/// - Operands are tensors, parameters and numbers of every type ([`expr::FormulaOperand`]). A variable, a field or an element
 ///   of a slice is used by reference and is not moved.
 /// - The operators are `+ - * / % & | ^ << >>`, unary `-` and `!`, and the comparisons `== != < <= > >=`, which give a
 ///   boolean tensor as in PyTorch. Between two numbers, all of them are those of Rust.

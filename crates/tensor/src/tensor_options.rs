@@ -154,9 +154,9 @@ impl From<&TensorOptions> for TensorOptions {
 ///
 /// Every type that converts into the options implements this trait.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no value of the options `{O}`",
+    message = "`{Self}` is not a value of the options `{O}`",
     label = "expected `()` or `{O}`",
-    note = "options are made by `new` and one setter per option; some have one option whose value converts, too"
+    note = "options are made by `new` and one setter per option; some options also convert from the value of one option"
 )]
 pub trait IntoOptions<O> {
     /// Returns the options.

@@ -30,7 +30,7 @@ impl fmt::Display for OperandShape {
 
 /// An op that was enqueued on a stream, with the shapes of its first operands.
 #[derive(Clone, Copy, Debug)]
-pub struct Launch {
+pub struct LaunchRecord {
     /// Name of the op.
     pub op: &'static str,
     /// Sequence number of the operation on its stream.
@@ -42,7 +42,7 @@ pub struct Launch {
     operands: [OperandShape; OPERANDS],
 }
 
-impl Launch {
+impl LaunchRecord {
     /// Creates a launch without operands.
     #[must_use]
     pub fn new(number: u64, Site { op, location }: Site) -> Self {
@@ -71,7 +71,7 @@ impl Launch {
     }
 }
 
-impl fmt::Display for Launch {
+impl fmt::Display for LaunchRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.op)?;
         for (i, operand) in self.operands.iter().take(self.count).enumerate() {
@@ -88,7 +88,7 @@ pub struct PendingLaunches {
     /// Display name of the stream.
     pub stream: String,
     /// The most recent launches, oldest first.
-    pub launches: Vec<Launch>,
+    pub launches: Vec<LaunchRecord>,
     /// Number of earlier operations without a record that are not known to be complete.
     pub older: u64,
 }

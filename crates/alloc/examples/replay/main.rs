@@ -54,7 +54,7 @@ struct Options {
     /// Bytes of the device's memory that may be used; KiB, MiB or GiB may follow.
     #[arg(long, value_name = "BYTES", default_value = "141GiB", value_parser = size)]
     capacity: usize,
-    /// Prints one JSON object a trace, each on its own line.
+    /// Prints one JSON object per trace, each on its own line.
     #[arg(long)]
     json: bool,
     /// Keeps freed memory in use by a side stream until its `c` line. Side streams wait for host

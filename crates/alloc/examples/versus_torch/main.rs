@@ -43,7 +43,7 @@ struct Options {
     /// Further options of the allocator, such as `headroom_percent:5`.
     #[arg(long, default_value = "")]
     options: String,
-    /// Driver that gives the memory.
+    /// Driver that provides the memory.
     #[arg(long, value_enum, default_value = "cuda")]
     driver: DriverKind,
     /// Measurements to run.

@@ -101,17 +101,17 @@ impl CudaMemory {
         bytes: usize,
     ) -> Result<(), DriverError> {
         let reason = if !Arc::ptr_eq(self.driver(), driver) {
-            "it is another driver's".to_owned()
+            "it belongs to another driver".to_owned()
         } else if self.device() != device {
             format!("it is on cuda:{}, not on cuda:{device}", self.device())
         } else if self.bytes() < bytes {
-            format!("it has {} bytes, and {bytes} were asked for", self.bytes())
+            format!("it has {} bytes, but {bytes} were requested", self.bytes())
         } else if !self.ptr().addr().is_multiple_of(512) {
             format!("it starts at {:#x}, which is not a multiple of 512", self.ptr().addr())
         } else {
             return Ok(());
         };
-        let reason = format!("the memory that the pool's source returned does not serve: {reason}");
+        let reason = format!("the pool's source returned unsuitable memory: {reason}");
         Err(DriverError::InvalidArgument { call: "the source of a memory pool", reason })
     }
 }

@@ -177,7 +177,7 @@ struct Freed {
     at: usize,
 }
 
-/// Returns whether a wait after the first `at` waits orders `stream` after `other`.
+/// Returns whether the waits, without the first `at` of them, order `stream` after `other`.
 fn comes_after(waits: &[(u64, u64)], stream: u64, other: u64, at: usize) -> bool {
     let mut reached = vec![other];
     for (waiter, waited) in &waits[at..] {

@@ -34,7 +34,7 @@ pub(crate) struct OpId {
 
 /// Granularity of tracking, in bytes.
 pub(crate) const CELL: usize = 16;
-/// Size of the tracked part of a content. Programs use no more of larger memory.
+/// Number of tracked bytes of a content. Programs use only this part of larger memory.
 pub(crate) const TRACKED: usize = 4096;
 
 #[derive(Clone, Debug, Default)]

@@ -336,13 +336,16 @@ fn ranks_that_cannot_join_are_refused() {
     let text = join(&id(), 0, 2, 5, LIMIT);
     assert!(text.contains("ncclCommInitRankConfig: rank 5 was asked for of 2 ranks"), "{text}");
     let unknown = nccl::UniqueId::from_bytes([0; 128]);
-    assert!(join(&unknown, 0, 2, 0, LIMIT).contains("the id is of no simulated NCCL"));
+    assert!(
+        join(&unknown, 0, 2, 0, LIMIT)
+            .contains("no simulated communicator waits for ranks with this id")
+    );
     let text = join(&id(), 0, 2, 0, Duration::from_millis(20));
     assert!(text.contains("ncclInProgress: rank 0 of 2 (cuda:0) has waited"), "{text}");
 
     for (second, why) in [
         ((0, 2, 1), "duplicate GPU"),
-        ((1, 3, 1), "rank 1 was told of 3 ranks, an earlier one of 2"),
+        ((1, 3, 1), "rank 1 expects 3 ranks, but an earlier rank 2"),
         ((1, 2, 0), "rank 0 of 2 joins twice"),
     ] {
         let (id, (device, ranks, rank)) = (id(), second);

@@ -1,9 +1,10 @@
 //! Measures the time and peak memory of training steps on a GPU, and compares with PyTorch in the same run:
 //!
 //! ```text
-//! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp]
+//! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp] [--json]
 //! ```
 //!
+//! The output is a Markdown table, or with `--json` a JSON object per line: first the conditions, then each row.
 //! Without `--python` there is no comparison. `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are
 //! meaningless.
 
@@ -15,6 +16,7 @@ use std::time::Instant;
 
 use decoder::{Decoder, DecoderSizes, Decoding, FusedDecoder, FusedDecoding};
 use models::{Gpt, GptSizes, mlp};
+use serde_json::{Value, json};
 use warpline::autograd::no_grad;
 use warpline::functional::cross_entropy;
 use warpline::{DType, Result, Tensor, cuda, randint, randn};
@@ -25,7 +27,37 @@ use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, SGD, SGDOptions};
 struct Figure {
     name: &'static str,
     micros: f64,
+    /// Peak of the allocated memory, in bytes.
     peak: usize,
+}
+
+/// PyTorch's measurement: the step's name, its microseconds, and the peak of the allocated memory in bytes.
+type TorchFigure = (String, f64, f64);
+
+impl Figure {
+    /// Formats the row for a Markdown table.
+    fn markdown(&self, torch: Option<&TorchFigure>) -> String {
+        let (time, ratio, memory) = match torch {
+            Some((_, micros, peak)) => (
+                format!("{micros:.1} µs"),
+                format!("{:.2}", micros / self.micros),
+                format!("{:.2} GiB", gib(*peak)),
+            ),
+            None => <(String, String, String)>::default(),
+        };
+        let (name, micros, peak) = (self.name, self.micros, gib(self.peak as f64));
+        format!("| {name} | {micros:.1} µs | {time} | {ratio} | {peak:.2} GiB | {memory} |")
+    }
+
+    /// Formats the row as JSON: times in microseconds, peaks in bytes.
+    fn json(&self, torch: Option<&TorchFigure>) -> Value {
+        json!({
+            "step": self.name,
+            "warpline": { "us": self.micros, "peak": self.peak },
+            "pytorch": torch.map(|(_, micros, peak)| json!({ "us": micros, "peak": peak })),
+            "ratio": torch.map(|(_, micros, _)| micros / self.micros),
+        })
+    }
 }
 
 fn main() -> anyhow::Result<()> {
@@ -40,21 +72,21 @@ fn main() -> anyhow::Result<()> {
         Some(python) => torch(&python, &only)?,
         None => Vec::new(),
     };
-    println!("| step | here | PyTorch | × | peak here | PyTorch |\n|---|---|---|---|---|---|");
-    for Figure { name, micros, peak } in figures {
-        let other = theirs.iter().find(|(other, ..)| other == name);
-        let (time, times, memory) = match other {
-            Some((_, theirs, memory)) => (
-                format!("{theirs:.1} µs"),
-                format!("{:.2}", theirs / micros),
-                format!("{:.2} GiB", gib(*memory)),
-            ),
-            None => <(String, String, String)>::default(),
-        };
-        println!(
-            "| {name} | {micros:.1} µs | {time} | {times} | {:.2} GiB | {memory} |",
-            gib(peak as f64)
-        );
+    let json = args.iter().any(|arg| arg == "--json");
+    if json {
+        let cores = std::thread::available_parallelism()?;
+        println!("{}", json!({ "device": cuda::get_device_name(())?, "cores": cores }));
+    } else {
+        println!("| step | Warpline | PyTorch | ratio | peak, Warpline | peak, PyTorch |");
+        println!("|---|---|---|---|---|---|");
+    }
+    for figure in figures {
+        let torch = theirs.iter().find(|(name, ..)| name == figure.name);
+        if json {
+            println!("{}", figure.json(torch));
+        } else {
+            println!("{}", figure.markdown(torch));
+        }
     }
     Ok(())
 }
@@ -66,8 +98,8 @@ fn gib(bytes: f64) -> f64 {
 /// PyTorch's script, embedded so that a single file is enough on a GPU host.
 const PYTORCH: &str = include_str!("pytorch.py");
 
-/// Runs PyTorch's script. Returns names, times in microseconds, and peak memory in bytes.
-fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
+/// Runs PyTorch's script.
+fn torch(python: &str, only: &str) -> anyhow::Result<Vec<TorchFigure>> {
     let output = Command::new(python).args(["-c", PYTORCH, only]).output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
@@ -249,6 +281,28 @@ fn gpt(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_and_the_json_have_the_same_figures() {
+        let figure = Figure { name: "a step", micros: 2.0, peak: 1 << 30 };
+        let torch = ("a step".to_owned(), 5.0, 2.0 * (1u64 << 30) as f64);
+        let row = "| a step | 2.0 µs | 5.0 µs | 2.50 | 1.00 GiB | 2.00 GiB |";
+        assert_eq!(figure.markdown(Some(&torch)), row);
+        let expected = json!({
+            "step": "a step",
+            "warpline": { "us": 2.0, "peak": 1u64 << 30 },
+            "pytorch": { "us": 5.0, "peak": 2.0 * (1u64 << 30) as f64 },
+            "ratio": 2.5,
+        });
+        assert_eq!(figure.json(Some(&torch)), expected);
+    }
+
+    #[test]
+    fn a_row_without_pytorch_has_no_ratio() {
+        let figure = Figure { name: "a step", micros: 2.0, peak: 1 << 30 };
+        assert_eq!(figure.markdown(None), "| a step | 2.0 µs |  |  | 1.00 GiB |  |");
+        assert_eq!(figure.json(None)["ratio"], Value::Null);
+    }
 
     /// The script is found from any folder, as after unpacking an archive. A shell script replaces Python.
     #[test]

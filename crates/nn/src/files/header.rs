@@ -34,7 +34,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
                 let mut entries = BTreeMap::new();
                 while let Some((name, value)) = map.next_entry::<String, V>()? {
                     if entries.contains_key(&name) {
-                        return Err(A::Error::custom(format!("`{name}` is there twice")));
+                        return Err(A::Error::custom(format!("the tensor `{name}` occurs twice")));
                     }
                     entries.insert(name, value);
                 }
@@ -86,17 +86,17 @@ fn pytorch_format(start: [u8; 8]) -> Option<&'static str> {
 impl SafetensorsFile {
     pub(super) fn new(path: &Path) -> Result<Self, FileError> {
         let mut file = warpline_files::open(path).map_err(FileError::io(path, "opening it"))?;
-        let length = file.metadata().map_err(FileError::io(path, "asking for its length"))?.len();
+        let length = file.metadata().map_err(FileError::io(path, "reading its length"))?.len();
         let invalid = |reason: String| FileError::invalid(path, reason);
         let mut size = [0; 8];
         if length < 8 {
-            let reason = format!("it has {length} bytes, and a safetensors file 8 or more");
+            let reason = format!("it has {length} bytes, but a safetensors file has at least 8");
             return Err(invalid(reason));
         }
         file.read_exact(&mut size).map_err(FileError::io(path, "reading the header's length"))?;
         if let Some(format) = pytorch_format(size) {
             let reason = format!(
-                "it is {format} of `torch.save`, no safetensors file: convert it in Python with \
+                "it is {format} of `torch.save`, not a safetensors file: convert it in Python with \
                  `safetensors.torch.save_file(torch.load(path), new_path)`"
             );
             return Err(invalid(reason));
@@ -136,7 +136,7 @@ impl SafetensorsFile {
             let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size()));
             if from != at || bytes.is_none() || to.checked_sub(from) != bytes {
                 let reason = format!(
-                    "the tensor `{name}` of {:?} in {dtype} lies in bytes {from} to {to} of the data, which it does not fill",
+                    "the tensor `{name}` of {:?} in {dtype} lies in bytes {from} to {to} of the data, but does not fill them exactly",
                     info.shape
                 );
                 return Err(invalid(reason));

@@ -171,7 +171,8 @@ fn open_indexed_files(path: &Path, text: &str) -> Result<Vec<SafetensorsFile>, F
     }
     let found: BTreeSet<&String> = files.iter().flat_map(|f| &f.entries).map(|e| &e.name).collect();
     if let Some((name, file)) = file_by_tensor.iter().find(|(name, _)| !found.contains(name)) {
-        let reason = format!("the tensor `{name}` is not in `{file}`, where it says that it is");
+        let reason =
+            format!("the index says that `{file}` contains the tensor `{name}`, but it does not");
         return Err(FileError::invalid(path, reason));
     }
     Ok(files)

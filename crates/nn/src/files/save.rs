@@ -33,7 +33,7 @@ fn header<'a>(
 ) -> Result<(Vec<u8>, Vec<&'a Tensor>), FileError> {
     let invalid = |reason: String| FileError::invalid(path, reason);
     if state.get(METADATA).is_some() {
-        return Err(invalid(format!("a tensor cannot be called `{METADATA}`")));
+        return Err(invalid(format!("a tensor cannot have the name `{METADATA}`")));
     }
     let mut tensors: Vec<(&str, &Tensor)> = state.iter().collect();
     // Like other writers of safetensors, put tensors of large alignment first.
@@ -44,7 +44,7 @@ fn header<'a>(
     for (name, tensor) in &tensors {
         let bytes = tensor.numel().checked_mul(tensor.element_size());
         let Some(end) = bytes.and_then(|bytes| at.checked_add(bytes)) else {
-            return Err(invalid(format!("with the tensor `{name}` it would be too large")));
+            return Err(invalid(format!("the file would be too large with the tensor `{name}`")));
         };
         let (dtype, shape) = (to_file_dtype(tensor.dtype()), tensor.size().to_vec());
         infos.push(((*name).to_owned(), TensorInfo { dtype, shape, data_offsets: (at, end) }));
@@ -124,7 +124,7 @@ fn save_to(
         write(tensor, path, &mut file)?;
     }
     let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.commit().map_err(FileError::io(path, "putting it in place"))
+    file.commit().map_err(FileError::io(path, "replacing it"))
 }
 
 /// File name of the index.

@@ -207,7 +207,7 @@ where
     /// the gradients of the outputs have arrived, and must return `None`.
     ///
     /// A forward pass uses the hooks that are registered when it runs. Hooks are not called for a forward pass without
-    /// gradients. Do not change inputs or outputs of a module with backward hooks in place.
+    /// gradients. If a module has backward hooks, do not change its inputs or outputs in place.
     ///
     /// ```
     /// use warpline::ones;

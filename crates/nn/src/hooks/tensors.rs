@@ -5,7 +5,7 @@ use warpline::{Result, Tensor};
 /// A value that consists of tensors: a tensor, or an `Option`, `Vec`, array or tuple of such values. Numbers and
 /// strings contain no tensors. The inputs and outputs of a [`Hooked`](crate::Hooked) module are of these types.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no input or output of a module with hooks",
+    message = "`{Self}` is not an input or output of a module with hooks",
     label = "expected a tensor, or an `Option`, `Vec`, array or tuple of tensors",
     note = "a type of your own implements `warpline_nn::TensorTree`"
 )]

@@ -1,6 +1,6 @@
 //! The functions that the code of `#[derive(Module)]` calls.
 //!
-//! [`assert_module`] is the only call that requires a field to be a module. The other calls are methods of [`Field`] if
+//! [`assert_module`] is the only call that requires a field to be a module. The other calls are methods of [`FieldRef`] if
 //! the field is a module, and otherwise those of [`NoModule`], which compile as well. So the compiler reports a field
 //! that is no module once.
 
@@ -21,9 +21,9 @@ pub fn as_dyn_mut<M: Module>(module: &mut M) -> &mut dyn Module {
 
 /// A reference to a field.
 #[derive(Debug)]
-pub struct Field<T>(pub T);
+pub struct FieldRef<T>(pub T);
 
-impl<'m, M: Module> Field<&'m M> {
+impl<'m, M: Module> FieldRef<&'m M> {
     /// Shows the field to a visitor.
     pub fn show(self, name: &str, visitor: &mut Visitor<'m, '_>) {
         visitor.member(name, self.0);
@@ -36,7 +36,7 @@ impl<'m, M: Module> Field<&'m M> {
     }
 }
 
-impl<'m, M: Module> Field<&'m mut M> {
+impl<'m, M: Module> FieldRef<&'m mut M> {
     /// Shows the field to a visitor.
     pub fn show_mut(self, name: &str, visitor: &mut VisitorMut<'_>) {
         visitor.member(name, self.0);
@@ -68,4 +68,4 @@ pub trait NoModule: Sized {
     }
 }
 
-impl<T> NoModule for Field<T> {}
+impl<T> NoModule for FieldRef<T> {}

@@ -74,7 +74,7 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// Members are in the order of the fields. A visit shows a parameter with two names under both names. The methods below
 /// treat it as one parameter.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no module",
+    message = "`{Self}` is not a module",
     label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
     note = "wrap a `Tensor` in `Parameter::new` or `Buffer::new`; mark a field that is none with `#[module(skip)]`"
 )]

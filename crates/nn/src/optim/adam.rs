@@ -264,7 +264,7 @@ fn move_counts_to_host(slots: &mut [Slot<'_>]) -> Result<()> {
     for slot in slots {
         if is_capturing(slot.param)? {
             let reason =
-                "a step can be captured where steps are counted on the device: set `capturable`";
+                "a step can be captured only if the device counts the steps: set `capturable`";
             return Err(Error::invalid("step", reason));
         }
         if let Some(counter) = slot.state.counter.take() {

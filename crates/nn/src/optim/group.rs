@@ -134,7 +134,7 @@ impl<R: Settings> ParamGroup<R> {
                 return Err(invalid(reason));
             }
             if known().chain(&self.params[..i]).any(|other| other.is_same(param)) {
-                return Err(invalid(format!("parameter {i} of a group was given before")));
+                return Err(invalid(format!("parameter {i} of the group is already in a group")));
             }
         }
         Ok(())

@@ -102,7 +102,7 @@ fn sharded_files_have_an_index_and_loading_reports_progress() {
     let error = load_file(&index, "cpu").unwrap_err();
     assert!(error.to_string().contains("`scaler` is not in"), "{error}");
     fs::write(&index, text.replace("\"scalar\"", "\"bool\"")).unwrap();
-    assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("`bool` is there twice"));
+    assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("`bool` occurs twice"));
     fs::write(&index, text.replace("\"model-", "\"../model-")).unwrap();
     assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("not beside it"));
 }
@@ -149,7 +149,7 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     assert!(refused(&path, &huge).contains("is truncated"));
     assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));
     let twice = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},\"weight";
-    assert!(refused(&path, &with("{\"weight", twice)).contains("`weight` is there twice"));
+    assert!(refused(&path, &with("{\"weight", twice)).contains("`weight` occurs twice"));
     assert!(refused(&path, &u64::MAX.to_le_bytes()).contains("header"));
     // A failed save leaves the previous file.
     fs::write(&path, &whole).unwrap();
@@ -184,7 +184,7 @@ fn nothing_is_half_loaded() {
 fn files_of_torch_save_are_named_as_such() {
     let folder = Folder::new("torch-save");
     let zip = b"PK\x03\x04\0\0\x08\x08\0\0archive/data.pkl".to_vec();
-    // What `torch.save(…, _use_new_zipfile_serialization=False)` and `pickle.dump` begin with.
+    // The first bytes of files by `torch.save(…, _use_new_zipfile_serialization=False)` and `pickle.dump`.
     let old = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.".to_vec();
     let pickle = b"\x80\x04\x95\x1a\0\0\0\0\0\0\0}\x94.".to_vec();
     for (name, bytes, format) in

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use warpline_parallel::distributed::launch::Launch;
+use warpline_parallel::distributed::launch::Launcher;
 
 /// Starts a program as several ranks on this host. Each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 /// and a new WARPLINE_SECRET in its environment. Each line of output is printed after `[rank]: `. If a rank fails, the
@@ -28,7 +28,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mut launch = Launch::new(args.program, args.nproc);
+    let mut launch = Launcher::new(args.program, args.nproc);
     for arg in args.args {
         launch = launch.arg(arg);
     }

@@ -122,11 +122,11 @@ impl DataParallelOptions {
         let refused = |reason| {
             Error::from(DataParallelError::DeviceIds { device_ids: device_ids.clone(), reason })
         };
-        let Some(&first) = device_ids.first() else { return Err(refused("there must be one")) };
+        let Some(&first) = device_ids.first() else { return Err(refused("the list is empty")) };
         for (i, &device) in device_ids.iter().enumerate() {
             runtime.device(device)?;
             if device_ids[..i].contains(&device) {
-                return Err(refused("each device can be there once"));
+                return Err(refused("a device occurs twice"));
             }
         }
         let output_device = match &self.output_device {

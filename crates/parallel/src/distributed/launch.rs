@@ -14,7 +14,7 @@ use super::{Secret, TcpStore};
 
 /// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputStream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -22,7 +22,7 @@ pub enum Output {
 }
 
 /// Callback for each line of output: the rank, the output stream, and the line without its line break.
-pub type OnLine = Arc<dyn Fn(usize, Output, &str) + Send + Sync>;
+pub type OnLine = Arc<dyn Fn(usize, OutputStream, &str) + Send + Sync>;
 
 /// A builder that runs a program as several ranks on this host.
 ///
@@ -32,14 +32,14 @@ pub type OnLine = Arc<dyn Fn(usize, Output, &str) + Send + Sync>;
 /// to the store.
 ///
 /// ```no_run
-/// use warpline_parallel::distributed::launch::Launch;
+/// use warpline_parallel::distributed::launch::Launcher;
 ///
-/// let status = Launch::new("target/release/examples/all_reduce", 2).arg("--size").arg("64").run()?;
+/// let status = Launcher::new("target/release/examples/all_reduce", 2).arg("--size").arg("64").run()?;
 /// std::process::exit(status.code());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Launch {
+pub struct Launcher {
     program: PathBuf,
     args: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
@@ -53,7 +53,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two checks whether ranks have ended.
 const POLL: Duration = Duration::from_millis(5);
 
-impl Launch {
+impl Launcher {
     /// Creates a launch of `program` with this number of ranks.
     pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl Launch {
     /// Starts all ranks and waits until they have ended.
     ///
     /// # Errors
-    /// The same as [`Launch::spawn`] and [`Ranks::wait`].
+    /// The same as [`Launcher::spawn`] and [`Ranks::wait`].
     pub fn run(self) -> io::Result<Outcome> {
         self.spawn()?.wait()
     }
@@ -154,9 +154,9 @@ impl Launch {
             })?;
             ranks.children.push((child, None));
             let child = &mut ranks.children[rank].0;
-            let pipes: [(Output, Option<Box<dyn Read + Send>>); 2] = [
-                (Output::Stdout, child.stdout.take().map(|pipe| Box::new(pipe) as _)),
-                (Output::Stderr, child.stderr.take().map(|pipe| Box::new(pipe) as _)),
+            let pipes: [(OutputStream, Option<Box<dyn Read + Send>>); 2] = [
+                (OutputStream::Stdout, child.stdout.take().map(|pipe| Box::new(pipe) as _)),
+                (OutputStream::Stderr, child.stderr.take().map(|pipe| Box::new(pipe) as _)),
             ];
             for (output, pipe) in pipes {
                 let Some(pipe) = pipe else { continue };
@@ -170,7 +170,7 @@ impl Launch {
     }
 }
 
-impl fmt::Debug for Launch {
+impl fmt::Debug for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Launch")
             .field("program", &self.program)
@@ -181,7 +181,7 @@ impl fmt::Debug for Launch {
 }
 
 fn read_lines(
-    (rank, output): (usize, Output),
+    (rank, output): (usize, OutputStream),
     pipe: impl Read,
     on_line: &OnLine,
     ended: &Sender<()>,
@@ -196,12 +196,12 @@ fn read_lines(
 }
 
 /// Prints a line in a single write, so that the lines of several ranks do not mix.
-fn print_line(rank: usize, output: Output, line: &str) {
+fn print_line(rank: usize, output: OutputStream, line: &str) {
     let text = format!("[{rank}]: {line}\n");
     // An error means that the launcher's own output is closed, so it cannot be reported.
     let _ = match output {
-        Output::Stdout => io::stdout().lock().write_all(text.as_bytes()),
-        Output::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+        OutputStream::Stdout => io::stdout().lock().write_all(text.as_bytes()),
+        OutputStream::Stderr => io::stderr().lock().write_all(text.as_bytes()),
     };
 }
 
@@ -226,7 +226,7 @@ impl Ranks {
         child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
     }
 
-    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launch::keep_going`] is set.
+    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is set.
     ///
     /// # Errors
     /// The system's error if the state of a rank cannot be queried.

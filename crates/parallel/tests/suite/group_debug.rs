@@ -137,7 +137,7 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
             let rank = group.rank();
             let (x, y) = (zeros([4], group.device())?, zeros([4], group.device())?);
             x.fill_(rank as f64 + 1.0)?;
-            // Explicit equal splits match no splits.
+            // A call with equal splits matches a call without splits.
             let splits = (rank == 0).then_some([2, 2]);
             let splits = splits.as_ref().map(<[usize; 2]>::as_slice);
             group.all_to_all_single(&y, &x, splits, splits, false)?;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use warpline_parallel::distributed::launch::{Launch, Output};
+use warpline_parallel::distributed::launch::{Launcher, OutputStream};
 
 fn warpline_run(args: &[&str]) -> (Option<i32>, String, String) {
     let run = Command::new(env!("CARGO_BIN_EXE_warpline-run")).args(args).output().unwrap();
@@ -61,7 +61,7 @@ fn a_program_that_is_not_there_is_named() {
 fn keep_going_lets_the_other_ranks_continue_and_a_rank_can_be_killed() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
-    let launch = Launch::new("sh", 2).arg("-c");
+    let launch = Launcher::new("sh", 2).arg("-c");
     let script = r#"if [ "$RANK" = 0 ]; then exec sleep 100; fi; sleep 0.2; echo late"#;
     let launch =
         launch.arg(script).keep_going(true).on_line(Arc::new(move |rank, output, line| {
@@ -72,5 +72,5 @@ fn keep_going_lets_the_other_ranks_continue_and_a_rank_can_be_killed() {
     let outcome = ranks.wait().unwrap();
     assert_eq!((outcome.first_failed, outcome.code()), (Some(0), 137));
     assert!(outcome.statuses[1].success());
-    assert_eq!(*lines.lock().unwrap(), [(1, Output::Stdout, "late".to_string())]);
+    assert_eq!(*lines.lock().unwrap(), [(1, OutputStream::Stdout, "late".to_string())]);
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use warpline::{Result, cuda, full};
-use warpline_parallel::distributed::launch::{Launch, Outcome};
+use warpline_parallel::distributed::launch::{Launcher, Outcome};
 use warpline_parallel::distributed::{
     GroupError, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
@@ -86,7 +86,7 @@ fn survives(group: ProcessGroup, victim: usize) {
 fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<String>, Outcome) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lines);
-    let mut launch = Launch::new(std::env::current_exe().unwrap(), ranks);
+    let mut launch = Launcher::new(std::env::current_exe().unwrap(), ranks);
     for arg in [
         &*crate::full_test_name(module_path!(), "program_of_a_rank"),
         "--exact",

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use warpline_parallel::distributed::{
-    InitOptions, Secret, Store, StoreError, TcpStore, launch::Launch,
+    InitOptions, Secret, Store, StoreError, TcpStore, launch::Launcher,
 };
 
 use crate::store_wire::{accept_handshake, answer_with, message, proof, read_hello, shake_hands};
@@ -206,7 +206,7 @@ fn secret_of_this_process() -> String {
 fn run_rank(variables: &[(&str, &str)]) -> String {
     let lines = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&lines);
-    let mut launch = Launch::new(std::env::current_exe().unwrap(), 1).driver("sim");
+    let mut launch = Launcher::new(std::env::current_exe().unwrap(), 1).driver("sim");
     for arg in [
         &*crate::full_test_name(module_path!(), "program_of_a_rank"),
         "--exact",

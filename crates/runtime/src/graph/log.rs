@@ -44,7 +44,7 @@ struct LogRecords {
     /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
     /// Memory of dropped storages that other streams of the capture may still use, with its uses.
-    parked: Vec<(Arc<CudaBlock>, Uses)>,
+    unreleased: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
     /// Whether the capture has ended.
@@ -85,10 +85,10 @@ struct UsedCommunicator {
 }
 
 impl LogRecords {
-    /// Releases parked memory if the memory's stream is ordered after all its uses.
+    /// Releases the memory of dropped storages, if the memory's stream is ordered after all uses.
     fn reclaim(&mut self) {
         let twins = &self.twins;
-        self.parked.retain(|(block, uses)| {
+        self.unreleased.retain(|(block, uses)| {
             let owner = twins.iter().find(|twin| twin.id() == block.stream_id());
             let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
@@ -162,7 +162,7 @@ impl GraphLog {
         let mut records = self.records();
         if let Some(logged) = records.storages_by_key.get_mut(&key) {
             let uses = std::mem::take(&mut logged.uses);
-            records.parked.push((Arc::clone(block), *uses));
+            records.unreleased.push((Arc::clone(block), *uses));
         }
     }
 
@@ -292,7 +292,8 @@ impl GraphLog {
     pub(super) fn take(&self) -> CapturedWork {
         let ended = LogRecords { ended: true, ..LogRecords::default() };
         let records = std::mem::replace(&mut *self.records(), ended);
-        let LogRecords { storages_by_key, needed, made, twins, parked, draws, ended: _ } = records;
+        let LogRecords { storages_by_key, needed, made, twins, unreleased, draws, ended: _ } =
+            records;
         let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
         // Replays lock communicators in the order of their identifiers.
@@ -305,7 +306,7 @@ impl GraphLog {
                 }
             });
         let communicators = captured.collect();
-        drop((made, twins, parked));
+        drop((made, twins, unreleased));
         let storages = storages_by_key.into_values();
         let storages = storages.map(|logged| (logged.storage, logged.writes, logged.uses.marks));
         CapturedWork { storages: storages.collect(), needed, draws, checks, communicators }

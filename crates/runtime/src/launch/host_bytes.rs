@@ -86,8 +86,8 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
 /// uses them is complete. For example, `f` reads from a file directly into page-locked memory. The
 /// bytes hold the contents of their last use before.
 ///
-/// `f` cannot use the host memory of storages: on its thread that is an error, and if it starts a
-/// thread that does and waits for it, it waits forever.
+/// `f` must not use the host memory of storages. On the calling thread, such a use is an error. If
+/// `f` waits for another thread that uses the memory, the wait never ends.
 ///
 /// # Errors
 /// - [`crate::ErrorKind::SharedHostMemory`] if other processes may write to the memory.

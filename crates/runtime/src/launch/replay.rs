@@ -35,7 +35,7 @@ pub(crate) struct GraphReplay<'a> {
 /// Outcome of an attempt to launch a replay.
 enum Attempt {
     Launched,
-    /// Another thread used storages of the graph meanwhile and detached them.
+    /// Another thread used storages of the graph meanwhile, which ended their attachment.
     Overtaken,
     /// The replay must visit the attached storages too.
     MustVisitAll,
@@ -89,7 +89,7 @@ impl GraphReplay<'_> {
         }
     }
 
-    /// Enqueues the replay after the other uses of the detached storages, or of all storages.
+    /// Enqueues the replay after the other uses of the unattached storages, or of all storages.
     ///
     /// # Safety
     /// The conditions of [`GraphReplay::enqueue`].

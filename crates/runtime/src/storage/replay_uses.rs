@@ -5,7 +5,7 @@
 //! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
 //! record holds this use, and the marks that it causes, for all attached storages. A replay updates
 //! only the record. Any other use locks the storage's `Uses`; this records the last replay there
-//! and detaches the storage. The next replay waits for the uses of detached storages and attaches
+//! and detaches the storage. The next replay waits for the uses of unattached storages and attaches
 //! these storages again.
 //!
 //! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
@@ -31,7 +31,7 @@ use crate::{Site, SyncPolicy};
 /// Uses of storages by a graph's replays.
 ///
 /// The [`Uses`] of an attached storage lack the replays since it was attached. All these replays
-/// ran on one stream, so recording the last of them when the storage is detached is enough.
+/// ran on one stream, so recording the last of them when the storage stops being attached is enough.
 #[derive(Debug)]
 pub(crate) struct ReplayUses {
     /// Kernels that check indices and whose results the next replay reads before it overwrites
@@ -44,8 +44,8 @@ pub(crate) struct ReplayUses {
 #[derive(Debug)]
 struct ReplayRecord {
     storages: Slab<ReplayedStorage>,
-    /// Detached storages, by their keys in `storages`.
-    detached: Vec<usize>,
+    /// Unattached storages, by their keys in `storages`.
+    unattached: Vec<usize>,
     /// `Some` while storages are attached.
     last: Option<LastReplay>,
     /// Dependencies of replay inputs in attached storages, other than the graph's replays.
@@ -111,8 +111,9 @@ impl ReplayUses {
         for kernels in captured_marks.flat_map(loop_carried_in) {
             loop_carried.get_or_insert_with(|| kernels.clone()).join(kernels);
         }
-        let detached = storages.iter().map(|(key, _)| key).collect();
-        let state = ReplayRecord { storages, detached, last: None, external: Dependencies::new() };
+        let unattached = storages.iter().map(|(key, _)| key).collect();
+        let state =
+            ReplayRecord { storages, unattached, last: None, external: Dependencies::new() };
         Self { loop_carried, state: Mutex::new(state) }
     }
 
@@ -129,11 +130,11 @@ impl ReplayUses {
             let member =
                 ReplayedStorage { storage, write: true, of_pool: true, captured_marks: None };
             let key = state.storages.insert(member);
-            state.detached.push(key);
+            state.unattached.push(key);
         }
     }
 
-    /// Returns the detached storages, or all storages, in lock order.
+    /// Returns the unattached storages, or all storages, in lock order.
     pub(crate) fn visit(&self, policy: SyncPolicy, all: bool) -> Vec<VisitedStorage> {
         let mut state = self.state();
         state.remove_dropped();
@@ -153,7 +154,7 @@ impl ReplayUses {
         if all {
             state.storages.iter().for_each(|(key, member)| visit(key, member));
         } else {
-            state.detached.iter().for_each(|&key| visit(key, &state.storages[key]));
+            state.unattached.iter().for_each(|&key| visit(key, &state.storages[key]));
         }
         drop(state);
         visited.sort_unstable_by_key(|visited| visited.storage.key());
@@ -168,7 +169,7 @@ impl ReplayUses {
     }
 
     /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if
-    /// other storages were detached since the call of `visit`.
+    /// other storages lost their attachment since the call of `visit`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         visited: &[VisitedStorage],
@@ -176,10 +177,10 @@ impl ReplayUses {
     ) -> Option<ReplayGuard<'_>> {
         let mut state = self.state();
         state.remove_dropped();
-        let visits_all = all || state.detached.len() == state.storages.len();
-        // Locking the uses of the visited storages has detached them, so equal numbers mean that no
-        // other storage is detached.
-        let current = state.detached.len() == visited.len();
+        let visits_all = all || state.unattached.len() == state.storages.len();
+        // Locking the uses of the visited storages has ended their attachment, so equal numbers mean that no
+        // other storage is unattached.
+        let current = state.unattached.len() == visited.len();
         current.then_some(ReplayGuard { replays: self, state, visits_all })
     }
 
@@ -187,7 +188,7 @@ impl ReplayUses {
     /// the uses already contain.
     fn detach(&self, key: usize, op: OpNumber, uses: &mut Uses) {
         let mut state = self.state();
-        state.detached.push(key);
+        state.unattached.push(key);
         let (Some(member), Some(last)) = (state.storages.get(key), &state.last) else { return };
         if last.op == op {
             return;
@@ -216,8 +217,8 @@ fn loop_carried_in(captured_marks: &StorageMarks) -> impl Iterator<Item = &Kerne
 
 impl ReplayRecord {
     fn remove_dropped(&mut self) {
-        let Self { storages, detached, .. } = self;
-        detached.retain(|&key| {
+        let Self { storages, unattached, .. } = self;
+        unattached.retain(|&key| {
             let alive = storages[key].storage.is_alive();
             if !alive {
                 storages.remove(key);
@@ -292,7 +293,7 @@ impl ReplayGuard<'_> {
         visited: &[VisitedStorage],
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
-        let ReplayRecord { detached, external, last, .. } = &mut *self.state;
+        let ReplayRecord { unattached, external, last, .. } = &mut *self.state;
         if self.visits_all {
             *external = Dependencies::new();
         }
@@ -302,10 +303,10 @@ impl ReplayGuard<'_> {
         let loop_carried = loop_carried
             .filter(|_| !visited.is_empty())
             .map(|(launch, kernels)| Dependency::Launch(launch.of_kernels(kernels)));
-        detached.clear();
+        unattached.clear();
         for (visited, uses) in visited.iter().zip(uses) {
             if !visited.storage.is_device_memory() {
-                detached.push(visited.key);
+                unattached.push(visited.key);
                 continue;
             }
             let read = visited

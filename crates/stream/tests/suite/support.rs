@@ -109,7 +109,7 @@ pub(crate) struct RunClock(Arc<AtomicU64>);
 pub(crate) struct RunMark(Arc<AtomicU64>);
 
 impl RunClock {
-    /// Enqueues an operation that writes the time of its run to the returned mark.
+    /// Enqueues an operation that stores the clock's time when it runs. The returned mark reads that time.
     pub(crate) fn mark(&self, stream: &Stream) -> (RunMark, OpNumber) {
         let (clock, mark) = (self.0.clone(), RunMark::default());
         let cell = mark.0.clone();

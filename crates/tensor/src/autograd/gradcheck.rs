@@ -49,7 +49,7 @@ pub fn gradcheck(
     for &i in &tracked {
         if inputs[i].dtype() != DType::F64 {
             let reason = format!(
-                "input {i} is of {}, in which differences are too rough",
+                "input {i} has dtype {}, which is too imprecise for differences",
                 inputs[i].dtype()
             );
             return Err(Error::gradient("gradcheck", reason));

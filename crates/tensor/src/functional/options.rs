@@ -67,7 +67,7 @@ pub(super) use crate::__options as options;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no number per dimension",
+    message = "`{Self}` is not a number per dimension",
     label = "expected a `usize` for all dimensions, or `[usize; {D}]`"
 )]
 pub trait PerDimension<const D: usize> {

@@ -91,7 +91,7 @@ pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Resu
     let classes = match num_classes {
         Some(classes) => classes,
         None if input.numel() == 0 => {
-            return Err(Error::invalid(OP, "num_classes does not follow from no indices"));
+            return Err(Error::invalid(OP, "num_classes must be given if there are no indices"));
         }
         // If all indices are negative, there are 0 classes, and `put` reports the indices as out of range.
         None => input.amax(()).of(OP)?.item::<i64>().of(OP)?.max(-1).saturating_add(1) as usize,

@@ -35,7 +35,7 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 
 /// An operand of a method: a tensor by reference, or a number.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no operand of an op",
+    message = "`{Self}` is not an operand of an op",
     label = "expected a tensor by reference, as in `a.eq(&b)`, or a number"
 )]
 pub trait IntoOperand<'a> {

@@ -38,7 +38,7 @@ pub use factories::{
     randint, randn, randperm, tensor, zeros,
 };
 pub(crate) use indexing::embedding_padded;
-pub use indexing::{Index, IndexRange, IntoIndices, ScatterReduce, embedding};
+pub use indexing::{IndexRange, IntoIndices, ScatterReduce, TensorIndex, embedding};
 pub use literal::tensor_of_literals;
 pub use order::{isin, searchsorted};
 pub use pending::Pending;

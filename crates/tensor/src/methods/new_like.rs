@@ -149,7 +149,7 @@ impl Tensor {
     /// Default: this tensor's dtype and device.
     ///
     /// # Errors
-    /// The same as [`crate::randn`].
+    /// The same as [`crate::rand`].
     #[track_caller]
     pub fn randn_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let out = self.empty_like(options).of("randn_like")?;

@@ -5,7 +5,7 @@ use warpline_kernels::elementwise as table;
 
 use super::binary::apply;
 use super::elementwise::TensorOrScalar;
-use crate::expr::{Compare, Number};
+use crate::expr::{Compare, FormulaNumber};
 use crate::{Result, Scalar, Tensor};
 
 macro_rules! operators {
@@ -53,12 +53,12 @@ macro_rules! operators {
                 apply(&table::$op, (&self).into(), number.into().into())
             }
         }
-        operators!(@left [S: Into<Scalar>] Number<S>, $trait $method $op);
+        operators!(@left [S: Into<Scalar>] FormulaNumber<S>, $trait $method $op);
         $(operators!(@left [] $left, $trait $method $op);)*
-        impl<L: std::ops::$trait<R>, R> std::ops::$trait<Number<R>> for Number<L> {
-            type Output = Result<Number<L::Output>>;
-            fn $method(self, other: Number<R>) -> Self::Output {
-                Ok(Number(self.0.$method(other.0)))
+        impl<L: std::ops::$trait<R>, R> std::ops::$trait<FormulaNumber<R>> for FormulaNumber<L> {
+            type Output = Result<FormulaNumber<L::Output>>;
+            fn $method(self, other: FormulaNumber<R>) -> Self::Output {
+                Ok(FormulaNumber(self.0.$method(other.0)))
             }
         }
     )*};
@@ -112,10 +112,10 @@ macro_rules! prefixes {
                 Tensor::$name(&self)
             }
         }
-        impl<S: std::ops::$trait> std::ops::$trait for Number<S> {
-            type Output = Result<Number<S::Output>>;
+        impl<S: std::ops::$trait> std::ops::$trait for FormulaNumber<S> {
+            type Output = Result<FormulaNumber<S::Output>>;
             fn $method(self) -> Self::Output {
-                Ok(Number(self.0.$method()))
+                Ok(FormulaNumber(self.0.$method()))
             }
         }
     )*};
@@ -143,7 +143,7 @@ impl AsOperand for &Tensor {
     }
 }
 
-impl<S: Into<Scalar> + Copy> AsOperand for Number<S> {
+impl<S: Into<Scalar> + Copy> AsOperand for FormulaNumber<S> {
     fn as_operand(&self) -> TensorOrScalar<'_> {
         self.0.into().into()
     }
@@ -171,30 +171,30 @@ comparisons! {
     [] Tensor, &Tensor;
     [] &Tensor, Tensor;
     [] &Tensor, &Tensor;
-    [S: Into<Scalar> + Copy] Tensor, Number<S>;
-    [S: Into<Scalar> + Copy] &Tensor, Number<S>;
-    [S: Into<Scalar> + Copy] Number<S>, Tensor;
-    [S: Into<Scalar> + Copy] Number<S>, &Tensor;
+    [S: Into<Scalar> + Copy] Tensor, FormulaNumber<S>;
+    [S: Into<Scalar> + Copy] &Tensor, FormulaNumber<S>;
+    [S: Into<Scalar> + Copy] FormulaNumber<S>, Tensor;
+    [S: Into<Scalar> + Copy] FormulaNumber<S>, &Tensor;
 }
 
-impl<L: PartialOrd<R>, R> Compare<Number<R>> for Number<L> {
-    type Output = Number<bool>;
-    fn eq(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 == other.0))
+impl<L: PartialOrd<R>, R> Compare<FormulaNumber<R>> for FormulaNumber<L> {
+    type Output = FormulaNumber<bool>;
+    fn eq(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 == other.0))
     }
-    fn ne(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 != other.0))
+    fn ne(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 != other.0))
     }
-    fn lt(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 < other.0))
+    fn lt(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 < other.0))
     }
-    fn le(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 <= other.0))
+    fn le(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 <= other.0))
     }
-    fn gt(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 > other.0))
+    fn gt(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 > other.0))
     }
-    fn ge(self, other: Number<R>) -> Result<Number<bool>> {
-        Ok(Number(self.0 >= other.0))
+    fn ge(self, other: FormulaNumber<R>) -> Result<FormulaNumber<bool>> {
+        Ok(FormulaNumber(self.0 >= other.0))
     }
 }

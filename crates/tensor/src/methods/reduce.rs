@@ -16,7 +16,7 @@ use crate::{Error, Integer, Result, Tensor};
 /// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
 /// dimensions count from the end.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` names no dimensions",
+    message = "`{Self}` does not name dimensions",
     label = "expected `()` for all, one such as `-1`, or several such as `[0, 2]`",
     note = "dimensions are `usize`, `isize`, `i32` or `i64`; negative ones count from the end"
 )]
@@ -66,7 +66,7 @@ list_tuples!(IntoDims::into_dims -> [isize], Integer, into_isize);
 
 /// One dimension, or `()` or `None` for all. A negative dimension counts from the end.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` names no dimension",
+    message = "`{Self}` does not name a dimension",
     label = "expected `()` for all, or one such as `-1`",
     note = "dimensions are `usize`, `isize`, `i32` or `i64`; negative ones count from the end"
 )]

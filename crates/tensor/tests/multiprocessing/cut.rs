@@ -256,7 +256,8 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
 /// Runs alone in a process, and checks that no descriptor is left over.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     let world = warpline::runtime();
-    survive_maker(spec, &world, MAKER[0])?; // opens the descriptors of a first use
+    // The first use opens descriptors that stay open.
+    survive_maker(spec, &world, MAKER[0])?;
     // The real driver keeps some descriptors of its own.
     let most = descriptors() + if spec.starts_with("sim") { 0 } else { 8 };
     let left = |point: &str| {

@@ -219,7 +219,7 @@ pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Kills at each point on both sides.
+/// Kills a process at each point, once on each side of the channel.
 fn kill_everywhere(spec: &str, world: &Runtime) {
     let failed = |point| move |e: Error| -> usize { panic!("{spec}, killed when {point}: {e}") };
     // The most messages that arrive if the maker is killed at each point.
@@ -240,7 +240,8 @@ pub(crate) fn survivor(spec: &str) -> Result<()> {
     // `world` outlives the count of descriptors: a thread of the simulator may hold the driver, and
     // so the file of its memory, a moment longer than every other user.
     let world = runtime(spec);
-    survive_maker(spec, &world, "start")?; // opens the descriptors of a first use
+    // The first use opens descriptors that stay open.
+    survive_maker(spec, &world, "start")?;
     let before = descriptors();
     kill_everywhere(spec, &world);
     // A stream may still have waited for the killed process when the last tensor was dropped.
@@ -266,7 +267,8 @@ fn gpu_s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     let spec = common::gpu_spec();
     let world = runtime(&spec);
     let free = || with_runtime(&world, || cuda::mem_get_info(0).map(|info| info.free)).unwrap();
-    survive_maker(&spec, &world, "start").unwrap(); // takes the memory of a first use
+    // The first use takes memory that it keeps.
+    survive_maker(&spec, &world, "start").unwrap();
     with_runtime(&world, cuda::empty_cache);
     let (before, fds) = (free(), descriptors());
     kill_everywhere(&spec, &world);

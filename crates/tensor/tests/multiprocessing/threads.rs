@@ -211,7 +211,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
     maker.join().unwrap();
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
-        let tensor = b.recv()?; // in flight when its maker ended
+        let tensor = b.recv()?; // was sent before its maker ended
         assert_eq!(tensor.to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0]);
         tensor.add_(1.0)?;
         assert_eq!(tensor.sum(())?.item::<f32>()?, 15.0);

@@ -118,7 +118,7 @@ fn rotations(world: &World) -> Result<()> {
     let pairs = RotaryEmbeddingOptions::new().interleaved(true);
     for device in world.places() {
         for dtype in FLOATS {
-            // Heads before positions in memory, and after them.
+            // In memory, the heads come before the positions in one input, and after them in the other.
             let sizes = [batch, heads, positions, width];
             let memory = randn([batch, positions, heads, width], (DType::F64, device))?;
             let apart = memory.to(dtype)?.transpose(1, 2)?;

@@ -91,7 +91,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
         }
         refused::<half::f16>(&tensor(70_000i64, at)?);
         refused::<f32>(&tensor(1e300f64, at)?);
-        // Several elements are read only in the tensor's own dtype.
+        // `to_vec` converts no elements, unlike `item`.
         let error = tensor([300i64, 1], at)?.to_vec::<u8>().expect_err("another dtype");
         assert!(
             matches!((error.op(), error.kind()), ("to_vec", ErrorKind::DTypeMismatch { .. })),

@@ -270,7 +270,7 @@ fn replays(_: &World) -> Result<()> {
         assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         which.copy_(&indices(0, &[bad, 0])?, false)?;
         graph.replay()?;
-        cuda::Stream::new(0)?.synchronize()?; // covers no replay
+        cuda::Stream::new(0)?.synchronize()?; // this stream has no replay
         for _ in 0..2 {
             assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         }
@@ -279,7 +279,7 @@ fn replays(_: &World) -> Result<()> {
         other.copy_(&indices(0, &[3])?, false)?;
         graph.replay()?;
         assert_is(&failed(cuda::synchronize(0)), "index_select", bad, [0, 4], line);
-        cuda::synchronize(0)?; // the later failure of one wait counts as reported
+        cuda::synchronize(0)?; // the wait reported one failure, so the other counts as reported
         assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         assert_is(&failed(read(&columns)), "index_select", 3, [1, 3], line);
         which.copy_(&indices(0, &[1, 2])?, false)?;
@@ -313,7 +313,8 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         assert_eq!(world.host_waits(), waits);
         // The places of dropped streams are reused.
         for turn in 0..200 {
-            let t = table(0)?; // new, because a tensor records its readers
+            // Create a new table, because a tensor records its readers.
+            let t = table(0)?;
             let stream = cuda::exclusive_stream(0, 0)?;
             let bad = indices(0, &[100 + turn])?;
             cuda::with_stream(&stream, || embedding(&t, &bad))?;

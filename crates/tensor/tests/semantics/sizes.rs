@@ -101,7 +101,7 @@ fn an_index_is_also_none_a_tensor_or_a_mask() {
     assert_eq!(values(t.i((0, .., &columns)).unwrap()), [3, 0, 7, 4, 11, 8]);
     assert_eq!(t.i((&rows, .., &columns)).unwrap().size(), [2, 3]);
     assert_eq!(t.i((&rows, None, 1..)).unwrap().size(), [2, 1, 2, 4]);
-    // A mask of two dimensions indexes two.
+    // A mask of two dimensions indexes two dimensions of the tensor.
     let mask = t.select(2, 0).unwrap().ge(16).unwrap();
     assert_eq!(values(t.i((&mask, 1..2)).unwrap()), [17, 21]);
     assert_eq!(values(t.i((1, &mask.i(1).unwrap(), 0)).unwrap()), [16, 20]);

@@ -12,7 +12,7 @@
 //! returns from another stream without a mapping call counts as one remapping. The headroom shrinks
 //! only when the cache is emptied. The option `headroom_percent` sets the headroom instead.
 //!
-//! All constants are here. `docs/default-policy.md` has their measured effects.
+//! All constants are here. `docs/notes/default-policy.md` has their measured effects.
 
 use crate::Backend;
 use crate::core::Core;

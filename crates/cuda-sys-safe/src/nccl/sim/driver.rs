@@ -90,7 +90,7 @@ unsafe impl Nccl for SimDriver {
             return Err(refused(CALL, format!("rank {rank} was asked for of {ranks} ranks")));
         }
         let Some((id, hub)) = Id::read(id).and_then(|id| Some((id, id.hub()?))) else {
-            let why = "the id is of no simulated NCCL that waits for ranks: each communicator needs \
+            let why = "no simulated communicator waits for ranks with this id: each communicator needs \
                        a new one";
             return Err(refused(CALL, why.to_owned()));
         };

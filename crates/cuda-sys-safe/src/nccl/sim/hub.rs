@@ -196,7 +196,7 @@ impl Hub {
         let comm = &mut comms[0];
         let have = comm.endpoints.len();
         let refusal = if ranks != have {
-            Some(format!("rank {rank} was told of {ranks} ranks, an earlier one of {have}"))
+            Some(format!("rank {rank} expects {ranks} ranks, but an earlier rank {have}"))
         } else if comm.endpoints[rank].is_some() || comm.departed[rank].is_some() {
             Some(format!("rank {rank} of {ranks} joins twice"))
         } else {

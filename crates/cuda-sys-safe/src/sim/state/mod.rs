@@ -68,7 +68,8 @@ pub(crate) struct SimState {
     /// Whether a thread is running a host function, outside the lock. No other operation runs
     /// meanwhile.
     pub(crate) host_fn_running: bool,
-    /// Whether the thread that runs work toward writes of words is running.
+    /// Whether the thread is running that executes the work before writes of words, for which other
+    /// processes may wait.
     pub(crate) writes_values: bool,
     /// Virtual time of the host, in microseconds.
     pub(crate) host_clock: f64,

@@ -131,7 +131,7 @@ impl Stacked {
         }
         let is_transposed = self.options.batch_first && x.dim() == 3;
         if sizes[usize::from(is_transposed)] == 0 {
-            let reason = format!("expects one step at least, not {sizes:?}");
+            let reason = format!("expects at least one step, not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
         input_device::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;

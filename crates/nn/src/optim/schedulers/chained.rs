@@ -26,7 +26,7 @@ pub struct Chained<S> {
 }
 
 /// A learning rate as a function of the epoch and the previous rate.
-pub trait Schedule {
+pub trait LRSchedule {
     /// Name of the scheduler.
     const NAME: &'static str;
 
@@ -48,7 +48,7 @@ pub trait Schedule {
     }
 }
 
-impl<S: Schedule> Chained<S> {
+impl<S: LRSchedule> Chained<S> {
     #[track_caller]
     fn of(optimizer: &mut dyn Optimizer, schedule: S) -> Result<Self> {
         if let Err(reason) = schedule.check() {
@@ -68,7 +68,7 @@ impl<S: Schedule> Chained<S> {
     }
 }
 
-impl<S: Schedule> Scheduler for Chained<S> {
+impl<S: LRSchedule> Scheduler for Chained<S> {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         check_groups(S::NAME, optimizer, self.base_lrs.len())?;
@@ -206,7 +206,7 @@ impl MultiStepLR {
     /// Creates a scheduler. A milestone that is listed twice multiplies by `gamma` twice.
     ///
     /// # Errors
-    /// The same as [`Optimizer::set_lr`].
+    /// Errors of [`Tensor::fill_`](warpline::Tensor::fill_), if a learning rate is in a tensor.
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -222,7 +222,7 @@ impl ExponentialLR {
     /// Creates a scheduler.
     ///
     /// # Errors
-    /// The same as [`Optimizer::set_lr`].
+    /// Errors of [`Tensor::fill_`](warpline::Tensor::fill_), if a learning rate is in a tensor.
     #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer, gamma: f64) -> Result<Self> {
         Self::of(optimizer, Powers { gamma })
@@ -283,7 +283,7 @@ impl LambdaLR {
     /// Creates a scheduler with one function for all groups. `lambda` maps an epoch to a factor.
     ///
     /// # Errors
-    /// The same as [`Optimizer::set_lr`].
+    /// Errors of [`Tensor::fill_`](warpline::Tensor::fill_), if a learning rate is in a tensor.
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
@@ -305,7 +305,7 @@ impl LambdaLR {
     }
 }
 
-impl Schedule for Steps {
+impl LRSchedule for Steps {
     const NAME: &'static str = "StepLR";
 
     fn check(&self) -> Result<(), String> {
@@ -317,7 +317,7 @@ impl Schedule for Steps {
     }
 }
 
-impl Schedule for Milestones {
+impl LRSchedule for Milestones {
     const NAME: &'static str = "MultiStepLR";
 
     fn next(&self, _: usize, epoch: i64, lr: f64, _: f64) -> f64 {
@@ -328,7 +328,7 @@ impl Schedule for Milestones {
     }
 }
 
-impl Schedule for Powers {
+impl LRSchedule for Powers {
     const NAME: &'static str = "ExponentialLR";
 
     fn next(&self, _: usize, epoch: i64, lr: f64, _: f64) -> f64 {
@@ -336,7 +336,7 @@ impl Schedule for Powers {
     }
 }
 
-impl Schedule for Constant {
+impl LRSchedule for Constant {
     const NAME: &'static str = "ConstantLR";
 
     fn check(&self) -> Result<(), String> {
@@ -358,7 +358,7 @@ impl Schedule for Constant {
     }
 }
 
-impl Schedule for Line {
+impl LRSchedule for Line {
     const NAME: &'static str = "LinearLR";
 
     fn check(&self) -> Result<(), String> {
@@ -384,7 +384,7 @@ impl Schedule for Line {
     }
 }
 
-impl Schedule for Cosine {
+impl LRSchedule for Cosine {
     const NAME: &'static str = "CosineAnnealingLR";
 
     fn check(&self) -> Result<(), String> {
@@ -405,7 +405,7 @@ impl Schedule for Cosine {
     }
 }
 
-impl Schedule for Lambdas {
+impl LRSchedule for Lambdas {
     const NAME: &'static str = "LambdaLR";
 
     fn next(&self, group: usize, epoch: i64, _: f64, base: f64) -> f64 {

@@ -55,7 +55,7 @@ impl OneCycleLR {
         let options = options.into_options();
         let max_lrs = vec![max_lr; optimizer.group_count()];
         if total_steps == 0 || !(0.0..=1.0).contains(&options.pct_start) {
-            let reason = "there must be a step at least, and pct_start must be from 0 to 1";
+            let reason = "total_steps must be at least 1, and pct_start must be from 0 to 1";
             return Err(Error::invalid(NAME, reason));
         }
         if options.cycle_momentum && momentum_of(optimizer).is_none() {

@@ -122,7 +122,7 @@ pub enum StoreError {
         keys: Vec<String>,
         /// Timeout of the call.
         timeout: Duration,
-        /// The store replied that a key is not set. If false, all keys may be set.
+        /// Whether the store replied that a key is not set. Without a reply, all keys may be set.
         replied: bool,
     },
     /// A key, a value or a list of keys is larger than its limit.

@@ -86,7 +86,8 @@ fn tied(devices: usize) -> TestResult {
     for _ in 0..3 {
         let out = net.forward(x.clone())?;
         let mut expected = vec![2.0; 4 * devices];
-        expected[..4].fill(1.0); // the replica on the first device does not add
+        // The replica on the first device does not add to its weight.
+        expected[..4].fill(1.0);
         assert_eq!(values(&out)?, expected);
         for [a, b, c] in std::mem::take(&mut *net.module().left.lock().unwrap()) {
             assert!(a.storage().same_as(b.storage()) && !a.storage().same_as(c.storage()));

@@ -119,7 +119,7 @@ impl Model {
     }
 
     /// Returns the pairs of an earlier access and an argument that would race if an op with these
-    /// arguments came now, after these nodes.
+    /// arguments ran now, after these nodes.
     fn racing(&self, args: &[Arg], after: &[usize]) -> Vec<(usize, usize)> {
         let mut pairs = Vec::new();
         for (argument, arg) in args.iter().enumerate() {

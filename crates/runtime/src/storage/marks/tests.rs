@@ -32,7 +32,7 @@ fn read(marks: &mut StorageMarks, bytes: Range<usize>) -> Vec<Dependency> {
 fn overwriting_from_the_ends_removes_marks() {
     let mut marks = StorageMarks::default();
     marks.add(&(10..40), &source(0));
-    marks.overwrite(&(20..30)); // ignored: removing it would split the mark
+    marks.overwrite(&(20..30)); // has no effect, because it would split the mark
     for (overwritten, left) in [(0..15, 15..40), (35..90, 15..35), (30..35, 15..30)] {
         marks.overwrite(&overwritten);
         let hit = |at| !read(&mut marks.clone(), at..at + 1).is_empty();

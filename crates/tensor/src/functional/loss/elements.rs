@@ -42,7 +42,9 @@ impl Reduction {
             Self::None => Ok(losses.clone()),
             Self::Mean => losses.mean(()),
             Self::Sum => losses.sum(()),
-            Self::BatchMean => Err(Error::invalid(op, "batchmean is for kl_div alone")),
+            Self::BatchMean => {
+                Err(Error::invalid(op, "only kl_div supports the reduction batchmean"))
+            }
         }
     }
 

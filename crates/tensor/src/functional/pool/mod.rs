@@ -13,8 +13,8 @@ use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
 
 options! {
-    /// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`]. One number sets all `D` dimensions, an array each
-    /// of them.
+    /// Options of [`max_pool1d`], [`max_pool2d`] and [`max_pool3d`]. One number sets all `D` dimensions; an array
+    /// sets each dimension.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     MaxPoolOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: the window's sizes.

@@ -15,7 +15,7 @@ use crate::{DType, Error, ErrorKind, Result, Tensor};
 /// The index of one dimension.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Index {
+pub enum TensorIndex {
     /// A single index, which removes the dimension. A negative index counts from the end.
     At(isize),
     /// The indices from a start up to but excluding an end, as in Python: negative bounds count from the end,
@@ -29,19 +29,19 @@ pub enum Index {
 }
 
 /// `None` makes a new dimension.
-impl From<Option<Infallible>> for Index {
+impl From<Option<Infallible>> for TensorIndex {
     fn from(_: Option<Infallible>) -> Self {
         Self::NewAxis
     }
 }
 
-impl From<&Tensor> for Index {
+impl From<&Tensor> for TensorIndex {
     fn from(indices: &Tensor) -> Self {
         Self::Tensor(indices.clone())
     }
 }
 
-impl From<Tensor> for Index {
+impl From<Tensor> for TensorIndex {
     fn from(indices: Tensor) -> Self {
         Self::Tensor(indices)
     }
@@ -50,7 +50,7 @@ impl From<Tensor> for Index {
 /// A range of indices in Rust's syntax: `1..3`, `1..=3`, `1..`, `..-1`, `..`. Bounds are `i32`, `i64`, `isize`
 /// or `usize`; negative bounds count from the end.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no range of indices",
+    message = "`{Self}` is not a range of indices",
     label = "expected a range such as `1..3`, `1..`, `..-1` or `..`",
     note = "bounds may be `i32`, `i64`, `isize` or `usize`"
 )]
@@ -67,7 +67,7 @@ impl IndexRange for RangeFull {
 
 macro_rules! from_int {
     ($($ty:ty),*) => {$(
-        impl From<$ty> for Index {
+        impl From<$ty> for TensorIndex {
             fn from(index: $ty) -> Self {
                 // Saturates an index that exceeds `isize`, which is out of range for any dimension.
                 Self::At(isize::try_from(index).unwrap_or(isize::MAX))
@@ -99,7 +99,7 @@ fn after(end: isize, beyond: isize) -> Option<isize> {
 
 from_int!(i32, i64, isize, usize);
 
-impl<R: IndexRange> From<R> for Index {
+impl<R: IndexRange> From<R> for TensorIndex {
     fn from(range: R) -> Self {
         let (start, end) = range.bounds();
         Self::Slice(start, end)
@@ -117,30 +117,30 @@ pub(in crate::methods) fn within(
     start..clamp(end.unwrap_or(size)).max(start)
 }
 
-/// An argument of [`Tensor::i`]: one [`Index`], or a tuple or slice of several.
+/// An argument of [`Tensor::i`]: one [`TensorIndex`], or a tuple or slice of several.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no index",
+    message = "`{Self}` is not an index",
     label = "expected an index, a range such as `1..3` or `..`, or a tuple of up to six of them",
     note = "an index is an integer, a range, a tensor of indices or bools, or `None` for a new dimension"
 )]
 pub trait IntoIndices {
     /// Returns the indices, for the first dimensions in order.
-    fn into_indices(self) -> SmallVec<[Index; 6]>;
+    fn into_indices(self) -> SmallVec<[TensorIndex; 6]>;
 }
 
-impl<I: Into<Index>> IntoIndices for I {
-    fn into_indices(self) -> SmallVec<[Index; 6]> {
+impl<I: Into<TensorIndex>> IntoIndices for I {
+    fn into_indices(self) -> SmallVec<[TensorIndex; 6]> {
         SmallVec::from_iter([self.into()])
     }
 }
 
-impl IntoIndices for &[Index] {
-    fn into_indices(self) -> SmallVec<[Index; 6]> {
+impl IntoIndices for &[TensorIndex] {
+    fn into_indices(self) -> SmallVec<[TensorIndex; 6]> {
         self.iter().cloned().collect()
     }
 }
 
-list_tuples!(IntoIndices::into_indices -> [Index], Into<Index>, into);
+list_tuples!(IntoIndices::into_indices -> [TensorIndex], Into<TensorIndex>, into);
 
 impl Tensor {
     /// Returns the elements at indices, as Python's `t[…]` does. The indices are for the first dimensions, in order;
@@ -170,7 +170,7 @@ impl Tensor {
     #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
         let indices = indices.into_indices();
-        let used: usize = indices.iter().map(Index::dims).sum();
+        let used: usize = indices.iter().map(TensorIndex::dims).sum();
         if used > self.dim() {
             return Err(Error::invalid(
                 "i",
@@ -178,17 +178,17 @@ impl Tensor {
             ));
         }
         // The view keeps the dimensions that tensors index.
-        let mut basic = SmallVec::<[Index; 6]>::new();
+        let mut basic = SmallVec::<[TensorIndex; 6]>::new();
         let mut tensors = Vec::new();
         for index in indices {
             match index {
-                Index::At(_) => basic.push(index),
-                Index::Slice(..) | Index::NewAxis => {
+                TensorIndex::At(_) => basic.push(index),
+                TensorIndex::Slice(..) | TensorIndex::NewAxis => {
                     basic.push(index);
                     tensors.push(None);
                 }
-                Index::Tensor(ref indices) => {
-                    basic.extend((0..index.dims()).map(|_| Index::Slice(None, None)));
+                TensorIndex::Tensor(ref indices) => {
+                    basic.extend((0..index.dims()).map(|_| TensorIndex::Slice(None, None)));
                     tensors.push(Some(indices.clone()));
                 }
             }
@@ -203,22 +203,22 @@ impl Tensor {
 
     /// Returns the view at indices without tensors.
     #[track_caller]
-    fn basic_view(&self, indices: SmallVec<[Index; 6]>) -> Result<Self> {
+    fn basic_view(&self, indices: SmallVec<[TensorIndex; 6]>) -> Result<Self> {
         let mut layout = self.layout().clone();
         let (mut dim, mut own) = (0, 0);
         for index in &indices {
             match *index {
-                Index::At(index) => layout = select(&layout, dim, index, own).of("i")?,
-                Index::Slice(start, end) => {
+                TensorIndex::At(index) => layout = select(&layout, dim, index, own).of("i")?,
+                TensorIndex::Slice(start, end) => {
                     let range = within((start, end), layout.sizes()[dim as usize]);
                     layout = layout.narrow(dim, range.start as isize, range.len()).of("i")?;
                     dim += 1;
                 }
-                Index::NewAxis => {
+                TensorIndex::NewAxis => {
                     layout = layout.unsqueeze(dim).of("i")?;
                     dim += 1;
                 }
-                Index::Tensor(_) => {
+                TensorIndex::Tensor(_) => {
                     return Err(Error::invalid("i", "a view has no tensors of indices"));
                 }
             }
@@ -228,7 +228,7 @@ impl Tensor {
     }
 }
 
-impl Index {
+impl TensorIndex {
     /// Returns the number of dimensions that are indexed.
     fn dims(&self) -> usize {
         match self {
@@ -240,7 +240,7 @@ impl Index {
 }
 
 #[derive(Clone)]
-struct BasicIndexing(SmallVec<[Index; 6]>);
+struct BasicIndexing(SmallVec<[TensorIndex; 6]>);
 
 impl Saved for BasicIndexing {}
 

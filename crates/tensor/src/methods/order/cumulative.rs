@@ -32,7 +32,8 @@ impl Tensor {
     /// [`Tensor::cumsum`] in place. The dtype stays.
     ///
     /// # Errors
-    /// The same as [`Tensor::cumsum`].
+    /// The same as [`Tensor::cumsum`]. [`ErrorKind::OverlappingWrite`](crate::ErrorKind::OverlappingWrite) if the
+    /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
         let dim = dim.into_isize();
@@ -59,7 +60,7 @@ impl Tensor {
     /// [`Tensor::cumprod`] in place. The dtype stays.
     ///
     /// # Errors
-    /// The same as [`Tensor::cumprod`].
+    /// The same as [`Tensor::cumsum_`].
     #[track_caller]
     pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
         let dim = dim.into_isize();

@@ -45,11 +45,11 @@ impl Tensor {
             }
         };
         if num_samples == 0 || weights == 0 {
-            return refused("one sample and one weight or more are needed".into());
+            return refused("at least one sample and one weight are needed".into());
         }
         if !replacement && num_samples > weights {
             return refused(format!(
-                "{num_samples} cannot be drawn of {weights} without replacement"
+                "{num_samples} samples cannot be drawn from {weights} weights without replacement"
             ));
         }
         let own = self.detach();

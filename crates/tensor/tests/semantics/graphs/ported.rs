@@ -304,8 +304,8 @@ fn pinned(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Memory that `others` more streams use in a capture is reused in it only after waits for all of
-/// them.
+/// A capture reuses memory that `others` further streams used in it only after waits for all of
+/// these streams.
 fn reclaim(others: usize) -> Result<()> {
     let streams: Vec<_> = (0..=others).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let (main, side) = streams.split_first().expect("there is one");

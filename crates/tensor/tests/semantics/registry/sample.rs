@@ -13,7 +13,7 @@ pub(super) struct Arg {
 
 #[derive(Clone, Debug)]
 enum Fill {
-    /// Numbers of the entry's dtype, without zeros or ties among few floats.
+    /// Numbers of the entry's dtype. Small tensors of floats have neither zeros nor equal elements.
     Plain,
     /// Numbers of the entry's dtype in a range, spread evenly.
     Within(Range<f64>),
@@ -27,7 +27,7 @@ enum Fill {
     Single,
 }
 
-/// Numbers of the entry's dtype, without zeros or ties among few floats.
+/// Numbers of the entry's dtype. Small tensors of floats have neither zeros nor equal elements.
 pub(super) fn x(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Plain }
 }
