@@ -78,6 +78,12 @@ impl OutputDevice {
     }
 }
 
+impl From<()> for DataParallelOptions {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
 impl DataParallelOptions {
     /// Creates options with the defaults: all GPUs, outputs on the first GPU, batch dimension 0.
     #[must_use]

@@ -133,9 +133,12 @@ fn streams_and_events_are_made_by_their_types() -> Result<()> {
         }
         let stream = cuda::Stream::new(())?;
         assert_eq!(stream.device_index(), 0);
-        assert!(cuda::Stream::with_priority((), -1)? != stream);
+        assert!(cuda::Stream::new(cuda::StreamOptions::new().priority(-1))? != stream);
         assert!(cuda::Stream::new(7).is_err());
-        let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
+        let (start, end) = (
+            cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+            cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+        );
         start.record(&stream)?;
         // The closure may fail, and one `?` handles both errors.
         let sum = cuda::with_stream(&stream, || ones([4], "cuda")?.sum(()))?;
@@ -143,8 +146,11 @@ fn streams_and_events_are_made_by_their_types() -> Result<()> {
         end.synchronize()?;
         assert!(start.elapsed_time(&end)? >= 0.0);
         assert_eq!(sum.item::<f32>()?, 4.0);
-        let error = cuda::Event::new().elapsed_time(&end).unwrap_err();
-        assert!(error.to_string().contains("Event::timing()"), "{error}");
+        let error = cuda::Event::new(()).elapsed_time(&end).unwrap_err();
+        assert!(
+            error.to_string().contains("Event::new(EventFlags::new().enable_timing(true))"),
+            "{error}"
+        );
         Ok(())
     })
 }

@@ -222,10 +222,11 @@ impl GPT {
             println!("num {name} parameter tensors: {tensors}, with {numel} parameters");
         }
         let options = AdamWOptions::new().lr(learning_rate).betas(betas);
-        AdamW::with_groups(vec![
-            ParamGroup::new(decay_params, options.weight_decay(weight_decay)),
-            ParamGroup::new(nodecay_params, options.weight_decay(0.0)),
-        ])
+        let groups = vec![
+            ParamGroup::new(decay_params).options(options.weight_decay(weight_decay)),
+            ParamGroup::new(nodecay_params).options(options.weight_decay(0.0)),
+        ];
+        AdamW::new(groups, options)
     }
 
     /// Estimates the fraction of an A100's peak throughput in `bfloat16` (MFU).

@@ -8,7 +8,7 @@ use super::options::{PerDimension, options};
 use super::window::{batched, last, positive, window};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 use gradient::{ConvGeometry, convolution, transposed};
 
 /// Padding around the image that is convolved.
@@ -101,7 +101,7 @@ macro_rules! convolutions {
         pub fn $name<'a>(
             input: &Tensor,
             weight: &Tensor,
-            bias: impl Into<Option<&'a Tensor>>,
+            bias: impl IntoOptionalTensor<'a>,
             options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
             #[track_caller]
@@ -113,7 +113,7 @@ macro_rules! convolutions {
             ) -> Result<Tensor> {
                 $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
             }
-            run(input, weight, bias.into(), options.into_options())
+            run(input, weight, bias.into_optional(), options.into_options())
         }
     )*};
 }

@@ -6,15 +6,15 @@ use super::{
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
     nll_loss, smooth_l1_loss,
 };
-use crate::Tensor;
 use crate::functional::options::options;
+use crate::{IntoOptionalTensor, Tensor};
 
 options! {
     /// Options of [`cross_entropy`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
     CrossEntropyOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -29,7 +29,7 @@ options! {
     #[derive(Clone, Copy, Debug)]
     NllLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -64,7 +64,7 @@ options! {
     #[derive(Clone, Copy, Debug)]
     BinaryCrossEntropyOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
     }
@@ -75,11 +75,11 @@ options! {
     #[derive(Clone, Copy, Debug)]
     BinaryCrossEntropyWithLogitsOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
         /// Sets the factor of the losses of positive targets, which broadcasts. Default: none.
-        pos_weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        pos_weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
     }
 }
 

@@ -9,7 +9,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::methods::composite::signed;
-use crate::{DType, Error, IntoOptions, IntoShape, Result, Tensor};
+use crate::{DType, Error, IntoOptionalTensor, IntoOptions, IntoShape, Result, Tensor};
 
 /// Returns the dimensions to normalize: the last dimensions of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
@@ -134,9 +134,9 @@ options! {
     #[derive(Clone, Copy, Debug)]
     LayerNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each normalized element, of shape `normalized_shape`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
@@ -147,7 +147,7 @@ options! {
     #[derive(Clone, Copy, Debug)]
     RmsNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the mean square. Default: the machine epsilon of the input's dtype.
         eps: Option<f64> = None, impl Into<Option<f64>> => Into::into;
     }
@@ -158,9 +158,9 @@ options! {
     #[derive(Clone, Copy, Debug)]
     GroupNormOptions ['a] ['a] {
         /// Sets the factor of each channel, `[channels]`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each channel, `[channels]`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
