@@ -64,7 +64,7 @@ fn stream_from_pool(device: impl CudaDeviceArg, priority: i32) -> Result<Stream>
 ///
 /// # with_runtime(&simulated(1)?, || {
 /// let urgent = Stream::new(StreamOptions::new().device("cuda:0").priority(-1))?;
-/// assert_eq!(urgent.priority(), -1);
+/// assert_eq!(urgent.priority()?, -1);
 /// # Ok::<_, warpline::Error>(())
 /// # })?;
 /// # Ok::<(), warpline::Error>(())

@@ -5,14 +5,19 @@ use super::options::options;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::embedding_padded;
-use crate::{DType, Error, IntoOptions, Result, Scalar, Tensor};
+use crate::{DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
+
+/// Returns the row of a setter.
+fn row(index: impl Integer) -> Option<isize> {
+    Some(index.into_isize())
+}
 
 options! {
     /// Options of [`embedding`].
     #[derive(Clone, Copy, Debug)]
     EmbeddingOptions [] [] {
         /// Sets the row that gets no gradient. Negative: counted from the end. Default: none.
-        padding_idx: Option<isize> = None, impl Into<Option<isize>> => Into::into;
+        padding_idx: Option<isize> = None, impl Integer => row;
     }
 }
 

@@ -3,7 +3,7 @@
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::cuda::{self, CudaGraph};
 use warpline::functional::{
-    KvCache, LayerNormOptions, RmsNormOptions, RotaryEmbeddingOptions, add_layer_norm,
+    KvCache, LayerNormOptions, RMSNormOptions, RotaryEmbeddingOptions, add_layer_norm,
     add_rms_norm, layer_norm, rms_norm, rotary_embedding, silu, silu_mul,
 };
 use warpline::{DType, Device, ErrorKind, Result, Tensor, arange, cat, full, randn, stack, tensor};
@@ -75,7 +75,7 @@ fn norms(world: &World) -> Result<()> {
                     let (normalized, own) = add_layer_norm(&x, &residual, 5, options)?;
                     assert!(own.equal(&sum)?, "the rounded sum");
                     assert_close(&normalized, &layer_norm(&sum, 5, options)?, "add_layer_norm");
-                    let options = RmsNormOptions::new().weight(&weight);
+                    let options = RMSNormOptions::new().weight(&weight);
                     let (normalized, own) = add_rms_norm(&x, &residual, 5, options)?;
                     assert!(own.equal(&sum)?, "the rounded sum");
                     assert_close(&normalized, &rms_norm(&sum, 5, options)?, "add_rms_norm");

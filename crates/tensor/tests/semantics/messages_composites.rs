@@ -3,7 +3,7 @@
 
 use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave, no_grad};
 use warpline::functional::{
-    self, ConvOptions, CrossEntropyOptions, MaxPoolOptions, NllLossOptions, Reduction,
+    self, ConvOptions, CrossEntropyLossOptions, MaxPoolOptions, NLLLossOptions, Reduction,
 };
 use warpline::{
     DType, ErrorKind, Result, Tensor, cuda, ones, simulated, tensor, with_runtime, zeros,
@@ -46,12 +46,12 @@ fn indices_out_of_range_name_the_function_that_was_called() -> Result<()> {
         refused("scatter_reduce", read(t.scatter_reduce(0, &wide, &rows, sum, true)));
         refused("one_hot", read(functional::one_hot(&far, 3)));
         refused("embedding", read(functional::embedding(&far, &t, ())));
-        let nll = NllLossOptions::default();
+        let nll = NLLLossOptions::default();
         refused("nll_loss", read(functional::nll_loss(&t, &far, nll)));
         let weights = ones([3], at)?;
         let weighted = nll.weight(&weights);
         refused("nll_loss", read(functional::nll_loss(&t, &far, weighted)));
-        let plain = CrossEntropyOptions::default();
+        let plain = CrossEntropyLossOptions::default();
         refused("cross_entropy", read(functional::cross_entropy(&t, &far, plain)));
         let smooth = plain.label_smoothing(0.1);
         refused("cross_entropy", read(functional::cross_entropy(&t, &far, smooth)));
@@ -183,7 +183,7 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
             result.sum(())?.backward(())?;
             read(Ok(table.grad().expect("a gradient")))
         };
-        let plain = CrossEntropyOptions::default();
+        let plain = CrossEntropyLossOptions::default();
         refused("embedding", grad(functional::embedding(&far, &table, ())?));
         table.set_grad(None)?;
         refused("index_select", grad(table.index_select(0, &far)?));
@@ -192,7 +192,7 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         table.set_grad(None)?;
         refused("cross_entropy", grad(functional::cross_entropy(&table, &far, plain)?));
         table.set_grad(None)?;
-        let nll = NllLossOptions::default();
+        let nll = NLLLossOptions::default();
         refused("nll_loss", grad(functional::nll_loss(&table, &far, nll)?));
         table.set_grad(None)?;
         let wide = tensor([[7i64, 0, 0]], "cuda")?;

@@ -5,7 +5,7 @@ mod gradient;
 use std::panic::Location;
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, positive, window};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
@@ -23,15 +23,9 @@ pub enum Padding<const D: usize> {
     Valid,
 }
 
-impl<const D: usize> From<usize> for Padding<D> {
-    fn from(zeros: usize) -> Self {
-        Self::Zeros([zeros; D])
-    }
-}
-
-impl<const D: usize> From<[usize; D]> for Padding<D> {
-    fn from(zeros: [usize; D]) -> Self {
-        Self::Zeros(zeros)
+impl<const D: usize, N: PerDimension<D>> From<N> for Padding<D> {
+    fn from(zeros: N) -> Self {
+        Self::Zeros(zeros.per_dimension())
     }
 }
 
@@ -193,6 +187,9 @@ fn forward<const D: usize>(
     let kernel: [usize; D] = last(weight);
     let mut output = sizes;
     let mut begin = [0; D];
+    if let Padding::Zeros(zeros) = &padding {
+        not_negative(op, "padding", zeros)?;
+    }
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;
@@ -249,6 +246,8 @@ fn transpose<const D: usize>(
     let sizes: [usize; D] = last(input);
     let kernel: [usize; D] = last(weight);
     let mut result = sizes;
+    not_negative(op, "padding", &padding)?;
+    not_negative(op, "output_padding", &output_padding)?;
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;

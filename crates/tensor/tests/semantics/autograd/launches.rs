@@ -2,7 +2,7 @@
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
-    AttentionOptions, KvCache, LayerNormOptions, RmsNormOptions, add_rms_norm, cross_entropy,
+    AttentionOptions, KvCache, LayerNormOptions, RMSNormOptions, add_rms_norm, cross_entropy,
     layer_norm, linear, rotary_embedding, scaled_dot_product_attention, silu_mul,
 };
 use warpline::{
@@ -92,7 +92,7 @@ fn a_norm_of_a_sum_takes_as_many_launches_as_the_norm() {
     sim.enter(|| {
         let leaf = |sizes: &[usize]| randn(sizes, Device::cuda(0))?.requires_grad_(true);
         let (x, residual, weight) = (leaf(&[8, 32])?, leaf(&[8, 32])?, leaf(&[32])?);
-        let options = RmsNormOptions::new().weight(&weight);
+        let options = RMSNormOptions::new().weight(&weight);
         let ((y, sum), forward) = enqueued(&sim, || add_rms_norm(&x, &residual, 32, options))?;
         let grads = [randn([8, 32], Device::cuda(0))?, randn([8, 32], Device::cuda(0))?];
         let grads = grads.each_ref().map(Some);

@@ -14,15 +14,22 @@ fn modes_nest_and_end_with_a_panic_too() {
     assert!(autograd::is_grad_enabled());
     no_grad(|| {
         assert!(!autograd::is_grad_enabled());
-        enable_grad(|| assert!(autograd::is_grad_enabled()));
+        enable_grad(|| {
+            assert!(autograd::is_grad_enabled());
+            Ok(())
+        })?;
         assert!(!autograd::is_grad_enabled());
-    });
-    let caught = std::panic::catch_unwind(|| no_grad(|| panic!("on purpose")));
+        Ok(())
+    })
+    .unwrap();
+    let caught = std::panic::catch_unwind(|| no_grad::<()>(|| panic!("on purpose")));
     assert!(caught.is_err() && autograd::is_grad_enabled());
     no_grad(|| {
         let other = std::thread::spawn(autograd::is_grad_enabled).join();
         assert!(other.unwrap(), "another thread has its own");
-    });
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
