@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warpline_alloc::{CudaHostBackend, CudaHostCache};
+use warpline_alloc::{CudaHostBackend, CudaHostCache, HostConfig};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{PointerKind, real};
 
@@ -28,7 +28,8 @@ fn gpu_a_pinned_block_of_one_gib_is_reused() {
         let mut memory = None;
         theirs.push(timed(&mut || memory = Some(HostMemory::pinned(&driver, 0, GIB).unwrap())));
         drop(memory);
-        let cache = CudaHostCache::new(CudaHostBackend::new(Arc::clone(&driver), 0));
+        let cache =
+            CudaHostCache::new(CudaHostBackend::new(Arc::clone(&driver), 0), HostConfig::default());
         let mut block = None;
         ours.push(timed(&mut || block = Some(cache.alloc(GIB).unwrap())));
         let start = block.as_ref().unwrap().as_ptr();

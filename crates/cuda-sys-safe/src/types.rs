@@ -184,6 +184,41 @@ pub struct EventFlags {
     pub interprocess: bool,
 }
 
+impl EventFlags {
+    /// Creates the default options.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets whether the event records times. Default: false.
+    #[must_use]
+    pub fn enable_timing(mut self, timing: bool) -> Self {
+        self.timing = timing;
+        self
+    }
+
+    /// Sets whether a host wait sleeps instead of spinning. Default: false.
+    #[must_use]
+    pub fn blocking(mut self, blocking: bool) -> Self {
+        self.blocking = blocking;
+        self
+    }
+
+    /// Sets whether other processes can open the event. Cannot be combined with `enable_timing`. Default: false.
+    #[must_use]
+    pub fn interprocess(mut self, interprocess: bool) -> Self {
+        self.interprocess = interprocess;
+        self
+    }
+}
+
+impl From<()> for EventFlags {
+    fn from((): ()) -> Self {
+        Self::default()
+    }
+}
+
 /// Options of page-locked host memory, allocated or registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFlags {

@@ -17,7 +17,7 @@ use warpline_cuda_sys_safe::owned::{DeviceMemory, HostMemory};
 use warpline_cuda_sys_safe::{Copy, CopyEnd, Driver};
 use warpline_kernels::matmul;
 use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View, launch};
-use warpline_stream::{Event, Stream};
+use warpline_stream::{Event, EventFlags, Stream};
 
 type Answer<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -205,7 +205,7 @@ impl Bench {
         let copy = |on| launch::copy_bytes(on, (&far, 0), (&near, 0), bytes, true, here);
         let product = || matmul::matmul(target, view(&a), view(&b), view(&c));
         let timed = |copies: usize, products: usize| -> Answer<f64> {
-            let event = || Event::timing();
+            let event = || Event::new(EventFlags::new().enable_timing(true));
             let (start, end) = (event(), event());
             copying.synchronize()?;
             computing.synchronize()?;

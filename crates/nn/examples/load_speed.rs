@@ -65,7 +65,7 @@ fn compare(args: &Args, path: &Path) -> anyhow::Result<()> {
         let tensor = full([each / 4], i as f64, DType::F32)?;
         state.insert(format!("layer.{i}.weight"), tensor);
     }
-    save_file(&state, path)?;
+    save_file(&state, path, ())?;
     drop(state);
     let bytes = (count * each) as f64;
     cuda::synchronize(())?;

@@ -28,8 +28,7 @@ pub mod optim;
 mod parameter;
 
 pub use files::{
-    FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
-    save_sharded,
+    FileError, LoadOptions, Progress, SaveOptions, load_file, save_file, save_sharded,
 };
 pub use hooks::{Grads, Hooked, TensorTree};
 #[doc(hidden)]

@@ -6,7 +6,7 @@ use std::ops::{self, Deref};
 
 use warpline::autograd::mark_moved;
 use warpline::expr::FormulaOperand;
-use warpline::{Result, Tensor, TensorIndex, TensorOptions, TensorOrScalar};
+use warpline::{IntoOptionalTensor, Result, Tensor, TensorIndex, TensorOptions, TensorOrScalar};
 
 use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, VisitorMut};
 
@@ -76,17 +76,18 @@ impl Parameter {
 }
 
 impl Buffer {
-    /// Creates a persistent buffer, which is part of [`Module::state_dict`].
+    /// Creates a persistent buffer, which is part of [`Module::state_dict`] (`register_buffer`).
     #[must_use]
     pub fn new(tensor: Tensor) -> Self {
         Self { tensor, persistent: true }
     }
 
-    /// Creates a buffer that is not part of [`Module::state_dict`] (`persistent=False`), for values that can be
-    /// recomputed.
+    /// Sets whether the buffer is part of [`Module::state_dict`] (`persistent=`). `false` is for values that can be
+    /// recomputed. Default: `true`.
     #[must_use]
-    pub fn not_persistent(tensor: Tensor) -> Self {
-        Self { tensor, persistent: false }
+    pub fn persistent(mut self, persistent: bool) -> Self {
+        self.persistent = persistent;
+        self
     }
 
     /// Returns `true` if the buffer is part of [`Module::state_dict`].
@@ -155,9 +156,9 @@ macro_rules! as_tensor {
             }
         }
 
-        impl<'a> From<&'a $name> for Option<&'a Tensor> {
-            fn from(tensor: &'a $name) -> Self {
-                Some(tensor)
+        impl<'a> IntoOptionalTensor<'a> for &'a $name {
+            fn into_optional(self) -> Option<&'a Tensor> {
+                Some(self)
             }
         }
 

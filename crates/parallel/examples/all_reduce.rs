@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn rank(size: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let group = init_process_group(InitOptions::from_env()?)?;
+    let group = init_process_group(InitOptions::from_env(())?)?;
     let (rank, ranks) = (group.rank(), group.world_size());
     cuda::set_device(group.device())?;
 

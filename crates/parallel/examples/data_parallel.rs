@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(devices) = args.devices {
         options = options.device_ids(&(0..devices).collect::<Vec<_>>());
     }
-    let net = DataParallel::with_options(model, options)?;
+    let net = DataParallel::new(model, options)?;
     for forward in 1..=2 {
         println!("forward {forward} over {:?}", net.device_ids());
         let out = net.forward(x.clone())?;

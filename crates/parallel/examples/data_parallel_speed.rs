@@ -85,7 +85,7 @@ fn main() -> anyhow::Result<()> {
         for &count in &counts {
             let ids: Vec<usize> = (0..count).collect();
             let options = DataParallelOptions::new().device_ids(&ids);
-            let parallel = DataParallel::with_options(net.clone(), options)?;
+            let parallel = DataParallel::new(net.clone(), options)?;
             let [all, host] = time(args.runs, || {
                 drop(parallel.forward(input.clone())?);
                 Ok(())

@@ -64,7 +64,7 @@ fn scalars_that_are_gathered_are_warned_of_once() {
     let found = Arc::clone(&warnings.0);
     tracing::subscriber::with_default(warnings, || {
         with_runtime(&runtime, || {
-            let net = DataParallel::new(Sums).unwrap();
+            let net = DataParallel::new(Sums, ()).unwrap();
             let x = ones([4], 0).unwrap();
             net.forward((x.clone(), false)).unwrap();
             assert!(found.lock().unwrap().is_empty());

@@ -45,24 +45,13 @@ impl EventRecord {
 }
 
 impl Event {
-    /// Creates an event without timing that has not been recorded (`torch.cuda.Event()`).
-    #[must_use]
-    pub fn new() -> Self {
-        Self::with_flags(EventFlags::default())
-    }
-
-    /// Creates an event with timing, for [`Event::elapsed_time`]
-    /// (`torch.cuda.Event(enable_timing=True)`).
+    /// Creates an event that has not been recorded (`torch.cuda.Event`). `flags` is `()` or
+    /// [`EventFlags`]. [`Event::elapsed_time`] needs two events with
+    /// [`enable_timing`](EventFlags::enable_timing).
     #[must_use]
     #[doc(alias = "enable_timing")]
-    pub fn timing() -> Self {
-        Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
-    }
-
-    /// Creates an event with the given flags.
-    #[must_use]
-    pub fn with_flags(flags: EventFlags) -> Self {
-        Self(Arc::new(EventInner { flags, recorded: Mutex::new(None) }))
+    pub fn new(flags: impl Into<EventFlags>) -> Self {
+        Self(Arc::new(EventInner { flags: flags.into(), recorded: Mutex::new(None) }))
     }
 
     /// Returns the event's flags.

@@ -5,19 +5,19 @@
 pub(crate) mod support;
 
 use support::Report;
-use warpline::{Result, cuda, simulated_with, with_runtime};
+use warpline::{Result, SimulatedOptions, cuda, simulated, with_runtime};
 
 /// Shows several values of the variable on three simulated GPUs.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     for (visible, count) in [("2,0", 2), ("1", 1), ("0,1,2", 3), ("0,-1,1", 1), ("", 0)] {
-        let runtime = simulated_with(3, Some(visible))?;
+        let runtime = simulated(SimulatedOptions::new(3).visible(visible))?;
         let found = with_runtime(&runtime, cuda::device_count)?;
         let rule = format!("S21 CUDA_VISIBLE_DEVICES='{visible}'");
         report.check(&rule, found == count, format!("{found} device(s)"));
     }
-    let all = simulated_with(3, None)?;
+    let all = simulated(3)?;
     let last = with_runtime(&all, || cuda::get_device_properties(2))?;
-    let reordered = simulated_with(3, Some("2,0"))?;
+    let reordered = simulated(SimulatedOptions::new(3).visible("2,0"))?;
     let first = with_runtime(&reordered, || cuda::get_device_properties(0))?;
     report.check(
         "S21 the order is the variable's",

@@ -25,7 +25,7 @@ use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
 use crate::environment::{hides_on_purpose, unknown_variable, why_hidden};
-use crate::{Error, Result, Runtime, RuntimeConfig};
+use crate::{Error, IntoOptions, Result, Runtime, RuntimeConfig};
 
 /// Created on first use and never destroyed, because tensors in statics and threads may outlive `main`.
 static PROCESS: OnceLock<Runtime> = OnceLock::new();
@@ -99,25 +99,44 @@ pub fn manual_seed(seed: u64) {
     runtime().manual_seed(seed);
 }
 
-/// Creates a runtime of `devices` simulated GPUs with default settings. `CUDA_VISIBLE_DEVICES` has no effect on
-/// the runtime.
-///
-/// # Errors
-/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if `devices` is greater than 64.
-#[track_caller]
-pub fn simulated(devices: usize) -> Result<Runtime> {
-    simulated_with(devices, None)
+/// Options of [`simulated`]. A number of devices converts into options.
+#[derive(Clone, Debug)]
+pub struct SimulatedOptions {
+    devices: usize,
+    visible: Option<String>,
 }
 
-/// Creates a runtime of simulated GPUs, and hides those that are not in `visible`. `visible` is a value of
-/// `CUDA_VISIBLE_DEVICES`; `None` shows all.
+impl SimulatedOptions {
+    /// Creates options for a number of devices.
+    #[must_use]
+    pub fn new(devices: usize) -> Self {
+        Self { devices, visible: None }
+    }
+
+    /// Sets a value of `CUDA_VISIBLE_DEVICES`, which hides devices from the runtime. Default: all devices are visible.
+    #[must_use]
+    pub fn visible<'a>(mut self, visible: impl Into<Option<&'a str>>) -> Self {
+        self.visible = visible.into().map(Into::into);
+        self
+    }
+}
+
+impl From<usize> for SimulatedOptions {
+    fn from(devices: usize) -> Self {
+        Self::new(devices)
+    }
+}
+
+/// Creates a runtime of simulated GPUs with default settings. `options` is the number of GPUs, or
+/// [`SimulatedOptions`]. The variable `CUDA_VISIBLE_DEVICES` of the process has no effect on the runtime.
 ///
 /// # Errors
-/// The same as [`simulated`].
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if there are more than 64 devices.
 #[track_caller]
-pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> {
+pub fn simulated(options: impl IntoOptions<SimulatedOptions>) -> Result<Runtime> {
+    let SimulatedOptions { devices, visible } = options.into_options();
     let config = RuntimeConfig::default();
-    match warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible) {
+    match warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible.as_deref()) {
         Ok(driver) => Runtime::new(driver, config),
         Err(reason) if reason.is_no_device() => Ok(Runtime::without_cuda(reason, &config)),
         Err(error) => Err(Error::driver("simulated", error)),

@@ -56,7 +56,7 @@ pub mod multiprocessing;
 mod tensor;
 mod tensor_options;
 
-pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
+pub use ambient::{SimulatedOptions, manual_seed, open, runtime, simulated, with_runtime};
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
@@ -70,7 +70,7 @@ pub use methods::{
     triu_indices, vstack, where_cond, zeros,
 };
 pub use tensor::Tensor;
-pub use tensor_options::{IntoOptions, TensorOptions};
+pub use tensor_options::{IntoOptionalTensor, IntoOptions, TensorOptions};
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///
 /// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.

@@ -1,10 +1,11 @@
 //! Options of functions that make tensors: dtype, device, pinned memory, memory format.
 
+use std::borrow::Borrow;
 use std::panic::Location;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
+use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result, Tensor};
 
 /// Dtype, device, page-locking and memory format of a tensor to be made (`dtype=`, `device=`, `pin_memory=`,
 /// `memory_format=`).
@@ -147,6 +148,46 @@ impl<D: IntoDevice> From<(DType, D)> for TensorOptions {
 impl From<&TensorOptions> for TensorOptions {
     fn from(options: &TensorOptions) -> Self {
         options.clone()
+    }
+}
+
+/// A tensor that may be absent: `&t`, `Some(&t)`, `None`, or a reference to an `Option` of a tensor. Modules' parameters
+/// and buffers stand for tensors.
+///
+/// ```
+/// # use warpline::functional::linear;
+/// let (x, w) = (warpline::ones([1, 2], ())?, warpline::ones([3, 2], ())?);
+/// let bias = Some(warpline::ones([3], ())?);
+/// for y in [linear(&x, &w, &bias)?, linear(&x, &w, bias.as_ref())?] {
+///     assert_eq!(y.to_vec::<f32>()?, [3.0; 3]);
+/// }
+/// assert_eq!(linear(&x, &w, None)?.to_vec::<f32>()?, [2.0; 3]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no optional tensor",
+    label = "expected `&t`, `Some(&t)`, `None`, or a reference to an `Option` of a tensor"
+)]
+pub trait IntoOptionalTensor<'a> {
+    /// Returns the tensor, if there is one.
+    fn into_optional(self) -> Option<&'a Tensor>;
+}
+
+impl<'a> IntoOptionalTensor<'a> for &'a Tensor {
+    fn into_optional(self) -> Option<&'a Tensor> {
+        Some(self)
+    }
+}
+
+impl<'a> IntoOptionalTensor<'a> for Option<&'a Tensor> {
+    fn into_optional(self) -> Option<&'a Tensor> {
+        self
+    }
+}
+
+impl<'a, T: Borrow<Tensor>> IntoOptionalTensor<'a> for &'a Option<T> {
+    fn into_optional(self) -> Option<&'a Tensor> {
+        self.as_ref().map(Borrow::borrow)
     }
 }
 

@@ -43,13 +43,8 @@ struct HostShared<H: HostBackend> {
 }
 
 impl<H: HostBackend> HostCache<H> {
-    /// Creates an empty cache with the default options. Does not call the backend.
-    pub fn new(backend: H) -> Self {
-        Self::with_config(backend, HostConfig::default())
-    }
-
     /// Creates an empty cache. Does not call the backend.
-    pub fn with_config(backend: H, config: HostConfig) -> Self {
+    pub fn new(backend: H, config: HostConfig) -> Self {
         Self {
             shared: Arc::new(HostShared {
                 backend,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warpline_alloc::{
     AllocError, AllocatorConfig, Block, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
-    PoolOptions,
+    HostConfig, PoolOptions,
 };
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory, Stream};
@@ -122,7 +122,7 @@ fn a_device_that_is_not_there_is_the_drivers_error() {
 #[test]
 fn page_locked_memory_is_cached() {
     let driver = driver(1);
-    let cache = CudaHostCache::new(CudaHostBackend::new(driver.clone(), 0));
+    let cache = CudaHostCache::new(CudaHostBackend::new(driver.clone(), 0), HostConfig::default());
     let block = cache.alloc(1000).unwrap();
     let pointer = block.memory().as_ptr();
     assert!(block.memory().is_pinned());

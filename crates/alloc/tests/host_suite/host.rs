@@ -1,6 +1,6 @@
 //! The cache of page-locked host memory.
 
-use warpline_alloc::{AllocError, HostCache, PinnedBlock};
+use warpline_alloc::{AllocError, HostCache, HostConfig, PinnedBlock};
 
 use crate::common::{Fake, FakeError, MIB};
 
@@ -12,7 +12,7 @@ fn place(block: &PinnedBlock<Fake>) -> u64 {
 #[test]
 fn small_blocks_share_a_segment() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [a, b, c] = [1000, 5000, 512].map(|bytes| cache.alloc(bytes).unwrap());
     assert_eq!((a.requested(), a.size(), a.offset()), (1000, 1024, 0));
     assert_eq!((b.requested(), b.size(), b.offset()), (5000, 5120, 1024));
@@ -33,7 +33,7 @@ fn small_blocks_share_a_segment() {
 #[test]
 fn a_large_block_has_a_segment_of_its_size() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let large = cache.alloc(600 * MIB + 1).unwrap();
     assert_eq!(fake.world().asked, [600 * MIB + 4096]);
     let small = cache.alloc(4096).unwrap();
@@ -50,7 +50,7 @@ fn a_large_block_has_a_segment_of_its_size() {
 #[test]
 fn the_longest_idle_memory_is_freed_before_the_cache_exceeds_the_peak() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let blocks = [100, 200, 300].map(|mib| cache.alloc(mib * MIB).unwrap());
     let [first, second, third] = blocks.each_ref().map(place);
     blocks.into_iter().for_each(drop);
@@ -65,7 +65,7 @@ fn the_longest_idle_memory_is_freed_before_the_cache_exceeds_the_peak() {
 #[test]
 fn host_memory_in_use_by_a_stream_is_not_reused() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let block = cache.alloc(MIB).unwrap();
     let address = place(&block);
     for stream in [1, 2] {
@@ -91,7 +91,7 @@ fn host_memory_in_use_by_a_stream_is_not_reused() {
 #[test]
 fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     // Test streams whose events are older than the stuck stream's, and streams whose events are
     // newer.
     let before = cache.alloc(20 * MIB).unwrap();
@@ -128,7 +128,7 @@ fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
 #[test]
 fn under_pressure_a_stuck_stream_is_waited_for_last() {
     let fake = Fake::new(60 * MIB);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [stuck, other] = [1, 2].map(|stream| {
         let block = cache.alloc(30 * MIB).unwrap();
         block.record_use(&stream);
@@ -144,7 +144,7 @@ fn under_pressure_a_stuck_stream_is_waited_for_last() {
 #[test]
 fn an_event_that_cannot_be_asked_holds_up_no_other() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [a, b] = [(); 2].map(|()| cache.alloc(20 * MIB).unwrap());
     for block in [&a, &b] {
         block.record_use(&1);
@@ -165,7 +165,7 @@ fn an_event_that_cannot_be_asked_holds_up_no_other() {
 #[test]
 fn the_statistics_are_exact() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let a = cache.alloc(3000).unwrap();
     drop(cache.alloc(20 * MIB + 1).unwrap());
     let stats = cache.stats();
@@ -199,7 +199,7 @@ fn the_statistics_are_exact() {
 #[test]
 fn empty_cache_leaves_memory_in_use() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let held = cache.alloc(20 * MIB).unwrap();
     let pending = cache.alloc(30 * MIB).unwrap();
     pending.record_use(&1);
@@ -217,7 +217,7 @@ fn empty_cache_leaves_memory_in_use() {
 #[test]
 fn under_pressure_the_cache_is_emptied_and_streams_waited_for() {
     let fake = Fake::new(20 * MIB);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     drop(cache.alloc(1024).unwrap());
     let big = cache.alloc(20 * MIB).unwrap();
     assert_eq!(fake.world().used(), 20 * MIB, "the small segment went back");
@@ -232,7 +232,7 @@ fn under_pressure_the_cache_is_emptied_and_streams_waited_for() {
 #[test]
 fn a_segment_is_as_small_as_it_must_be() {
     let fake = Fake::new(8192);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let a = cache.alloc(4096).unwrap();
     let b = cache.alloc(100).unwrap();
     assert_eq!(fake.world().asked, [4096, 4096]);
@@ -243,7 +243,7 @@ fn a_segment_is_as_small_as_it_must_be() {
 #[test]
 fn failures_are_typed_and_harmless() {
     let fake = Fake::new(4096);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let held = cache.alloc(4096).unwrap();
     let error = cache.alloc(1).unwrap_err();
     assert_eq!(error.backend::<FakeError>(), Some(&FakeError::OutOfMemory));
@@ -257,7 +257,7 @@ fn failures_are_typed_and_harmless() {
 #[test]
 fn a_lost_device_keeps_nothing() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [a, b] = [cache.alloc(512).unwrap(), cache.alloc(512).unwrap()];
     a.record_use(&1);
     b.record_use(&1);
@@ -274,7 +274,7 @@ fn a_lost_device_keeps_nothing() {
 #[test]
 fn the_cache_waits_for_streams_before_its_memory_goes() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     let block = cache.alloc(512).unwrap();
     block.record_use(&1);
     fake.launch(1);
@@ -288,7 +288,7 @@ fn the_cache_waits_for_streams_before_its_memory_goes() {
 #[test]
 fn threads_share_a_cache() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     std::thread::scope(|scope| {
         for stream in 0..4 {
             let cache = cache.clone();

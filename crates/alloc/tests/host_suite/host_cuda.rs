@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 
 fn cache(driver: &Arc<dyn Driver>, options: &str) -> CudaHostCache {
     let config = AllocatorConfig::parse(options).unwrap().host;
-    CudaHostCache::with_config(CudaHostBackend::new(Arc::clone(driver), 0), config)
+    CudaHostCache::new(CudaHostBackend::new(Arc::clone(driver), 0), config)
 }
 
 fn sim(devices: usize) -> (Arc<SimDriver>, Arc<dyn Driver>) {

@@ -75,7 +75,7 @@ impl Model {
         let fake = Fake::new(capacity);
         let config = AllocatorConfig::parse(options).unwrap().host;
         let cap = config.max_cached_size;
-        let cache = HostCache::with_config(fake.clone(), config);
+        let cache = HostCache::new(fake.clone(), config);
         let (live, pending, launched) = (Vec::new(), Vec::new(), BTreeMap::new());
         Self { fake, cache, live, pending, launched, cap, clean: true }
     }

@@ -51,7 +51,7 @@ fn a_bad_one_is_named() {
 #[test]
 fn at_most_so_much_is_cached() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::with_config(fake.clone(), host("pinned_max_cached_size_mb:100"));
+    let cache = HostCache::new(fake.clone(), host("pinned_max_cached_size_mb:100"));
     let blocks = [60, 50, 40].map(|mib| cache.alloc(mib * MIB).unwrap());
     let [a, b, c] = blocks;
     drop(a);
@@ -66,7 +66,7 @@ fn at_most_so_much_is_cached() {
     let stats = cache.stats();
     assert_eq!(stats.num_host_alloc - stats.num_host_free, stats.allocations.current as u64);
 
-    let none = HostCache::with_config(fake.clone(), host("pinned_max_cached_size_mb:0"));
+    let none = HostCache::new(fake.clone(), host("pinned_max_cached_size_mb:0"));
     cache.empty_cache();
     let small = none.alloc(100).unwrap();
     drop(none.alloc(200).unwrap());
@@ -78,7 +78,7 @@ fn at_most_so_much_is_cached() {
 #[test]
 fn a_cap_waits_for_streams_too() {
     let fake = Fake::new(1 << 40);
-    let cache = HostCache::with_config(fake.clone(), host("pinned_max_cached_size_mb:0"));
+    let cache = HostCache::new(fake.clone(), host("pinned_max_cached_size_mb:0"));
     let block = cache.alloc(20 * MIB).unwrap();
     block.record_use(&1);
     fake.launch(1);
@@ -93,7 +93,7 @@ fn a_cap_waits_for_streams_too() {
 fn a_reserve_serves_requests_that_fit_and_stays() {
     let fake = Fake::new(1 << 40);
     let config = host("pinned_reserve_segment_size_mb:64,pinned_max_cached_size_mb:0");
-    let cache = HostCache::with_config(fake.clone(), config);
+    let cache = HostCache::new(fake.clone(), config);
     let small = cache.alloc(100).unwrap();
     let large = cache.alloc(40 * MIB).unwrap();
     assert_eq!(fake.world().asked, [64 * MIB]);
@@ -113,7 +113,7 @@ fn a_reserve_serves_requests_that_fit_and_stays() {
 #[test]
 fn a_reserve_is_not_insisted_on() {
     let fake = Fake::new(32 * MIB);
-    let cache = HostCache::with_config(fake.clone(), host("pinned_reserve_segment_size_mb:64"));
+    let cache = HostCache::new(fake.clone(), host("pinned_reserve_segment_size_mb:64"));
     let _block = cache.alloc(20 * MIB).unwrap();
     assert_eq!(fake.world().used(), 20 * MIB);
 }

@@ -1,6 +1,6 @@
 //! The waste of page-locked memory, in programs with sizes from 4 KiB to 1 GiB on a fake backend.
 
-use warpline_alloc::{HostCache, PinnedBlock};
+use warpline_alloc::{HostCache, HostConfig, PinnedBlock};
 
 use crate::common::{Fake, MIB};
 
@@ -48,7 +48,7 @@ struct Program {
 impl Program {
     fn new(seed: u64) -> Self {
         let fake = Fake::new(1 << 50);
-        let cache = HostCache::new(fake.clone());
+        let cache = HostCache::new(fake.clone(), HostConfig::default());
         Self {
             fake,
             cache,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use warpline_alloc::{
-    AllocError, AllocatorConfig, Backend, CachingAllocator, HostCache, PoolOptions, StreamBackend,
-    VirtualMemory,
+    AllocError, AllocatorConfig, Backend, CachingAllocator, HostCache, HostConfig, PoolOptions,
+    StreamBackend, VirtualMemory,
 };
 
 use crate::common::{Event, Fake, FakeError, MIB, Memory, check_disjoint, check_state};
@@ -205,7 +205,7 @@ fn a_failure_to_ask_names_the_request() {
 
 #[test]
 fn host_requests_of_any_size_are_counted_right() {
-    let cache = HostCache::new(Fake::new(1 << 30));
+    let cache = HostCache::new(Fake::new(1 << 30), HostConfig::default());
     drop(cache.alloc(1000).unwrap());
     for bytes in [usize::MAX, usize::MAX - 8191, 1 << 63, (1 << 60) + 1, 1 << 60, 1 << 59] {
         assert!(cache.alloc(bytes).is_err(), "{bytes}");
@@ -266,7 +266,7 @@ fn odd_options_are_harmless() {
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0, "{config:?}");
 
-        let host = HostCache::with_config(fake.clone(), config.host.clone());
+        let host = HostCache::new(fake.clone(), config.host.clone());
         for _ in 0..3 {
             drop(sizes.map(|bytes| host.alloc(bytes)));
         }

@@ -17,7 +17,7 @@ fn pinned_memory_with_cudaregister() {
         let config = AllocatorConfig::parse(&text).unwrap().host;
         let sim = SimConfig::new(1).build();
         let driver: Arc<dyn Driver> = sim.clone();
-        let cache = CudaHostCache::with_config(CudaHostBackend::new(driver, 0), config);
+        let cache = CudaHostCache::new(CudaHostBackend::new(driver, 0), config);
         // Allocate from several threads at once, as in
         // `pinned_memory_with_cudaregister_multithread`.
         std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn pinned_memory_with_cudaregister() {
 fn pinned_memory_use_background_threads() {
     let fake = Fake::new(1 << 40);
     let config = AllocatorConfig::parse("pinned_use_background_threads:True").unwrap().host;
-    let cache = HostCache::with_config(fake.clone(), config);
+    let cache = HostCache::new(fake.clone(), config);
     let address = |block: &PinnedBlock<Fake>| block.memory().address + block.offset() as u64;
     let block = cache.alloc(5 * MIB).unwrap();
     let first = address(&block);

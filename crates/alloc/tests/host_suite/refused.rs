@@ -130,7 +130,7 @@ fn refused_releases_of_unused_memory_are_retried() {
 #[test]
 fn a_cache_of_host_memory_keeps_refused_releases() {
     let fake = Fake::new(1 << 30);
-    let cache = HostCache::new(fake.clone());
+    let cache = HostCache::new(fake.clone(), HostConfig::default());
     drop([3 * MIB, 5 * MIB].map(|bytes| cache.alloc(bytes).unwrap()));
     refuse(&fake, 0, 100);
     cache.empty_cache();
@@ -333,7 +333,7 @@ proptest! {
         let fake = Fake::new(100 * MIB);
         let mut config = HostConfig::default();
         config.max_cached_size = most;
-        let cache = HostCache::with_config(fake.clone(), config);
+        let cache = HostCache::new(fake.clone(), config);
         let mut live = Vec::new();
         for (at, &(kind, n)) in steps.iter().enumerate() {
             match kind {

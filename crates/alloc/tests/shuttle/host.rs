@@ -78,7 +78,7 @@ fn a_page_locked_block_is_reused_only_after_its_streams() {
         // A block in a shared segment, or a block with its own segment.
         let size = [BYTES, 3 << 20][thread_rng().gen_range(0..2)];
         let config = AllocatorConfig::parse(options).unwrap().host;
-        let cache = CudaHostCache::with_config(CudaHostBackend::new(driver, 0), config);
+        let cache = CudaHostCache::new(CudaHostBackend::new(driver, 0), config);
         let [after, times] = [(); 2].map(|()| thread_rng().gen_range(0..4));
         let refuse = Fault::new(CallKind::HostAlloc, CudaCode::OUT_OF_MEMORY);
         sim.inject(refuse.after(after).times(times));

@@ -44,7 +44,7 @@ fn train(device: Device) -> Result<(Net, Vec<f32>)> {
             let out = net.forward(&x.to(device)?)?;
             let loss = cross_entropy(&out, &y.to(device)?, ())?;
             optimizer.zero_grad()?;
-            loss.backward()?;
+            loss.backward(())?;
             clip_grad_norm_(&net.parameters(), 1.0, ())?;
             optimizer.step()?;
             scheduler.step(&mut optimizer)?;
@@ -59,6 +59,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = if cuda::is_available()? { Device::cuda(0) } else { Device::Cpu };
     let (net, losses) = train(device)?;
     println!("{losses:?}");
-    save_file(&net.state_dict(), "net.safetensors")?;
+    save_file(&net.state_dict(), "net.safetensors", ())?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A decoder with the shape of Llama 3.2 1B: grouped heads, rotary embeddings, RMSNorm and tied embeddings.
 
 use warpline::functional::{
-    AttentionOptions, KvCache, RmsNormOptions, add_rms_norm, linear, rotary_embedding,
+    self, AttentionOptions, KvCache, add_rms_norm, linear, rotary_embedding,
     scaled_dot_product_attention, silu_mul,
 };
 use warpline::{DType, Result, Tensor, arange, arange_start_step, cat, expr, zeros};
@@ -175,7 +175,7 @@ struct FusedLayer {
 
 /// Adds the residual and normalizes. Returns the normalized sum and the sum.
 fn add_norm(norm: &RMSNorm, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-    let options = RmsNormOptions::new().weight(norm.weight.as_deref()).eps(1e-5);
+    let options = functional::RMSNormOptions::new().weight(norm.weight.as_deref()).eps(1e-5);
     add_rms_norm(x, residual, [x.size()[x.dim() - 1]], options)
 }
 

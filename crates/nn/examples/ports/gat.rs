@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use warpline::autograd::no_grad;
-use warpline::functional::{dropout, elu, log_softmax, softmax};
+use warpline::functional::{DropoutOptions, dropout, elu, log_softmax, softmax};
 use warpline::{
     DType, Device, Result, Tensor, arange, empty, expr, eye, manual_seed, rand, randint, randperm,
     where_cond,
@@ -76,13 +76,14 @@ impl GraphAttentionLayer {
     /// Returns the features of the nodes after attention to their neighbours: `[nodes, in]` to `[nodes, out]`.
     fn forward(&self, h: &Tensor, adj_mat: &Tensor) -> Result<Tensor> {
         let n_nodes = h.size()[0];
-        let h_transformed = dropout(&h.mm(&self.w)?, self.dropout, self.training.get())?;
+        let options = DropoutOptions::new().p(self.dropout).training(self.training.get());
+        let h_transformed = dropout(&h.mm(&self.w)?, options)?;
         let h_transformed = h_transformed.view((n_nodes, self.n_heads, self.n_hidden))?;
         let h_transformed = h_transformed.permute((1, 0, 2))?;
 
         let e = self.attention_scores(&h_transformed)?;
         let e = where_cond(&adj_mat.gt(0)?, &e, -9e16)?;
-        let attention = dropout(&softmax(&e, -1)?, self.dropout, self.training.get())?;
+        let attention = dropout(&softmax(&e, -1)?, options)?;
 
         let h_prime = attention.matmul(&h_transformed)?;
         if self.concat {
@@ -116,7 +117,7 @@ impl GAT {
 
     /// Returns the log-probabilities of the classes, `[nodes, classes]`.
     fn forward(&self, input_tensor: &Tensor, adj_mat: &Tensor) -> Result<Tensor> {
-        let x = elu(&self.gat1.forward(input_tensor, adj_mat)?, 1.0)?;
+        let x = elu(&self.gat1.forward(input_tensor, adj_mat)?, ())?;
         log_softmax(&self.gat2.forward(&x, adj_mat)?, 1)
     }
 }
@@ -152,7 +153,7 @@ fn train_iter(
     optimizer.zero_grad()?;
     let output = model.forward(&input.0, &input.1)?;
     let loss = criterion.forward(&output.i(mask_train)?, &target.i(mask_train)?)?;
-    loss.backward()?;
+    loss.backward(())?;
     optimizer.step()
 }
 

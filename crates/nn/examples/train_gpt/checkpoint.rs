@@ -20,7 +20,7 @@ pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
     all.insert("loader.epoch", training.epoch.clone());
     all.insert("loader.taken", tensor([training.taken as i64], Device::Cpu)?);
     all.insert("step", tensor([i64::from(training.step)], Device::Cpu)?);
-    Ok(save_file(&all, path)?)
+    Ok(save_file(&all, path, ())?)
 }
 
 /// Restores the state from a file. `training` must have the sizes and settings of the saved run, on a device of the

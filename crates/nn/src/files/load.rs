@@ -15,7 +15,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde::Deserialize;
-use warpline::{DType, Device, Error, Exec, IntoDevice, Result, Tensor, TensorOptions, empty};
+use warpline::{
+    DType, Device, Error, Exec, IntoDevice, IntoOptions, Result, Tensor, TensorOptions, empty,
+};
 use warpline_runtime::launch::{copy_bytes, fill_bytes};
 
 use super::FileError;
@@ -37,22 +39,62 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Options of [`load_file_with`].
+/// Options of [`load_file`]. A device, or the name of one, converts into options.
 #[derive(Default)]
 pub struct LoadOptions<'a> {
-    /// Device of the loaded tensors. Default: the host.
-    pub device: Device,
-    /// Callback that runs on the calling thread after each chunk (up to 8 MiB) has been read. Default: `None`.
-    pub progress: Option<&'a mut dyn FnMut(Progress)>,
+    /// Options of which only the device is set.
+    tensor: TensorOptions,
+    progress: Option<&'a mut dyn FnMut(Progress)>,
 }
 
-impl fmt::Debug for LoadOptions<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoadOptions").field("device", &self.device).finish_non_exhaustive()
+impl<'a> LoadOptions<'a> {
+    /// Creates options with the defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the device of the loaded tensors. Default: the CPU. An invalid name becomes an error of [`load_file`].
+    #[must_use]
+    pub fn device(mut self, device: impl IntoDevice) -> Self {
+        self.tensor = self.tensor.device(device);
+        self
+    }
+
+    /// Sets a callback that runs on the calling thread after each chunk (up to 8 MiB) has been read. Default: none.
+    #[must_use]
+    pub fn progress(mut self, progress: &'a mut dyn FnMut(Progress)) -> Self {
+        self.progress = Some(progress);
+        self
     }
 }
 
-/// Loads the tensors of a safetensors file onto a device (`safetensors.torch.load_file`). If the extension of `path` is
+impl From<()> for LoadOptions<'_> {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
+macro_rules! from_device {
+    ($($ty:ty),*) => {$(
+        impl From<$ty> for LoadOptions<'_> {
+            fn from(device: $ty) -> Self {
+                Self::new().device(device)
+            }
+        }
+    )*};
+}
+
+from_device!(Device, &Device, &str, String, &String, usize);
+
+impl fmt::Debug for LoadOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions").field("tensor", &self.tensor).finish_non_exhaustive()
+    }
+}
+
+/// Loads the tensors of a safetensors file (`safetensors.torch.load_file`). `options` is `()`, a device, or
+/// [`LoadOptions`]. If the extension of `path` is
 /// `json`, loads the tensors of all files in that index. Names, dtypes and shapes are those in the files.
 ///
 /// ```
@@ -61,41 +103,40 @@ impl fmt::Debug for LoadOptions<'_> {
 /// let folder = std::env::temp_dir().join(format!("warpline-doc-{}", std::process::id()));
 /// std::fs::create_dir_all(&folder).unwrap();
 /// let (path, mut net) = (folder.join("net.safetensors"), Linear::new(2, 3, ())?);
-/// save_file(&net.state_dict(), &path)?;
+/// save_file(&net.state_dict(), &path, ())?;
 /// net.load_state_dict(&load_file(&path, "cpu")?, true)?;
 /// # std::fs::remove_dir_all(folder).unwrap();
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if `device` is not a device name;
+/// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the device is not a device name;
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Io`] if a file
 /// cannot be opened or read or is not a regular file, [`FileError::Invalid`] or [`FileError::DType`] if it is not a
 /// valid safetensors file, [`FileError::Tensor`] if memory cannot be allocated.
 #[track_caller]
-pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict> {
-    let device = device.into_device().of("load_file")?;
-    load(path.as_ref(), LoadOptions { device, progress: None }).map_err(Error::from).of("load_file")
-}
-
-/// Loads like [`load_file`], with options that include a progress callback.
-///
-/// # Errors
-/// [`ErrorKind::File`](warpline::ErrorKind::File), with the same sources as [`load_file`].
-#[track_caller]
-pub fn load_file_with(path: impl AsRef<Path>, options: LoadOptions<'_>) -> Result<StateDict> {
-    load(path.as_ref(), options).map_err(Error::from).of("load_file_with")
+pub fn load_file<'a>(
+    path: impl AsRef<Path>,
+    options: impl IntoOptions<LoadOptions<'a>>,
+) -> Result<StateDict> {
+    let LoadOptions { tensor, progress } = options.into_options();
+    let device = tensor.requested_device().of("load_file")?.unwrap_or(Device::Cpu);
+    load(path.as_ref(), device, progress).map_err(Error::from).of("load_file")
 }
 
 #[track_caller]
-fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileError> {
+fn load(
+    path: &Path,
+    device: Device,
+    mut progress: Option<&mut dyn FnMut(Progress)>,
+) -> Result<StateDict, FileError> {
     // Check all headers before any allocation.
     let files = open_files(path)?;
     let total: usize = files.iter().flat_map(|f| &f.entries).map(|entry| entry.bytes).sum();
     let (mut state, mut chunks) = (StateDict::new(), Vec::new());
     for file in &files {
         for entry in &file.entries {
-            let to = TensorOptions::new().dtype(entry.dtype).device(options.device);
+            let to = TensorOptions::new().dtype(entry.dtype).device(device);
             let tensor = empty(&entry.sizes[..], to).map_err(FileError::tensor(&file.path))?;
             let mut done = 0;
             while done < entry.bytes {
@@ -107,8 +148,8 @@ fn load(path: &Path, mut options: LoadOptions<'_>) -> Result<StateDict, FileErro
             state.insert(&entry.name[..], tensor);
         }
     }
-    read_chunks(&chunks, options.device, &mut |bytes| {
-        if let Some(progress) = &mut options.progress {
+    read_chunks(&chunks, device, &mut |bytes| {
+        if let Some(progress) = &mut progress {
             progress(Progress { bytes: bytes as u64, total: total as u64 });
         }
     })?;

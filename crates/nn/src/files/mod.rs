@@ -6,5 +6,5 @@ mod load;
 mod save;
 
 pub use error::FileError;
-pub use load::{LoadOptions, Progress, load_file, load_file_with};
-pub use save::{save_file, save_file_with, save_sharded};
+pub use load::{LoadOptions, Progress, load_file};
+pub use save::{SaveOptions, save_file, save_sharded};

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use warpline::{Error, Result, Tensor};
+use warpline::{Error, IntoOptions, Result, Tensor};
 use warpline_files::NewFile;
 use warpline_runtime::launch::read_bytes;
 
@@ -85,7 +85,7 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
 /// one, even if several processes save or the process is killed. A killed process leaves its `.part` file behind. A
 /// symbolic link at the path is replaced by the file.
 ///
-/// Tensors that share memory are written separately.
+/// Tensors that share memory are written separately. `options` is `()` or [`SaveOptions`].
 ///
 /// # Errors
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Tensor`] if a tensor
@@ -93,21 +93,22 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
 /// named `__metadata__` or the header would exceed 100 MB. The previous file is then unchanged. One error is an
 /// exception: if the sync of the folder fails, the new file is already in place.
 #[track_caller]
-pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
-    save_to(state, &BTreeMap::new(), path.as_ref()).map_err(Error::from).of("save_file")
+pub fn save_file(
+    state: &StateDict,
+    path: impl AsRef<Path>,
+    options: impl IntoOptions<SaveOptions>,
+) -> Result<()> {
+    let SaveOptions { metadata } = options.into_options();
+    save_to(state, &metadata, path.as_ref()).map_err(Error::from).of("save_file")
 }
 
-/// Saves like [`save_file`], with metadata: a text per name (`metadata`).
-///
-/// # Errors
-/// The same as [`save_file`].
-#[track_caller]
-pub fn save_file_with(
-    state: &StateDict,
-    metadata: &BTreeMap<String, String>,
-    path: impl AsRef<Path>,
-) -> Result<()> {
-    save_to(state, metadata, path.as_ref()).map_err(Error::from).of("save_file_with")
+warpline::__options! {
+    /// Options of [`save_file`].
+    #[derive(Clone, Debug)]
+    SaveOptions [] [] {
+        /// Sets the metadata: a text per name. Default: none.
+        metadata: BTreeMap<String, String> = BTreeMap::new(), BTreeMap<String, String>;
+    }
 }
 
 #[track_caller]

@@ -89,7 +89,7 @@ pub(super) fn replacement(
     }
     let new = new.requires_grad_(true)?;
     if let Some(grad) = tensor.grad() {
-        new.set_grad(Some(f(&grad.detach())?))?;
+        new.set_grad(&f(&grad.detach())?)?;
     }
     Ok(new)
 }

@@ -1,7 +1,11 @@
 //! Activation functions as modules.
 
-use warpline::functional::{glu, softmin};
-use warpline::{IntoOptions, Result, Tensor};
+use warpline::functional::{self, softmin};
+pub use warpline::functional::{
+    Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
+    LeakyReLUOptions, SoftplusOptions, SoftshrinkOptions,
+};
+use warpline::{Integer, IntoOptions, Result, Tensor};
 
 use super::options::parameter_options;
 use super::repr::{float, size};
@@ -63,17 +67,9 @@ activations! {
     "x - tanh(x)" Tanhshrink tanhshrink;
 }
 
-/// Defines activations that have options, and their options. A number converts into options with one setter.
+/// Defines activations that have options. A number converts into options with one setter.
 macro_rules! with_options {
-    ($($doc:literal $name:ident $options:ident {
-        $($(#[$field_doc:meta])* $field:ident = $default:expr;)*
-    } $repr:literal |$this:ident, $x:ident| $body:expr;)*) => {$(
-        warpline::__options! {
-            #[doc = concat!("Options of [`", stringify!($name), "`].")]
-            #[derive(Clone, Copy, Debug)]
-            $options [] [] { $($(#[$field_doc])* $field: f64 = $default, f64;)* }
-        }
-
+    ($($doc:literal $name:ident $function:ident $options:ident [$($field:ident)*] $repr:literal;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
         #[derive(Clone, Copy, Debug, Module)]
         #[module(extra_repr = Self::describe)]
@@ -95,82 +91,24 @@ macro_rules! with_options {
             }
         }
 
-        forward!($name, this, $x => {
-            let $this = this.options;
-            $body
-        });
+        forward!($name, this, x => functional::$function(x, this.options));
     )*};
 }
 
 with_options! {
-    "x if x > 0, otherwise `negative_slope` · x" LeakyReLU LeakyReLUOptions {
-        /// Sets the slope of negative elements. Default: 0.01.
-        negative_slope = 0.01;
-    } "negative_slope={negative_slope}" |s, x| x.leaky_relu(s.negative_slope);
-    "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)" ELU ELUOptions {
-        /// Sets the factor of negative elements. Default: 1.
-        alpha = 1.0;
-    } "alpha={alpha}" |s, x| x.elu(s.alpha);
+    "x if x > 0, otherwise `negative_slope` · x"
+    LeakyReLU leaky_relu LeakyReLUOptions [negative_slope] "negative_slope={negative_slope}";
+    "The exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x) - 1)"
+    ELU elu ELUOptions [alpha] "alpha={alpha}";
     "The continuously differentiable exponential linear unit: x if x > 0, otherwise `alpha` · (exp(x / `alpha`) - 1)"
-    CELU CELUOptions {
-        /// Sets the factor and the scale of negative elements. Default: 1.
-        alpha = 1.0;
-    } "alpha={alpha}" |s, x| x.celu(s.alpha);
-    "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`" Softplus SoftplusOptions {
-        /// Sets the scale. Default: 1.
-        beta = 1.0;
-        /// Sets the value of `beta` · x above which the result is x. Default: 20.
-        threshold = 20.0;
-    } "beta={beta}, threshold={threshold}" |s, x| x.softplus(s.beta, s.threshold);
-    "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`" Softshrink SoftshrinkOptions {
-        /// Sets the distance by which elements move towards zero. Default: 0.5.
-        lambd = 0.5;
-    } "{lambd}" |s, x| x.softshrink(s.lambd);
-    "x, and 0 where |x| ≤ `lambd`" Hardshrink HardshrinkOptions {
-        /// Sets the magnitude up to which elements become 0. Default: 0.5.
-        lambd = 0.5;
-    } "{lambd}" |s, x| x.hardshrink(s.lambd);
-    "x clamped to `min_val` and `max_val`" Hardtanh HardtanhOptions {
-        /// Sets the smallest result. Default: -1.
-        min_val = -1.0;
-        /// Sets the largest result. Default: 1.
-        max_val = 1.0;
-    } "min_val={min_val}, max_val={max_val}" |s, x| x.hardtanh(s.min_val, s.max_val);
-}
-
-/// Implements the conversion of a number into options with one setter.
-macro_rules! from_number {
-    ($($options:ident $field:ident;)*) => {$(
-        impl From<f64> for $options {
-            fn from($field: f64) -> Self {
-                Self::new().$field($field)
-            }
-        }
-    )*};
-}
-
-from_number! {
-    LeakyReLUOptions negative_slope;
-    ELUOptions alpha;
-    CELUOptions alpha;
-    SoftshrinkOptions lambd;
-    HardshrinkOptions lambd;
-}
-
-/// The formula of [`GELU`] (`approximate`). `()` stands for the exact formula.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Approximate {
-    /// The exact formula (`"none"`).
-    #[default]
-    None,
-    /// An approximation by a hyperbolic tangent (`"tanh"`).
-    Tanh,
-}
-
-impl From<()> for Approximate {
-    fn from((): ()) -> Self {
-        Self::None
-    }
+    CELU celu CELUOptions [alpha] "alpha={alpha}";
+    "log(1 + exp(`beta` · x)) / `beta`, and x where `beta` · x > `threshold`"
+    Softplus softplus SoftplusOptions [beta threshold] "beta={beta}, threshold={threshold}";
+    "x moved towards zero by `lambd`, and 0 where |x| ≤ `lambd`"
+    Softshrink softshrink SoftshrinkOptions [lambd] "{lambd}";
+    "x, and 0 where |x| ≤ `lambd`" Hardshrink hardshrink HardshrinkOptions [lambd] "{lambd}";
+    "x clamped to `min_val` and `max_val`"
+    Hardtanh hardtanh HardtanhOptions [min_val max_val] "min_val={min_val}, max_val={max_val}";
 }
 
 /// The Gaussian error linear unit (`torch.nn.GELU`).
@@ -197,10 +135,7 @@ impl GELU {
     }
 }
 
-forward!(GELU, this, x => match this.approximate {
-    Approximate::None => x.gelu(),
-    Approximate::Tanh => x.gelu_tanh(),
-});
+forward!(GELU, this, x => functional::gelu(x, this.approximate));
 
 /// Defines functions along a dimension.
 macro_rules! along_dimension {
@@ -215,8 +150,8 @@ macro_rules! along_dimension {
         impl $name {
             /// Creates the function along dimension `dim`, counted from the end if negative.
             #[must_use]
-            pub fn new(dim: isize) -> Self {
-                Self { dim }
+            pub fn new(dim: impl Integer) -> Self {
+                Self { dim: dim.into_isize() }
             }
 
             fn describe(&self) -> String {
@@ -235,9 +170,29 @@ along_dimension! {
     "The softmax along a dimension" Softmax |x, dim| x.softmax(dim);
     "The softmax of -x along a dimension" Softmin |x, dim| softmin(x, dim);
     "The logarithm of the softmax along a dimension" LogSoftmax |x, dim| x.log_softmax(dim);
-    "The gated linear unit: the first half of a dimension times the sigmoid of the second half"
-    GLU |x, dim| glu(x, dim);
 }
+
+/// The gated linear unit: the first half of a dimension times the sigmoid of the second half (`torch.nn.GLU`).
+#[derive(Clone, Copy, Debug, Module)]
+#[module(extra_repr = Self::describe)]
+pub struct GLU {
+    #[module(skip)]
+    options: GLUOptions,
+}
+
+impl GLU {
+    /// Creates the function. `options` is `()`, a dimension, or [`GLUOptions`].
+    #[must_use]
+    pub fn new(options: impl IntoOptions<GLUOptions>) -> Self {
+        Self { options: options.into_options() }
+    }
+
+    fn describe(&self) -> String {
+        format!("dim={}", self.options.dim)
+    }
+}
+
+forward!(GLU, this, x => functional::glu(x, this.options));
 
 parameter_options! {
     /// Options of [`PReLU`].

@@ -1,7 +1,7 @@
 //! Multi-head attention.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
-use warpline::{Error, IntoOptions, Result, Tensor, empty, zeros};
+use warpline::{DType, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, empty, ones, zeros};
 
 use super::activation::floats;
 use super::linear::{Linear, LinearOptions};
@@ -30,7 +30,10 @@ warpline::__options! {
         /// Sets the mask, `[time, source time]` or `[batch · heads, time, source time]`. In a boolean mask, true means
         /// that the query may **not** see the key, as in PyTorch's module. A floating-point mask is added to the
         /// scores. Default: none.
-        attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        attn_mask: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
+        /// Sets the mask of keys, `[batch, source time]`, or `[source time]` for inputs without a batch. In a boolean
+        /// mask, true means that no query may see the key. A floating-point mask is added to the scores. Default: none.
+        key_padding_mask: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets whether a query attends only to keys up to its own position. No effect if there is an `attn_mask`.
         /// Default: `false`.
         is_causal: bool = false, bool;
@@ -134,9 +137,15 @@ impl MultiheadAttention {
         value: &Tensor,
         options: MultiheadAttentionForwardOptions<'_>,
     ) -> Result<Tensor> {
-        let MultiheadAttentionForwardOptions { attn_mask, is_causal } = options;
+        let MultiheadAttentionForwardOptions { attn_mask, key_padding_mask, is_causal } = options;
         let mask = match attn_mask {
-            Some(mask) if mask.dtype() == warpline::DType::Bool => Some(mask.logical_not()?),
+            None if is_causal && key_padding_mask.is_some() => {
+                let time = |x: &Tensor| match (x.dim(), self.batch_first) {
+                    (3, true) => x.size()[1],
+                    _ => x.size().first().copied().unwrap_or(1),
+                };
+                Some(ones((time(query), time(key)), (DType::Bool, query.device()))?.triu(1)?)
+            }
             mask => mask.cloned(),
         };
         let mask = match mask {
@@ -151,6 +160,21 @@ impl MultiheadAttention {
                 );
                 return Err(Error::invalid("MultiheadAttention", reason));
             }
+            mask => mask,
+        };
+        let mask = match key_padding_mask {
+            None => mask,
+            Some(padding) => {
+                let [.., keys] = *padding.size() else {
+                    let reason = "expects a key_padding_mask of [batch, source time], not a number";
+                    return Err(Error::invalid("MultiheadAttention", reason));
+                };
+                Some(both_masks(mask, padding.reshape((-1, 1, 1, keys))?)?)
+            }
+        };
+        // The function's boolean masks are true where a query may see a key.
+        let mask = match mask {
+            Some(mask) if mask.dtype() == DType::Bool => Some(mask.logical_not()?),
             mask => mask,
         };
         let weights = self.in_proj_weight.chunk(3, 0)?;
@@ -193,6 +217,21 @@ impl MultiheadAttention {
         let width = x.size()[2] / self.num_heads;
         x.unflatten(2, [self.num_heads, width])?.transpose(1, 2)
     }
+}
+
+/// Combines two masks: boolean masks to a boolean one, others to the sum of the numbers that they add to the scores.
+#[track_caller]
+fn both_masks(mask: Option<Tensor>, padding: Tensor) -> Result<Tensor> {
+    let Some(mask) = mask else { return Ok(padding) };
+    let dtype = match (mask.dtype(), padding.dtype()) {
+        (DType::Bool, DType::Bool) => return mask.logical_or(&padding),
+        (DType::Bool, dtype) | (dtype, _) => dtype,
+    };
+    let added = |mask: Tensor| match mask.dtype() {
+        DType::Bool => mask.zeros_like(dtype)?.masked_fill(&mask, f64::NEG_INFINITY),
+        _ => Ok(mask),
+    };
+    added(mask)?.add(&added(padding)?)
 }
 
 /// Takes queries, keys and values.

@@ -1,7 +1,7 @@
 //! Embedding tables.
 
 use warpline::functional::{self, embedding};
-use warpline::{Error, IntoOptions, Result, Tensor, randn};
+use warpline::{Error, Integer, IntoOptions, Result, Tensor, randn};
 
 use super::options::parameter_options;
 use super::repr::size;
@@ -17,11 +17,16 @@ pub struct Embedding {
     padding_idx: Option<isize>,
 }
 
+/// Returns the row of a setter.
+fn row(index: impl Integer) -> Option<isize> {
+    Some(index.into_isize())
+}
+
 parameter_options! {
     /// Options of [`Embedding`].
     EmbeddingOptions [] [] {
         /// Sets the entry that is zero and gets no gradient. Negative: counted from the end. Default: none.
-        padding_idx: Option<isize> = None, impl Into<Option<isize>> => Into::into;
+        padding_idx: Option<isize> = None, impl Integer => row;
     }
 }
 
@@ -71,7 +76,8 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         input_device::check("Embedding", indices, "weight", &self.weight)?;
-        let options = functional::EmbeddingOptions::new().padding_idx(self.padding_idx);
+        let mut options = functional::EmbeddingOptions::new();
+        options.padding_idx = self.padding_idx;
         embedding(indices, &self.weight, options)
     }
 }

@@ -1,8 +1,8 @@
 //! Loss functions as modules.
 
 use warpline::functional::{
-    self, BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
-    HuberLossOptions, KlDivOptions, NllLossOptions, Reduction, SmoothL1LossOptions,
+    self, BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions, HuberLossOptions,
+    KLDivLossOptions, NLLLossOptions, Reduction, SmoothL1LossOptions,
 };
 use warpline::{IntoOptions, Result, Tensor};
 
@@ -96,17 +96,17 @@ losses! {
     "The absolute error" L1Loss l1_loss Reduction;
     "The squared error up to `beta`, and the absolute error above" SmoothL1Loss smooth_l1_loss SmoothL1LossOptions;
     "The squared error up to `delta`, and the absolute error above" HuberLoss huber_loss HuberLossOptions;
-    "The Kullback-Leibler divergence of log-probabilities from a target" KLDivLoss kl_div KlDivOptions;
+    "The Kullback-Leibler divergence of log-probabilities from a target" KLDivLoss kl_div KLDivLossOptions;
 }
 
 weighted_losses! {
-    "The binary cross entropy of probabilities" BCELoss binary_cross_entropy BinaryCrossEntropyOptions {
+    "The binary cross entropy of probabilities" BCELoss binary_cross_entropy BCELossOptions {
         /// Factor of each loss. Default: `None`.
         weight;
         reduction: Reduction
     }
     "The binary cross entropy of logits"
-    BCEWithLogitsLoss binary_cross_entropy_with_logits BinaryCrossEntropyWithLogitsOptions {
+    BCEWithLogitsLoss binary_cross_entropy_with_logits BCEWithLogitsLossOptions {
         /// Factor of each loss. Default: `None`.
         weight,
         /// Factor of the losses of positive targets. Default: `None`.
@@ -114,12 +114,12 @@ weighted_losses! {
         reduction: Reduction
     }
     "The cross entropy of logits with class indices or class probabilities"
-    CrossEntropyLoss cross_entropy CrossEntropyOptions {
+    CrossEntropyLoss cross_entropy CrossEntropyLossOptions {
         /// Weight of each class, `[classes]`. Default: `None`, equal weights.
         weight;
         ignore_index: i64, reduction: Reduction, label_smoothing: f64
     }
-    "The negative log-likelihood of log-probabilities with class indices" NLLLoss nll_loss NllLossOptions {
+    "The negative log-likelihood of log-probabilities with class indices" NLLLoss nll_loss NLLLossOptions {
         /// Weight of each class, `[classes]`. Default: `None`, equal weights.
         weight;
         ignore_index: i64, reduction: Reduction

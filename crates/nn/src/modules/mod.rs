@@ -14,13 +14,14 @@ mod recurrent;
 mod repr;
 mod sequential;
 mod shape;
+mod transformer;
 
 pub use activation::*;
 pub use attention::{
     MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions,
 };
 pub use conv::*;
-pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
+pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d, DropoutOptions};
 pub use embedding::{Embedding, EmbeddingOptions};
 pub use linear::{Bilinear, Linear, LinearOptions};
 pub use loss::*;
@@ -32,8 +33,9 @@ pub use recurrent::{
 pub use sequential::{Layer, Sequential};
 pub use shape::{Flatten, FlattenOptions, Identity, Unflatten};
 // Options that a module shares with its function.
+pub use transformer::*;
 pub use warpline::functional::{
-    AvgPoolOptions, BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions,
-    CrossEntropyOptions, HuberLossOptions, InterpolateOptions, KlDivOptions, MaxPoolOptions,
-    NllLossOptions, Reduction, SmoothL1LossOptions,
+    AvgPoolOptions, BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions,
+    HuberLossOptions, InterpolateOptions, KLDivLossOptions, MaxPoolOptions, NLLLossOptions,
+    Reduction, SmoothL1LossOptions,
 };

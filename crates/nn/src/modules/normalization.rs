@@ -1,5 +1,7 @@
 //! Normalisation modules.
 
+use std::ops::{Deref, DerefMut};
+
 use warpline::functional::{self, batch_norm, group_norm, instance_norm, layer_norm, rms_norm};
 use warpline::{DType, Error, IntoOptions, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
 
@@ -168,7 +170,7 @@ forward!(RMSNorm, this, x => {
     if let Some(weight) = &this.weight {
         input_device::check("RMSNorm", x, "weight", weight)?;
     }
-    let options = functional::RmsNormOptions::new().weight(this.weight.as_deref()).eps(this.eps);
+    let options = functional::RMSNormOptions::new().weight(this.weight.as_deref()).eps(this.eps);
     rms_norm(x, &this.normalized_shape, options)
 });
 
@@ -223,14 +225,19 @@ forward!(GroupNorm, this, x => {
     group_norm(x, this.num_groups, options)
 });
 
-/// The common part of batch and instance norms.
+/// The members of batch and instance norms, such as [`BatchNorm2d`], which dereference to this type.
 #[derive(Clone, Debug, Module)]
-struct ChannelNorm {
-    weight: Option<Parameter>,
-    bias: Option<Parameter>,
-    running_mean: Option<Buffer>,
-    running_var: Option<Buffer>,
-    num_batches_tracked: Option<Buffer>,
+pub struct ChannelNorm {
+    /// Factor of each channel, `[channels]`. `None` if the norm is not affine.
+    pub weight: Option<Parameter>,
+    /// Summand of each channel, `[channels]`. `None` if the norm is not affine.
+    pub bias: Option<Parameter>,
+    /// Running mean of each channel, `[channels]`. `None` if the norm does not track statistics.
+    pub running_mean: Option<Buffer>,
+    /// Running variance of each channel, `[channels]`. `None` if the norm does not track statistics.
+    pub running_var: Option<Buffer>,
+    /// Number of batches in the running statistics, without dimensions. `None` if the norm does not track statistics.
+    pub num_batches_tracked: Option<Buffer>,
     training: Training,
     num_features: usize,
     eps: f64,
@@ -329,6 +336,20 @@ macro_rules! channel_norm {
 
             fn describe(&self) -> String {
                 self.channels.describe()
+            }
+        }
+
+        impl Deref for $name {
+            type Target = ChannelNorm;
+
+            fn deref(&self) -> &ChannelNorm {
+                &self.channels
+            }
+        }
+
+        impl DerefMut for $name {
+            fn deref_mut(&mut self) -> &mut ChannelNorm {
+                &mut self.channels
             }
         }
     };

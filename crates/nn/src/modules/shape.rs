@@ -1,6 +1,6 @@
 //! Modules that change only the shape of their input, or nothing.
 
-use warpline::{IntoOptions, Result, Tensor};
+use warpline::{Integer, IntoOptions, IntoSizes, Result, Tensor};
 
 use super::activation::forward;
 use super::repr::tuple;
@@ -17,9 +17,9 @@ warpline::__options! {
     #[derive(Clone, Copy, Debug)]
     FlattenOptions [] [] {
         /// Sets the first dimension of the range. Negative: counted from the end. Default: 1.
-        start_dim: isize = 1, isize;
+        start_dim: isize = 1, impl Integer => Integer::into_isize;
         /// Sets the last dimension of the range, inclusive. Negative: counted from the end. Default: -1.
-        end_dim: isize = -1, isize;
+        end_dim: isize = -1, impl Integer => Integer::into_isize;
     }
 }
 
@@ -59,8 +59,8 @@ impl Unflatten {
     /// Creates a module that splits dimension `dim`, counted from the end if negative. One of the sizes may be -1, which
     /// is inferred.
     #[must_use]
-    pub fn new(dim: isize, sizes: impl Into<Vec<isize>>) -> Self {
-        Self { dim, sizes: sizes.into() }
+    pub fn new(dim: impl Integer, sizes: impl IntoSizes) -> Self {
+        Self { dim: dim.into_isize(), sizes: sizes.into_sizes().into_vec() }
     }
 
     fn describe(&self) -> String {

@@ -32,7 +32,7 @@ impl From<f64> for TotalNormOptions {
 /// use warpline_nn::optim::clip_grad_norm_;
 ///
 /// let weight = tensor([0f32, 0.0], ())?.requires_grad_(true)?;
-/// weight.set_grad(Some(tensor([3f32, 4.0], ())?))?;
+/// weight.set_grad(&tensor([3f32, 4.0], ())?)?;
 /// let norm = clip_grad_norm_(&[weight.clone()], 1.0, ())?;
 /// assert_eq!(norm.item::<f32>()?, 5.0);
 /// assert!((weight.grad().unwrap().norm(2.0, ())?.item::<f32>()? - 1.0).abs() < 1e-5);

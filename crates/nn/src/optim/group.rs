@@ -16,6 +16,8 @@ pub struct ParamGroup<R> {
     params: Vec<Tensor>,
     /// The settings. May be changed between steps.
     pub options: R,
+    /// Whether the settings are the group's own, and not those of the optimizer.
+    has_options: bool,
     /// Learning rate in device memory, so that it can change between replays of a captured step. Takes precedence over
     /// the learning rate in `options`.
     pub(super) lr_tensor: Option<Tensor>,
@@ -23,44 +25,65 @@ pub struct ParamGroup<R> {
     pub(super) initial_lr: Option<f64>,
 }
 
+/// The parameters of a new optimizer: a `Vec` of tensors, which form one group, or a `Vec` of [`ParamGroup`]s.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no list of parameters",
+    label = "expected a `Vec<Tensor>`, such as `net.parameters()`, or a `Vec<ParamGroup<{R}>>`"
+)]
+pub trait IntoParamGroups<R> {
+    /// Returns the groups.
+    fn into_param_groups(self) -> Vec<ParamGroup<R>>;
+}
+
+impl<R: Settings> IntoParamGroups<R> for Vec<Tensor> {
+    fn into_param_groups(self) -> Vec<ParamGroup<R>> {
+        vec![ParamGroup::new(self)]
+    }
+}
+
+impl<R> IntoParamGroups<R> for Vec<ParamGroup<R>> {
+    fn into_param_groups(self) -> Self {
+        self
+    }
+}
+
 impl<R: Settings> ParamGroup<R> {
-    /// Creates a group.
+    /// Creates a group that takes its options from the optimizer.
     #[must_use]
-    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Self {
-        let options = options.into_options();
-        Self { params, options, lr_tensor: None, initial_lr: None }
+    pub fn new(params: Vec<Tensor>) -> Self {
+        let options = R::default();
+        Self { params, options, has_options: false, lr_tensor: None, initial_lr: None }
     }
 
-    /// Takes the learning rate from a tensor with one element (`lr=torch.tensor(…)`). A captured step reads the tensor
-    /// at each replay. [`set_lr`](super::Optimizer::set_lr) writes to it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have exactly one
-    /// element or is not floating point.
-    #[track_caller]
-    pub fn with_lr_tensor(mut self, lr: Tensor) -> Result<Self> {
-        if lr.numel() != 1 || !lr.dtype().is_float() {
-            let reason = format!(
-                "a learning rate is one float, but the tensor is of shape {:?} and {}",
-                lr.size(),
-                lr.dtype()
-            );
-            return Err(Error::invalid(R::NAME, reason));
+    /// Sets the options of the group. Default: the options of the optimizer.
+    #[must_use]
+    pub fn options(mut self, options: impl IntoOptions<R>) -> Self {
+        self.options = options.into_options();
+        self.has_options = true;
+        self
+    }
+
+    /// Takes the learning rate from a tensor with one floating-point element (`lr=torch.tensor(…)`). A captured step
+    /// reads the tensor at each replay. [`set_lr`](super::Optimizer::set_lr) writes to it. Default: the learning rate
+    /// in the options.
+    #[must_use]
+    pub fn lr_tensor(mut self, lr: &Tensor) -> Self {
+        self.lr_tensor = Some(lr.clone());
+        self
+    }
+
+    /// Returns the group with `defaults` as its options if it has none of its own.
+    pub(super) fn or_options(mut self, defaults: &R) -> Self {
+        if !self.has_options {
+            self.options = defaults.clone();
         }
-        self.lr_tensor = Some(lr);
-        Ok(self)
+        self
     }
 
     /// Returns the parameters.
     #[must_use]
     pub fn params(&self) -> &[Tensor] {
         &self.params
-    }
-
-    /// Returns the tensor that holds the learning rate, if there is one.
-    #[must_use]
-    pub fn lr_tensor(&self) -> Option<&Tensor> {
-        self.lr_tensor.as_ref()
     }
 
     /// Returns a setting by its name, or `initial_lr` after the creation of a scheduler.
@@ -122,6 +145,15 @@ impl<R: Settings> ParamGroup<R> {
         let location = Location::caller();
         let invalid = |reason: String| Error::invalid(R::NAME, reason).at(location);
         self.options.check().map_err(invalid)?;
+        if let Some(lr) = &self.lr_tensor
+            && (lr.numel() != 1 || !lr.dtype().is_float())
+        {
+            let (sizes, dtype) = (lr.size(), lr.dtype());
+            let reason = format!(
+                "a learning rate is one float, but the tensor is of shape {sizes:?} and {dtype}"
+            );
+            return Err(invalid(reason));
+        }
         if self.params.is_empty() {
             return Err(invalid("a group of parameters is empty".into()));
         }

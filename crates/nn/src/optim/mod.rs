@@ -12,7 +12,7 @@
 //! let x = warpline::ones([4, 2], ())?;
 //! for _ in 0..3 {
 //!     sgd.zero_grad()?;
-//!     net.forward(&x)?.square()?.mean(())?.backward()?;
+//!     net.forward(&x)?.square()?.mean(())?.backward(())?;
 //!     sgd.step()?;
 //! }
 //! # Ok::<(), warpline::Error>(())
@@ -34,7 +34,7 @@ mod state;
 pub use adadelta::{Adadelta, AdadeltaOptions};
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{TotalNormOptions, clip_grad_norm_, clip_grad_value_, get_total_norm};
-pub use group::ParamGroup;
+pub use group::{IntoParamGroups, ParamGroup};
 pub use lbfgs::{LBFGS, LBFGSOptions, LineSearch};
 pub use optimizer::{Optim, Optimizer};
 pub use rmsprop::{RMSprop, RMSpropOptions};

@@ -7,7 +7,7 @@
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{DType, Error, Exec, IntoOptions, Result, Tensor};
 
-use super::group::ParamGroup;
+use super::group::{IntoParamGroups, ParamGroup};
 use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
 use crate::called::Called;
@@ -67,7 +67,7 @@ pub trait Optimizer {
         self.setting(group, "lr").unwrap_or(0.0)
     }
 
-    /// Sets the learning rate of a group, and of its [tensor](ParamGroup::with_lr_tensor) if there is one.
+    /// Sets the learning rate of a group, and of its [tensor](ParamGroup::lr_tensor) if there is one.
     ///
     /// # Errors
     /// The same as [`Optimizer::set_setting`].
@@ -100,28 +100,38 @@ pub struct Optim<R> {
     pub(super) groups: Vec<ParamGroup<R>>,
     /// State of each parameter of each group.
     pub(super) states: Vec<Vec<ParamState>>,
+    /// Options of groups that have none of their own.
+    defaults: R,
 }
 
 impl<R: Rule> Optim<R> {
-    /// Creates an optimizer with one group of parameters. `options` is `()` or the options of the optimizer, such as
-    /// [`SGDOptions`](super::SGDOptions).
+    /// Creates an optimizer. `params` is the parameters, which form one group, or a `Vec` of [`ParamGroup`]s. `options`
+    /// is `()` or the options of the optimizer, such as [`SGDOptions`](super::SGDOptions). Groups without options of
+    /// their own take these options.
+    ///
+    /// ```
+    /// use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, ParamGroup};
+    /// use warpline_nn::{Linear, Module};
+    ///
+    /// let (net, options) = (Linear::new(4, 2, ())?, AdamWOptions::new().lr(0.01));
+    /// let decayed = ParamGroup::new(vec![net.weight.clone().into()]);
+    /// let bias = net.bias.clone().expect("a bias").into();
+    /// let others = ParamGroup::new(vec![bias]).options(options.weight_decay(0.0));
+    /// let optimizer = AdamW::new(vec![decayed, others], options)?;
+    /// assert_eq!((optimizer.lr(0), optimizer.setting(1, "weight_decay")), (0.01, Some(0.0)));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there are no parameters, a parameter is
-    /// not a leaf or appears twice, or a setting is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
-    /// module's move replaced a parameter.
+    /// not a leaf or appears twice, a setting is out of range, or the tensor of a learning rate does not have exactly
+    /// one element or is not floating point; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move
+    /// replaced a parameter.
     #[track_caller]
-    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<R>) -> Result<Self> {
-        Self::with_groups(vec![ParamGroup::new(params, options)])
-    }
-
-    /// Creates an optimizer with groups that have their own settings.
-    ///
-    /// # Errors
-    /// The same as [`Optim::new`].
-    #[track_caller]
-    pub fn with_groups(groups: Vec<ParamGroup<R>>) -> Result<Self> {
-        let mut all = Self { groups: Vec::new(), states: Vec::new() };
+    pub fn new(params: impl IntoParamGroups<R>, options: impl IntoOptions<R>) -> Result<Self> {
+        let defaults = options.into_options();
+        let mut all = Self { groups: Vec::new(), states: Vec::new(), defaults };
+        let groups = params.into_param_groups();
         if groups.is_empty() {
             return Err(Error::invalid(R::NAME, "there are no parameters to optimize"));
         }
@@ -131,12 +141,13 @@ impl<R: Rule> Optim<R> {
         Ok(all)
     }
 
-    /// Adds a group (`add_param_group`).
+    /// Adds a group (`add_param_group`). A group without options of its own takes the options of [`Optim::new`].
     ///
     /// # Errors
     /// The same as [`Optim::new`].
     #[track_caller]
     pub fn add_param_group(&mut self, group: ParamGroup<R>) -> Result<()> {
+        let group = group.or_options(&self.defaults);
         group.check(&self.groups)?;
         self.states.push(vec![ParamState::default(); group.params().len()]);
         self.groups.push(group);

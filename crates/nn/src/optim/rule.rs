@@ -5,7 +5,7 @@ use warpline::{Result, Tensor};
 use super::optimizer::check_not_capturing;
 
 /// The settings of an optimizer, by PyTorch's names.
-pub trait Settings: Clone + std::fmt::Debug {
+pub trait Settings: Clone + Default + std::fmt::Debug {
     /// Name of the optimizer.
     const NAME: &'static str;
 

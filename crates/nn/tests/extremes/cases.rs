@@ -351,8 +351,8 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "adaptive_max_pool3d" |at, n| adaptive_max_pool3d(&im(at, 3), [n.u; 3])?;
     "interpolate" |at, n| interpolate(&im(at, 1), InterpolateOptions::new().size([n.u]))?;
     "interpolate" |at, n| interpolate(&im(at, 2), InterpolateOptions::new().size([1, n.u]).mode(InterpolateMode::Bilinear))?;
-    "nll_loss" |at, n| nll_loss(&m(at), &at2(at), NllLossOptions::new().ignore_index(n.l))?;
-    "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, CrossEntropyOptions::new().ignore_index(n.l))?;
+    "nll_loss" |at, n| nll_loss(&m(at), &at2(at), NLLLossOptions::new().ignore_index(n.l))?;
+    "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, CrossEntropyLossOptions::new().ignore_index(n.l))?;
     "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, ())?;
     "batch_size" |at, n| batches(at, |l| l.batch_size(n.u))?;
     "prefetch_factor" |at, n| batches(at, |l| Ok(l.num_workers(1).prefetch_factor(n.u)))?;
@@ -390,6 +390,6 @@ fn gradient(at: &str, stride: usize) -> Result<Tensor> {
     let weight = k(at, 2);
     weight.requires_grad_(true)?;
     let options = ConvOptions::new().stride(stride);
-    conv2d(&im(at, 2), &weight, None, options)?.sum(())?.backward()?;
+    conv2d(&im(at, 2), &weight, None, options)?.sum(())?.backward(())?;
     Ok(weight.grad().unwrap_or(weight))
 }

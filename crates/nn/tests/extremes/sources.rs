@@ -9,7 +9,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("manual_seed", "any seed is valid"),
     ("manual_seed_all", "any seed is valid"),
     ("seed", "any seed is valid"),
-    ("simulated_with", "the number of devices is that of `simulated`"),
+    ("simulated", "the number of devices is that of `simulated`"),
     ("exclusive_stream", "a priority, which is clamped; needs a GPU's stream"),
     ("num_workers", "starts as many threads as it is asked for"),
     ("TrackedCommunicator::new", "the number of an operation that the caller enqueued"),

@@ -4,9 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use warpline::{DType, Device, Result, arange, randn, tensor};
-use warpline_nn::{
-    FileError, LoadOptions, StateDict, load_file, load_file_with, save_file, save_sharded,
-};
+use warpline_nn::{FileError, LoadOptions, StateDict, load_file, save_file, save_sharded};
 
 use crate::common::{World, schedules};
 
@@ -74,7 +72,7 @@ fn saved_tensors_load_on_every_device() {
         for place in world.places() {
             let moved = state()?.into_iter().map(|(name, t)| Ok((name, t.to(place)?)));
             let moved: StateDict = moved.collect::<Result<Vec<_>>>()?.into_iter().collect();
-            save_file(&moved, &path)?;
+            save_file(&moved, &path, ())?;
             assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing else is left");
             check(&load_file(&path, place)?, place)?;
         }
@@ -91,8 +89,8 @@ fn sharded_files_have_an_index_and_loading_reports_progress() {
     let index = folder.file("model.safetensors.index.json");
     let mut seen = Vec::new();
     let mut note = |progress| seen.push(progress);
-    let options = LoadOptions { device: Device::Cpu, progress: Some(&mut note) };
-    check(&load_file_with(&index, options).unwrap(), Device::Cpu).unwrap();
+    let options = LoadOptions::new().progress(&mut note);
+    check(&load_file(&index, options).unwrap(), Device::Cpu).unwrap();
     assert!(seen.windows(2).all(|two| two[0].bytes < two[1].bytes));
     let last = seen.last().expect("pieces");
     assert_eq!(last.bytes, last.total);
@@ -122,7 +120,7 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     assert!(matches!(error.find(), Some(FileError::Io { doing: "opening it", .. })), "{error}");
     let mut state = StateDict::new();
     state.insert("weight", arange(8f32, ()).unwrap());
-    save_file(&state, &path).unwrap();
+    save_file(&state, &path, ()).unwrap();
     let whole = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for cut in 0..whole.len() {
@@ -155,9 +153,9 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     fs::write(&path, &whole).unwrap();
     let mut reserved = StateDict::new();
     reserved.insert("__metadata__", arange(8f32, ()).unwrap());
-    assert!(save_file(&reserved, &path).unwrap_err().to_string().contains("`__metadata__`"));
+    assert!(save_file(&reserved, &path, ()).unwrap_err().to_string().contains("`__metadata__`"));
     let nowhere = folder.file("no/such/folder.safetensors");
-    let error = save_file(&state, nowhere).unwrap_err();
+    let error = save_file(&state, nowhere, ()).unwrap_err();
     assert!(matches!(error.find(), Some(FileError::Io { .. })), "{error}");
     assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);
 }

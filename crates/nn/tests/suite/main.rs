@@ -21,4 +21,5 @@ mod s31_modules;
 mod saving;
 mod state;
 mod train_runs;
+mod transformer;
 mod tree;

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::optim::{
     ExponentialLR, OneCycleLR, OneCycleLROptions, Optimizer, ReduceLROnPlateau,
-    ReduceLROnPlateauOptions, SGD, SGDOptions, Scheduler, SchedulerState, SequentialLR, StepLR,
+    ReduceLROnPlateauOptions, SGD, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
@@ -113,10 +113,7 @@ fn schedules_fail_under_their_own_names() -> Result<()> {
         refused("ReduceLROnPlateau", ReduceLROnPlateau::new(&sgd, plateau));
         let mut sequence = SequentialLR::new(&mut sgd, vec![Box::new(step)], &[])?;
         let mut others = SGD::new(vec![weight()?], ())?;
-        others.add_param_group(warpline_nn::optim::ParamGroup::new(
-            vec![weight()?],
-            SGDOptions::new(),
-        ))?;
+        others.add_param_group(warpline_nn::optim::ParamGroup::new(vec![weight()?]))?;
         refused("StepLR", sequence.step(&mut others));
         refused("StepLR", sequence.restart(&mut others));
         refused("ExponentialLR", power.step(&mut others));

@@ -74,7 +74,7 @@ fn an_embedding_counts_its_padding_from_the_end() -> Result<()> {
     let table = Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(-1))?;
     let out = table.forward(&tensor([3i64, 0], ())?)?;
     assert_eq!(out.select(0, 0)?.to_vec::<f32>()?, [0.0; 3]);
-    out.sum(())?.backward()?;
+    out.sum(())?.backward(())?;
     let grad = table.weight.grad().expect("a gradient").sum(1)?;
     assert_eq!(grad.to_vec::<f32>()?, [3.0, 0.0, 0.0, 0.0]);
     refuses(Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(-5)), "padding_idx");
@@ -93,7 +93,7 @@ fn norms_are_the_functions_with_the_same_options() -> Result<()> {
 
     let norm = RMSNorm::new(5, RMSNormOptions::new().eps(0.5).elementwise_affine(false))?;
     assert!(norm.weight.is_none());
-    let explicit = functional::RmsNormOptions::new().eps(0.5);
+    let explicit = functional::RMSNormOptions::new().eps(0.5);
     same(&norm.forward(&x)?, &functional::rms_norm(&x, 5, explicit)?)?;
 
     let norm = GroupNorm::new(3, 6, GroupNormOptions::new().eps(0.5).affine(false))?;
@@ -221,30 +221,31 @@ fn losses_are_the_functions_with_the_same_options() -> Result<()> {
     same(&SmoothL1Loss::new(beta).forward(&x, &y)?, &functional::smooth_l1_loss(&x, &y, beta)?)?;
     let delta = HuberLossOptions::from(Reduction::Sum).delta(0.5);
     same(&HuberLoss::new(delta).forward(&x, &y)?, &functional::huber_loss(&x, &y, delta)?)?;
-    let log = KlDivOptions::new().log_target(true).reduction(Reduction::BatchMean);
+    let log = KLDivLossOptions::new().log_target(true).reduction(Reduction::BatchMean);
     same(&KLDivLoss::new(log).forward(&x, &y)?, &functional::kl_div(&x, &y, log)?)?;
 
     let weight = tensor([1f32, 2.0, 3.0, 4.0], ())?;
     let classes = tensor([0i64, 3, 1], ())?;
-    let options = CrossEntropyOptions::new().weight(&weight).ignore_index(1).label_smoothing(0.1);
+    let options =
+        CrossEntropyLossOptions::new().weight(&weight).ignore_index(1).label_smoothing(0.1);
     let loss = CrossEntropyLoss::new(options);
     same(&loss.forward(&x, &classes)?, &functional::cross_entropy(&x, &classes, options)?)?;
-    let options = NllLossOptions::new().weight(&weight).reduction(Reduction::Sum);
+    let options = NLLLossOptions::new().weight(&weight).reduction(Reduction::Sum);
     let loss = NLLLoss::new(options);
     same(&loss.forward(&x, &classes)?, &functional::nll_loss(&x, &classes, options)?)?;
 
     let (odds, targets) = (x.sigmoid()?, y.gt(0)?.to(DType::F32)?);
-    let options = BinaryCrossEntropyOptions::new().weight(&weight);
+    let options = BCELossOptions::new().weight(&weight);
     let expected = functional::binary_cross_entropy(&odds, &targets, options)?;
     same(&BCELoss::new(options).forward(&odds, &targets)?, &expected)?;
-    let options = BinaryCrossEntropyWithLogitsOptions::new().pos_weight(&weight);
+    let options = BCEWithLogitsLossOptions::new().pos_weight(&weight);
     let loss = BCEWithLogitsLoss::new(options);
     let expected = functional::binary_cross_entropy_with_logits(&x, &targets, options)?;
     same(&loss.forward(&x, &targets)?, &expected)?;
     assert_eq!(loss.state_dict().names().collect::<Vec<_>>(), ["pos_weight"]);
 
     refuses(
-        CrossEntropyLoss::new(CrossEntropyOptions::new().label_smoothing(2.0))
+        CrossEntropyLoss::new(CrossEntropyLossOptions::new().label_smoothing(2.0))
             .forward(&x, &classes),
         "label_smoothing",
     );
@@ -272,4 +273,37 @@ fn generic_code_runs_every_module() -> Result<()> {
     let hidden = run(&cell, step.clone())?;
     assert_eq!(run(&cell, (step, hidden))?.size(), [3, 5]);
     Ok(())
+}
+
+#[test]
+fn norms_of_channels_show_their_members() -> Result<()> {
+    let mut norm = BatchNorm2d::new(3, ())?;
+    let weight = norm.weight.as_ref().expect("a weight");
+    init::constant_(weight, 2.0)?;
+    assert_eq!(norm.weight.as_ref().expect("a weight").to_vec::<f32>()?, [2.0; 3]);
+    assert_eq!(norm.running_var.as_ref().expect("statistics").to_vec::<f32>()?, [1.0; 3]);
+    norm.bias = None;
+    assert_eq!(norm.state_dict().names().next(), Some("weight"));
+    assert!(InstanceNorm2d::new(3, ())?.weight.is_none());
+    Ok(())
+}
+
+#[test]
+fn dropout_has_pytorchs_default() -> Result<()> {
+    assert_eq!(Dropout::new(())?.to_string(), "Dropout(p=0.5, inplace=False)");
+    assert_eq!(Dropout::new(0.2)?.to_string(), "Dropout(p=0.2, inplace=False)");
+    assert_eq!(GLU::new(()).to_string(), "GLU(dim=-1)");
+    let parts = Unflatten::new(1usize, (2i64, -1)).forward(&ones([2, 6], ())?)?;
+    assert_eq!(Softmax::new(1i64).forward(&parts)?.size(), [2, 2, 3]);
+    Ok(())
+}
+
+/// A parameter in an `Option`, as modules have their bias, is an optional tensor by reference.
+#[test]
+fn an_optional_parameter_is_an_optional_tensor() -> Result<()> {
+    let map = Linear::new(3, 2, ())?;
+    let x = randn([4, 3], ())?;
+    same(&functional::linear(&x, &map.weight, &map.bias)?, &map.forward(&x)?)?;
+    let bias = map.bias.as_ref().expect("a bias");
+    same(&functional::linear(&x, &map.weight, bias)?, &map.forward(&x)?)
 }

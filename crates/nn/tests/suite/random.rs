@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Sampler};
-use warpline::functional::{dropout, dropout2d};
+use warpline::functional::{DropoutOptions, dropout, dropout2d};
 use warpline::{
     DType, ErrorKind, Generator, Result, ResultExt, Tensor, arange_start, full, manual_seed, ones,
     zeros,
@@ -108,7 +108,7 @@ fn dropouts(device: &str) -> Result<usize> {
         count += 1;
         manual_seed(case["seed"].as_u64().expect("a seed"));
         if what == "dropout2d of ones 3x4x5x5" {
-            let out = dropout2d(&ones([3, 4, 5, 5], device)?, 0.5, true)?;
+            let out = dropout2d(&ones([3, 4, 5, 5], device)?, 0.5)?;
             let channels = out.select(3, 0)?.select(2, 0)?.flatten(0, -1)?;
             check(what, &channels, &case["values"], case.get("sum"))?;
             continue;
@@ -117,9 +117,9 @@ fn dropouts(device: &str) -> Result<usize> {
         let dtype = if what.ends_with("bfloat16") { DType::BF16 } else { DType::F32 };
         let x = full([n as usize], 1.0, (dtype, device))?;
         let what = format!("{what} of {n} with {p} on {device}");
-        check(&what, &dropout(&x, p, true)?, &case["values"], case.get("sum"))?;
+        check(&what, &dropout(&x, p)?, &case["values"], case.get("sum"))?;
         if let Some(second) = case.get("second") {
-            check(&format!("{what}, again"), &dropout(&x, p, true)?, second, None)?;
+            check(&format!("{what}, again"), &dropout(&x, p)?, second, None)?;
         }
     }
     Ok(count)
@@ -221,12 +221,9 @@ fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let x = ones([4], place)?;
-            assert!(matches!(
-                dropout(&x, 1.5, true).kind(),
-                Some(ErrorKind::InvalidArgument { .. })
-            ));
-            assert!(dropout(&x, 0.5, false)?.is_same(&x));
-            assert_eq!(dropout(&x, 1.0, true)?.to_vec::<f32>()?, [0.0; 4]);
+            assert!(matches!(dropout(&x, 1.5).kind(), Some(ErrorKind::InvalidArgument { .. })));
+            assert!(dropout(&x, DropoutOptions::new().p(0.5).training(false))?.is_same(&x));
+            assert_eq!(dropout(&x, 1.0)?.to_vec::<f32>()?, [0.0; 4]);
         }
         Ok(())
     });

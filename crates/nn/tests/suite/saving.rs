@@ -90,8 +90,9 @@ fn program_of_the_saver() {
     let Some(path) = variable("PATH").map(PathBuf::from) else { return };
     let number = |name: &str| variable(name).map(|text| text.parse::<usize>().unwrap());
     let state = model(number("MODEL").unwrap());
-    let save =
-        || if path.is_dir() { save_sharded(&state, &path, 900) } else { save_file(&state, &path) };
+    let save = || {
+        if path.is_dir() { save_sharded(&state, &path, 900) } else { save_file(&state, &path, ()) }
+    };
     if let Some(last) = number("ABORT") {
         let mut calls = 0;
         let abort = move |_| {
@@ -139,7 +140,7 @@ fn rounds(path: &Path, rounds: usize, check: impl Fn()) {
                     }
                     let saved = match path.is_dir() {
                         true => save_sharded(&state, path, 900),
-                        false => save_file(&state, path),
+                        false => save_file(&state, path, ()),
                     };
                     if let Err(error) = saved {
                         failed.lock().unwrap().get_or_insert(error);
@@ -214,7 +215,7 @@ fn a_process_killed_at_any_call_of_a_save_leaves_the_older_or_the_newer_model() 
         };
         let save = |state: StateDict| match sharded {
             true => save_sharded(&state, &path, 900),
-            false => save_file(&state, &path),
+            false => save_file(&state, &path, ()),
         };
         let mut newer_after = None;
         for calls in 0.. {
@@ -261,12 +262,12 @@ fn a_save_writes_syncs_renames_and_syncs_the_folder_in_this_order() {
     let one = [Create, Write, Sync, Rename, SyncFolder];
     let folder = Folder::new("order");
     let path = folder.file("model.safetensors");
-    assert_eq!(calls(|| save_file(&model(1), &path).unwrap()), one);
-    assert_eq!(calls(|| save_file(&model(2), &path).unwrap()), one, "over another");
+    assert_eq!(calls(|| save_file(&model(1), &path, ()).unwrap()), one);
+    assert_eq!(calls(|| save_file(&model(2), &path, ()).unwrap()), one, "over another");
     // A tensor of several chunks.
     let large: StateDict =
         [("large".to_owned(), full([1 << 20], 1.0, ()).unwrap())].into_iter().collect();
-    let mut order = calls(|| save_file(&large, &path).unwrap());
+    let mut order = calls(|| save_file(&large, &path, ()).unwrap());
     assert!(order.iter().filter(|call| **call == Write).count() >= 4);
     order.dedup();
     assert_eq!(order, one);
@@ -317,7 +318,7 @@ fn a_link_at_a_guessed_temporary_name_is_not_followed() {
     fs::write(&victim, "untouched").unwrap();
     let guess = format!("model.safetensors.{}.part", std::process::id());
     std::os::unix::fs::symlink(&victim, folder.file(&guess)).unwrap();
-    save_file(&model(1), &path).unwrap();
+    save_file(&model(1), &path, ()).unwrap();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
     assert_eq!(number(&path), 1);
 }

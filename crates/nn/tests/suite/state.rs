@@ -31,7 +31,7 @@ fn net() -> Result<Net<Sequential>> {
         scale: Parameter::new(ones([2], ())?)?,
         bias: None,
         count: Buffer::new(zeros([], ())?),
-        mask: Buffer::not_persistent(ones([2], ())?),
+        mask: Buffer::new(ones([2], ())?).persistent(false),
         last: (Linear::new(2, 3, ())?, ReLU),
         training: Training::default(),
         eps: 0.5,

@@ -83,7 +83,7 @@ impl GoldenRun {
             let loss = cross_entropy(&logits.reshape([-1, classes])?, &target, ())?;
             near(&format!("loss {i}"), loss.item()?, self.losses[i]);
             optimizer.zero_grad()?;
-            loss.backward()?;
+            loss.backward(())?;
             if i == 0 {
                 for (name, expected) in self.under("grad0.") {
                     let grad = weights.get(name).grad().unwrap_or_else(|| panic!("{name}"));
@@ -199,7 +199,7 @@ fn gpt(device: Device) -> Result<()> {
     let options = AdamWOptions::new().lr(3e-3).betas((0.9, 0.95)).weight_decay(0.1);
     let mut adam = AdamW::new(weights.all(), options)?;
     let half_cosine = |i: i64| 0.5 * (1.0 + (std::f64::consts::PI * i as f64 / 20.0).cos());
-    let mut scheduler = LambdaLR::new(&mut adam, half_cosine)?;
+    let mut scheduler = LambdaLR::new(&mut adam, half_cosine, ())?;
     run.train(&weights, &mut adam, gpt_forward, |i, optimizer| {
         let norm = clip_grad_norm_(&weights.all(), 1.0, ())?;
         near(&format!("norm {i}"), norm.item()?, run.norms[i]);

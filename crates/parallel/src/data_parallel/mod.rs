@@ -10,7 +10,7 @@ mod scatter;
 use std::any::TypeId;
 use std::sync::{Mutex, PoisonError};
 
-use warpline::{Device, Error, Result, Runtime};
+use warpline::{Device, Error, IntoOptions, Result, Runtime};
 use warpline_nn::{Forward, Module, Visitor, VisitorMut};
 use warpline_stream::Stream;
 
@@ -33,7 +33,7 @@ use replicate::{DeviceCopies, ModuleTensors, replicate};
 /// with_runtime(&simulated(2)?, || {
 ///     let mut model = Linear::new(4, 2, ())?;
 ///     model.to("cuda:0")?;
-///     let net = DataParallel::new(model)?;
+///     let net = DataParallel::new(model, ())?;
 ///     let out = net.forward(warpline::ones([6, 4], "cuda:0")?)?;
 ///     assert_eq!((out.size(), out.device().to_string()), (&[6, 2][..], "cuda:0".into()));
 ///     Ok::<_, warpline::Error>(())
@@ -70,16 +70,8 @@ pub struct DataParallel<M> {
 }
 
 impl<M: Module> DataParallel<M> {
-    /// Uses all GPUs, in the order of their indices. Outputs are gathered on GPU 0.
-    ///
-    /// # Errors
-    /// The same as [`DataParallel::with_options`].
-    #[track_caller]
-    pub fn new(module: M) -> Result<Self> {
-        Self::with_options(module, DataParallelOptions::new())
-    }
-
-    /// Uses the GPUs and the output device of `options`. With a single GPU, moves the module there.
+    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their indices
+    /// and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
     ///
     /// # Errors
     /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
@@ -90,7 +82,8 @@ impl<M: Module> DataParallel<M> {
     /// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the output device is not a
     /// device name; errors of [`Module::to`].
     #[track_caller]
-    pub fn with_options(mut module: M, options: DataParallelOptions) -> Result<Self> {
+    pub fn new(mut module: M, options: impl IntoOptions<DataParallelOptions>) -> Result<Self> {
+        let options = options.into_options();
         let (device_ids, output_device) = options.devices(&warpline::runtime())?;
         if let [device] = device_ids[..] {
             module.to(Device::cuda(device))?;

@@ -1,6 +1,6 @@
 //! Options of `DataParallel`.
 
-use warpline::{Device, Error, ErrorKind, IntoDevice as _, Result, Runtime};
+use warpline::{Device, Error, ErrorKind, Integer, IntoDevice as _, Result, Runtime};
 
 use super::DataParallelError;
 
@@ -78,6 +78,12 @@ impl OutputDevice {
     }
 }
 
+impl From<()> for DataParallelOptions {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
 impl DataParallelOptions {
     /// Creates options with the defaults: all GPUs, outputs on the first GPU, batch dimension 0.
     #[must_use]
@@ -103,8 +109,8 @@ impl DataParallelOptions {
     /// Sets the dimension along which inputs are split and outputs are concatenated. Negative: counted from the end.
     /// Default: 0.
     #[must_use]
-    pub fn dim(mut self, dim: isize) -> Self {
-        self.dim = dim;
+    pub fn dim(mut self, dim: impl Integer) -> Self {
+        self.dim = dim.into_isize();
         self
     }
 

@@ -14,7 +14,7 @@ use super::StoreError;
 /// ```
 /// use warpline_parallel::distributed::{GroupError, InitOptions};
 ///
-/// let options = InitOptions::from_env();
+/// let options = InitOptions::from_env(());
 /// if let Err(error) = options
 ///     && let Some(GroupError::Environment { problems }) = error.find()
 /// {

@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use warpline::{Runtime, cuda, runtime};
+use warpline::{IntoOptions, Runtime, cuda, runtime};
 use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
@@ -19,7 +19,10 @@ use super::environment::{self, DEFAULT_TIMEOUT, Environment};
 use super::error::{RankList, UNKNOWN_RANKS};
 use super::group::GroupParts;
 use super::store::{Deadline, look_up};
-use super::{Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
+use super::{
+    Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore,
+    TcpStoreOptions,
+};
 
 /// Options of [`init_process_group`].
 #[derive(Clone, Debug)]
@@ -48,6 +51,21 @@ pub struct InitOptions {
     pub store_host: Option<usize>,
 }
 
+warpline::__options! {
+    /// Options of [`InitOptions::from_env`]. A timeout converts into options.
+    #[derive(Clone, Copy, Debug)]
+    EnvironmentOptions [] [] {
+        /// Sets [`InitOptions::timeout`], which also limits the time to reach the store. Default: 10 minutes.
+        timeout: Duration = DEFAULT_TIMEOUT, Duration;
+    }
+}
+
+impl From<Duration> for EnvironmentOptions {
+    fn from(timeout: Duration) -> Self {
+        Self::new().timeout(timeout)
+    }
+}
+
 impl InitOptions {
     /// Creates options with the defaults. The ranks may be threads of one process, each with its own group.
     #[must_use]
@@ -64,7 +82,8 @@ impl InitOptions {
         }
     }
 
-    /// Reads the options from the environment variables that launchers set.
+    /// Reads the options from the environment variables that launchers set. `options` is `()`, a timeout, or
+    /// [`EnvironmentOptions`].
     ///
     /// | variable | meaning |
     /// |---|---|
@@ -96,19 +115,9 @@ impl InitOptions {
     /// without a device; a [`StoreError`] if the store cannot be hosted or reached, [`StoreError::NeedsSecret`] if
     /// `MASTER_ADDR` is not a loopback address and there is no `WARPLINE_SECRET`. Errors of [`cuda::device_count`].
     #[track_caller]
-    pub fn from_env() -> Result<Self> {
-        Self::from_env_with(DEFAULT_TIMEOUT)
-    }
-
-    /// Reads the options like [`InitOptions::from_env`], with another timeout, which also limits the time to reach the
-    /// store.
-    ///
-    /// # Errors
-    /// The same as [`InitOptions::from_env`].
-    #[track_caller]
-    pub fn from_env_with(timeout: Duration) -> Result<Self> {
+    pub fn from_env(options: impl IntoOptions<EnvironmentOptions>) -> Result<Self> {
         let location = Location::caller();
-        Self::read(timeout).map_err(|error| error.at(location))
+        Self::read(options.into_options().timeout).map_err(|error| error.at(location))
     }
 
     fn read(timeout: Duration) -> Result<Self> {
@@ -140,7 +149,9 @@ fn store_from_env(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore
     }
     // Look up the name and connect without the lock, so that a thread with a shorter timeout does not wait for this
     // thread.
-    let (address, secret) = ((found.host.clone(), found.port), found.secret.as_ref());
+    let address = (found.host.clone(), found.port);
+    let mut options = TcpStoreOptions::new().timeout(timeout);
+    options.secret.clone_from(&found.secret);
     if found.rank == 0 && !found.launcher_hosts {
         let addresses = listen_addresses(address, Deadline::after(timeout));
         let addresses = addresses.map_err(|error| StoreError::Bind {
@@ -151,11 +162,11 @@ fn store_from_env(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore
         if let Some(store) = lookup(&cached) {
             return Ok(store);
         }
-        let store = Arc::new(TcpStore::host_with(&*addresses, secret)?);
+        let store = Arc::new(TcpStore::host(&*addresses, options)?);
         *cached = Some((found.clone(), Arc::clone(&store)));
         return Ok(store);
     }
-    let store = Arc::new(TcpStore::connect_with(address, secret, timeout)?);
+    let store = Arc::new(TcpStore::connect(address, options)?);
     *cached() = Some((found.clone(), Arc::clone(&store)));
     Ok(store)
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::{Secret, TcpStore};
+use super::{Secret, TcpStore, TcpStoreOptions};
 
 /// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,8 @@ impl Launcher {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let secret = Secret::random().map_err(io::Error::other)?;
-        let store = TcpStore::host_with("127.0.0.1:0", Some(&secret)).map_err(io::Error::other)?;
+        let store = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret))
+            .map_err(io::Error::other)?;
         let (ended, reader_ends) = channel();
         let mut ranks = Ranks {
             children: Vec::new(),

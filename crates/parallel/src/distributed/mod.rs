@@ -24,10 +24,10 @@ mod work;
 
 pub use error::{Failure, GroupError, RankCall};
 pub use group::{P2p, ProcessGroup};
-pub use init::{InitOptions, init_process_group};
+pub use init::{EnvironmentOptions, InitOptions, init_process_group};
 pub use store::{
     FileStore, HashStore, MAX_KEY, MAX_KEYS, MAX_STORED, MAX_VALUE, PrefixStore, Secret, Store,
-    StoreError, StoreResult, TcpStore,
+    StoreError, StoreResult, TcpStore, TcpStoreOptions,
 };
 pub use warpline_cuda_sys_safe::nccl::ReduceOp;
 pub use work::Work;

@@ -21,7 +21,7 @@ const READY: &str = "ready to be killed";
 #[ignore = "is started by the other tests"]
 fn program_of_a_rank() {
     let Ok(part) = std::env::var(PART) else { return };
-    let mut options = InitOptions::from_env_with(LONG).unwrap();
+    let mut options = InitOptions::from_env(LONG).unwrap();
     if part != "sums" {
         // Wait until all ranks have started, before a short timeout begins.
         options.store.set(&format!("started/{}", options.rank), b"").unwrap();
@@ -74,7 +74,7 @@ fn survives(group: ProcessGroup, victim: usize) {
     // The process forms a group with the remaining ranks.
     let ranks = group.world_size();
     drop(group);
-    let mut options = InitOptions::from_env_with(LONG).unwrap();
+    let mut options = InitOptions::from_env(LONG).unwrap();
     options.rank -= usize::from(rank > victim);
     options.world_size = ranks - 1;
     let group = init_process_group(options).unwrap();

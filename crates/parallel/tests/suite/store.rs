@@ -46,7 +46,7 @@ fn stores() -> Vec<StoreCase> {
     let open = || Arc::new(FileStore::open(&file.0).unwrap());
     let files: [Arc<dyn Store>; 2] = [open(), open()];
     let hash = HashStore::new();
-    let host = || Arc::new(TcpStore::host("127.0.0.1:0").unwrap());
+    let host = || Arc::new(TcpStore::host("127.0.0.1:0", ()).unwrap());
     let client = |host: &TcpStore| -> Arc<dyn Store> {
         Arc::new(TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap())
     };

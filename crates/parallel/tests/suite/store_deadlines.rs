@@ -119,7 +119,7 @@ fn init_with_a_store_that_falls_silent_ends_at_its_timeout() {
 
 #[test]
 fn a_client_that_is_silent_or_drips_its_greeting_is_closed_after_five_seconds() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let connect = || TcpStream::connect(("127.0.0.1", host.port())).unwrap();
     let ended = |mut stream: TcpStream| {
         let begun = Instant::now();

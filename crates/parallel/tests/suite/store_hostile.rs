@@ -6,7 +6,9 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use warpline_parallel::distributed::{MAX_STORED, MAX_VALUE, Secret, Store, StoreError, TcpStore};
+use warpline_parallel::distributed::{
+    MAX_STORED, MAX_VALUE, Secret, Store, StoreError, TcpStore, TcpStoreOptions,
+};
 
 use crate::store_wire::{GREETING, message, shake_hands};
 
@@ -40,7 +42,7 @@ fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Resul
 #[test]
 fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
     let secret = Secret::random().unwrap();
-    let host = TcpStore::host_with("127.0.0.1:0", Some(&secret)).unwrap();
+    let host = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret)).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], host.port()));
     let recorded = [&GREETING[..], &[9; 64]].concat();
     let (over, made) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -75,7 +77,10 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
                         most.fetch_max(host.connections(), Ordering::Relaxed);
                         // Each round uses a new client, which must connect among the hostile connections.
                         let begun = Instant::now();
-                        let store = TcpStore::connect_with(address, Some(secret), timeout)?;
+                        let store = TcpStore::connect(
+                            address,
+                            TcpStoreOptions::new().secret(&secret).timeout(timeout),
+                        )?;
                         let key = format!("{rank}/{rounds}");
                         store.set(&key, b"v")?;
                         assert_eq!(store.get(&key, timeout)?, b"v");
@@ -111,7 +116,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
 
 #[test]
 fn the_oldest_unauthenticated_connection_is_evicted_for_a_new_client() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let address = ("127.0.0.1", host.port());
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let begun = Instant::now();
@@ -129,7 +134,7 @@ fn the_oldest_unauthenticated_connection_is_evicted_for_a_new_client() {
 #[cfg(target_os = "linux")]
 fn a_slow_client_is_not_displaced_by_a_flood_from_another_address() {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], host.port()));
     let slow = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&slow, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
@@ -154,7 +159,7 @@ fn client_that_sends(host: &TcpStore, request: &[u8]) -> TcpStream {
 
 #[test]
 fn values_count_until_they_are_sent() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let value = vec![7; MAX_VALUE];
     let get = [&[1][..], &0i64.to_le_bytes(), &1u32.to_le_bytes(), b"k"].concat();
     let mut clients = Vec::new();
@@ -183,7 +188,7 @@ fn values_count_until_they_are_sent() {
 
 #[test]
 fn the_keys_that_clients_wait_for_are_bounded() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let key = [&4092u32.to_le_bytes()[..], &[b'k'; 4092]].concat();
     let wait = [&[5][..], &60_000i64.to_le_bytes(), &key.repeat(4096)].concat();
     let wait = message(&wait);
@@ -206,7 +211,7 @@ fn the_keys_that_clients_wait_for_are_bounded() {
 
 #[test]
 fn a_client_whose_messages_are_mutated_harms_only_itself() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let address = ("127.0.0.1", host.port());
     let text = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
     let honest = [

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use warpline_parallel::distributed::{
-    InitOptions, Secret, Store, StoreError, TcpStore, launch::Launcher,
+    InitOptions, Secret, Store, StoreError, TcpStore, TcpStoreOptions, launch::Launcher,
 };
 
 use crate::store_wire::{accept_handshake, answer_with, message, proof, read_hello, shake_hands};
@@ -15,7 +15,7 @@ const TEXT: &str = "correct horse battery staple";
 
 fn host() -> (TcpStore, Secret, (&'static str, u16)) {
     let secret = Secret::new(TEXT).unwrap();
-    let host = TcpStore::host_with("127.0.0.1:0", Some(&secret)).unwrap();
+    let host = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret)).unwrap();
     let address = ("127.0.0.1", host.port());
     (host, secret, address)
 }
@@ -29,18 +29,25 @@ fn connect_raw(address: (&'static str, u16)) -> TcpStream {
 #[test]
 fn only_clients_with_the_secret_get_in() {
     let (host, secret, address) = host();
-    TcpStore::connect_with(address, Some(&secret), LONG).unwrap().set("k", b"v").unwrap();
+    TcpStore::connect(address, TcpStoreOptions::new().secret(&secret).timeout(LONG))
+        .unwrap()
+        .set("k", b"v")
+        .unwrap();
     assert_eq!(host.get("k", LONG).unwrap(), b"v");
     let error = TcpStore::connect(address, LONG).unwrap_err();
     assert!(matches!(error, StoreError::WrongSecret { .. }), "{error}");
     assert!(error.to_string().contains("this process has none"), "{error}");
     let other = Secret::random().unwrap();
-    let error = TcpStore::connect_with(address, Some(&other), LONG).unwrap_err();
+    let error = TcpStore::connect(address, TcpStoreOptions::new().secret(&other).timeout(LONG))
+        .unwrap_err();
     assert!(matches!(error, StoreError::WrongSecret { .. }), "{error}");
     assert!(error.to_string().contains("WARPLINE_SECRET"), "{error}");
     // A client with a secret refuses a server without the secret.
-    let open = TcpStore::host("127.0.0.1:0").unwrap();
-    let error = TcpStore::connect_with(("127.0.0.1", open.port()), Some(&secret), LONG);
+    let open = TcpStore::host("127.0.0.1:0", ()).unwrap();
+    let error = TcpStore::connect(
+        ("127.0.0.1", open.port()),
+        TcpStoreOptions::new().secret(&secret).timeout(LONG),
+    );
     assert!(matches!(error, Err(StoreError::WrongSecret { .. })));
 }
 
@@ -63,8 +70,9 @@ fn a_recorded_answer_and_a_returned_proof_are_refused() {
     // Record the greetings and the proof of an honest client, as an eavesdropper could.
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
     let relayed = relay.local_addr().unwrap();
-    let honest =
-        std::thread::spawn(move || TcpStore::connect_with(relayed, Some(&secret), LONG).unwrap());
+    let honest = std::thread::spawn(move || {
+        TcpStore::connect(relayed, TcpStoreOptions::new().secret(&secret).timeout(LONG)).unwrap()
+    });
     let (mut client, _) = relay.accept().unwrap();
     let mut server = connect_raw(address);
     let mut pass = |count: usize, to_server: bool| {
@@ -115,7 +123,9 @@ fn a_server_without_the_secret_is_not_trusted() {
     });
     let secret = Secret::new(TEXT).unwrap();
     for _ in 0..2 {
-        let error = TcpStore::connect_with(address, Some(&secret), LONG).unwrap_err();
+        let error =
+            TcpStore::connect(address, TcpStoreOptions::new().secret(&secret).timeout(LONG))
+                .unwrap_err();
         assert!(matches!(error, StoreError::WrongSecret { .. }), "{error}");
     }
     impostor.join().unwrap();
@@ -146,7 +156,8 @@ fn neither_side_sends_or_prints_the_secret() {
         let both = [copy(&client, &server), copy(&server, &client)];
         both.map(|thread| thread.join().unwrap()).concat()
     });
-    let client = TcpStore::connect_with(relayed, Some(&secret), LONG).unwrap();
+    let client =
+        TcpStore::connect(relayed, TcpStoreOptions::new().secret(&secret).timeout(LONG)).unwrap();
     client.set("k", b"value").unwrap();
     let printed = format!("{client:?} {host:?} {secret:?}");
     assert!(!printed.contains("horse"), "{printed}");
@@ -160,7 +171,7 @@ fn neither_side_sends_or_prints_the_secret() {
 #[test]
 fn without_a_secret_only_the_loopback_is_listened_on_and_connected_to() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        let error = TcpStore::host(address).unwrap_err();
+        let error = TcpStore::host(address, ()).unwrap_err();
         assert!(matches!(error, StoreError::NeedsSecret { .. }), "{address}: {error}");
         assert!(error.to_string().contains("WARPLINE_SECRET"), "{error}");
     }
@@ -168,16 +179,16 @@ fn without_a_secret_only_the_loopback_is_listened_on_and_connected_to() {
     assert!(matches!(error, StoreError::NeedsSecret { .. }), "{error}");
     // With a secret, only the address is refused, because it is not an address of this host.
     let secret = Secret::random().unwrap();
-    let error = TcpStore::host_with("192.0.2.1:0", Some(&secret)).unwrap_err();
+    let error = TcpStore::host("192.0.2.1:0", TcpStoreOptions::new().secret(&secret)).unwrap_err();
     assert!(matches!(error, StoreError::Bind { .. }), "{error}");
-    TcpStore::host_with("0.0.0.0:0", Some(&secret)).unwrap();
+    TcpStore::host("0.0.0.0:0", TcpStoreOptions::new().secret(&secret)).unwrap();
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn a_store_listens_only_on_the_given_address() {
     let secret = Secret::random().unwrap();
-    let host = TcpStore::host_with("127.0.0.2:0", Some(&secret)).unwrap();
+    let host = TcpStore::host("127.0.0.2:0", TcpStoreOptions::new().secret(&secret)).unwrap();
     assert!(TcpStream::connect(("127.0.0.2", host.port())).is_ok());
     assert!(TcpStream::connect(("127.0.0.1", host.port())).is_err());
 }
@@ -187,7 +198,7 @@ fn a_store_listens_only_on_the_given_address() {
 #[ignore = "is started by the other tests"]
 fn program_of_a_rank() {
     let Ok(text) = std::env::var("MASTER_ADDR") else { return };
-    match InitOptions::from_env_with(LONG) {
+    match InitOptions::from_env(LONG) {
         Ok(options) => {
             options.store.add("ranks", 1).unwrap();
             println!("joined at {text}");
@@ -272,6 +283,6 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
 
 #[test]
 fn an_open_store_speaks_the_same_protocol_with_an_empty_key() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     shake_hands(&mut connect_raw(("127.0.0.1", host.port())), b"");
 }

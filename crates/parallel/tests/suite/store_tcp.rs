@@ -15,20 +15,20 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn a_client_may_come_before_the_host() {
     // Find a free port.
-    let port = TcpStore::host("127.0.0.1:0").unwrap().port();
+    let port = TcpStore::host("127.0.0.1:0", ()).unwrap().port();
     let client = std::thread::spawn(move || {
         let store = TcpStore::connect(("127.0.0.1", port), LONG)?;
         store.get("k", LONG)
     });
     std::thread::sleep(Duration::from_millis(30));
-    let host = TcpStore::host(("127.0.0.1", port)).unwrap();
+    let host = TcpStore::host(("127.0.0.1", port), ()).unwrap();
     host.set("k", b"v").unwrap();
     assert_eq!(client.join().unwrap().unwrap(), b"v");
 }
 
 #[test]
 fn an_unreachable_host_is_an_error_with_the_address() {
-    let port = TcpStore::host("127.0.0.1:0").unwrap().port();
+    let port = TcpStore::host("127.0.0.1:0", ()).unwrap().port();
     let error = TcpStore::connect(("127.0.0.1", port), Duration::from_millis(80)).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
@@ -36,15 +36,15 @@ fn an_unreachable_host_is_an_error_with_the_address() {
 
 #[test]
 fn a_port_in_use_is_an_error_that_names_it() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
-    let error = TcpStore::host(("127.0.0.1", host.port())).unwrap_err();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
+    let error = TcpStore::host(("127.0.0.1", host.port()), ()).unwrap_err();
     assert!(matches!(error, StoreError::Bind { .. }), "{error}");
     assert!(error.to_string().contains(&host.port().to_string()), "{error}");
 }
 
 #[test]
 fn a_lost_host_is_detected_by_waits_and_requests() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let client = Arc::new(TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap());
     let waiting = {
         let client = Arc::clone(&client);
@@ -60,7 +60,7 @@ fn a_lost_host_is_detected_by_waits_and_requests() {
 
 #[test]
 fn a_lost_client_is_detected_even_while_it_waits() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     {
         let _idle = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
         let mut waits = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
@@ -79,7 +79,7 @@ fn a_lost_client_is_detected_even_while_it_waits() {
 
 #[test]
 fn a_foreign_connection_is_closed_and_disturbs_no_client() {
-    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
     let client = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
     let connect = || {
         let stream = TcpStream::connect(("127.0.0.1", host.port())).unwrap();

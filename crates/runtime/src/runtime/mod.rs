@@ -244,7 +244,7 @@ impl Runtime {
         let driver = self.driver()?;
         Ok(self.0.pinned.get_or_init(|| {
             let backend = CudaHostBackend::new(Arc::clone(driver), 0);
-            CudaHostCache::with_config(backend, self.0.pinned_config.clone())
+            CudaHostCache::new(backend, self.0.pinned_config.clone())
         }))
     }
 

@@ -163,58 +163,47 @@ impl StreamInner {
     }
 }
 
-/// A value that selects a GPU for [`Stream::new`], such as a [`Device`]. Other crates implement it
-/// for their own types. `In` only keeps the implementations of different crates apart.
+/// The options of [`Stream::new`]: a GPU, such as a [`Device`], or a GPU with a priority. Other
+/// crates implement it for their own types. `In` only keeps the implementations of different crates
+/// apart.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a GPU",
-    label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one"
+    label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one",
+    note = "`StreamOptions` has a GPU and a priority"
 )]
 pub trait StreamDevice<In> {
     /// Error of a failed selection.
     type Error;
 
-    /// Returns a stream from the device's pool for `priority` (0, the lowest, to -3).
+    /// Returns a stream from one of the device's pools.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving `self`
     /// to a device.
-    fn stream(self, priority: i32) -> std::result::Result<Stream, Self::Error>;
+    fn stream(self) -> std::result::Result<Stream, Self::Error>;
 }
 
 impl StreamDevice<()> for &Device {
     type Error = Error;
 
     #[track_caller]
-    fn stream(self, priority: i32) -> Result<Stream> {
-        self.stream_from_pool(priority)
+    fn stream(self) -> Result<Stream> {
+        self.stream_from_pool(0)
     }
 }
 
 impl Stream {
-    /// Returns a stream of a device (`torch.cuda.Stream(device)`) with priority 0. The stream comes
-    /// from a pool of 32 streams that is handed out in turn: the 33rd call returns the first stream
-    /// again.
+    /// Returns a stream (`torch.cuda.Stream`). `options` is a device or, in the crate `warpline`,
+    /// also `StreamOptions`, which include a priority. The stream comes from a pool of 32 streams
+    /// that is handed out in turn: the 33rd call returns the first stream again. Each priority has
+    /// a pool of its own.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving
-    /// `device` to a device.
+    /// `options` to a device.
     #[track_caller]
-    pub fn new<In, D: StreamDevice<In>>(device: D) -> std::result::Result<Self, D::Error> {
-        device.stream(0)
-    }
-
-    /// Returns a stream with a priority from 0, the lowest, to -3
-    /// (`torch.cuda.Stream(device, priority)`). Each priority has a pool of its own. See
-    /// [`Stream::new`].
-    ///
-    /// # Errors
-    /// The same as [`Stream::new`].
-    #[track_caller]
-    pub fn with_priority<In, D: StreamDevice<In>>(
-        device: D,
-        priority: i32,
-    ) -> std::result::Result<Self, D::Error> {
-        device.stream(priority)
+    pub fn new<In, D: StreamDevice<In>>(options: D) -> std::result::Result<Self, D::Error> {
+        options.stream()
     }
 }
 

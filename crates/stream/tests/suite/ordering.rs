@@ -40,7 +40,11 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
         f();
         driver.calls("event_record") - before
     };
-    let enqueue = |count| (0..count).for_each(|_| drop(work(&stream, || ())));
+    let enqueue = |count| {
+        for _ in 0..count {
+            work(&stream, || ());
+        }
+    };
     // A wait for the last operation records its event and needs no others.
     assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 1);
     assert_eq!(records(&|| enqueue(10)), 0);

@@ -130,7 +130,7 @@ fn query(devices: &Devices) {
 /// Ports PyTorch's tests `events` and `stream_event_device`.
 fn lazily_made(devices: &Devices) {
     for device in devices {
-        let event = Event::timing();
+        let event = Event::new(EventFlags::new().enable_timing(true));
         assert!(event.query().unwrap(), "an unrecorded event is complete");
         event.synchronize().unwrap();
         assert_eq!(event.device_index(), None);
@@ -146,7 +146,10 @@ fn elapsed_time(devices: &Devices) {
     let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
-        let (start, end) = (Event::timing(), Event::timing());
+        let (start, end) = (
+            Event::new(EventFlags::new().enable_timing(true)),
+            Event::new(EventFlags::new().enable_timing(true)),
+        );
         start.record(&stream).unwrap();
         clock.mark(&stream);
         end.record(&stream).unwrap();
@@ -160,7 +163,7 @@ fn elapsed_time(devices: &Devices) {
 fn elapsed_time_errors(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let timed = || {
-        let event = Event::timing();
+        let event = Event::new(EventFlags::new().enable_timing(true));
         event.record(&stream).unwrap();
         event.synchronize().unwrap();
         event
@@ -169,10 +172,11 @@ fn elapsed_time_errors(devices: &Devices) {
     let error = timed().elapsed_time(&untimed).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoTiming), "{error}");
     assert!(matches!(untimed.elapsed_time(&timed()).kind(), Some(ErrorKind::NoTiming)));
-    let error = timed().elapsed_time(&Event::timing()).unwrap_err();
+    let error =
+        timed().elapsed_time(&Event::new(EventFlags::new().enable_timing(true))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::EventNotRecorded), "{error}");
     if devices.count() > 1 {
-        let elsewhere = Event::timing();
+        let elsewhere = Event::new(EventFlags::new().enable_timing(true));
         elsewhere.record(devices.get(1).unwrap().default_stream()).unwrap();
         let error = timed().elapsed_time(&elsewhere).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::WrongDevice { .. }), "{error}");
@@ -184,7 +188,10 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     // A poll of the fake driver runs at most three operations.
     let (_, devices) = counted(1, 0);
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    let (start, end) = (Event::timing(), Event::timing());
+    let (start, end) = (
+        Event::new(EventFlags::new().enable_timing(true)),
+        Event::new(EventFlags::new().enable_timing(true)),
+    );
     start.record(&stream).unwrap();
     let clock = RunClock::default();
     (0..100).for_each(|_| drop(clock.mark(&stream)));
@@ -206,7 +213,7 @@ fn errors_name_the_operation_and_the_line_of_the_call() {
     let stream = |device: usize| devices.get(device).unwrap().stream_from_pool(0).unwrap();
     let (here, there) = (stream(0), stream(1));
     let other = others.get(0).unwrap().stream_from_pool(0).unwrap();
-    let (plain, timed) = (Event::new(), Event::timing());
+    let (plain, timed) = (Event::new(()), Event::new(EventFlags::new().enable_timing(true)));
     at(timed.elapsed_time(&plain).unwrap_err(), "elapsed_time", line!());
     at(timed.elapsed_time(&timed).unwrap_err(), "elapsed_time", line!());
     plain.record(&here).unwrap();
@@ -243,11 +250,11 @@ fn s13_events_are_pooled() {
     assert_eq!(driver.calls("event_create"), 2);
     drop(held);
     // Events with other flags have a list of their own. Interprocess events are not pooled.
-    let timed = Event::timing();
+    let timed = Event::new(EventFlags::new().enable_timing(true));
     timed.record(&stream).unwrap();
     assert_eq!(driver.calls("event_create"), 3);
     drop(timed);
-    let shared = Event::with_flags(EventFlags { interprocess: true, ..EventFlags::default() });
+    let shared = Event::new(EventFlags::new().interprocess(true));
     shared.record(&stream).unwrap();
     assert_eq!(driver.calls("event_destroy"), 0);
     drop(shared);

@@ -77,8 +77,8 @@ fn gradients<const N: usize>(
     (out, inputs): &(Tensor, [Tensor; N]),
     gradient: &Tensor,
 ) -> Result<()> {
-    let options = GradOptions { retain_graph: true, ..GradOptions::default() };
-    grad(&[out], &inputs.each_ref(), &[Some(gradient)], options).map(drop)
+    let options = GradOptions::new().retain_graph(true);
+    grad(&[out], &inputs.each_ref(), options.grad_outputs(&[Some(gradient)])).map(drop)
 }
 
 ops! {

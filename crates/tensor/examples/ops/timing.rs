@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use warpline::Result;
-use warpline::cuda::{self, CudaGraph, Event};
+use warpline::cuda::{self, CudaGraph, Event, EventFlags};
 
 use super::spec::{Spec, Timing};
 use super::table::{Call, Op};
@@ -31,7 +31,7 @@ impl Row {
         call()?;
         let mut graph = None;
         if let Timing::Graph(calls) = spec.timing {
-            let (captured, ()) = cuda::graph(|| (0..calls).try_for_each(|_| call()))?;
+            let (captured, ()) = cuda::graph((), || (0..calls).try_for_each(|_| call()))?;
             captured.replay()?;
             graph = Some(captured);
         }
@@ -75,7 +75,7 @@ impl Row {
             return Ok(seconds);
         }
         let stream = cuda::current_stream(())?;
-        let event = || Event::timing();
+        let event = || Event::new(EventFlags::new().enable_timing(true));
         let (start, end) = (event(), event());
         start.record(&stream)?;
         for _ in 0..reps {

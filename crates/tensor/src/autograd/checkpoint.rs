@@ -104,9 +104,9 @@ where
             return Ok(inputs.iter().map(Tensor::grad).collect());
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
-        let options = GradOptions { allow_unused: true, ..GradOptions::default() };
+        let options = GradOptions::new().allow_unused(true).grad_outputs(&given);
         let mut found =
-            grad_at(context.inputs.node.location, &roots, &wanted, &given, options)?.into_iter();
+            grad_at(context.inputs.node.location, &roots, &wanted, options)?.into_iter();
         let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
         Ok(inputs.iter().map(of).collect())
     }
@@ -185,7 +185,7 @@ fn sequence<R>(
 /// let x = tensor([3f32], ())?.requires_grad_(true)?;
 /// let own = weight.clone();
 /// let y = autograd::checkpoint(move |x| Ok(vec![x[0].mul(&own)?.exp()?.log()?]), &[&x])?;
-/// y[0].sum(())?.backward()?;
+/// y[0].sum(())?.backward(())?;
 /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0]);
 /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [3.0]);
 /// # Ok::<(), warpline::Error>(())

@@ -109,8 +109,8 @@ pub fn gradgradcheck(
         let upstream: Vec<Option<&Tensor>> = all[count..].iter().map(Some).collect();
         let tracked: Vec<&Tensor> = all[..count].iter().filter(|t| t.requires_grad()).collect();
         let options =
-            GradOptions { create_graph: true, allow_unused: true, ..GradOptions::default() };
-        let grads = grad(&outputs, &tracked, &upstream, options)?;
+            GradOptions::new().create_graph(true).allow_unused(true).grad_outputs(&upstream);
+        let grads = grad(&outputs, &tracked, options)?;
         Ok(grads.into_iter().flatten().collect())
     };
     gradcheck(gradients, &all, options)
@@ -125,9 +125,8 @@ fn analytic(output: &Tensor, inputs: &[Tensor], tracked: &[usize]) -> Result<Vec
         values[row] = 1.0;
         let upstream =
             tensor(values, ())?.to((output.dtype(), output.device()))?.reshape(&sizes)?;
-        let options =
-            GradOptions { retain_graph: true, allow_unused: true, ..GradOptions::default() };
-        let grads = grad(&[output], &inputs, &[Some(&upstream)], options)?;
+        let options = GradOptions::new().retain_graph(true).allow_unused(true);
+        let grads = grad(&[output], &inputs, options.grad_outputs(&[Some(&upstream)]))?;
         let values = grads.iter().zip(&inputs).map(|(grad, input)| match grad {
             Some(grad) => grad.to_vec::<f64>(),
             None => Ok(vec![0.0; input.numel()]),

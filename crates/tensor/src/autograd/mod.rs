@@ -8,7 +8,7 @@
 //!
 //! let weight = tensor([1f32, 2.0], ())?.requires_grad_(true)?;
 //! let loss = weight.square()?.sum(())?;
-//! loss.backward()?;
+//! loss.backward(())?;
 //! let grad = weight.grad().unwrap();
 //! assert_eq!(grad.to_vec::<f32>()?, [2.0, 4.0]);
 //! autograd::no_grad(|| weight.add_scaled_(&grad, -0.5).map(drop))?;
@@ -48,7 +48,7 @@ pub use mode::{
 };
 pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
-pub use tensor_methods::{GradOptions, backward, grad};
+pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::AutogradSlot;

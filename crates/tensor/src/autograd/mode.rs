@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use crate::Result;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadModes {
     pub(super) grad: bool,
@@ -141,19 +143,28 @@ pub fn is_anomaly_enabled() -> bool {
 /// assert!(!step.requires_grad());
 /// # Ok::<(), warpline::Error>(())
 /// ```
-pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
+///
+/// # Errors
+/// Errors of `f`.
+pub fn no_grad<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = ModeGuard::no_grad();
     f()
 }
 
 /// Runs `f` with recording, even within [`no_grad`] (`torch.enable_grad`).
-pub fn enable_grad<R>(f: impl FnOnce() -> R) -> R {
+///
+/// # Errors
+/// Errors of `f`.
+pub fn enable_grad<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = ModeGuard::enable_grad();
     f()
 }
 
 /// Runs `f` with or without recording (`torch.set_grad_enabled`).
-pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> R) -> R {
+///
+/// # Errors
+/// Errors of `f`.
+pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = ModeGuard::set_grad_enabled(enabled);
     f()
 }
@@ -161,7 +172,10 @@ pub fn set_grad_enabled<R>(enabled: bool, f: impl FnOnce() -> R) -> R {
 /// Runs `f` without recording, like [`no_grad`] (`torch.inference_mode`). A result of `f` can never require a
 /// gradient, be saved for a gradient, or be changed in place where ops are recorded. A copy of the result, made
 /// outside of `inference_mode`, has no such limits.
-pub fn inference_mode<R>(f: impl FnOnce() -> R) -> R {
+///
+/// # Errors
+/// Errors of `f`.
+pub fn inference_mode<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = ModeGuard::inference_mode();
     f()
 }
@@ -169,6 +183,9 @@ pub fn inference_mode<R>(f: impl FnOnce() -> R) -> R {
 /// Runs `f` such that a backward pass in it fails at the first NaN in a gradient
 /// (`torch.autograd.detect_anomaly`). The error names the op that made the NaN and the location of its forward
 /// call. The host waits for each gradient.
-pub fn detect_anomaly<R>(f: impl FnOnce() -> R) -> R {
+///
+/// # Errors
+/// Errors of `f`.
+pub fn detect_anomaly<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     within(|mode| mode.anomaly = true, f)
 }

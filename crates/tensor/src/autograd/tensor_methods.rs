@@ -9,7 +9,7 @@ use super::node::Edge;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 impl Tensor {
     /// Sets whether gradients of this leaf are computed, and returns the tensor (`Tensor.requires_grad_`). The
@@ -20,7 +20,7 @@ impl Tensor {
     ///
     /// let weight = randn([3, 2], ())?.requires_grad_(true)?;
     /// let x = tensor([[1f32, 2.0, 3.0]], ())?;
-    /// x.matmul(&weight)?.sum(())?.backward()?;
+    /// x.matmul(&weight)?.sum(())?.backward(())?;
     /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -71,13 +71,14 @@ impl Tensor {
         AutogradMeta::of(self).grad()
     }
 
-    /// Sets or removes the gradient (`Tensor.grad = …`).
+    /// Sets the gradient to a handle of `grad`, or removes it if `grad` is `None` (`Tensor.grad = …`).
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if `grad` has other sizes, another dtype or another device than this tensor.
     /// [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
     #[track_caller]
-    pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
+    pub fn set_grad<'a>(&self, grad: impl IntoOptionalTensor<'a>) -> Result<()> {
+        let grad = grad.into_optional().cloned();
         if let Some(grad) = &grad
             && (grad.size() != self.size()
                 || grad.dtype() != self.dtype()
@@ -114,40 +115,65 @@ impl Tensor {
         if self.is_leaf() { None } else { self.edge().map(|edge| edge.node.title()) }
     }
 
-    /// Computes the gradients of this tensor, which has one element, for all leaves that it was computed from
-    /// and that require a gradient (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the
-    /// leaves. The saved tensors of the graph are freed.
+    /// Computes the gradients of this tensor for all leaves that it was computed from and that require a gradient
+    /// (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the leaves. `options` is `()` for a tensor
+    /// of one element, the gradient of this tensor, or [`BackwardOptions`]. By default the saved tensors of the graph
+    /// are freed.
+    ///
+    /// ```
+    /// use warpline::autograd::BackwardOptions;
+    /// use warpline::tensor;
+    ///
+    /// let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
+    /// let y = x.square()?;
+    /// y.backward(BackwardOptions::new().gradient(&tensor([1f64, 0.0], ())?).retain_graph(true))?;
+    /// y.backward(&tensor([0f64, 1.0], ())?)?;
+    /// assert_eq!(x.grad().unwrap().to_vec::<f64>()?, [2.0, 4.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
     /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
-    /// freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a
-    /// parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
+    /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the given gradient has
+    /// other sizes than this tensor, is not floating-point, or is on another device, if the tensor requires no
+    /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
+    /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
     /// errors of hooks.
     #[track_caller]
-    pub fn backward(&self) -> Result<()> {
-        self.backward_with(None, false, false)
+    pub fn backward<'a>(&self, options: impl IntoOptions<BackwardOptions<'a>>) -> Result<()> {
+        let options = options.into_options();
+        let root = root("backward", self, options.gradient)?;
+        engine::run("backward", Location::caller(), vec![root], None, options.pass()).map(drop)
     }
+}
 
-    /// [`Tensor::backward`] with a given gradient of this tensor; `None` means ones, which is allowed only for
-    /// a tensor of one element. With `retain_graph`, another pass can traverse the graph. With `create_graph`,
-    /// the pass itself is recorded, so that gradients have gradients.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if `gradient` has other sizes than this
-    /// tensor, is not floating-point, or is on another device.
-    #[track_caller]
-    pub fn backward_with(
-        &self,
-        gradient: Option<&Tensor>,
-        retain_graph: bool,
-        create_graph: bool,
-    ) -> Result<()> {
-        let root = root("backward", self, gradient)?;
-        let options = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
-        engine::run("backward", Location::caller(), vec![root], None, options).map(drop)
+crate::__options! {
+    /// Options of [`Tensor::backward`]. A tensor converts into options with this gradient.
+    #[derive(Clone, Copy, Debug)]
+    BackwardOptions ['a] ['a] {
+        /// Sets the gradient of the tensor itself, of the tensor's sizes. Default: ones, which is allowed only for a
+        /// tensor of one element.
+        gradient: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
+        /// Sets whether another pass can traverse the graph. Default: `false`.
+        retain_graph: bool = false, bool;
+        /// Sets whether the pass itself is recorded, so that gradients have gradients. Also keeps the graph. Default:
+        /// `false`.
+        create_graph: bool = false, bool;
+    }
+}
+
+impl<'a> From<&'a Tensor> for BackwardOptions<'a> {
+    fn from(gradient: &'a Tensor) -> Self {
+        Self::new().gradient(gradient)
+    }
+}
+
+impl BackwardOptions<'_> {
+    pub(super) fn pass(&self) -> PassOptions {
+        let Self { retain_graph, create_graph, .. } = *self;
+        PassOptions { retain_graph: retain_graph || create_graph, create_graph }
     }
 }
 
@@ -222,29 +248,49 @@ fn roots(
     Ok(roots)
 }
 
-/// Options of [`grad`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GradOptions {
-    /// Keeps the graph, for another pass. Default: `false`.
-    pub retain_graph: bool,
-    /// Records the pass itself, so that its results have gradients. Also keeps the graph. Default: `false`.
-    pub create_graph: bool,
-    /// Returns `None` for an input that the outputs do not depend on, instead of an error. Default: `false`.
-    pub allow_unused: bool,
+crate::__options! {
+    /// Options of [`grad`].
+    #[derive(Clone, Copy, Debug)]
+    GradOptions ['a] ['a] {
+        /// Sets the gradients of the outputs: one for each output, or none at all. `None` means ones, which is allowed
+        /// only for an output of one element. Default: none.
+        grad_outputs: &'a [Option<&'a Tensor>] = &[], &'a [Option<&'a Tensor>];
+        /// Sets whether the graph is kept for another pass. Default: `false`.
+        retain_graph: bool = false, bool;
+        /// Sets whether the pass itself is recorded, so that its results have gradients. Also keeps the graph. Default:
+        /// `false`.
+        create_graph: bool = false, bool;
+        /// Sets whether an input that the outputs do not depend on gives `None` instead of an error. Default: `false`.
+        allow_unused: bool = false, bool;
+    }
+}
+
+crate::__options! {
+    /// Options of [`backward`].
+    #[derive(Clone, Copy, Debug)]
+    BackwardTensorsOptions ['a] ['a] {
+        /// Sets the gradients of the tensors: one for each tensor, or none at all. `None` means ones, which is allowed
+        /// only for a tensor of one element. Default: none.
+        grad_tensors: &'a [Option<&'a Tensor>] = &[], &'a [Option<&'a Tensor>];
+        /// Sets whether another pass can traverse the graph. Default: `false`.
+        retain_graph: bool = false, bool;
+        /// Sets whether the pass itself is recorded, so that gradients have gradients. Also keeps the graph. Default:
+        /// `false`.
+        create_graph: bool = false, bool;
+    }
 }
 
 /// Returns the gradients of `outputs` for `inputs`, without adding them to the gradients of the tensors
-/// (`torch.autograd.grad`). `gradients` has one entry per output, or is empty. `None` means ones, which is
-/// allowed only for an output of one element.
+/// (`torch.autograd.grad`).
 ///
 /// ```
 /// use warpline::autograd::{GradOptions, grad};
 /// use warpline::tensor;
 ///
 /// let x = tensor(3f64, ())?.requires_grad_(true)?;
-/// let options = GradOptions { create_graph: true, ..GradOptions::default() };
-/// let slope = grad(&[&x.pow(3)?], &[&x], &[], options)?.remove(0).unwrap();
-/// let curvature = grad(&[&slope], &[&x], &[], GradOptions::default())?.remove(0).unwrap();
+/// let options = GradOptions::new().create_graph(true);
+/// let slope = grad(&[&x.pow(3)?], &[&x], options)?.remove(0).unwrap();
+/// let curvature = grad(&[&slope], &[&x], ())?.remove(0).unwrap();
 /// assert_eq!((slope.item::<f64>()?, curvature.item::<f64>()?), (27.0, 18.0));
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -253,13 +299,12 @@ pub struct GradOptions {
 /// The same as [`backward`]. [`ErrorKind::Gradient`] if an input requires no gradient, or if the outputs do not
 /// depend on an input and `allow_unused` is not set.
 #[track_caller]
-pub fn grad(
+pub fn grad<'a>(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
-    gradients: &[Option<&Tensor>],
-    options: GradOptions,
+    options: impl IntoOptions<GradOptions<'a>>,
 ) -> Result<Vec<Option<Tensor>>> {
-    grad_at(Location::caller(), outputs, inputs, gradients, options)
+    grad_at(Location::caller(), outputs, inputs, options.into_options())
 }
 
 /// Computes [`grad`] with errors that name `location`.
@@ -267,10 +312,9 @@ pub(super) fn grad_at(
     location: &'static Location<'static>,
     outputs: &[&Tensor],
     inputs: &[&Tensor],
-    gradients: &[Option<&Tensor>],
-    options: GradOptions,
+    options: GradOptions<'_>,
 ) -> Result<Vec<Option<Tensor>>> {
-    let roots = roots("grad", outputs, gradients).map_err(|error| error.at(location))?;
+    let roots = roots("grad", outputs, options.grad_outputs).map_err(|error| error.at(location))?;
     let mut edges = Vec::new();
     for (i, input) in inputs.iter().enumerate() {
         let Some(edge) = input.edge() else {
@@ -281,7 +325,7 @@ pub(super) fn grad_at(
         };
         edges.push(edge);
     }
-    let GradOptions { retain_graph, create_graph, allow_unused } = options;
+    let GradOptions { retain_graph, create_graph, allow_unused, .. } = options;
     let pass = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
     let grads = engine::run("grad", location, roots, Some(&edges), pass)?;
     if let Some(unused) = grads.iter().position(Option::is_none)
@@ -295,20 +339,19 @@ pub(super) fn grad_at(
     Ok(grads)
 }
 
-/// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`). `gradients` has one
-/// entry per tensor, or is empty. `None` means ones, which is allowed only for a tensor of one element.
+/// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`).
 ///
 /// # Errors
-/// The same as [`Tensor::backward_with`]. [`ErrorKind::Gradient`] if the lists differ in length.
+/// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if the lists differ in length.
 #[track_caller]
-pub fn backward(
+pub fn backward<'a>(
     tensors: &[&Tensor],
-    gradients: &[Option<&Tensor>],
-    retain_graph: bool,
-    create_graph: bool,
+    options: impl IntoOptions<BackwardTensorsOptions<'a>>,
 ) -> Result<()> {
+    let BackwardTensorsOptions { grad_tensors, retain_graph, create_graph } =
+        options.into_options();
     let options = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
-    backward_at(Location::caller(), tensors, gradients, options)
+    backward_at(Location::caller(), tensors, grad_tensors, options)
 }
 
 /// Runs [`backward`] with errors that name `location`.

@@ -7,7 +7,7 @@ use super::{CudaDeviceArg, Stream};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called as _;
-use crate::{Error, Result, runtime};
+use crate::{Error, IntoOptions, Result, runtime};
 
 pub use warpline_runtime::graph::GraphPool;
 
@@ -35,7 +35,7 @@ pub use warpline_runtime::graph::GraphPool;
 ///
 /// with_runtime(&simulated(1)?, || {
 ///     let x = ones([4], "cuda")?;
-///     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
+///     let (graph, y) = cuda::graph((), || (&x * 2.0)? + 1.0)?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [3.0; 4]);
 ///     x.copy_(&full([4], 10.0, "cuda")?, false)?;
@@ -50,15 +50,34 @@ pub struct CudaGraph {
     graph: Option<Graph>,
 }
 
+crate::__options! {
+    /// Options of [`graph`] and [`CudaGraph::capture`]. A reference to a pool converts into options.
+    #[derive(Clone, Debug)]
+    CaptureOptions [] [] {
+        /// Sets a pool that other graphs use too. Graphs that share a pool must be replayed in the order in which
+        /// they were captured, because later captures reuse the memory of dropped results. Default: a new pool.
+        pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
+    }
+}
+
+impl From<&GraphPool> for CaptureOptions {
+    fn from(pool: &GraphPool) -> Self {
+        Self::new().pool(pool)
+    }
+}
+
 /// Captures the work that `f` enqueues, like [`CudaGraph::capture`], and returns the graph with the result of
 /// `f` (`torch.cuda.graph`).
 ///
 /// # Errors
 /// The same as [`CudaGraph::capture`].
 #[track_caller]
-pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
+pub fn graph<R>(
+    options: impl IntoOptions<CaptureOptions>,
+    f: impl FnOnce() -> Result<R>,
+) -> Result<(CudaGraph, R)> {
     let mut graph = CudaGraph::new();
-    let result = graph.capture(f)?;
+    let result = graph.capture(options, f)?;
     Ok((graph, result))
 }
 
@@ -89,33 +108,28 @@ impl CudaGraph {
         Self::default()
     }
 
-    /// Captures the work that `f` enqueues on the current device, in a new pool. The current stream is
-    /// captured. If it is the default stream, which cannot be captured, another stream is captured, and is
-    /// current while `f` runs. The former contents of the graph are dropped.
+    /// Captures the work that `f` enqueues on the current device. `options` is `()`, a pool that other graphs use
+    /// too, or [`CaptureOptions`]. The current stream is captured. If it is the default stream, which cannot be
+    /// captured, another stream is captured, and is current while `f` runs. The former contents of the graph are
+    /// dropped.
     ///
     /// # Errors
     /// Errors of `f`. [`ErrorKind::CannotCapture`] if the current stream is captured already.
-    /// [`ErrorKind::Driver`] if the driver invalidates the capture, or if under
-    /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the capture and the captured stream
-    /// did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and
-    /// after a panic of `f`, the capture is over and the graph is empty.
+    /// [`ErrorKind::DeviceMismatch`] if the pool belongs to another device. [`ErrorKind::Driver`] if the driver
+    /// invalidates the capture, or if under [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the
+    /// capture and the captured stream did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is
+    /// no GPU. After an error, and after a panic of `f`, the capture is over and the graph is empty.
     #[track_caller]
-    pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
-        self.capture_with(&graph_pool_handle(())?, f)
-    }
-
-    /// [`CudaGraph::capture`] in a pool that other graphs use too (`pool=`). Graphs that share a pool must be
-    /// replayed in the order in which they were captured, because the memory of dropped results is reused by
-    /// later captures.
-    ///
-    /// # Errors
-    /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.
-    #[track_caller]
-    pub fn capture_with<R>(
+    pub fn capture<R>(
         &mut self,
-        pool: &GraphPool,
+        options: impl IntoOptions<CaptureOptions>,
         f: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
+        let CaptureOptions { pool } = options.into_options();
+        let pool = &match pool {
+            Some(pool) => pool,
+            None => graph_pool_handle(())?,
+        };
         self.reset();
         let runtime = runtime();
         let mut stream = super::current_stream(())?;

@@ -32,7 +32,9 @@ use crate::{
     Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime,
 };
 
-pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing};
+pub use graph::{
+    CaptureOptions, CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing,
+};
 pub use host_memory::{
     host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
 };
@@ -46,8 +48,8 @@ pub use memory::{
 };
 pub use random::{get_rng_state, manual_seed, manual_seed_all, set_rng_state};
 pub use stream::{
-    Ambient, current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
-    with_stream,
+    Ambient, StreamOptions, current_stream, default_stream, exclusive_stream, external_stream,
+    set_stream, stream, with_stream,
 };
 pub use warpline_alloc::{
     AllocatorConfig, Backtraces, BlockState, HostMemoryStats, MemoryStats, PoolOptions,

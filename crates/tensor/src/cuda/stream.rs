@@ -6,7 +6,7 @@ use warpline_stream::StreamDevice;
 use super::{CudaDeviceArg, Stream, StreamGuard};
 use crate::ambient::CurrentRuntime;
 use crate::called::Called as _;
-use crate::{Device, Error, Result, runtime};
+use crate::{Device, Error, IntoDevice, Result, runtime};
 
 /// Returns this thread's current stream of a device (`torch.cuda.current_stream`).
 ///
@@ -42,13 +42,72 @@ macro_rules! stream_devices {
             type Error = Error;
 
             #[track_caller]
-            fn stream(self, priority: i32) -> Result<Stream> {
-                let runtime = runtime();
-                let index = self.index_in(&runtime).of("Stream::new")?;
-                runtime.device(index)?.device().stream_from_pool(priority)
+            fn stream(self) -> Result<Stream> {
+                stream_from_pool(self, 0)
             }
         }
     )*};
+}
+
+#[track_caller]
+fn stream_from_pool(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime).of("Stream::new")?;
+    runtime.device(index)?.device().stream_from_pool(priority)
+}
+
+/// Options of [`Stream::new`]: device and priority (`torch.cuda.Stream`).
+///
+/// ```
+/// use warpline::cuda::{Stream, StreamOptions};
+/// # use warpline::{simulated, with_runtime};
+///
+/// # with_runtime(&simulated(1)?, || {
+/// let urgent = Stream::new(StreamOptions::new().device("cuda:0").priority(-1))?;
+/// assert_eq!(urgent.priority()?, -1);
+/// # Ok::<_, warpline::Error>(())
+/// # })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct StreamOptions {
+    /// The device, or the error of an invalid name.
+    device: Option<Result<Device, Box<Error>>>,
+    priority: i32,
+}
+
+impl StreamOptions {
+    /// Creates options with the defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the device. Default: the current device. An invalid name becomes an error of [`Stream::new`].
+    #[must_use]
+    pub fn device(mut self, device: impl IntoDevice) -> Self {
+        self.device = Some(device.into_device().map_err(Box::new));
+        self
+    }
+
+    /// Sets the priority, from 0, the lowest, to -3. Default: 0.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+}
+
+impl StreamDevice<Ambient> for StreamOptions {
+    type Error = Error;
+
+    #[track_caller]
+    fn stream(self) -> Result<Stream> {
+        match self.device.transpose().map_err(|error| *error).of("Stream::new")? {
+            Some(device) => stream_from_pool(device, self.priority),
+            None => stream_from_pool((), self.priority),
+        }
+    }
 }
 
 stream_devices!((), usize, Device, &Device, &str, &String, String);

@@ -5,8 +5,9 @@ use warpline_kernels::elementwise::SILU_MUL;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
+use crate::functional::options::options;
 use crate::methods::{apply_elementwise_in, common_dtype};
-use crate::{Error, Integer, Result, Scalar, Tensor};
+use crate::{Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
 macro_rules! activations {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
@@ -22,14 +23,8 @@ macro_rules! activations {
 }
 
 activations! {
-    celu(alpha: f64);
-    elu(alpha: f64);
-    gelu();
-    hardshrink(lambda: f64);
     hardsigmoid();
     hardswish();
-    hardtanh(min: f64, max: f64);
-    leaky_relu(negative_slope: f64);
     log_softmax(dim: impl Integer);
     logsigmoid();
     mish();
@@ -39,23 +34,194 @@ activations! {
     sigmoid();
     silu();
     softmax(dim: impl Integer);
-    softplus(beta: f64, threshold: f64);
-    softshrink(lambda: f64);
     softsign();
     tanh();
     tanhshrink();
     threshold(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
 }
 
-/// The first half of a dimension times the sigmoid of the second half (`torch.nn.functional.glu`). PyTorch's
-/// default for `dim` is -1.
+macro_rules! in_place {
+    ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
+        #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
+        #[track_caller]
+        pub fn $name(input: &Tensor, $($parameter: $ty),*) -> Result<&Tensor> {
+            input.$name($($parameter),*)
+        }
+    )*};
+}
+
+in_place! {
+    relu_();
+    selu_();
+    threshold_(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
+}
+
+/// Calls the method in place with the fields of its options. A macro cannot repeat fields within its optional part.
+macro_rules! in_place_fields {
+    ($input:ident hardtanh_ $options:ident) => {
+        $input.hardtanh_($options.min_val, $options.max_val)
+    };
+    ($input:ident leaky_relu_ $options:ident) => {
+        $input.leaky_relu_($options.negative_slope)
+    };
+    ($input:ident $name:ident $options:ident) => {
+        $input.$name($options.alpha)
+    };
+}
+
+/// Defines activations with options: their options, the function, and the function in place if PyTorch has one.
+macro_rules! with_options {
+    ($($name:ident $(+ $in_place:ident)?: $options:ident [$module:literal] {
+        $($(#[$doc:meta])* $field:ident = $default:expr;)*
+    })*) => {$(
+        options! {
+            #[doc = concat!("Options of [`", stringify!($name), "`] and of the module `", $module, "`.")]
+            #[derive(Clone, Copy, Debug)]
+            $options [] [] { $($(#[$doc])* $field: f64 = $default, f64;)* }
+        }
+
+        #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
+        #[track_caller]
+        pub fn $name(input: &Tensor, options: impl IntoOptions<$options>) -> Result<Tensor> {
+            let options = options.into_options();
+            input.$name($(options.$field),*)
+        }
+
+        $(
+            #[doc = concat!("[`Tensor::", stringify!($in_place), "`] as a function (`torch.nn.functional.",
+                stringify!($in_place), "`).")]
+            ///
+            /// # Errors
+            #[doc = concat!("The same as [`Tensor::", stringify!($in_place), "`].")]
+            #[track_caller]
+            pub fn $in_place(input: &Tensor, options: impl IntoOptions<$options>) -> Result<&Tensor> {
+                let options = options.into_options();
+                in_place_fields!(input $in_place options)
+            }
+        )?
+    )*};
+}
+
+with_options! {
+    leaky_relu + leaky_relu_: LeakyReLUOptions ["LeakyReLU"] {
+        /// Sets the slope of negative elements. Default: 0.01.
+        negative_slope = 0.01;
+    }
+    elu + elu_: ELUOptions ["ELU"] {
+        /// Sets the factor of negative elements. Default: 1.
+        alpha = 1.0;
+    }
+    celu + celu_: CELUOptions ["CELU"] {
+        /// Sets the factor and the scale of negative elements. Default: 1.
+        alpha = 1.0;
+    }
+    softplus: SoftplusOptions ["Softplus"] {
+        /// Sets the scale. Default: 1.
+        beta = 1.0;
+        /// Sets the value of `beta` · x above which the result is x. Default: 20.
+        threshold = 20.0;
+    }
+    softshrink: SoftshrinkOptions ["Softshrink"] {
+        /// Sets the distance by which elements move towards zero. Default: 0.5.
+        lambd = 0.5;
+    }
+    hardshrink: HardshrinkOptions ["Hardshrink"] {
+        /// Sets the magnitude up to which elements become 0. Default: 0.5.
+        lambd = 0.5;
+    }
+    hardtanh + hardtanh_: HardtanhOptions ["Hardtanh"] {
+        /// Sets the smallest result. Default: -1.
+        min_val = -1.0;
+        /// Sets the largest result. Default: 1.
+        max_val = 1.0;
+    }
+}
+
+/// Implements the conversion of a number into options with one setter.
+macro_rules! from_number {
+    ($($options:ident $field:ident;)*) => {$(
+        impl From<f64> for $options {
+            fn from($field: f64) -> Self {
+                Self::new().$field($field)
+            }
+        }
+    )*};
+}
+
+from_number! {
+    LeakyReLUOptions negative_slope;
+    ELUOptions alpha;
+    CELUOptions alpha;
+    SoftshrinkOptions lambd;
+    HardshrinkOptions lambd;
+}
+
+/// The formula of [`gelu`] (`approximate`). `()` stands for the exact formula.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Approximate {
+    /// The exact formula (`"none"`).
+    #[default]
+    None,
+    /// An approximation by a hyperbolic tangent (`"tanh"`).
+    Tanh,
+}
+
+impl From<()> for Approximate {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}
+
+/// [`Tensor::gelu`] or [`Tensor::gelu_tanh`] as a function (`torch.nn.functional.gelu`).
+///
+/// ```
+/// # use warpline::functional::{Approximate, gelu};
+/// # use warpline::tensor;
+/// let x = tensor([1f32], ())?;
+/// assert!((gelu(&x, ())?.item::<f32>()? - 0.8413).abs() < 1e-4);
+/// assert!((gelu(&x, Approximate::Tanh)?.item::<f32>()? - 0.8412).abs() < 1e-4);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// The same as [`Tensor::gelu`].
+#[track_caller]
+pub fn gelu(input: &Tensor, approximate: impl IntoOptions<Approximate>) -> Result<Tensor> {
+    match approximate.into_options() {
+        Approximate::None => input.gelu(),
+        Approximate::Tanh => input.gelu_tanh().of("gelu"),
+    }
+}
+
+options! {
+    /// Options of [`glu`] and of the module `GLU`. A dimension converts into options.
+    #[derive(Clone, Copy, Debug)]
+    GLUOptions [] [] {
+        /// Sets the dimension. Negative: counted from the end. Default: -1.
+        dim: isize = -1, impl Integer => Integer::into_isize;
+    }
+}
+
+impl<I: Integer> From<I> for GLUOptions {
+    fn from(dim: I) -> Self {
+        Self::new().dim(dim)
+    }
+}
+
+/// The first half of a dimension times the sigmoid of the second half (`torch.nn.functional.glu`).
 ///
 /// # Errors
 /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
 /// dimension's size is odd. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn glu(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
-    let dim = dim.into_isize();
+pub fn glu(input: &Tensor, options: impl IntoOptions<GLUOptions>) -> Result<Tensor> {
+    let GLUOptions { dim } = options.into_options();
     let op = "glu";
     let d = input.layout().dim(dim).of(op)?;
     let size = input.size().get(d).copied().unwrap_or(1);

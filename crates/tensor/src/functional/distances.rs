@@ -2,7 +2,7 @@
 
 use super::options::options;
 use crate::called::Called;
-use crate::{DType, IntoOptions, Result, Tensor};
+use crate::{DType, Integer, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`normalize`].
@@ -11,7 +11,7 @@ options! {
         /// Sets the order of the norm. Default: 2.
         p: f64 = 2.0, f64;
         /// Sets the dimension. Negative: counted from the end. Default: 1.
-        dim: isize = 1, isize;
+        dim: isize = 1, impl Integer => Integer::into_isize;
         /// Sets the lower bound of the norms that the input is divided by. Default: 1e-12.
         eps: f64 = 1e-12, f64;
     }
@@ -22,7 +22,7 @@ options! {
     #[derive(Clone, Copy, Debug)]
     CosineSimilarityOptions [] [] {
         /// Sets the dimension of the vectors. Negative: counted from the end. Default: 1.
-        dim: isize = 1, isize;
+        dim: isize = 1, impl Integer => Integer::into_isize;
         /// Sets the lower bound of the lengths that the vectors are divided by. Default: 1e-8.
         eps: f64 = 1e-8, f64;
     }

@@ -9,15 +9,36 @@ use crate::ErrorKind;
 use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
 use crate::called::Called;
 use crate::exec::Exec;
-use crate::{DType, Error, Result, Tensor};
+use crate::functional::options::options;
+use crate::{DType, Error, IntoOptions, Result, Tensor};
+
+options! {
+    /// Options of [`dropout`] and of the dropouts of channels. A probability converts into options.
+    #[derive(Clone, Copy, Debug)]
+    DropoutOptions [] [] {
+        /// Sets the probability of an element or channel to be set to zero, from 0 to 1. Default: 0.5.
+        p: f64 = 0.5, f64;
+        /// Sets whether anything is dropped. Default: `true`.
+        training: bool = true, bool;
+    }
+}
+
+impl From<f64> for DropoutOptions {
+    fn from(p: f64) -> Self {
+        Self::new().p(p)
+    }
+}
 
 /// In training, sets each element to zero with probability `p`, and multiplies the others by `1 / (1 - p)`
-/// (`torch.nn.functional.dropout`). Otherwise returns `input` itself. PyTorch's default for `p` is 0.5.
+/// (`torch.nn.functional.dropout`). Otherwise returns `input` itself.
 ///
 /// ```
-/// # use warpline::{functional::dropout, ones};
-/// let t = dropout(&ones([100], ())?, 0.5, true)?;
+/// # use warpline::functional::{DropoutOptions, dropout};
+/// # use warpline::ones;
+/// let t = dropout(&ones([100], ())?, ())?;
 /// assert!(t.to_vec::<f32>()?.iter().all(|x| [0.0, 2.0].contains(x)));
+/// let evaluated = dropout(&t, DropoutOptions::new().p(0.1).training(false))?;
+/// assert!(evaluated.is_same(&t));
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -25,8 +46,8 @@ use crate::{DType, Error, Result, Tensor};
 /// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] if elements are dropped
 /// with a `p` below 1 and the tensor is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    drop_elements("dropout", input, p, training, input.dim())
+pub fn dropout(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    drop_elements("dropout", input, options.into_options(), input.dim())
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout1d`). A channel is everything after the first two
@@ -35,8 +56,8 @@ pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// # Errors
 /// The same as [`dropout`].
 #[track_caller]
-pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    drop_elements("dropout1d", input, p, training, 2)
+pub fn dropout1d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    drop_elements("dropout1d", input, options.into_options(), 2)
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout2d`). A channel is everything after the first two
@@ -45,8 +66,8 @@ pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// # Errors
 /// The same as [`dropout`].
 #[track_caller]
-pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    drop_elements("dropout2d", input, p, training, 2)
+pub fn dropout2d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    drop_elements("dropout2d", input, options.into_options(), 2)
 }
 
 /// [`dropout`] of whole channels (`torch.nn.functional.dropout3d`). A channel is everything after the first two
@@ -55,8 +76,8 @@ pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 /// # Errors
 /// The same as [`dropout`].
 #[track_caller]
-pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
-    drop_elements("dropout3d", input, p, training, 2)
+pub fn dropout3d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    drop_elements("dropout3d", input, options.into_options(), 2)
 }
 
 /// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with
@@ -93,8 +114,7 @@ impl OpBackward for Dropout {
 fn drop_elements(
     op: &'static str,
     input: &Tensor,
-    p: f64,
-    training: bool,
+    DropoutOptions { p, training }: DropoutOptions,
     own: usize,
 ) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, positive, window};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
@@ -107,6 +107,8 @@ fn of_images(
         return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
     }
     let mut output = sizes;
+    not_negative(op, "output_size", &sizes)?;
+    not_negative(op, "padding", &padding)?;
     for d in 0..2 {
         positive(op, "kernel_size", kernel[d])?;
         positive(op, "stride", stride[d])?;

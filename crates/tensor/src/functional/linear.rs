@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, Result, Tensor};
+use crate::{Error, IntoOptionalTensor, Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
 /// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
@@ -28,10 +28,10 @@ use crate::{Error, Result, Tensor};
 pub fn linear<'a>(
     input: &Tensor,
     weight: &Tensor,
-    bias: impl Into<Option<&'a Tensor>>,
+    bias: impl IntoOptionalTensor<'a>,
 ) -> Result<Tensor> {
     let op = "linear";
-    let bias = bias.into();
+    let bias = bias.into_optional();
     if let Some(out) = linear_as_one_node(input, weight, bias).of(op)? {
         return Ok(out);
     }

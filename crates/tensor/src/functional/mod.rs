@@ -4,13 +4,13 @@
 //! for the defaults, or a struct with a setter per option:
 //!
 //! ```
-//! use warpline::functional::{CrossEntropyOptions, cross_entropy};
+//! use warpline::functional::{CrossEntropyLossOptions, cross_entropy};
 //! use warpline::{tensor, zeros};
 //!
 //! let (logits, classes) = (zeros([2, 4], ())?, tensor([1i64, 3], ())?);
 //! let loss = cross_entropy(&logits, &classes, ())?;
 //! assert_eq!(loss.item::<f32>()?, 4f32.ln());
-//! let smooth = CrossEntropyOptions::new().label_smoothing(0.1);
+//! let smooth = CrossEntropyLossOptions::new().label_smoothing(0.1);
 //! assert_eq!(cross_entropy(&logits, &classes, smooth)?.item::<f32>()?, 4f32.ln());
 //! # Ok::<(), warpline::Error>(())
 //! ```
@@ -35,9 +35,11 @@ mod sparse;
 mod window;
 
 pub use activation::{
-    celu, elu, gelu, glu, hardshrink, hardsigmoid, hardswish, hardtanh, leaky_relu, log_softmax,
-    logsigmoid, mish, relu, relu6, selu, sigmoid, silu, silu_mul, softmax, softmin, softplus,
-    softshrink, softsign, tanh, tanhshrink, threshold,
+    Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
+    LeakyReLUOptions, SoftplusOptions, SoftshrinkOptions, celu, celu_, elu, elu_, gelu, glu,
+    hardshrink, hardsigmoid, hardswish, hardtanh, hardtanh_, leaky_relu, leaky_relu_, log_softmax,
+    logsigmoid, mish, relu, relu_, relu6, selu, selu_, sigmoid, silu, silu_mul, softmax, softmin,
+    softplus, softshrink, softsign, tanh, tanhshrink, threshold, threshold_,
 };
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
@@ -45,19 +47,19 @@ pub use conv::{
     conv_transpose3d, conv1d, conv2d, conv3d,
 };
 pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity, normalize};
-pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
+pub use dropout::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use kv_cache::KvCache;
 pub use linear::linear;
 pub use loss::{
-    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
-    HuberLossOptions, KlDivOptions, NllLossOptions, Reduction, SmoothL1LossOptions,
-    binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
-    l1_loss, mse_loss, nll_loss, smooth_l1_loss,
+    BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions, HuberLossOptions,
+    KLDivLossOptions, NLLLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,
+    binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse_loss,
+    nll_loss, smooth_l1_loss,
 };
 pub use normalization::{
-    BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RmsNormOptions,
+    BatchNormOptions, GroupNormOptions, InstanceNormOptions, LayerNormOptions, RMSNormOptions,
     add_layer_norm, add_rms_norm, batch_norm, group_norm, instance_norm, layer_norm, rms_norm,
 };
 pub use options::PerDimension;

@@ -1,5 +1,7 @@
 //! Options of functions and modules: `()`, or a struct with one setter per optional argument.
 
+use crate::Integer;
+
 /// Defines a struct of options: its defaults, its setters, and the conversion from `()`. A field is
 /// `name: type = default, type of the setter's argument`, followed by `=>` and a conversion if the two types differ.
 /// The comment of a field documents the setter.
@@ -56,7 +58,8 @@ macro_rules! __options {
 
 pub(super) use crate::__options as options;
 
-/// A number for each of `D` dimensions: one number for all dimensions, or an array with one per dimension.
+/// A number for each of `D` dimensions: one number for all dimensions, or an array or a tuple with one per dimension.
+/// The numbers are [`Integer`]s.
 ///
 /// ```
 /// use warpline::functional::max_pool2d;
@@ -64,25 +67,44 @@ pub(super) use crate::__options as options;
 /// let image = warpline::ones([1, 4, 4], ())?;
 /// assert_eq!(max_pool2d(&image, 2, ())?.size(), [1, 2, 2]);
 /// assert_eq!(max_pool2d(&image, [1, 2], ())?.size(), [1, 4, 2]);
+/// assert_eq!(max_pool2d(&image, (1usize, 2i64), ())?.size(), [1, 4, 2]);
+/// assert!(max_pool2d(&image, -1, ()).unwrap_err().to_string().contains("kernel_size"));
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a number per dimension",
-    label = "expected a `usize` for all dimensions, or `[usize; {D}]`"
+    label = "expected an integer for all dimensions, or an array or tuple of {D} integers"
 )]
 pub trait PerDimension<const D: usize> {
-    /// Returns one number per dimension.
+    /// Returns one number per dimension. A negative number `n` becomes `n as usize`, which is above `isize::MAX`;
+    /// functions refuse such numbers.
     fn per_dimension(self) -> [usize; D];
 }
 
-impl<const D: usize> PerDimension<D> for usize {
+impl<const D: usize, I: Integer> PerDimension<D> for I {
     fn per_dimension(self) -> [usize; D] {
-        [self; D]
+        [number(self); D]
     }
 }
 
-impl<const D: usize> PerDimension<D> for [usize; D] {
+impl<const D: usize, I: Integer> PerDimension<D> for [I; D] {
     fn per_dimension(self) -> [usize; D] {
-        self
+        self.map(number)
     }
+}
+
+impl<A: Integer, B: Integer> PerDimension<2> for (A, B) {
+    fn per_dimension(self) -> [usize; 2] {
+        [number(self.0), number(self.1)]
+    }
+}
+
+impl<A: Integer, B: Integer, C: Integer> PerDimension<3> for (A, B, C) {
+    fn per_dimension(self) -> [usize; 3] {
+        [number(self.0), number(self.1), number(self.2)]
+    }
+}
+
+fn number(integer: impl Integer) -> usize {
+    integer.into_isize() as usize
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Scalar, Tensor, cat};
+use crate::{Error, IntoOptions, IntoSizes, Result, Scalar, Tensor, cat};
 
 /// The values around a padded tensor (`mode` and `value`). `()` stands for zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,8 +40,8 @@ impl From<()> for PadMode {
 /// # use warpline::functional::{PadMode, pad};
 /// # use warpline::tensor;
 /// let t = tensor([1i64, 2, 3], ())?;
-/// assert_eq!(pad(&t, &[1, 2], ())?.to_vec::<i64>()?, [0, 1, 2, 3, 0, 0]);
-/// assert_eq!(pad(&t, &[2, 1], PadMode::Reflect)?.to_vec::<i64>()?, [3, 2, 1, 2, 3, 2]);
+/// assert_eq!(pad(&t, [1, 2], ())?.to_vec::<i64>()?, [0, 1, 2, 3, 0, 0]);
+/// assert_eq!(pad(&t, (2, 1), PadMode::Reflect)?.to_vec::<i64>()?, [3, 2, 1, 2, 3, 2]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -51,8 +51,8 @@ impl From<()> for PadMode {
 /// repeats, or none for [`PadMode::Replicate`]; or if the dtype cannot hold the number of [`PadMode::Constant`]. Errors
 /// of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn pad(input: &Tensor, pad: &[isize], mode: impl Into<PadMode>) -> Result<Tensor> {
-    let (op, mode) = ("pad", mode.into());
+pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>) -> Result<Tensor> {
+    let (op, pad, mode) = ("pad", pad.into_sizes(), mode.into_options());
     if !pad.len().is_multiple_of(2) || pad.len() / 2 > input.dim() {
         let reason = format!(
             "expects two numbers for each of at most {} dimensions, but was given {pad:?}",

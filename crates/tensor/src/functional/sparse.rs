@@ -5,14 +5,19 @@ use super::options::options;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::embedding_padded;
-use crate::{DType, Error, IntoOptions, Result, Scalar, Tensor};
+use crate::{DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
+
+/// Returns the row of a setter.
+fn row(index: impl Integer) -> Option<isize> {
+    Some(index.into_isize())
+}
 
 options! {
     /// Options of [`embedding`].
     #[derive(Clone, Copy, Debug)]
     EmbeddingOptions [] [] {
         /// Sets the row that gets no gradient. Negative: counted from the end. Default: none.
-        padding_idx: Option<isize> = None, impl Into<Option<isize>> => Into::into;
+        padding_idx: Option<isize> = None, impl Integer => row;
     }
 }
 
@@ -39,7 +44,7 @@ impl From<usize> for OneHotOptions {
 /// let weight = tensor(&[[0.5f32, 1.0], [1.5, 2.0]], ())?.requires_grad_(true)?;
 /// let options = functional::EmbeddingOptions::new().padding_idx(0);
 /// let rows = functional::embedding(&tensor(&[1i64, 0, 1], ())?, &weight, options)?;
-/// rows.sum(())?.backward()?;
+/// rows.sum(())?.backward(())?;
 /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [0.0, 0.0, 2.0, 2.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```

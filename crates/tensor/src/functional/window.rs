@@ -4,13 +4,26 @@ use warpline_kernels::conv::Window;
 
 use crate::{Error, Result, Tensor};
 
-/// Fails unless the option `name` is above zero.
+/// Fails unless the option `name` is above zero. Negative numbers are above `isize::MAX`
+/// ([`PerDimension`](super::PerDimension)).
 #[track_caller]
 pub(super) fn positive(op: &'static str, name: &str, value: usize) -> Result<()> {
-    if value > 0 {
+    if value > 0 && isize::try_from(value).is_ok() {
         return Ok(());
     }
-    Err(Error::invalid(op, format!("{name} must be greater than zero")))
+    Err(Error::invalid(op, format!("{name} must be greater than zero, but is {}", value as isize)))
+}
+
+/// Fails if a number of the option `name` is negative, as [`positive`] does.
+#[track_caller]
+pub(super) fn not_negative(op: &'static str, name: &str, values: &[usize]) -> Result<()> {
+    match values.iter().find(|value| isize::try_from(**value).is_err()) {
+        None => Ok(()),
+        Some(value) => {
+            let reason = format!("{name} must not be negative, but is {}", *value as isize);
+            Err(Error::invalid(op, reason))
+        }
+    }
 }
 
 /// Returns the sizes of the last `D` dimensions.

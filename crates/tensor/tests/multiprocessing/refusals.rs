@@ -5,7 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use warpline::multiprocessing::Channel;
-use warpline::{DType, ErrorKind, Result, ResultExt, arange, cuda, ones, with_runtime, zeros};
+use warpline::{
+    DType, ErrorKind, Result, ResultExt, SimulatedOptions, arange, cuda, ones, with_runtime, zeros,
+};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
 use crate::cut::read_next_message;
@@ -68,7 +70,8 @@ fn refusals_to_receive_name_the_reason() {
 #[test]
 fn a_tensor_arrives_on_the_same_gpu_whatever_its_number() {
     let (here, there) = pair();
-    let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
+    let [all, second] = [None, Some("1")]
+        .map(|v| warpline::simulated(SimulatedOptions::new(2).visible(v)).unwrap());
     with_runtime(&all, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
     with_runtime(&second, || -> Result<()> {
         let tensor = there.recv()?;
@@ -95,7 +98,7 @@ fn captures_refuse_calls_that_wait_on_the_host() {
     alone(|| {
         let (here, _there) = pair();
         let shared = zeros([4], "cuda")?.share_memory()?;
-        let (graph, ()) = cuda::graph(|| {
+        let (graph, ()) = cuda::graph((), || {
             let local = shared.add(1.0)?;
             let refused =
                 [local.share_memory().map(drop), here.send(&shared), here.send_event(&shared)];

@@ -3,7 +3,7 @@
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::cuda::{self, CudaGraph};
 use warpline::functional::{
-    KvCache, LayerNormOptions, RmsNormOptions, RotaryEmbeddingOptions, add_layer_norm,
+    KvCache, LayerNormOptions, RMSNormOptions, RotaryEmbeddingOptions, add_layer_norm,
     add_rms_norm, layer_norm, rms_norm, rotary_embedding, silu, silu_mul,
 };
 use warpline::{DType, Device, ErrorKind, Result, Tensor, arange, cat, full, randn, stack, tensor};
@@ -75,7 +75,7 @@ fn norms(world: &World) -> Result<()> {
                     let (normalized, own) = add_layer_norm(&x, &residual, 5, options)?;
                     assert!(own.equal(&sum)?, "the rounded sum");
                     assert_close(&normalized, &layer_norm(&sum, 5, options)?, "add_layer_norm");
-                    let options = RmsNormOptions::new().weight(&weight);
+                    let options = RMSNormOptions::new().weight(&weight);
                     let (normalized, own) = add_rms_norm(&x, &residual, 5, options)?;
                     assert!(own.equal(&sum)?, "the rounded sum");
                     assert_close(&normalized, &rms_norm(&sum, 5, options)?, "add_rms_norm");
@@ -247,7 +247,7 @@ fn replayed_appends(_: &World) -> Result<()> {
     }
     let token = full([1, 2, 1, 4], 0.0, (DType::F32, device))?;
     let mut graph = CudaGraph::new();
-    let position = graph.capture(|| {
+    let position = graph.capture((), || {
         let position = layers[0].len().mul(1)?;
         for layer in &layers {
             layer.append(&token, &token.mul(-1.0)?)?;
@@ -278,7 +278,7 @@ fn full_cache(_: &World) -> Result<()> {
     let cache = KvCache::new([1, 1, 2, 4], (DType::F32, device))?;
     let token = full([1, 1, 1, 4], 1.0, (DType::F32, device))?;
     let mut graph = CudaGraph::new();
-    graph.capture(|| cache.append(&token, &token))?;
+    graph.capture((), || cache.append(&token, &token))?;
     for replays in [false, true] {
         let append = || if replays { graph.replay() } else { cache.append(&token, &token) };
         for _ in 0..2 {

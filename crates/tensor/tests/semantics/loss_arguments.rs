@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use warpline::functional::{
-    CrossEntropyOptions, NllLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,
+    CrossEntropyLossOptions, NLLLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,
     cross_entropy, huber_loss, l1_loss, mse_loss, nll_loss, smooth_l1_loss,
 };
 use warpline::{DType, Result, ones, tensor, zeros};
@@ -91,7 +91,7 @@ fn a_binary_cross_entropy_outside_0_to_1_is_refused() -> Result<()> {
 fn class_indices_of_other_integers_are_refused() -> Result<()> {
     everywhere(|at| {
         let x = zeros([2, 3], at)?;
-        let (plain, nll) = (CrossEntropyOptions::default(), NllLossOptions::default());
+        let (plain, nll) = (CrossEntropyLossOptions::default(), NLLLossOptions::default());
         for dtype in [DType::I32, DType::I16, DType::I8, DType::Bool, DType::F32] {
             let target = ones([2], (dtype, at))?;
             let text = refused("cross_entropy", cross_entropy(&x, &target, plain));

@@ -355,7 +355,8 @@ fn runtimes_streams_and_events_fail_under_their_own_names() -> Result<()> {
     refused("open", warpline::open("sim:x", &Default::default()));
     with_runtime(&simulated(2)?, || {
         let (here, there) = (cuda::Stream::new(0)?, cuda::Stream::new(1)?);
-        let (plain, timed) = (cuda::Event::new(), cuda::Event::timing());
+        let (plain, timed) =
+            (cuda::Event::new(()), cuda::Event::new(cuda::EventFlags::new().enable_timing(true)));
         refused("elapsed_time", timed.elapsed_time(&plain));
         refused("elapsed_time", timed.elapsed_time(&timed));
         plain.record(&here)?;

@@ -3,7 +3,7 @@
 
 use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave, no_grad};
 use warpline::functional::{
-    self, ConvOptions, CrossEntropyOptions, MaxPoolOptions, NllLossOptions, Reduction,
+    self, ConvOptions, CrossEntropyLossOptions, MaxPoolOptions, NLLLossOptions, Reduction,
 };
 use warpline::{
     DType, ErrorKind, Result, Tensor, cuda, ones, simulated, tensor, with_runtime, zeros,
@@ -46,12 +46,12 @@ fn indices_out_of_range_name_the_function_that_was_called() -> Result<()> {
         refused("scatter_reduce", read(t.scatter_reduce(0, &wide, &rows, sum, true)));
         refused("one_hot", read(functional::one_hot(&far, 3)));
         refused("embedding", read(functional::embedding(&far, &t, ())));
-        let nll = NllLossOptions::default();
+        let nll = NLLLossOptions::default();
         refused("nll_loss", read(functional::nll_loss(&t, &far, nll)));
         let weights = ones([3], at)?;
         let weighted = nll.weight(&weights);
         refused("nll_loss", read(functional::nll_loss(&t, &far, weighted)));
-        let plain = CrossEntropyOptions::default();
+        let plain = CrossEntropyLossOptions::default();
         refused("cross_entropy", read(functional::cross_entropy(&t, &far, plain)));
         let smooth = plain.label_smoothing(0.1);
         refused("cross_entropy", read(functional::cross_entropy(&t, &far, smooth)));
@@ -107,7 +107,7 @@ fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
         for at in ["cpu", "cuda"] {
             let x = ones([2, 2], at)?.requires_grad_(true)?;
             let y = Misfit.apply(&[&x])?.remove(0).sum(())?;
-            let error = y.backward().expect_err("it does not fit");
+            let error = y.backward(()).expect_err("it does not fit");
             let text = error.to_string();
             assert!(text.starts_with("misfit: its gradient failed: matmul: "), "{text}");
             let at = error.location().expect("a line");
@@ -124,7 +124,7 @@ fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
     with_runtime(&runtime, || {
         let x = ones([1 << 20, 1], "cuda")?.requires_grad_(true)?;
         let y = x.expand([1isize << 20, 8])?.exp()?;
-        let error = y.sum(())?.backward().err();
+        let error = y.sum(())?.backward(()).err();
         let Some(error) = error else { panic!("there is memory for the gradient") };
         let text = error.to_string();
         let at = error.location().expect("a line");
@@ -137,14 +137,14 @@ fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
 fn passes_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let x = ones([2], at)?.requires_grad_(true)?;
-        refused("backward", x.mul(2)?.backward());
-        refused("backward", ones([], at)?.backward());
+        refused("backward", x.mul(2)?.backward(()));
+        refused("backward", ones([], at)?.backward(()));
         let (y, options) = (x.sum(())?, GradOptions::default());
-        refused("grad", autograd::grad(&[&y], &[&ones([2], at)?], &[], options));
+        refused("grad", autograd::grad(&[&y], &[&ones([2], at)?], options));
         let other = ones([2], at)?.requires_grad_(true)?;
-        refused("grad", autograd::grad(&[&x.sum(())?], &[&other], &[], options));
+        refused("grad", autograd::grad(&[&x.sum(())?], &[&other], options));
         refused("requires_grad_", ones([2], (DType::I64, at))?.requires_grad_(true));
-        refused("set_grad", x.set_grad(Some(ones([3], at)?)));
+        refused("set_grad", x.set_grad(&ones([3], at)?));
         refused("register_hook", ones([2], at)?.register_hook(|_| Ok(None)));
         refused("add_", x.add_(1));
         no_grad(|| x.add_(1).map(drop))
@@ -161,7 +161,7 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
         let (y, line) = (autograd::checkpoint(call, &[&x])?.remove(0).sum(())?, line!());
         let new = zeros([2], at)?.requires_grad_(true)?;
         autograd::mark_moved(&weight, &new, "layers.0.weight");
-        let error = y.backward().expect_err("the weight was moved");
+        let error = y.backward(()).expect_err("the weight was moved");
         assert!(
             matches!(error.kind(), ErrorKind::Moved { name, .. } if &**name == "layers.0.weight")
         );
@@ -180,10 +180,10 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         let far = tensor([7i64, 0], "cuda")?;
         let table = ones([2, 3], "cuda")?.requires_grad_(true)?;
         let grad = |result: Tensor| -> Result<Vec<f64>> {
-            result.sum(())?.backward()?;
+            result.sum(())?.backward(())?;
             read(Ok(table.grad().expect("a gradient")))
         };
-        let plain = CrossEntropyOptions::default();
+        let plain = CrossEntropyLossOptions::default();
         refused("embedding", grad(functional::embedding(&far, &table, ())?));
         table.set_grad(None)?;
         refused("index_select", grad(table.index_select(0, &far)?));
@@ -192,7 +192,7 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         table.set_grad(None)?;
         refused("cross_entropy", grad(functional::cross_entropy(&table, &far, plain)?));
         table.set_grad(None)?;
-        let nll = NllLossOptions::default();
+        let nll = NLLLossOptions::default();
         refused("nll_loss", grad(functional::nll_loss(&table, &far, nll)?));
         table.set_grad(None)?;
         let wide = tensor([[7i64, 0, 0]], "cuda")?;
@@ -231,7 +231,7 @@ impl Function for Rows {
 fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
     everywhere(|at| {
         let x = ones([2], at)?.requires_grad_(true)?;
-        Rows.apply(&[&x])?.remove(0).sum(())?.backward()?;
+        Rows.apply(&[&x])?.remove(0).sum(())?.backward(())?;
         let far = tensor([7i64, 0], at)?;
         let table = ones([2, 3], at)?.requires_grad_(true)?;
         let again = autograd::checkpoint(
@@ -241,6 +241,6 @@ fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
             },
             &[&table],
         )?;
-        again[0].sum(())?.backward()
+        again[0].sum(())?.backward(())
     })
 }

@@ -1,5 +1,12 @@
 //! Names and forms of calls that users of PyTorch, candle or ndarray try first.
 
+use warpline::autograd::no_grad;
+use warpline::functional::{
+    AvgPoolOptions, ConvOptions, ConvTransposeOptions, CosineSimilarityOptions, EmbeddingOptions,
+    FoldOptions, GLUOptions, MaxPoolOptions, NormalizeOptions, adaptive_avg_pool2d, avg_pool2d,
+    conv_transpose2d, conv2d, cosine_similarity, embedding, glu, max_pool2d, normalize, pad,
+    unfold,
+};
 use warpline::{
     DType, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones, simulated, tensor,
     with_runtime, zeros,
@@ -133,9 +140,12 @@ fn streams_and_events_are_made_by_their_types() -> Result<()> {
         }
         let stream = cuda::Stream::new(())?;
         assert_eq!(stream.device_index(), 0);
-        assert!(cuda::Stream::with_priority((), -1)? != stream);
+        assert!(cuda::Stream::new(cuda::StreamOptions::new().priority(-1))? != stream);
         assert!(cuda::Stream::new(7).is_err());
-        let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
+        let (start, end) = (
+            cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+            cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+        );
         start.record(&stream)?;
         // The closure may fail, and one `?` handles both errors.
         let sum = cuda::with_stream(&stream, || ones([4], "cuda")?.sum(()))?;
@@ -143,8 +153,132 @@ fn streams_and_events_are_made_by_their_types() -> Result<()> {
         end.synchronize()?;
         assert!(start.elapsed_time(&end)? >= 0.0);
         assert_eq!(sum.item::<f32>()?, 4.0);
-        let error = cuda::Event::new().elapsed_time(&end).unwrap_err();
-        assert!(error.to_string().contains("Event::timing()"), "{error}");
+        let error = cuda::Event::new(()).elapsed_time(&end).unwrap_err();
+        assert!(
+            error.to_string().contains("Event::new(EventFlags::new().enable_timing(true))"),
+            "{error}"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn view_as_and_m_t_are_views_and_refuse_what_pytorch_refuses() -> Result<()> {
+    everywhere(|at| {
+        let t = arange(6, at)?;
+        let view = t.view_as(&zeros([2, 3], ())?)?;
+        assert_eq!((view.size(), view.data_ptr()), (&[2, 3][..], t.data_ptr()));
+        assert_eq!(view.m_t()?.to_vec::<i64>()?, [0, 3, 1, 4, 2, 5]);
+        assert_eq!(view.m_t()?.data_ptr(), t.data_ptr());
+        let error = t.m_t().unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::DimOutOfRange { .. }), "{error}");
+        assert_eq!((error.op(), t.view_as(&view.i(0)?).unwrap_err().op()), ("m_t", "view_as"));
+        Ok(())
+    })
+}
+
+#[test]
+fn one_number_an_array_or_a_tuple_of_any_integers_sets_a_window() -> Result<()> {
+    everywhere(|at| {
+        let x = ones([1, 4, 6], at)?;
+        for pooled in [
+            max_pool2d(&x, (2i64, 3usize), ())?,
+            max_pool2d(&x, [2i32, 3], MaxPoolOptions::new().stride((2, 3)))?,
+            avg_pool2d(&x, [2isize, 3], AvgPoolOptions::new().padding(0i64))?,
+        ] {
+            assert_eq!(pooled.size(), [1, 2, 2]);
+        }
+        let weight = ones([1, 1, 1, 1], at)?;
+        let conv = |options| conv2d(&x, &weight, None, options);
+        assert_eq!(conv(ConvOptions::new().padding((1, 0)))?.size(), [1, 6, 6]);
+        for (result, name) in [
+            (max_pool2d(&x, (2, -3), ()), "kernel_size must be greater than zero, but is -3"),
+            (max_pool2d(&x, 2, MaxPoolOptions::new().padding(-1)), "padding must not be negative"),
+            (max_pool2d(&x, 2, MaxPoolOptions::new().dilation(-1)), "dilation"),
+            (avg_pool2d(&x, 2, AvgPoolOptions::new().stride(-2)), "stride"),
+            (adaptive_avg_pool2d(&x, (1, -1)), "output_size"),
+            (conv(ConvOptions::new().stride(-1)), "stride"),
+            (conv(ConvOptions::new().dilation(-1)), "dilation"),
+            (conv(ConvOptions::new().padding((0, -1))), "padding"),
+            (unfold(&x, 1, FoldOptions::new().padding(-1)), "padding"),
+        ] {
+            let error = result.expect_err(name);
+            assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let transposed = |options| conv_transpose2d(&x, &weight, None, options);
+        for (options, name) in [
+            (ConvTransposeOptions::new().padding(-1), "padding"),
+            (ConvTransposeOptions::new().output_padding(-1), "output_padding"),
+        ] {
+            let error = transposed(options).expect_err(name).to_string();
+            assert!(error.contains("must not be negative"), "{error}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn dimension_arguments_take_four_integer_types() -> Result<()> {
+    everywhere(|at| {
+        let x = ones([2, 4], at)?;
+        normalize(&x, NormalizeOptions::new().dim(1usize))?;
+        normalize(&x, NormalizeOptions::new().dim(-1i64))?;
+        cosine_similarity(&x, &x, CosineSimilarityOptions::new().dim(1i32))?;
+        assert_eq!(glu(&x, 1usize)?.size(), glu(&x, GLUOptions::new().dim(-1i64))?.size());
+        assert_eq!(pad(&x, (1usize, -1i64), ())?.size(), [2, 4]);
+        assert_eq!(x.tensor_split_at((1usize, 3i64), 1)?.len(), 3);
+        let (index, weight) = (tensor(1i64, at)?, ones([3, 2], at)?);
+        embedding(&index, &weight, EmbeddingOptions::new().padding_idx(-1i64))?;
+        embedding(&index, &weight, EmbeddingOptions::new().padding_idx(2usize))?;
+        Ok(())
+    })
+}
+
+#[test]
+fn optional_tensors_have_one_form() -> Result<()> {
+    everywhere(|at| {
+        let (i, w) = (tensor([0i64, 2], at)?, ones([2], at)?);
+        let some = Some(w.clone());
+        for counts in [
+            i.bincount(&w, 0)?,
+            i.bincount(Some(&w), 0)?,
+            i.bincount(&some, 0)?,
+            i.bincount(some.as_ref(), 0)?,
+            i.bincount(None, 0)?,
+        ] {
+            assert_eq!(counts.to(DType::I64)?.to_vec::<i64>()?, [1, 0, 1]);
+        }
+        let leaf = ones([2], at)?.requires_grad_(true)?;
+        leaf.set_grad(&w)?;
+        assert!(leaf.grad().is_some());
+        leaf.set_grad(None)?;
+        assert!(leaf.grad().is_none());
+        leaf.set_grad(&some)?;
+        assert!(leaf.grad().is_some());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_closure_without_gradients_needs_no_annotation() -> Result<()> {
+    let weight = ones([2], ())?.requires_grad_(true)?;
+    no_grad(|| {
+        weight.mul_(2)?;
+        weight.add_(1)?;
+        Ok(())
+    })?;
+    assert_eq!(weight.to_vec::<f32>()?, [3.0; 2]);
+    Ok(())
+}
+
+#[test]
+fn a_stream_takes_a_device_and_a_priority() -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        let stream = cuda::Stream::new(cuda::StreamOptions::new().device("cuda:1").priority(-1))?;
+        assert_eq!((stream.device_index(), stream.priority()?), (1, -1));
+        let wrong = cuda::StreamOptions::new().device("no device");
+        assert!(cuda::Stream::new(wrong).unwrap_err().to_string().contains("no device"));
         Ok(())
     })
 }

@@ -33,7 +33,8 @@ fn default(world: &World) -> Result<()> {
 fn pool(world: &World) -> Result<()> {
     for device in 0..world.devices {
         for priority in [0, -1] {
-            let take = || cuda::Stream::with_priority(device, priority);
+            let take =
+                || cuda::Stream::new(cuda::StreamOptions::new().device(device).priority(priority));
             let first = (0..32).map(|_| take()).collect::<Result<Vec<_>>>()?;
             assert_eq!(first.iter().map(|s| s.id()).collect::<HashSet<_>>().len(), 32);
             assert_eq!(take()?, first[0], "the 33rd");

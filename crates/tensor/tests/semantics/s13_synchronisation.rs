@@ -1,6 +1,6 @@
 //! S13: `synchronize`, `wait_stream`, `wait_event`, `record_event`, `query`, `elapsed_time`.
 
-use warpline::cuda::{Event, Stream};
+use warpline::cuda::{Event, EventFlags, Stream};
 use warpline::{DType, Result, Tensor, cuda, full, zeros};
 
 use crate::boxes::SimBox;
@@ -50,7 +50,7 @@ fn device(world: &World) -> Result<()> {
 
 fn event(world: &World) -> Result<()> {
     let [s, _] = pool_streams(0)?;
-    let event = Event::new();
+    let event = Event::new(());
     assert!(event.query()?, "an event that was never recorded");
     assert_eq!(event.device_index(), None);
     let kept = cuda::with_stream(&s, || busy(world, 0))?;
@@ -134,7 +134,7 @@ fn across_devices(world: &World) -> Result<()> {
 }
 
 fn elapsed_time(world: &World) -> Result<()> {
-    let timed = Event::timing;
+    let timed = || Event::new(EventFlags::new().enable_timing(true));
     for device in 0..world.devices {
         let stream = cuda::current_stream(device)?;
         let (start, end) = (timed(), timed());
@@ -148,7 +148,10 @@ fn elapsed_time(world: &World) -> Result<()> {
         let untimed = stream.record_event(None)?;
         stream.synchronize()?;
         let error = start.elapsed_time(&untimed).expect_err("no timing").to_string();
-        assert!(error.contains("Event::timing()"), "says what to do: {error}");
+        assert!(
+            error.contains("Event::new(EventFlags::new().enable_timing(true))"),
+            "says what to do: {error}"
+        );
         drop(kept);
     }
     Ok(())
@@ -186,7 +189,7 @@ fn s13_waiting_for_a_stream_leaves_the_others_alone() {
 fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     let world = SimBox::lazy(2);
     world.enter(|| {
-        let timed = || Event::timing();
+        let timed = || Event::new(EventFlags::new().enable_timing(true));
         let (start, end, elsewhere) = (timed(), timed(), timed());
         let stream = cuda::current_stream(0)?;
         start.record(&stream)?;

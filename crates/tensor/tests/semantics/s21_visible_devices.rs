@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
-use warpline::{Device, Error, ErrorKind, cuda, ones, simulated_with, with_runtime};
+use warpline::{Device, Error, ErrorKind, SimulatedOptions, cuda, ones, simulated, with_runtime};
 
 /// Returns the UUIDs of the visible devices of a box with three devices, in order.
 fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
-    let runtime = simulated_with(3, text).expect("a runtime");
+    let runtime = simulated(SimulatedOptions::new(3).visible(text)).expect("a runtime");
     with_runtime(&runtime, || {
         (0..cuda::device_count().expect("a count"))
             .map(|d| cuda::get_device_properties(d).expect("properties").uuid)
@@ -48,7 +48,7 @@ fn s21_which_devices_and_in_which_order() {
 
 #[test]
 fn s21_hidden_devices_are_not_there() {
-    let runtime = simulated_with(3, Some("2,0")).expect("a runtime");
+    let runtime = simulated(SimulatedOptions::new(3).visible(Some("2,0"))).expect("a runtime");
     with_runtime(&runtime, || {
         assert_eq!(ones([2], "cuda:1")?.device(), Device::cuda(1));
         let error = ones([2], "cuda:2").expect_err("hidden");
@@ -59,7 +59,7 @@ fn s21_hidden_devices_are_not_there() {
         Ok::<_, Error>(())
     })
     .expect("no failure");
-    let runtime = simulated_with(3, Some("")).expect("a runtime");
+    let runtime = simulated(SimulatedOptions::new(3).visible(Some(""))).expect("a runtime");
     with_runtime(&runtime, || {
         assert!(!cuda::is_available().expect("hidden on purpose"));
         let error = ones([2], "cuda").expect_err("all hidden");

@@ -63,7 +63,7 @@ fn guard(world: &World) -> Result<()> {
     let last = world.devices - 1;
     let default = cuda::current_stream(last)?;
     assert!(default.is_default());
-    let s = cuda::Stream::with_priority(last, -1)?;
+    let s = cuda::Stream::new(cuda::StreamOptions::new().device(last).priority(-1))?;
     {
         let _guard = cuda::stream(&s)?;
         assert_eq!(cuda::current_stream(last)?, s);
@@ -135,7 +135,10 @@ fn wait_stream(_: &World) -> Result<()> {
 }
 
 fn events(_: &World) -> Result<()> {
-    let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
+    let (start, end) = (
+        cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+        cuda::Event::new(cuda::EventFlags::new().enable_timing(true)),
+    );
     let stream = cuda::current_stream(())?;
     start.record(&stream)?;
     let a = ones([1000], "cuda")?;

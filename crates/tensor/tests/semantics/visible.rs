@@ -1,6 +1,6 @@
 //! S19, S21: availability and visibility of devices.
 
-use warpline::{Device, Result, cuda, ones, simulated_with, with_runtime};
+use warpline::{Device, Result, SimulatedOptions, cuda, ones, simulated, with_runtime};
 
 use crate::common::{self, World};
 
@@ -35,7 +35,7 @@ fn s19_the_same_program_without_cuda() {
 #[test]
 fn s21_visible_devices_choose_and_order() {
     let uuids = |visible: Option<&str>| -> Vec<[u8; 16]> {
-        let runtime = simulated_with(3, visible).unwrap();
+        let runtime = simulated(SimulatedOptions::new(3).visible(visible)).unwrap();
         with_runtime(&runtime, || {
             (0..cuda::device_count().unwrap())
                 .map(|i| cuda::get_device_properties(i).unwrap().uuid)

@@ -124,7 +124,9 @@ pub enum ErrorKind {
     #[error("both events must be recorded first; call `record`")]
     EventNotRecorded,
     /// An event has no timing.
-    #[error("both events need timing; create them with `Event::timing()`")]
+    #[error(
+        "both events need timing; create them with `Event::new(EventFlags::new().enable_timing(true))`"
+    )]
     NoTiming,
     /// An event has not completed yet.
     #[error("both events must be complete; call `synchronize` first")]

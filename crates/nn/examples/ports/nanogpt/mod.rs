@@ -118,7 +118,7 @@ impl Settings {
 fn save_checkpoint(model: &GPT, optimizer: &AdamW, path: &Path) -> Result<()> {
     let mut checkpoint = model.state_dict().with_prefix("model");
     checkpoint.extend(optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer"));
-    save_file(&checkpoint, path)
+    save_file(&checkpoint, path, ())
 }
 
 /// Reads the model and the optimizer from a file.
@@ -183,7 +183,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
             let (_, Some(loss)) = model.forward(&x, Some(&y))? else { continue };
             let loss = expr!(loss / accumulation_steps)?;
             (x, y) = settings.get_batch(&train_data, device)?;
-            loss.backward()?;
+            loss.backward(())?;
             lossf += loss.item::<f32>()?;
         }
         if settings.grad_clip != 0.0 {

@@ -2,7 +2,7 @@
 
 use warpline::autograd::no_grad;
 use warpline::functional::{
-    AttentionOptions, CrossEntropyOptions, LayerNormOptions, cross_entropy, layer_norm,
+    AttentionOptions, CrossEntropyLossOptions, LayerNormOptions, cross_entropy, layer_norm,
     scaled_dot_product_attention, softmax,
 };
 use warpline::{Error, Result, Tensor, arange, cat, expr, ones, zeros};
@@ -203,7 +203,7 @@ impl GPT {
             return Ok((self.lm_head.forward(&x.i((.., -1..))?)?, None));
         };
         let logits = self.lm_head.forward(&x)?;
-        let options = CrossEntropyOptions::new().ignore_index(-1);
+        let options = CrossEntropyLossOptions::new().ignore_index(-1);
         let loss = cross_entropy(&logits.flatten(0, 1)?, &targets.view(-1)?, options)?;
         Ok((logits, Some(loss)))
     }
@@ -222,10 +222,11 @@ impl GPT {
             println!("num {name} parameter tensors: {tensors}, with {numel} parameters");
         }
         let options = AdamWOptions::new().lr(learning_rate).betas(betas);
-        AdamW::with_groups(vec![
-            ParamGroup::new(decay_params, options.weight_decay(weight_decay)),
-            ParamGroup::new(nodecay_params, options.weight_decay(0.0)),
-        ])
+        let groups = vec![
+            ParamGroup::new(decay_params).options(options.weight_decay(weight_decay)),
+            ParamGroup::new(nodecay_params).options(options.weight_decay(0.0)),
+        ];
+        AdamW::new(groups, options)
     }
 
     /// Estimates the fraction of an A100's peak throughput in `bfloat16` (MFU).

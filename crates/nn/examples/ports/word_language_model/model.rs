@@ -1,11 +1,11 @@
-//! The recurrent network and the Transformer (`model.py`). `TransformerEncoder` is a part of this program, because the
-//! library has none.
+//! The recurrent network and the Transformer (`model.py`).
 
-use warpline::functional::{log_softmax, relu};
+use warpline::functional::log_softmax;
 use warpline::{DType, Result, Tensor, arange, expr, ones, zeros};
 use warpline_nn::{
-    Buffer, Dropout, Embedding, GRU, LSTM, LayerNorm, Linear, Module, MultiheadAttention,
-    MultiheadAttentionForwardOptions, MultiheadAttentionOptions, RNN, RecurrentOptions, init,
+    Buffer, Dropout, Embedding, GRU, LSTM, LayerNorm, Linear, Module, RNN, RecurrentOptions,
+    TransformerEncoder, TransformerEncoderForwardOptions, TransformerEncoderLayer,
+    TransformerEncoderLayerOptions, TransformerEncoderOptions, init,
 };
 
 use super::Args;
@@ -112,61 +112,6 @@ impl PositionalEncoding {
     }
 }
 
-/// `torch.nn.TransformerEncoderLayer` with its default dropout of 0.1.
-#[derive(Debug, Module)]
-struct TransformerEncoderLayer {
-    self_attn: MultiheadAttention,
-    linear1: Linear,
-    dropout: Dropout,
-    linear2: Linear,
-    norm1: LayerNorm,
-    norm2: LayerNorm,
-    dropout1: Dropout,
-    dropout2: Dropout,
-}
-
-impl TransformerEncoderLayer {
-    fn new(d_model: usize, nhead: usize, dim_feedforward: usize) -> Result<Self> {
-        let options = MultiheadAttentionOptions::new().dropout(0.1);
-        Ok(Self {
-            self_attn: MultiheadAttention::new(d_model, nhead, options)?,
-            linear1: Linear::new(d_model, dim_feedforward, ())?,
-            dropout: Dropout::new(0.1)?,
-            linear2: Linear::new(dim_feedforward, d_model, ())?,
-            norm1: LayerNorm::new(d_model, ())?,
-            norm2: LayerNorm::new(d_model, ())?,
-            dropout1: Dropout::new(0.1)?,
-            dropout2: Dropout::new(0.1)?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let options = MultiheadAttentionForwardOptions::new().attn_mask(mask);
-        let attended = self.self_attn.forward(x, x, x, options)?;
-        let x = self.norm1.forward(&expr!(x + self.dropout1.forward(&attended))?)?;
-        let hidden = self.dropout.forward(&relu(&self.linear1.forward(&x)?)?)?;
-        let hidden = self.linear2.forward(&hidden)?;
-        self.norm2.forward(&expr!(x + self.dropout2.forward(&hidden))?)
-    }
-}
-
-/// `torch.nn.TransformerEncoder`, as `torch.nn.Transformer` makes it.
-#[derive(Debug, Module)]
-struct TransformerEncoder {
-    layers: Vec<TransformerEncoderLayer>,
-    norm: LayerNorm,
-}
-
-impl TransformerEncoder {
-    fn forward(&self, src: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let mut output = src.clone();
-        for layer in &self.layers {
-            output = layer.forward(&output, mask)?;
-        }
-        self.norm.forward(&output)
-    }
-}
-
 #[derive(Debug, Module)]
 pub(crate) struct TransformerModel {
     encoder: TransformerEncoder,
@@ -179,10 +124,11 @@ pub(crate) struct TransformerModel {
 impl TransformerModel {
     fn new(ntoken: usize, args: &Args) -> Result<Self> {
         let Args { emsize: ninp, nhead, nhid, nlayers, dropout, .. } = *args;
-        let layer = |_| TransformerEncoderLayer::new(ninp, nhead, nhid);
-        let layers = (0..nlayers).map(layer).collect::<Result<_>>()?;
+        let options = TransformerEncoderLayerOptions::new().dim_feedforward(nhid);
+        let layer = TransformerEncoderLayer::new(ninp, nhead, options)?;
+        let norm = TransformerEncoderOptions::new().norm(LayerNorm::new(ninp, ())?);
         let model = Self {
-            encoder: TransformerEncoder { layers, norm: LayerNorm::new(ninp, ())? },
+            encoder: TransformerEncoder::new(&layer, nlayers, norm)?,
             pos_encoder: PositionalEncoding::new(ninp, dropout)?,
             input_emb: Embedding::new(ntoken, ninp, ())?,
             decoder: Linear::new(ninp, ntoken, ())?,
@@ -199,7 +145,8 @@ impl TransformerModel {
         let sz = src.size()[0];
         let src_mask = ones((sz, sz), src.device())?.tril(0)?.log()?;
         let src = expr!(self.input_emb.forward(src) * (self.ninp as f64).sqrt())?;
-        let output = self.encoder.forward(&self.pos_encoder.forward(&src)?, &src_mask)?;
+        let options = TransformerEncoderForwardOptions::new().mask(&src_mask);
+        let output = self.encoder.forward(&self.pos_encoder.forward(&src)?, options)?;
         let output = self.decoder.forward(&output)?;
         log_softmax(&output.flatten(0, 1)?, -1)
     }

@@ -1,6 +1,6 @@
 //! Cells: single steps of recurrent networks.
 
-use warpline::{Error, IntoOptions, Result, Tensor};
+use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
@@ -115,9 +115,9 @@ macro_rules! forward {
             pub fn forward<'a>(
                 &self,
                 x: &Tensor,
-                hidden: impl Into<Option<&'a Tensor>>,
+                hidden: impl IntoOptionalTensor<'a>,
             ) -> Result<Tensor> {
-                let (op, hidden) = (stringify!($name), hidden.into());
+                let (op, hidden) = (stringify!($name), hidden.into_optional());
                 check(op, &self.weights, x, hidden.as_slice())?;
                 let hidden = match hidden {
                     Some(hidden) => hidden,

@@ -1,7 +1,7 @@
 //! Recurrent networks over sequences, with several layers and one or two directions.
 
-use warpline::functional::dropout;
-use warpline::{Error, IntoOptions, Result, Tensor, cat, stack};
+use warpline::functional::{DropoutOptions, dropout};
+use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
 
 use super::super::options::parameter_options;
 use super::super::repr::{float, size};
@@ -146,7 +146,10 @@ impl Stacked {
         let directions = self.directions();
         for layer in 0..self.options.num_layers {
             if layer > 0 && self.options.dropout > 0.0 {
-                x = dropout(&x, self.options.dropout, self.training.get())?;
+                x = dropout(
+                    &x,
+                    DropoutOptions::new().p(self.options.dropout).training(self.training.get()),
+                )?;
             }
             let mut outputs = Vec::with_capacity(directions);
             for direction in 0..directions {
@@ -290,9 +293,9 @@ macro_rules! forward {
             pub fn forward<'a>(
                 &self,
                 x: &Tensor,
-                hidden: impl Into<Option<&'a Tensor>>,
+                hidden: impl IntoOptionalTensor<'a>,
             ) -> Result<(Tensor, Tensor)> {
-                let states = hidden.into().map(|hidden| (hidden, None));
+                let states = hidden.into_optional().map(|hidden| (hidden, None));
                 let op = stringify!($name);
                 let (output, hidden, _) = self.stacked.forward(op, x, states).of(op)?;
                 Ok((output, hidden))

@@ -35,7 +35,7 @@ pub use self::options::{LBFGSOptions, LineSearch};
 /// let before = optimizer.step(|optimizer| {
 ///     optimizer.zero_grad()?;
 ///     let loss = x.sub(2.0)?.square()?.sum(())?;
-///     loss.backward()?;
+///     loss.backward(())?;
 ///     Ok(loss)
 /// })?;
 /// assert_eq!(before.item::<f32>()?, 12.0);
@@ -83,7 +83,7 @@ impl LBFGS {
     /// module's move replaced a parameter.
     #[track_caller]
     pub fn new(params: Vec<Tensor>, options: impl IntoOptions<LBFGSOptions>) -> Result<Self> {
-        let group = ParamGroup::new(params, options);
+        let group = ParamGroup::new(params).options(options);
         group.check(&[])?;
         Ok(Self { group, func_evals: 0, n_iter: 0, memory: None })
     }

@@ -280,28 +280,78 @@ impl CosineAnnealingLR {
 }
 
 impl LambdaLR {
-    /// Creates a scheduler with one function for all groups. `lambda` maps an epoch to a factor.
+    /// Creates a scheduler. `lambda` maps an epoch to a factor of the initial rate. The options give groups functions
+    /// of their own.
+    ///
+    /// ```
+    /// use warpline_nn::optim::{LambdaLR, LambdaLROptions, Optimizer, ParamGroup, SGD};
+    ///
+    /// let group = |sizes| Ok(ParamGroup::new(vec![warpline::zeros(sizes, ())?]));
+    /// let mut sgd = SGD::new(vec![group([1])?, group([2])?], ())?;
+    /// let constant = LambdaLROptions::new().group(1, |_| 1.0);
+    /// LambdaLR::new(&mut sgd, |epoch| 0.5 / (epoch + 1) as f64, constant)?;
+    /// assert_eq!((sgd.lr(0), sgd.lr(1)), (0.0005, 0.001));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Errors of [`Tensor::fill_`](warpline::Tensor::fill_), if a learning rate is in a tensor.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the options name a group that the
+    /// optimizer does not have; errors of [`Tensor::fill_`](warpline::Tensor::fill_), if a learning rate is in a
+    /// tensor.
     #[track_caller]
     pub fn new(
         optimizer: &mut dyn Optimizer,
         lambda: impl Fn(i64) -> f64 + Send + Sync + 'static,
+        options: impl IntoOptions<LambdaLROptions>,
     ) -> Result<Self> {
-        let lambdas = vec![Arc::new(lambda) as Lambda; optimizer.group_count()];
+        let mut lambdas = vec![Arc::new(lambda) as Lambda; optimizer.group_count()];
+        for (group, lambda) in options.into_options().groups {
+            let count = lambdas.len();
+            let Some(own) = lambdas.get_mut(group) else {
+                let reason = format!("there is no group {group}, only {count}");
+                return Err(Error::invalid(Lambdas::NAME, reason));
+            };
+            *own = lambda;
+        }
         Self::of(optimizer, Lambdas(lambdas))
     }
+}
 
-    /// Creates a scheduler with a function for each group.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the number of functions is not the
-    /// number of groups; errors of [`Optimizer::set_lr`].
-    #[track_caller]
-    pub fn with_lambdas(optimizer: &mut dyn Optimizer, lambdas: Vec<Lambda>) -> Result<Self> {
-        check_groups(Lambdas::NAME, optimizer, lambdas.len())?;
-        Self::of(optimizer, Lambdas(lambdas))
+/// Options of [`LambdaLR`]: functions of single groups.
+#[derive(Clone, Default)]
+pub struct LambdaLROptions {
+    groups: Vec<(usize, Lambda)>,
+}
+
+impl LambdaLROptions {
+    /// Creates options in which all groups have the same function.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the function of a group. Default: the function of the other groups.
+    #[must_use]
+    pub fn group(
+        mut self,
+        group: usize,
+        lambda: impl Fn(i64) -> f64 + Send + Sync + 'static,
+    ) -> Self {
+        self.groups.push((group, Arc::new(lambda)));
+        self
+    }
+}
+
+impl From<()> for LambdaLROptions {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for LambdaLROptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = self.groups.iter().map(|(group, _)| group);
+        f.debug_list().entries(groups).finish()
     }
 }
 

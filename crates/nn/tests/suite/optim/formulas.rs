@@ -124,7 +124,7 @@ fn maximizing_is_minimizing_the_negative() {
             let mut adam = AdamW::new(vec![weight.clone()], options)?;
             for _ in 0..3 {
                 let grad = weight.detach().square()?;
-                weight.set_grad(Some(if maximize { grad.neg()? } else { grad }))?;
+                weight.set_grad(&if maximize { grad.neg()? } else { grad })?;
                 adam.step()?;
             }
             weight.detach().to_vec::<f64>()

@@ -23,8 +23,8 @@ fn alone_and_together<R: Rule>(options: R, device: Device) -> Result<()> {
     for i in 0..4 {
         set_grads(&both, 3 * i)?;
         let grad = row.grad().expect("just set").sub(0.01 * i as f64)?;
-        row.set_grad(Some(grad.clone()))?;
-        column.set_grad(Some(grad))?;
+        row.set_grad(&grad.clone())?;
+        column.set_grad(&grad)?;
         optimizer.step()?;
     }
     let values = values(&both)?;
@@ -62,8 +62,8 @@ fn replays<R: Rule>(options: R) -> Result<()> {
     let device = Device::cuda(0);
     let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);
     let optimizer = |params: &[Tensor]| {
-        let group = ParamGroup::new(params.to_vec(), options.clone());
-        Optim::with_groups(vec![group.with_lr_tensor(full([], 0.1, device)?)?])
+        let group = ParamGroup::new(params.to_vec()).lr_tensor(&full([], 0.1, device)?);
+        Optim::new(vec![group], options.clone())
     };
     let (mut eager, mut captured) = (optimizer(&one)?, optimizer(&two)?);
     let step = |params: &[Tensor], optimizer: &mut Optim<R>| {
@@ -74,12 +74,12 @@ fn replays<R: Rule>(options: R) -> Result<()> {
     set_grads(&two, 0)?;
     step(&one, &mut eager)?;
     step(&two, &mut captured)?;
-    let (graph, ()) = warpline::cuda::graph(|| step(&two, &mut captured))?;
+    let (graph, ()) = warpline::cuda::graph((), || step(&two, &mut captured))?;
     for i in 1..5 {
         for (one, two) in one.iter().zip(&two) {
             let grad = one.detach().mul(0.1 * f64::from(i))?.cos()?;
             two.grad().expect("there since the first step").copy_(&grad, false)?;
-            one.set_grad(Some(grad))?;
+            one.set_grad(&grad)?;
         }
         for optimizer in [&mut eager, &mut captured] {
             optimizer.set_lr(0, 0.1 / f64::from(i))?;
@@ -116,10 +116,12 @@ fn a_step_that_cannot_be_captured_is_an_error() {
         set_grads(&params, 0)?;
         let mut adam = Adam::new(params.clone(), ())?;
         adam.step()?;
-        let error = warpline::cuda::graph(|| adam.step()).expect_err("the host counts").to_string();
+        let error =
+            warpline::cuda::graph((), || adam.step()).expect_err("the host counts").to_string();
         assert!(error.contains("capturable"), "{error}");
         let mut rms = RMSprop::new(params, ())?;
-        let error = warpline::cuda::graph(|| rms.step()).expect_err("the first step").to_string();
+        let error =
+            warpline::cuda::graph((), || rms.step()).expect_err("the first step").to_string();
         assert!(error.contains("take a step before"), "{error}");
         Ok(())
     });

@@ -14,10 +14,10 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
         let p = params(Device::Cpu, DType::F64)?;
         let slow = SGDOptions::new().lr(0.1);
         let groups = vec![
-            ParamGroup::new(p[..1].to_vec(), slow),
-            ParamGroup::new(p[1..].to_vec(), slow.lr(0.0)),
+            ParamGroup::new(p[..1].to_vec()),
+            ParamGroup::new(p[1..].to_vec()).options(slow.lr(0.0)),
         ];
-        let mut sgd = SGD::with_groups(groups)?;
+        let mut sgd = SGD::new(groups, slow)?;
         let before = values(&p)?;
         set_grads(&p, 0)?;
         sgd.step()?;
@@ -28,12 +28,14 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
         sgd.zero_grad()?;
         assert!(p.iter().all(|p| p.grad().is_none()));
         sgd.param_groups_mut()[1].options.lr = 0.5;
-        assert_eq!((sgd.lr(0), sgd.lr(1)), (0.1, 0.5));
+        sgd.add_param_group(ParamGroup::new(vec![full([1], 0.0, ())?]))?;
+        assert_eq!((sgd.lr(0), sgd.lr(1), sgd.lr(2)), (0.1, 0.5, 0.1));
         for (group, said) in [
-            (ParamGroup::new(vec![], slow), "empty"),
-            (ParamGroup::new(p[..1].to_vec(), slow), "given before"),
-            (ParamGroup::new(vec![p[0].mul(2.0)?], slow), "leaves"),
-            (ParamGroup::new(vec![full([1], 0.0, ())?], slow.lr(-1.0)), "lr"),
+            (ParamGroup::new(vec![]), "empty"),
+            (ParamGroup::new(p[..1].to_vec()), "given before"),
+            (ParamGroup::new(vec![p[0].mul(2.0)?]), "leaves"),
+            (ParamGroup::new(vec![p[0].copy()?]).lr_tensor(&full([2], 0.5, ())?), "one float"),
+            (ParamGroup::new(vec![full([1], 0.0, ())?]).options(slow.lr(-1.0)), "lr"),
         ] {
             let error = sgd.add_param_group(group).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
@@ -73,7 +75,7 @@ fn clipping_scales_all_gradients_together() {
         }
         assert_eq!(clip_grad_norm_(&[], 1.0, ())?.item::<f32>()?, 0.0);
         let p = params(Device::Cpu, DType::F64)?;
-        p[0].set_grad(Some(full([3], f64::INFINITY, DType::F64)?))?;
+        p[0].set_grad(&full([3], f64::INFINITY, DType::F64)?)?;
         let strict = TotalNormOptions::new().error_if_nonfinite(true);
         let error = clip_grad_norm_(&p, 1.0, strict).expect_err("an infinite norm").to_string();
         assert!(error.contains("not finite"), "{error}");
@@ -89,9 +91,9 @@ fn a_step_uses_the_rate_in_a_tensor() {
         for place in world.places() {
             let weight = full([2], 1.0, place)?.requires_grad_(true)?;
             let lr = full([], 0.5, place)?;
-            let group = ParamGroup::new(vec![weight.clone()], SGDOptions::new());
-            let mut sgd = SGD::with_groups(vec![group.with_lr_tensor(lr)?])?;
-            weight.set_grad(Some(full([2], 1.0, place)?))?;
+            let group = ParamGroup::new(vec![weight.clone()]).lr_tensor(&lr);
+            let mut sgd = SGD::new(vec![group], ())?;
+            weight.set_grad(&full([2], 1.0, place)?)?;
             sgd.step()?;
             assert_eq!(weight.detach().to_vec::<f32>()?, [0.5; 2]);
             sgd.set_lr(0, 0.25)?;

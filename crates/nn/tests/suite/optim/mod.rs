@@ -23,7 +23,7 @@ fn set_grads(params: &[Tensor], i: usize) -> Result<()> {
     for (k, param) in params.iter().enumerate() {
         let none = k == 1 && i % 3 == 1;
         let grad = param.detach().mul(0.1 * (i as f64 + 1.0))?.sin()?.add(0.01 * k as f64)?;
-        param.set_grad((!none).then_some(grad))?;
+        param.set_grad((!none).then_some(&grad))?;
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
 
 #[test]
 fn an_optimizers_error_names_the_line_that_called() {
-    let none = SGD::new(Vec::new(), ()).unwrap_err().to_string();
+    let none = SGD::new(Vec::<warpline::Tensor>::new(), ()).unwrap_err().to_string();
     let mut sgd = sgd_of(0.1).unwrap();
     let state = OptimizerState::default();
     let other = sgd.load_state_dict(&state).unwrap_err().to_string();

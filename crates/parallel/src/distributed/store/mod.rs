@@ -24,8 +24,8 @@ pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use secret::Secret;
-pub use tcp::TcpStore;
 pub(super) use tcp::look_up;
+pub use tcp::{TcpStore, TcpStoreOptions};
 
 /// The result of an operation on a store.
 pub type StoreResult<T> = Result<T, StoreError>;

@@ -23,10 +23,13 @@ crate::on_both! {
 
 /// A failed index check in a replica is reported to the thread that called `forward`, not to other threads.
 fn failed_index(devices: usize) -> TestResult {
-    let net = DataParallel::new(FnModule(|x: Tensor| {
-        x.index_select(0, &tensor([9 * device_of(&x) as i64], x.device())?)?;
-        Ok(x)
-    }))?;
+    let net = DataParallel::new(
+        FnModule(|x: Tensor| {
+            x.index_select(0, &tensor([9 * device_of(&x) as i64], x.device())?)?;
+            Ok(x)
+        }),
+        (),
+    )?;
     let runtime = runtime();
     for _ in 0..2 {
         net.forward(ones([devices], 0)?)?;
@@ -49,18 +52,21 @@ fn errors(devices: usize) -> TestResult {
     for first in 0..devices {
         let ran = Arc::new(AtomicUsize::new(0));
         let inside = Arc::clone(&ran);
-        let net = DataParallel::new(FnModule(move |(x, fails): (Tensor, bool)| {
-            let device = device_of(&x);
-            // The first replica fails last.
-            if device == first && fails {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-            inside.fetch_add(1, Ordering::SeqCst);
-            match fails && device >= first {
-                true => x.reshape([1000 + device as isize]),
-                false => Ok(x),
-            }
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |(x, fails): (Tensor, bool)| {
+                let device = device_of(&x);
+                // The first replica fails last.
+                if device == first && fails {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+                inside.fetch_add(1, Ordering::SeqCst);
+                match fails && device >= first {
+                    true => x.reshape([1000 + device as isize]),
+                    false => Ok(x),
+                }
+            }),
+            (),
+        )?;
         let error = net.forward((ones([devices], 0)?, true)).unwrap_err();
         assert_eq!(ran.load(Ordering::SeqCst), devices, "all have run");
         let text = error.to_string();
@@ -78,7 +84,7 @@ fn errors(devices: usize) -> TestResult {
         assert_eq!(values(&out)?, vec![1.0; devices], "usable as before");
     }
     // A single replica is numbered, too.
-    let net = DataParallel::new(FnModule(|x: Tensor| x.reshape([7])))?;
+    let net = DataParallel::new(FnModule(|x: Tensor| x.reshape([7])), ())?;
     let text = net.forward(ones([1], 0)?).unwrap_err().to_string();
     assert!(text.starts_with("DataParallel: in replica 0 on device cuda:0: "), "{text}");
     Ok(())
@@ -88,12 +94,15 @@ fn panics(devices: usize) -> TestResult {
     for first in 0..devices {
         let ran = Arc::new(AtomicUsize::new(0));
         let inside = Arc::clone(&ran);
-        let net = DataParallel::new(FnModule(move |(x, panics): (Tensor, bool)| {
-            inside.fetch_add(1, Ordering::SeqCst);
-            assert!(!panics || device_of(&x) != first, "replica {first} panics");
-            // The error of a later replica is ignored.
-            if panics && device_of(&x) > first { x.reshape([1000]) } else { Ok(x) }
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |(x, panics): (Tensor, bool)| {
+                inside.fetch_add(1, Ordering::SeqCst);
+                assert!(!panics || device_of(&x) != first, "replica {first} panics");
+                // The error of a later replica is ignored.
+                if panics && device_of(&x) > first { x.reshape([1000]) } else { Ok(x) }
+            }),
+            (),
+        )?;
         let x = ones([devices], 0)?;
         let caught = catch_unwind(AssertUnwindSafe(|| net.forward((x.clone(), true))));
         let panic = caught.expect_err("a panic");
@@ -111,7 +120,7 @@ fn copies_that_fail_are_made_by_the_next_forward() {
     for failing in 0..6 {
         let world = SimBox::lazy(3);
         world.enter(|| {
-            let net = DataParallel::new(Counts::new(0)?)?;
+            let net = DataParallel::new(Counts::new(0)?, ())?;
             let x = ones([3], 0)?;
             for round in 0..2 {
                 net.module().weight.fill_(5.0 + f64::from(round))?;
@@ -133,7 +142,7 @@ fn copies_that_fail_are_made_by_the_next_forward() {
 fn runtimes_do_not_mix() {
     let (here, there) = (SimBox::lazy(2), SimBox::lazy(2));
     here.enter(|| {
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         let x = ones([2], 0)?;
         there.enter(|| {
             let theirs = ones([2], 0)?;

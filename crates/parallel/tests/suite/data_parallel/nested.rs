@@ -30,7 +30,7 @@ fn nested(devices: usize) -> TestResult {
             [("x", (x, None)), ("sum", (sum.mul(scale)?, Some(sum.mul(table[1])?)))].into();
         Ok((list, (map, none), out, ()))
     });
-    let net = DataParallel::new(net)?;
+    let net = DataParallel::new(net, ())?;
     let n = 2 * devices;
     let x = || arange(n as f64, 0);
     let input = || -> anyhow::Result<Nested> {
@@ -54,18 +54,24 @@ fn nested(devices: usize) -> TestResult {
 /// Like Python's `zip`, the input with the fewest chunks determines the number of replicas.
 fn shortest(devices: usize) -> TestResult {
     let (many, few) = (2 * devices, devices - 1);
-    let net = DataParallel::new(FnModule(|(x, y): (Vec<Tensor>, Tensor)| {
-        x.first().map_or_else(|| y.clone().add(0.0), |x| x.sum(())?.add(&y.sum(())?))
-    }))?;
+    let net = DataParallel::new(
+        FnModule(|(x, y): (Vec<Tensor>, Tensor)| {
+            x.first().map_or_else(|| y.clone().add(0.0), |x| x.sum(())?.add(&y.sum(())?))
+        }),
+        (),
+    )?;
     // One input has a chunk for each device, the other one chunk fewer.
     let out = net.forward((vec![ones([many], 0)?], ones([few], 0)?))?;
     assert_eq!(values(&out)?, vec![3.0; few]);
     // The same holds within lists and maps, in either order.
     for (a, b) in [(many, few), (few, many)] {
-        let net = DataParallel::new(FnModule(|(list, map): (Vec<Tensor>, Map)| {
-            assert_eq!((list.len(), map.len()), (2, 2));
-            Ok(vec![list[0].clone(), map["b"].clone()])
-        }))?;
+        let net = DataParallel::new(
+            FnModule(|(list, map): (Vec<Tensor>, Map)| {
+                assert_eq!((list.len(), map.len()), (2, 2));
+                Ok(vec![list[0].clone(), map["b"].clone()])
+            }),
+            (),
+        )?;
         let map = [("a".to_owned(), ones([a], 0)?), ("b".to_owned(), ones([b], 0)?)];
         let out = net.forward((vec![ones([a], 0)?, ones([b], 0)?], map.into()))?;
         let expected = |n: usize| if n == many { [2 * few] } else { [few] };
@@ -78,7 +84,7 @@ fn shortest(devices: usize) -> TestResult {
 }
 
 fn scalars(devices: usize) -> TestResult {
-    let net = DataParallel::new(FnModule(|x: Tensor| x.sum(())))?;
+    let net = DataParallel::new(FnModule(|x: Tensor| x.sum(())), ())?;
     let out = net.forward(ones([2 * devices], 0)?)?;
     assert_eq!((out.size(), values(&out)?), (&[devices][..], vec![2.0; devices]));
     let out = net.forward(ones([1], 0)?)?;
@@ -95,32 +101,36 @@ fn outputs_that_do_not_fit_are_refused() {
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         };
         let first = |x: &Tensor| x.device() == warpline::Device::cuda(0);
-        let net = DataParallel::new(FnModule(|x: Tensor| x.cpu()))?;
+        let net = DataParallel::new(FnModule(|x: Tensor| x.cpu()), ())?;
         let error = net.forward(x()?).unwrap_err();
         refused(error, &["Gather function not implemented for CPU tensors", "replica 0"]);
-        let net = DataParallel::new(FnModule(
-            move |x: Tensor| {
-                if first(&x) { Ok(x) } else { x.narrow(1, 0, 2) }
-            },
-        ))?;
+        let net = DataParallel::new(
+            FnModule(move |x: Tensor| if first(&x) { Ok(x) } else { x.narrow(1, 0, 2) }),
+            (),
+        )?;
         refused(net.forward(x()?).unwrap_err(), &["replica 1", "[2, 2]", "[2, 3]"]);
-        let net = DataParallel::new(FnModule(move |x: Tensor| Ok(first(&x).then_some(x))))?;
+        let net = DataParallel::new(FnModule(move |x: Tensor| Ok(first(&x).then_some(x))), ())?;
         refused(net.forward(x()?).unwrap_err(), &["another has none"]);
         // Only the first replica's output decides, as in PyTorch.
-        let net = DataParallel::new(FnModule(move |x: Tensor| Ok((!first(&x)).then_some(x))))?;
+        let net = DataParallel::new(FnModule(move |x: Tensor| Ok((!first(&x)).then_some(x))), ())?;
         assert!(net.forward(x()?)?.is_none());
-        let net = DataParallel::new(FnModule(move |x: Tensor| {
-            Ok(vec![x.clone(); if first(&x) { 2 } else { 1 }])
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |x: Tensor| Ok(vec![x.clone(); if first(&x) { 2 } else { 1 }])),
+            (),
+        )?;
         refused(net.forward(x()?).unwrap_err(), &["[2, 1]"]);
-        let net = DataParallel::new(FnModule(move |x: Tensor| {
-            let keys = if first(&x) { vec!["a", "b"] } else { vec!["a"] };
-            Ok(keys.into_iter().map(|k| (k, x.clone())).collect::<HashMap<_, _>>())
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |x: Tensor| {
+                let keys = if first(&x) { vec!["a", "b"] } else { vec!["a"] };
+                Ok(keys.into_iter().map(|k| (k, x.clone())).collect::<HashMap<_, _>>())
+            }),
+            (),
+        )?;
         refused(net.forward(x()?).unwrap_err(), &["All dicts must have the same number of keys"]);
-        let net = DataParallel::new(FnModule(move |x: Tensor| {
-            Ok(BTreeMap::from([(if first(&x) { "a" } else { "b" }, x)]))
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |x: Tensor| Ok(BTreeMap::from([(if first(&x) { "a" } else { "b" }, x)]))),
+            (),
+        )?;
         refused(net.forward(x()?).unwrap_err(), &["\"a\""]);
         Ok(())
     });

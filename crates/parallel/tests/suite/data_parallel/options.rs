@@ -25,7 +25,7 @@ fn output_device(devices: usize) -> TestResult {
     for (options, place) in cases {
         let swapped =
             matches!(place, Device::Cuda(Some(1))) && format!("{options:?}").contains("[1");
-        let net = DataParallel::with_options(Counts::new(usize::from(swapped))?, options)?;
+        let net = DataParallel::new(Counts::new(usize::from(swapped))?, options)?;
         for _ in 0..2 {
             net.module().count.zero_()?;
             let out = net.forward(ones([2 * devices], 0)?)?;
@@ -40,7 +40,7 @@ fn output_device(devices: usize) -> TestResult {
 #[test]
 fn devices_that_cannot_be_used_are_refused() {
     SimBox::lazy(2).enter(|| {
-        let make = |options| DataParallel::with_options(Counts::new(0).unwrap(), options).map(drop);
+        let make = |options| DataParallel::new(Counts::new(0).unwrap(), options).map(drop);
         let options = DataParallelOptions::new;
         let twice = make(options().device_ids(&[1, 1])).unwrap_err();
         assert!(matches!(twice.find(), Some(DataParallelError::DeviceIds { .. })), "{twice}");
@@ -69,11 +69,11 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
                 "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on device: {found}"
             )
         };
-        let net = DataParallel::new(Linear::new(1, 1, ())?)?;
+        let net = DataParallel::new(Linear::new(1, 1, ())?, ())?;
         let error = net.forward(ones([2, 1], 0)?).unwrap_err();
         assert_eq!(error.find::<DataParallelError>().unwrap().to_string(), message("cpu"));
         // Each forward pass checks the devices, also of buffers.
-        let mut net = DataParallel::new(Counts::new(0)?)?;
+        let mut net = DataParallel::new(Counts::new(0)?, ())?;
         net.forward(ones([2], 0)?)?;
         net.module_mut().count.set(zeros([], 1)?);
         let error = net.forward(ones([2], 0)?).unwrap_err();
@@ -90,9 +90,9 @@ fn data_parallel_is_a_module_with_pytorchs_names() {
         let names = |tensors: Vec<(String, Tensor)>| -> Vec<String> {
             tensors.into_iter().map(|(name, _)| name).collect()
         };
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         assert_eq!(names(net.named_buffers()), ["module.weight", "module.count"]);
-        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?)?;
+        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?, ())?;
         assert_eq!(names(net.named_parameters()), ["module.weight", "module.bias"]);
         Ok(())
     });
@@ -101,12 +101,12 @@ fn data_parallel_is_a_module_with_pytorchs_names() {
 #[test]
 fn captures_are_refused_and_go_on() {
     SimBox::lazy(2).enter(|| {
-        let net = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)))?;
+        let net = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)), ())?;
         let x = ones([4], 0)?;
         cuda::synchronize(0)?;
         let options = DataParallelOptions::new().device_ids(&[0]);
-        let alone = DataParallel::with_options(FnModule(|x: Tensor| x.add(1.0)), options)?;
-        let (graph, out) = cuda::graph(|| {
+        let alone = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)), options)?;
+        let (graph, out) = cuda::graph((), || {
             let refused = net.forward(x.clone()).map(drop).unwrap_err();
             let named = ("DataParallel", Some(file!()));
             assert!(matches!(refused.kind(), ErrorKind::Capture { .. }), "{refused}");

@@ -54,7 +54,7 @@ fn any(devices: usize) -> TestResult {
         ids.truncate(used);
         let options =
             DataParallelOptions::new().device_ids(&ids).output_device(random.below(devices));
-        let mut net = DataParallel::with_options(Counts::new(ids[0])?, options)?;
+        let mut net = DataParallel::new(Counts::new(ids[0])?, options)?;
         let mut model = Model { weight: 2.0, count: 0.0 };
         let mut outputs: Vec<(Tensor, Vec<f32>)> = Vec::new();
         for step in 0..24 {
@@ -96,7 +96,7 @@ fn any(devices: usize) -> TestResult {
 
 /// Under `SyncPolicy::Manual` the program orders the streams for its own tensors only; the library orders the copies.
 fn no_race(devices: usize) -> TestResult {
-    let net = DataParallel::new(Counts::new(0)?)?;
+    let net = DataParallel::new(Counts::new(0)?, ())?;
     let mut model = Model { weight: 2.0, count: 0.0 };
     for round in 0..4 {
         // Use new streams in each round. Only the stream of the first device waits for its predecessor, because the
@@ -131,7 +131,7 @@ fn no_race(devices: usize) -> TestResult {
 /// The cached copies were written on streams that the program no longer uses, and the program cannot order them.
 fn other_streams(devices: usize) -> TestResult {
     let options = DataParallelOptions::new().output_device(1);
-    let net = DataParallel::with_options(Linear::new(2, 2, "cuda:0")?, options)?;
+    let net = DataParallel::new(Linear::new(2, 2, "cuda:0")?, options)?;
     let x = ones([devices, 2], ())?.pin_memory()?;
     for device in 0..devices {
         cuda::synchronize(device)?;
@@ -159,7 +159,7 @@ fn other_streams(devices: usize) -> TestResult {
 #[test]
 fn a_race_of_the_programs_is_seen() {
     on_sim([2], warpline::SyncPolicy::Manual, |_| {
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         let x = full([2], 1.0, 0)?;
         let s = cuda::Stream::new(0)?;
         net.forward(x.clone())?;

@@ -23,7 +23,7 @@ fn powers(devices: usize) -> warpline::Result<Tensor> {
 }
 
 fn buffers(devices: usize) -> TestResult {
-    let net = DataParallel::new(Counts::new(0)?)?;
+    let net = DataParallel::new(Counts::new(0)?, ())?;
     let x = powers(devices)?;
     for forward in 0..4 {
         let out = values(&net.forward(x.clone())?)?;
@@ -38,7 +38,7 @@ fn buffers(devices: usize) -> TestResult {
 }
 
 fn changes(devices: usize) -> TestResult {
-    let mut net = DataParallel::new(Counts::new(0)?)?;
+    let mut net = DataParallel::new(Counts::new(0)?, ())?;
     let x = ones([devices], 0)?;
     let check = |net: &DataParallel<Counts>, weight: f32, what: &str| -> TestResult {
         net.module().count.zero_()?;
@@ -72,7 +72,7 @@ fn changes(devices: usize) -> TestResult {
     let weight = net.module().weight.clone();
     weight.fill_(1.0)?;
     cuda::synchronize(0)?;
-    let (graph, ()) = cuda::graph(|| weight.add_(10.0).map(drop))?;
+    let (graph, ()) = cuda::graph((), || weight.add_(10.0).map(drop))?;
     check(&net, 1.0, "captured, and not run")?;
     graph.replay()?;
     check(&net, 11.0, "by a graph")?;
@@ -81,7 +81,7 @@ fn changes(devices: usize) -> TestResult {
 }
 
 fn tied(devices: usize) -> TestResult {
-    let net = DataParallel::new(Tied::new()?)?;
+    let net = DataParallel::new(Tied::new()?, ())?;
     let x = ones([devices, 4], 0)?;
     for _ in 0..3 {
         let out = net.forward(x.clone())?;
@@ -99,7 +99,7 @@ fn tied(devices: usize) -> TestResult {
 }
 
 fn left(_: usize) -> TestResult {
-    let net = DataParallel::new(Tied::new()?)?;
+    let net = DataParallel::new(Tied::new()?, ())?;
     let x = ones([2, 4], 0)?;
     net.forward(x.clone())?;
     let find = |left: &[[Tensor; 3]]| {
@@ -119,7 +119,7 @@ fn left(_: usize) -> TestResult {
 fn only_changed_tensors_are_copied() {
     let world = SimBox::lazy(3);
     world.enter(|| {
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         let x = ones([3], 0)?;
         let copies = |f: &dyn Fn() -> TestResult| -> anyhow::Result<u64> {
             let before = world.copies();
@@ -139,7 +139,7 @@ fn only_changed_tensors_are_copied() {
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         // A forward pass of this module changes no tensor.
-        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?)?;
+        let net = DataParallel::new(Linear::new(1, 1, "cuda:0")?, ())?;
         let x = ones([3, 1], 0)?;
         let forward = || -> TestResult {
             drop(net.forward(x.clone())?);
@@ -168,7 +168,7 @@ fn only_changed_tensors_are_copied() {
 #[test]
 fn a_transposed_parameter_is_copied_anew() {
     SimBox::lazy(2).enter(|| {
-        let mut net = DataParallel::new(Linear::new(2, 2, "cuda:0")?)?;
+        let mut net = DataParallel::new(Linear::new(2, 2, "cuda:0")?, ())?;
         let visit = |net: &mut DataParallel<Linear>,
                      f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {
             let new = f(&net.module().weight)?;

@@ -25,7 +25,7 @@ fn chunks_are_pytorchs() {
         serde_json::from_str(include_str!("../../goldens/scatter.json")).unwrap();
     for Golden { n, devices, sizes } in goldens {
         SimBox::lazy(devices).enter(|| {
-            let net = DataParallel::new(Counts::new(0)?)?;
+            let net = DataParallel::new(Counts::new(0)?, ())?;
             let x = arange(n as f64, 0)?.reshape([-1, 1])?;
             let out = net.forward(x)?;
             let seen = net.module().take_seen();
@@ -49,7 +49,7 @@ fn chunks_are_pytorchs() {
 }
 
 fn from_everywhere(devices: usize) -> TestResult {
-    let net = DataParallel::new(Counts::new(0)?)?;
+    let net = DataParallel::new(Counts::new(0)?, ())?;
     for round in 0..2 {
         net.module().count.zero_()?;
         let x = arange(7.0, ())?;
@@ -76,7 +76,7 @@ fn from_everywhere(devices: usize) -> TestResult {
 fn along_another(_: usize) -> TestResult {
     for dim in [1, -1] {
         let options = DataParallelOptions::new().device_ids(&[0, 1]).dim(dim);
-        let net = DataParallel::with_options(Counts::new(0)?, options)?;
+        let net = DataParallel::new(Counts::new(0)?, options)?;
         let out = net.forward(arange(10.0, 0)?.reshape([2, 5])?)?;
         let expected = [0.0, 2.0, 4.0, 9.0, 11.0, 10.0, 12.0, 14.0, 19.0, 21.0];
         assert_eq!(values(&out)?, expected);
@@ -87,7 +87,8 @@ fn along_another(_: usize) -> TestResult {
 }
 
 fn no_input(devices: usize) -> TestResult {
-    let net = DataParallel::new(FnModule(|()| full([], cuda::current_device()? as f64, "cuda")))?;
+    let net =
+        DataParallel::new(FnModule(|()| full([], cuda::current_device()? as f64, "cuda")), ())?;
     assert_eq!(net.device_ids().len(), devices);
     let out = net.forward(())?;
     assert_eq!(values(&out)?, [0.0], "one replica, whose output is gathered");
@@ -99,7 +100,7 @@ fn no_input(devices: usize) -> TestResult {
 fn the_host_does_not_wait_and_the_callers_streams_are_used() {
     let world = SimBox::lazy(3);
     world.enter(|| {
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         net.forward(ones([6], 0)?)?;
         let streams = (0..3).map(|d| cuda::Stream::new(d));
         let streams = streams.collect::<warpline::Result<Vec<_>>>()?;
@@ -127,7 +128,7 @@ fn one_gpu_is_called_directly_and_none_is_the_cpu() {
     SimBox::lazy(2).enter(|| {
         // With one GPU, the module is moved and so is the input. The output stays on the GPU.
         let options = DataParallelOptions::new().device_ids(&[1]).output_device("cpu");
-        let net = DataParallel::with_options(Counts::new(0)?, options)?;
+        let net = DataParallel::new(Counts::new(0)?, options)?;
         assert_eq!(net.module().weight.device(), Device::cuda(1));
         assert_eq!(net.module().count.device(), Device::cuda(1));
         let net_on_caller = std::thread::current().id();
@@ -136,7 +137,7 @@ fn one_gpu_is_called_directly_and_none_is_the_cpu() {
             Ok(x)
         });
         let one = DataParallelOptions::new().device_ids(&[1]);
-        let out = DataParallel::with_options(here, one)?.forward(ones([4], ())?)?;
+        let out = DataParallel::new(here, one)?.forward(ones([4], ())?)?;
         assert_eq!(out.device(), Device::cuda(1));
         Ok(())
     });
@@ -144,7 +145,7 @@ fn one_gpu_is_called_directly_and_none_is_the_cpu() {
         warpline_cuda_sys_safe::DriverError::NoDevice { reason: "hidden by a test".into() };
     let runtime = warpline::Runtime::without_cuda(reason, &warpline::RuntimeConfig::default());
     with_runtime(&runtime, || {
-        let net = DataParallel::new(warpline_nn::ReLU)?;
+        let net = DataParallel::new(warpline_nn::ReLU, ())?;
         assert!(net.device_ids().is_empty());
         let out = net.forward(arange(3.0, ())?)?;
         assert_eq!((values(&out)?, out.device()), (vec![0.0, 1.0, 2.0], Device::Cpu));

@@ -23,20 +23,24 @@ crate::on_both! {
 fn choices(devices: usize) -> TestResult {
     let caller = thread::current().id();
     let (seen, noted) = channel();
-    let net = DataParallel::new(FnModule(move |(x, fails): (Tensor, bool)| {
-        if thread::current().id() == caller {
-            return Ok(x);
-        }
-        let world = runtime();
-        let streams: warpline::Result<Vec<_>> = (0..devices).map(cuda::current_stream).collect();
-        seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
-        for d in 0..devices {
-            world.devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
-        }
-        cuda::set_device(0)?;
-        assert!(!fails, "on purpose");
-        Ok(x)
-    }))?;
+    let net = DataParallel::new(
+        FnModule(move |(x, fails): (Tensor, bool)| {
+            if thread::current().id() == caller {
+                return Ok(x);
+            }
+            let world = runtime();
+            let streams: warpline::Result<Vec<_>> =
+                (0..devices).map(cuda::current_stream).collect();
+            seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
+            for d in 0..devices {
+                world.devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
+            }
+            cuda::set_device(0)?;
+            assert!(!fails, "on purpose");
+            Ok(x)
+        }),
+        (),
+    )?;
     for forward in 0..6 {
         // A replica sees the caller's stream for its own device, and default streams for the others.
         let own: Vec<_> = (0..devices).map(|d| cuda::Stream::new(d)).collect::<Result<_, _>>()?;
@@ -79,7 +83,7 @@ fn several(devices: usize) -> TestResult {
         .map(|i| {
             let start = Arc::clone(&start);
             in_thread(&runtime(), move || {
-                let net = DataParallel::new(Counts::new(0)?)?;
+                let net = DataParallel::new(Counts::new(0)?, ())?;
                 start.wait();
                 for forward in 1..=4 {
                     net.module().weight.fill_(f64::from(i))?;
@@ -103,7 +107,7 @@ fn shared(devices: usize) -> TestResult {
     let weight = full([], 3.0, 0)?;
     let mut counts = Counts::new(0)?;
     counts.weight.set(weight.clone());
-    let net = Arc::new(DataParallel::new(counts)?);
+    let net = Arc::new(DataParallel::new(counts, ())?);
     let threads: Vec<_> = (1..=2)
         .map(|i| {
             let net = Arc::clone(&net);
@@ -149,16 +153,19 @@ fn threads_are_kept_and_end_with_their_module() {
         let (sender, ended) = channel();
         let caller = thread::current().id();
         let (names, named) = channel();
-        let net = DataParallel::new(FnModule(move |x: Tensor| {
-            if thread::current().id() != caller {
-                ENDS.with_borrow_mut(|ends| {
-                    _ = ends.get_or_insert_with(|| SendOnDrop(sender.clone()))
-                });
-                let device = x.device().index();
-                names.send((device, thread::current().id())).expect("the test listens");
-            }
-            Ok(x)
-        }))?;
+        let net = DataParallel::new(
+            FnModule(move |x: Tensor| {
+                if thread::current().id() != caller {
+                    ENDS.with_borrow_mut(|ends| {
+                        _ = ends.get_or_insert_with(|| SendOnDrop(sender.clone()))
+                    });
+                    let device = x.device().index();
+                    names.send((device, thread::current().id())).expect("the test listens");
+                }
+                Ok(x)
+            }),
+            (),
+        )?;
         let mut threads = Vec::new();
         for _ in 0..3 {
             net.forward(ones([4], 0)?)?;
@@ -184,7 +191,7 @@ fn threads_are_kept_and_end_with_their_module() {
 fn s29_eight_gpus_are_kept_busy() {
     let world = SimBox::lazy(8);
     world.enter(|| {
-        let net = DataParallel::new(Counts::new(0)?)?;
+        let net = DataParallel::new(Counts::new(0)?, ())?;
         let x = ones([16], 0)?;
         net.forward(x.clone())?;
         for device in 0..8 {

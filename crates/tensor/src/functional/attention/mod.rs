@@ -9,7 +9,7 @@ use warpline_kernels::attention::Weighing;
 use super::options::options;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{DType, Error, ErrorKind, IntoOptions, Result, Tensor, arange};
+use crate::{DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor, arange};
 use few_queries::few_queries_attention;
 use flash::flash_attention;
 use plain::PlainAttention;
@@ -20,7 +20,7 @@ options! {
     AttentionOptions ['a] ['a] {
         /// Sets the mask. A boolean mask is true where a query may attend to a key; a floating-point mask is added to
         /// the scores. Broadcasts to `[.., queries, keys]`. Default: none.
-        attn_mask: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        attn_mask: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the probability with which each weight is dropped, from 0 to 1. Default: 0.
         dropout_p: f64 = 0.0, f64;
         /// Sets whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
@@ -29,7 +29,7 @@ options! {
         /// Sets the number of keys of each batch that exist, of `int64` and shape `[batch]` or `[1]`, on the device of
         /// the queries. Later keys are not attended to, as for a cache that is not full. With `is_causal`, the last
         /// query attends to all keys that exist. Default: all keys.
-        key_lengths: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        key_lengths: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the factor of the scores. Default: one over the square root of the last size of the queries.
         scale: Option<f64> = None, impl Into<Option<f64>> => Into::into;
         /// Sets whether keys and values may have fewer heads (the third dimension from the end) than the queries. Each

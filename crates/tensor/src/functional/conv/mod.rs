@@ -5,10 +5,10 @@ mod gradient;
 use std::panic::Location;
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, positive, window};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
+use crate::{Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 use gradient::{ConvGeometry, convolution, transposed};
 
 /// Padding around the image that is convolved.
@@ -23,15 +23,9 @@ pub enum Padding<const D: usize> {
     Valid,
 }
 
-impl<const D: usize> From<usize> for Padding<D> {
-    fn from(zeros: usize) -> Self {
-        Self::Zeros([zeros; D])
-    }
-}
-
-impl<const D: usize> From<[usize; D]> for Padding<D> {
-    fn from(zeros: [usize; D]) -> Self {
-        Self::Zeros(zeros)
+impl<const D: usize, N: PerDimension<D>> From<N> for Padding<D> {
+    fn from(zeros: N) -> Self {
+        Self::Zeros(zeros.per_dimension())
     }
 }
 
@@ -101,7 +95,7 @@ macro_rules! convolutions {
         pub fn $name<'a>(
             input: &Tensor,
             weight: &Tensor,
-            bias: impl Into<Option<&'a Tensor>>,
+            bias: impl IntoOptionalTensor<'a>,
             options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
             #[track_caller]
@@ -113,7 +107,7 @@ macro_rules! convolutions {
             ) -> Result<Tensor> {
                 $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
             }
-            run(input, weight, bias.into(), options.into_options())
+            run(input, weight, bias.into_optional(), options.into_options())
         }
     )*};
 }
@@ -193,6 +187,9 @@ fn forward<const D: usize>(
     let kernel: [usize; D] = last(weight);
     let mut output = sizes;
     let mut begin = [0; D];
+    if let Padding::Zeros(zeros) = &padding {
+        not_negative(op, "padding", zeros)?;
+    }
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;
@@ -249,6 +246,8 @@ fn transpose<const D: usize>(
     let sizes: [usize; D] = last(input);
     let kernel: [usize; D] = last(weight);
     let mut result = sizes;
+    not_negative(op, "padding", &padding)?;
+    not_negative(op, "output_padding", &output_padding)?;
     for d in 0..D {
         positive(op, "stride", stride[d])?;
         positive(op, "dilation", dilation[d])?;

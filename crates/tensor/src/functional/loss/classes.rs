@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::fused_cross_entropy::fused_cross_entropy;
-use super::{CrossEntropyOptions, NllLossOptions, Reduction};
+use super::{CrossEntropyLossOptions, NLLLossOptions, Reduction};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
@@ -23,7 +23,7 @@ use crate::{DType, Error, IntoOptions, Result, Tensor};
 pub fn cross_entropy<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl IntoOptions<CrossEntropyOptions<'a>>,
+    options: impl IntoOptions<CrossEntropyLossOptions<'a>>,
 ) -> Result<Tensor> {
     of_classes(input, target, &options.into_options())
 }
@@ -32,7 +32,7 @@ pub fn cross_entropy<'a>(
 fn of_classes(
     input: &Tensor,
     target: &Tensor,
-    options: &CrossEntropyOptions<'_>,
+    options: &CrossEntropyLossOptions<'_>,
 ) -> Result<Tensor> {
     let op = "cross_entropy";
     let smoothing = options.label_smoothing;
@@ -82,7 +82,7 @@ fn of_classes(
 pub fn nll_loss<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl IntoOptions<NllLossOptions<'a>>,
+    options: impl IntoOptions<NLLLossOptions<'a>>,
 ) -> Result<Tensor> {
     of_log_probabilities(input, target, &options.into_options())
 }
@@ -91,7 +91,7 @@ pub fn nll_loss<'a>(
 fn of_log_probabilities(
     input: &Tensor,
     target: &Tensor,
-    options: &NllLossOptions<'_>,
+    options: &NLLLossOptions<'_>,
 ) -> Result<Tensor> {
     let op = "nll_loss";
     let dim = class_dim(op, input)?;
@@ -210,7 +210,7 @@ fn of_probabilities(
     log: &Tensor,
     target: &Tensor,
     dim: isize,
-    options: &CrossEntropyOptions<'_>,
+    options: &CrossEntropyLossOptions<'_>,
 ) -> Result<Tensor> {
     let classes = log.size()[dim as usize] as f64;
     let smoothing = options.label_smoothing;

@@ -5,7 +5,7 @@ use std::panic::Location;
 use smallvec::smallvec;
 
 use super::{
-    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, HuberLossOptions, KlDivOptions,
+    BCELossOptions, BCEWithLogitsLossOptions, HuberLossOptions, KLDivLossOptions,
     SmoothL1LossOptions,
 };
 #[cfg(doc)]
@@ -185,9 +185,9 @@ pub fn huber_loss(
 pub fn binary_cross_entropy<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl IntoOptions<BinaryCrossEntropyOptions<'a>>,
+    options: impl IntoOptions<BCELossOptions<'a>>,
 ) -> Result<Tensor> {
-    let BinaryCrossEntropyOptions { weight, reduction } = options.into_options();
+    let BCELossOptions { weight, reduction } = options.into_options();
     let op = "binary_cross_entropy";
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
@@ -251,10 +251,9 @@ fn clamped_logs(x: &Tensor) -> Result<[Tensor; 2]> {
 pub fn binary_cross_entropy_with_logits<'a>(
     input: &Tensor,
     target: &Tensor,
-    options: impl IntoOptions<BinaryCrossEntropyWithLogitsOptions<'a>>,
+    options: impl IntoOptions<BCEWithLogitsLossOptions<'a>>,
 ) -> Result<Tensor> {
-    let BinaryCrossEntropyWithLogitsOptions { weight, reduction, pos_weight } =
-        options.into_options();
+    let BCEWithLogitsLossOptions { weight, reduction, pos_weight } = options.into_options();
     let op = "binary_cross_entropy_with_logits";
     check_sizes(op, input, target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
@@ -301,9 +300,9 @@ fn check_sizes(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
 pub fn kl_div(
     input: &Tensor,
     target: &Tensor,
-    options: impl IntoOptions<KlDivOptions>,
+    options: impl IntoOptions<KLDivLossOptions>,
 ) -> Result<Tensor> {
-    let KlDivOptions { reduction, log_target } = options.into_options();
+    let KLDivLossOptions { reduction, log_target } = options.into_options();
     let op = "kl_div";
     let losses = if log_target {
         target.exp().of(op)?.mul(&target.sub(input).of(op)?).of(op)?

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::loss::{self as kernel, Nll};
 
-use super::{CrossEntropyOptions, Reduction};
+use super::{CrossEntropyLossOptions, Reduction};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
@@ -18,7 +18,7 @@ const MOST_ROWS: usize = 1 << 16;
 pub(super) fn fused_cross_entropy(
     input: &Tensor,
     classes: &Tensor,
-    options: &CrossEntropyOptions<'_>,
+    options: &CrossEntropyLossOptions<'_>,
 ) -> Result<Option<Tensor>> {
     let beside = |t: &Tensor| {
         t.device() == input.device() && t.storage().runtime().same_as(input.storage().runtime())

@@ -11,6 +11,6 @@ pub use elements::{
     mse_loss, smooth_l1_loss,
 };
 pub use options::{
-    BinaryCrossEntropyOptions, BinaryCrossEntropyWithLogitsOptions, CrossEntropyOptions,
-    HuberLossOptions, KlDivOptions, NllLossOptions, SmoothL1LossOptions,
+    BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions, HuberLossOptions,
+    KLDivLossOptions, NLLLossOptions, SmoothL1LossOptions,
 };

@@ -6,15 +6,15 @@ use super::{
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div,
     nll_loss, smooth_l1_loss,
 };
-use crate::Tensor;
 use crate::functional::options::options;
+use crate::{IntoOptionalTensor, Tensor};
 
 options! {
     /// Options of [`cross_entropy`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
-    CrossEntropyOptions ['a] ['a] {
+    CrossEntropyLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -27,9 +27,9 @@ options! {
 options! {
     /// Options of [`nll_loss`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
-    NllLossOptions ['a] ['a] {
+    NLLLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the class index that marks ignored targets. Default: -100.
         ignore_index: i64 = -100, i64;
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -62,9 +62,9 @@ options! {
 options! {
     /// Options of [`binary_cross_entropy`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
-    BinaryCrossEntropyOptions ['a] ['a] {
+    BCELossOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
     }
@@ -73,20 +73,20 @@ options! {
 options! {
     /// Options of [`binary_cross_entropy_with_logits`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
-    BinaryCrossEntropyWithLogitsOptions ['a] ['a] {
+    BCEWithLogitsLossOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
         /// Sets the factor of the losses of positive targets, which broadcasts. Default: none.
-        pos_weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        pos_weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
     }
 }
 
 options! {
     /// Options of [`kl_div`]. A [`Reduction`] converts into options.
     #[derive(Clone, Copy, Debug)]
-    KlDivOptions [] [] {
+    KLDivLossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
         /// Sets whether the target, like the input, consists of logarithms. Default: `false`.
@@ -106,11 +106,11 @@ macro_rules! reduces {
 }
 
 reduces! {
-    CrossEntropyOptions<'_>
-    NllLossOptions<'_>
+    CrossEntropyLossOptions<'_>
+    NLLLossOptions<'_>
     SmoothL1LossOptions
     HuberLossOptions
-    BinaryCrossEntropyOptions<'_>
-    BinaryCrossEntropyWithLogitsOptions<'_>
-    KlDivOptions
+    BCELossOptions<'_>
+    BCEWithLogitsLossOptions<'_>
+    KLDivLossOptions
 }

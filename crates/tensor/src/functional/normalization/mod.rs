@@ -7,6 +7,6 @@ mod per_sample;
 
 pub use per_channel::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
 pub use per_sample::{
-    GroupNormOptions, LayerNormOptions, RmsNormOptions, add_layer_norm, add_rms_norm, group_norm,
+    GroupNormOptions, LayerNormOptions, RMSNormOptions, add_layer_norm, add_rms_norm, group_norm,
     layer_norm, rms_norm,
 };

@@ -5,16 +5,16 @@ use super::per_sample::{by_group, per_channel, scaled, standardized};
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{Error, IntoOptions, Result, Tensor};
+use crate::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`batch_norm`].
     #[derive(Clone, Copy, Debug)]
     BatchNormOptions ['a] ['a] {
         /// Sets the factor of each channel, `[channels]`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each channel, `[channels]`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets whether to use mean and variance of the batch, and to update the running statistics in place. Default:
         /// `false`.
         training: bool = false, bool;
@@ -49,11 +49,16 @@ options! {
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
-    running_mean: impl Into<Option<&'a Tensor>>,
-    running_var: impl Into<Option<&'a Tensor>>,
+    running_mean: impl IntoOptionalTensor<'a>,
+    running_var: impl IntoOptionalTensor<'a>,
     options: impl IntoOptions<BatchNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_batch(input, running_mean.into(), running_var.into(), &options.into_options())
+    by_batch(
+        input,
+        running_mean.into_optional(),
+        running_var.into_optional(),
+        &options.into_options(),
+    )
 }
 
 #[track_caller]
@@ -144,9 +149,9 @@ options! {
     #[derive(Clone, Copy, Debug)]
     InstanceNormOptions ['a] ['a] {
         /// Sets the factor of each channel, `[channels]`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each channel, `[channels]`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets whether to use mean and variance of the input, and to update the running statistics in place. Default:
         /// `true`.
         use_input_stats: bool = true, bool;
@@ -168,11 +173,16 @@ options! {
 #[track_caller]
 pub fn instance_norm<'a>(
     input: &Tensor,
-    running_mean: impl Into<Option<&'a Tensor>>,
-    running_var: impl Into<Option<&'a Tensor>>,
+    running_mean: impl IntoOptionalTensor<'a>,
+    running_var: impl IntoOptionalTensor<'a>,
     options: impl IntoOptions<InstanceNormOptions<'a>>,
 ) -> Result<Tensor> {
-    by_instance(input, running_mean.into(), running_var.into(), &options.into_options())
+    by_instance(
+        input,
+        running_mean.into_optional(),
+        running_var.into_optional(),
+        &options.into_options(),
+    )
 }
 
 #[track_caller]

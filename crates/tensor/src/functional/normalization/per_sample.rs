@@ -9,7 +9,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::methods::composite::signed;
-use crate::{DType, Error, IntoOptions, IntoShape, Result, Tensor};
+use crate::{DType, Error, IntoOptionalTensor, IntoOptions, IntoShape, Result, Tensor};
 
 /// Returns the dimensions to normalize: the last dimensions of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
@@ -134,9 +134,9 @@ options! {
     #[derive(Clone, Copy, Debug)]
     LayerNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each normalized element, of shape `normalized_shape`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
@@ -145,9 +145,9 @@ options! {
 options! {
     /// Options of [`rms_norm`].
     #[derive(Clone, Copy, Debug)]
-    RmsNormOptions ['a] ['a] {
+    RMSNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the mean square. Default: the machine epsilon of the input's dtype.
         eps: Option<f64> = None, impl Into<Option<f64>> => Into::into;
     }
@@ -158,9 +158,9 @@ options! {
     #[derive(Clone, Copy, Debug)]
     GroupNormOptions ['a] ['a] {
         /// Sets the factor of each channel, `[channels]`. Default: none.
-        weight: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the summand of each channel, `[channels]`. Default: none.
-        bias: Option<&'a Tensor> = None, impl Into<Option<&'a Tensor>> => Into::into;
+        bias: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
     }
@@ -282,14 +282,14 @@ fn check_residual(op: &'static str, input: &Tensor, residual: &Tensor) -> Result
 pub fn rms_norm<'a>(
     input: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl IntoOptions<RmsNormOptions<'a>>,
+    options: impl IntoOptions<RMSNormOptions<'a>>,
 ) -> Result<Tensor> {
     by_mean_square(input, &normalized_shape.into_shape(), options.into_options())
 }
 
 #[track_caller]
-fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) -> Result<Tensor> {
-    let RmsNormOptions { weight, eps } = options;
+fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) -> Result<Tensor> {
+    let RMSNormOptions { weight, eps } = options;
     let op = "rms_norm";
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight)], shape)?;
@@ -305,10 +305,10 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RmsNormOptions<'_>) 
 /// several launches.
 ///
 /// ```
-/// # use warpline::functional::{RmsNormOptions, add_rms_norm};
+/// # use warpline::functional::{RMSNormOptions, add_rms_norm};
 /// # use warpline::tensor;
 /// let (x, residual) = (tensor([[1f32, 5.0]], ())?, tensor([[0f32, 2.0]], ())?);
-/// let (normalized, sum) = add_rms_norm(&x, &residual, 2, RmsNormOptions::new().eps(0.0))?;
+/// let (normalized, sum) = add_rms_norm(&x, &residual, 2, RMSNormOptions::new().eps(0.0))?;
 /// assert_eq!(sum.to_vec::<f32>()?, [1.0, 7.0]);
 /// let expected = tensor([[0.2f32, 1.4]], ())?;
 /// assert!(normalized.allclose(&expected, 1e-6, 0.0, false)?);
@@ -322,9 +322,9 @@ pub fn add_rms_norm<'a>(
     input: &Tensor,
     residual: &Tensor,
     normalized_shape: impl IntoShape,
-    options: impl IntoOptions<RmsNormOptions<'a>>,
+    options: impl IntoOptions<RMSNormOptions<'a>>,
 ) -> Result<(Tensor, Tensor)> {
-    let RmsNormOptions { weight, eps } = options.into_options();
+    let RMSNormOptions { weight, eps } = options.into_options();
     let (op, shape) = ("add_rms_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     let dims = normalized_dims(op, input, &shape)?;

@@ -7,7 +7,7 @@ use std::panic::Location;
 use warpline_kernels::pool::{Divisor, Places, Window};
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, positive, window};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
@@ -289,6 +289,7 @@ fn pool_window<const D: usize>(
     check::<D>(op, input)?;
     let sizes: [usize; D] = last(input);
     let mut output = sizes;
+    not_negative(op, "padding", &padding)?;
     for d in 0..D {
         positive(op, "kernel_size", kernel[d])?;
         positive(op, "stride", stride[d])?;
@@ -331,6 +332,7 @@ fn adaptive_pool<const D: usize>(
     output: [usize; D],
 ) -> Result<Pooling> {
     check::<D>(op, input)?;
+    not_negative(op, "output_size", &output)?;
     let sizes: [usize; D] = last(input);
     if sizes.contains(&0) {
         let reason = format!("an image of {sizes:?} has no elements");

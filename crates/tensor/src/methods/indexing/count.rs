@@ -2,7 +2,7 @@
 
 use super::as_indices;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOptionalTensor, Result, Tensor};
 
 impl Tensor {
     /// Counts each number in a vector of non-negative integers, or sums the weights of its occurrences
@@ -22,8 +22,13 @@ impl Tensor {
     /// gradient of the weights is wanted. [`ErrorKind::Capture`] if the stream is captured. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Self> {
+    pub fn bincount<'a>(
+        &self,
+        weights: impl IntoOptionalTensor<'a>,
+        minlength: usize,
+    ) -> Result<Self> {
         const OP: &str = "bincount";
+        let weights = weights.into_optional();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
                 "needs an integer vector, but has {} of sizes {:?}",

@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, Result, Tensor, cat, stack};
+use crate::{Error, Integer, IntoSizes, Result, Tensor, cat, stack};
 
 impl Tensor {
     /// Splits the tensor into views of `size` indices of a dimension (`torch.split`). The last view has the
@@ -109,8 +109,8 @@ impl Tensor {
     /// tensor has no dimensions.
     #[doc(alias = "tensor_split")]
     #[track_caller]
-    pub fn tensor_split_at(&self, indices: &[isize], dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn tensor_split_at(&self, indices: impl IntoSizes, dim: impl Integer) -> Result<Vec<Self>> {
+        let (indices, dim) = (indices.into_sizes(), dim.into_isize());
         let own = self.size_to_split("tensor_split_at", dim)? as isize;
         let from_start = |end: &isize| {
             let end = if *end < 0 { end.saturating_add(own) } else { *end };

@@ -8,6 +8,31 @@ use crate::methods::composite::signed;
 use crate::{Error, ErrorKind, Integer, IntoDims, IntoShape, IntoSizes, Result, Tensor};
 
 impl Tensor {
+    /// Returns a view with the sizes of another tensor (`torch.Tensor.view_as`).
+    ///
+    /// # Errors
+    /// The same as [`Tensor::view`].
+    #[track_caller]
+    pub fn view_as(&self, other: &Tensor) -> Result<Self> {
+        self.view(other.size()).of("view_as")
+    }
+
+    /// Returns a view with the last two dimensions exchanged (`torch.Tensor.mT`).
+    ///
+    /// ```
+    /// # use warpline::zeros;
+    /// assert_eq!(zeros([4, 2, 3], ())?.m_t()?.size(), [4, 3, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::DimOutOfRange`] if the tensor has fewer than two dimensions.
+    #[doc(alias = "mT")]
+    #[track_caller]
+    pub fn m_t(&self) -> Result<Self> {
+        self.transpose(-2, -1).of("m_t")
+    }
+
     /// Returns a view of a diagonal of two dimensions, as the last dimension (`torch.diagonal`). A positive
     /// `offset` is above the main diagonal.
     ///

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use warpline::autograd::{Context, Function, Gradients, ToSave, checkpoint};
+use warpline::autograd::{BackwardOptions, Context, Function, Gradients, ToSave, checkpoint};
 use warpline::{Result, Tensor, tensor};
 
 use super::leaf;
@@ -96,14 +96,14 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
         struct PassOnDrop(Tensor);
         impl Drop for PassOnDrop {
             fn drop(&mut self) {
-                let _ = self.0.mul(2.0).and_then(|y| y.sum(())?.backward());
+                let _ = self.0.mul(2.0).and_then(|y| y.sum(())?.backward(()));
             }
         }
         hold(&former, PassOnDrop(x.clone()))?;
         // Keep the accumulated sum out of the graph of `former`.
         former.requires_grad_(false)?;
-        x.set_grad(Some(former))?;
-        x.mul(3.0)?.sum(())?.backward_with(None, false, true)?;
+        x.set_grad(&former)?;
+        x.mul(3.0)?.sum(())?.backward(BackwardOptions::new().create_graph(true))?;
         x.set_grad(None)
     });
 }
@@ -213,14 +213,14 @@ const LINKS: &[(&str, Link)] = &[
     }),
     ("gradient", |former| {
         let y = fresh()?;
-        y.set_grad(Some(former.view([1])?))?;
+        y.set_grad(&former.view([1])?)?;
         Ok(y)
     }),
     ("boxed value in a hook of a gradient", |former| {
         let (y, gradient) = (fresh()?, fresh()?);
         let value: Box<dyn std::any::Any + Send + Sync> = Box::new(former);
         hold(&gradient, value)?;
-        y.set_grad(Some(gradient))?;
+        y.set_grad(&gradient)?;
         Ok(y)
     }),
 ];
@@ -311,7 +311,7 @@ fn saving_a_view_of_a_result_does_not_keep_the_graph() {
         let y = ViewSaver.apply(&[&x])?.remove(0);
         let (value, weak) = watched();
         hold(&y, value)?;
-        y.sum(())?.backward_with(None, true, false)?;
+        y.sum(())?.backward(BackwardOptions::new().retain_graph(true))?;
         assert_eq!(super::grad(&x)?, [1.0, 1.0]);
         drop(y);
         assert!(weak.upgrade().is_none());

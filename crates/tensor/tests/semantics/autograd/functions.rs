@@ -4,8 +4,8 @@ use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
 };
 use warpline::functional::{
-    CrossEntropyOptions, LayerNormOptions, Reduction, RmsNormOptions, add_layer_norm, add_rms_norm,
-    cross_entropy, dropout, layer_norm, rms_norm,
+    CrossEntropyLossOptions, LayerNormOptions, RMSNormOptions, Reduction, add_layer_norm,
+    add_rms_norm, cross_entropy, dropout, layer_norm, rms_norm,
 };
 use warpline::{
     DType, Device, Error, Result, Tensor, cuda, manual_seed, ones, rand, randn, where_cond,
@@ -40,7 +40,7 @@ fn a_function_has_the_gradient_that_it_says() {
         let x = leaf(&[3.0])?;
         let y = Square { error: 0.0 }.apply(&[&x])?.remove(0);
         assert_eq!(y.grad_fn().as_deref(), Some("MySquareBackward0"));
-        y.mul(&y)?.sum(())?.backward()?;
+        y.mul(&y)?.sum(())?.backward(())?;
         assert_eq!(grad(&x)?, [108.0]);
         let options = GradcheckOptions::default();
         let own = |x: &[Tensor]| Square { error: 0.0 }.apply(&[&x[0]]);
@@ -60,13 +60,13 @@ fn a_checkpoint_computes_again_what_it_does_not_keep() {
         let own = weight.clone();
         let block = move |x: &[Tensor]| Ok(vec![x[0].mul(&own)?.sin()?.mul(&x[0])?]);
         let plain = block(std::slice::from_ref(&x))?.remove(0);
-        plain.sum(())?.backward()?;
+        plain.sum(())?.backward(())?;
         let expected = (grad(&x)?, grad(&weight)?);
         x.set_grad(None)?;
         weight.set_grad(None)?;
         let again = checkpoint(block, &[&x])?.remove(0);
         assert_eq!(again.to_vec::<f64>()?, plain.to_vec::<f64>()?);
-        again.sum(())?.backward()?;
+        again.sum(())?.backward(())?;
         assert_eq!((grad(&x)?, grad(&weight)?), expected);
         Ok(())
     });
@@ -87,7 +87,7 @@ const FUNCTIONS: &[Checked] = &[
     ("cross entropy", &[&[4, 3]], |x| {
         let classes = warpline::tensor([2i64, 0, -100, 1], x[0].device())?;
         let weight = warpline::tensor([0.5, 1.0, 2.0], (DType::F64, x[0].device()))?;
-        let (mean, sum) = (CrossEntropyOptions::default(), Reduction::Sum);
+        let (mean, sum) = (CrossEntropyLossOptions::default(), Reduction::Sum);
         let weighted = mean.weight(&weight);
         let both = cross_entropy(&x[0], &classes, weighted)?
             .mul(&cross_entropy(&x[0], &classes, mean)?)?;
@@ -103,13 +103,13 @@ const FUNCTIONS: &[Checked] = &[
         )?)
     }),
     ("rms norm", &[&[2, 3], &[2, 3]], |x| {
-        let norm = RmsNormOptions::new().eps(0.1);
+        let norm = RMSNormOptions::new().eps(0.1);
         rms_norm(&x[0], 3, norm)?.mul(&rms_norm(&x[0], [2, 3], norm.weight(&x[1]))?)
     }),
     ("norms of sums", &[&[2, 3], &[3, 2], &[3], &[3]], |x| {
         let options = LayerNormOptions::new().eps(0.1).weight(&x[2]).bias(&x[3]);
         let (normalized, sum) = add_layer_norm(&x[0], &x[1].t()?, 3, options)?;
-        let options = RmsNormOptions::new().eps(0.1).weight(&x[2]);
+        let options = RMSNormOptions::new().eps(0.1).weight(&x[2]);
         let (again, _) = add_rms_norm(&normalized, &sum, 3, options)?;
         let (_, unused) = add_rms_norm(&x[0], &again, 3, ())?;
         again.mul(&unused)
@@ -188,12 +188,12 @@ fn gpu_gradients_and_their_gradients_are_those_of_differences() {
 fn a_checkpoint_draws_the_same_numbers_again() {
     let masks_agree = |device: Device| {
         let x = ones([64], (DType::F32, device))?.requires_grad_(true)?;
-        let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
+        let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5)?]), &[&x])?.remove(0);
         // Numbers drawn before the backward pass must not change the recomputed mask, and the
         // recomputation must not change numbers drawn later.
         let next = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
-        y.sum(())?.backward()?;
+        y.sum(())?.backward(())?;
         let drawn = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
         assert_eq!(drawn, rand([4], device)?.to_vec::<f32>()?);
@@ -212,11 +212,11 @@ fn a_captured_checkpoint_draws_the_same_numbers_again() {
         let x = ones([64], Device::cuda(0))?.requires_grad_(true)?;
         let step = || {
             x.set_grad(None)?;
-            let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
-            y.sum(())?.backward()?;
+            let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5)?]), &[&x])?.remove(0);
+            y.sum(())?.backward(())?;
             Ok(y.detach())
         };
-        let (graph, y) = cuda::graph(step)?;
+        let (graph, y) = cuda::graph((), step)?;
         let mut masks = Vec::new();
         for _ in 0..2 {
             graph.replay()?;

@@ -2,7 +2,7 @@
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
-    AttentionOptions, KvCache, LayerNormOptions, RmsNormOptions, add_rms_norm, cross_entropy,
+    AttentionOptions, KvCache, LayerNormOptions, RMSNormOptions, add_rms_norm, cross_entropy,
     layer_norm, linear, rotary_embedding, scaled_dot_product_attention, silu_mul,
 };
 use warpline::{
@@ -41,7 +41,7 @@ fn a_linear_layer_takes_two_and_three_launches() {
         let x = randn([8, 32], Device::cuda(0))?.requires_grad_(true)?;
         let grad = randn([8, 16], Device::cuda(0))?;
         let (y, forward) = enqueued(&sim, || linear(&x, &weight, &bias))?;
-        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
         assert_eq!((forward, backward), (2, 3));
         Ok(())
     });
@@ -60,7 +60,7 @@ fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
             let logits = linear(&x, &layers[2][0], &layers[2][1])?;
             cross_entropy(&logits, &classes, ())
         })?;
-        let ((), backward) = enqueued(&sim, || loss.backward())?;
+        let ((), backward) = enqueued(&sim, || loss.backward(()))?;
         // Forward: three products, three bias sums, two activations, and two launches for the loss.
         // Backward: the loss's initial 1 and its gradient, five products (the input needs no
         // gradient), three bias gradients and two activations.
@@ -80,7 +80,7 @@ fn a_layer_norm_takes_one_and_two_launches() {
         let grad = randn([8, 32], Device::cuda(0))?;
         let options = LayerNormOptions::new().weight(&weight).bias(&bias);
         let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, options))?;
-        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
         assert_eq!((forward, backward), (1, 2));
         Ok(())
     });
@@ -92,13 +92,13 @@ fn a_norm_of_a_sum_takes_as_many_launches_as_the_norm() {
     sim.enter(|| {
         let leaf = |sizes: &[usize]| randn(sizes, Device::cuda(0))?.requires_grad_(true);
         let (x, residual, weight) = (leaf(&[8, 32])?, leaf(&[8, 32])?, leaf(&[32])?);
-        let options = RmsNormOptions::new().weight(&weight);
+        let options = RMSNormOptions::new().weight(&weight);
         let ((y, sum), forward) = enqueued(&sim, || add_rms_norm(&x, &residual, 32, options))?;
         let grads = [randn([8, 32], Device::cuda(0))?, randn([8, 32], Device::cuda(0))?];
         let grads = grads.each_ref().map(Some);
         let inputs = [&x, &residual, &weight];
         let (_, backward) = enqueued(&sim, || {
-            autograd::grad(&[&y, &sum], &inputs, &grads, GradOptions::default())
+            autograd::grad(&[&y, &sum], &inputs, GradOptions::new().grad_outputs(&grads))
         })?;
         assert_eq!((forward, backward), (1, 2));
         Ok(())
@@ -117,7 +117,7 @@ fn functions_of_a_decoder_take_one_launch_each() {
         assert_eq!(count, 1);
         let grad = randn([1, 4, 3, 8], options)?;
         let (_, count) = enqueued(&sim, || {
-            autograd::grad(&[&rotated], &[&q], &[Some(&grad)], GradOptions::default())
+            autograd::grad(&[&rotated], &[&q], GradOptions::new().grad_outputs(&[Some(&grad)]))
         })?;
         assert_eq!(count, 1);
         let cache = KvCache::new([1, 2, 16, 8], options)?;
@@ -135,7 +135,7 @@ fn parts_of_a_split_are_joined_by_one_launch() {
         let parts = x.split(4, 1)?;
         let y = parts[0].mul(&parts[1])?.mul(&parts[2])?;
         let grad = randn([8, 4], Device::cuda(0))?;
-        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
         assert_eq!(backward, 2 + 1);
         Ok(())
     });
@@ -159,7 +159,7 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
             let y = scaled_dot_product_attention(&q, &k, &v, causal)?;
             y.transpose(1, 2)?.reshape([b, l, heads * width].map(|n| n as isize))
         })?;
-        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
         counts = (forward, backward);
         Ok(())
     });
@@ -211,7 +211,7 @@ fn a_backward_pass_of_an_elementwise_op_is_one_launch() {
             let grad = ones([8], Device::cuda(0))?;
             let inputs: Vec<&Tensor> = operands.iter().filter(|t| t.requires_grad()).collect();
             let (grads, launches) = enqueued(&sim, || {
-                autograd::grad(&[&out], &inputs, &[Some(&grad)], GradOptions::default())
+                autograd::grad(&[&out], &inputs, GradOptions::new().grad_outputs(&[Some(&grad)]))
             })?;
             assert_eq!(grads.len(), inputs.len(), "{}", op.name());
             assert!(launches <= 1, "{}: {launches}", op.name());
@@ -230,7 +230,7 @@ fn a_gradient_without_other_operands_runs_an_op() {
         let y = randn([8], Device::cuda(0))?;
         let grad = randn([8], Device::cuda(0))?;
         let product = x.mul(&y)?;
-        let ((), backward) = enqueued(&sim, || product.backward_with(Some(&grad), false, false))?;
+        let ((), backward) = enqueued(&sim, || product.backward(&grad))?;
         assert_eq!(backward, 1);
         Ok(())
     });

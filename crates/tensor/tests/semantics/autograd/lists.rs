@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline::autograd::{Context, Function, Gradients, ToSave, backward, checkpoint, grad};
+use warpline::autograd::{
+    BackwardTensorsOptions, Context, Function, GradOptions, Gradients, ToSave, backward,
+    checkpoint, grad,
+};
 use warpline::{DType, Device, ErrorKind, Result, Tensor, ones, tensor};
 
 use super::leaf;
@@ -26,16 +29,23 @@ fn lists_of_starting_gradients_have_an_entry_for_each_tensor() {
         let (a, b) = (x.mul(2.0)?, x.mul(3.0)?);
         let ten = tensor([10.0], ())?;
         let (one, three) = ([Some(&ten)], [Some(&ten); 3]);
-        fails(backward(&[&a, &b], &one, true, false), "1 gradients were given for 2 tensors");
-        fails(backward(&[&a, &b], &three, true, false), "3 gradients were given for 2 tensors");
-        fails(grad(&[&a, &b], &[&x], &one, Default::default()), "1 gradients");
-        fails(grad(&[&a, &b], &[&x], &three, Default::default()), "3 gradients");
-        fails(grad(&[], &[&x], &[], Default::default()), "do not depend on input 0");
+        let given = BackwardTensorsOptions::new().retain_graph(true);
+        fails(
+            backward(&[&a, &b], given.grad_tensors(&one)),
+            "1 gradients were given for 2 tensors",
+        );
+        fails(
+            backward(&[&a, &b], given.grad_tensors(&three)),
+            "3 gradients were given for 2 tensors",
+        );
+        fails(grad(&[&a, &b], &[&x], GradOptions::new().grad_outputs(&one)), "1 gradients");
+        fails(grad(&[&a, &b], &[&x], GradOptions::new().grad_outputs(&three)), "3 gradients");
+        fails(grad(&[], &[&x], ()), "do not depend on input 0");
         assert!(x.grad().is_none());
-        backward(&[&a, &b], &[None, Some(&ten)], true, false)?;
+        backward(&[&a, &b], given.grad_tensors(&[None, Some(&ten)]))?;
         assert_eq!(super::grad(&x)?, [32.0]);
         x.set_grad(None)?;
-        backward(&[&a, &b], &[], false, false)?;
+        backward(&[&a, &b], ())?;
         assert_eq!(super::grad(&x)?, [5.0]);
         Ok(())
     });
@@ -48,13 +58,14 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
         for dtype in [DType::I64, DType::U8, DType::Bool] {
             let gradient = ones([1], dtype)?;
             let given = [Some(&gradient)];
-            fails(grad(&[&x], &[&x], &given, Default::default()), "convert it first");
-            fails(x.backward_with(Some(&gradient), false, false), "convert it first");
+            fails(grad(&[&x], &[&x], GradOptions::new().grad_outputs(&given)), "convert it first");
+            fails(x.backward(&gradient), "convert it first");
         }
         let wide = tensor([2f64], ())?;
-        let found = grad(&[&x], &[&x], &[Some(&wide)], Default::default())?.remove(0).unwrap();
+        let found =
+            grad(&[&x], &[&x], GradOptions::new().grad_outputs(&[Some(&wide)]))?.remove(0).unwrap();
         assert_eq!((found.dtype(), found.to_vec::<f32>()?), (DType::F32, vec![2.0]));
-        x.mul(1.0)?.backward_with(Some(&wide), false, false)?;
+        x.mul(1.0)?.backward(&wide)?;
         assert_eq!(x.grad().unwrap().dtype(), DType::F32);
         Ok(())
     });
@@ -62,9 +73,9 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
         let x = ones([2], Device::cuda(0))?.requires_grad_(true)?;
         for device in [Device::Cpu, Device::cuda(1)] {
             let gradient = ones([2], device)?;
-            fails(x.mul(1.0)?.backward_with(Some(&gradient), false, false), "move it first");
+            fails(x.mul(1.0)?.backward(&gradient), "move it first");
             let sum = x.sum(())?;
-            sum.backward_with(Some(&tensor(3f32, device)?), false, false)?;
+            sum.backward(&tensor(3f32, device)?)?;
         }
         assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [6.0, 6.0]);
         Ok(())
@@ -90,7 +101,7 @@ impl Function for ReturnedGradients {
 /// returned.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
-    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
+    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward(())?;
     Ok(x.grad().expect("a gradient"))
 }
 
@@ -130,7 +141,7 @@ fn a_checkpoint_recomputes_results_like_the_first() {
         let calls = AtomicUsize::new(0);
         let call = move |x: &[Tensor]| f(calls.fetch_add(1, Ordering::Relaxed), &x[0]);
         let made = checkpoint(call, &[&x])?;
-        made[0].sum(())?.backward()?;
+        made[0].sum(())?.backward(())?;
         Ok(x.grad().expect("a gradient"))
     }
     common::cpu(|_| {

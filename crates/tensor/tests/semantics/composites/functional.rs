@@ -1,10 +1,10 @@
 //! Losses, normalisations and attention: options and errors.
 
 use warpline::functional::{
-    AttentionOptions, BatchNormOptions, CrossEntropyOptions, HuberLossOptions, InstanceNormOptions,
-    LayerNormOptions, NllLossOptions, PadMode, Reduction, SmoothL1LossOptions, add_layer_norm,
-    add_rms_norm, batch_norm, cross_entropy, glu, group_norm, huber_loss, instance_norm,
-    layer_norm, linear, mse_loss, nll_loss, pad, pixel_shuffle, rms_norm,
+    AttentionOptions, BatchNormOptions, CrossEntropyLossOptions, HuberLossOptions,
+    InstanceNormOptions, LayerNormOptions, NLLLossOptions, PadMode, Reduction, SmoothL1LossOptions,
+    add_layer_norm, add_rms_norm, batch_norm, cross_entropy, glu, group_norm, huber_loss,
+    instance_norm, layer_norm, linear, mse_loss, nll_loss, pad, pixel_shuffle, rms_norm,
     scaled_dot_product_attention, smooth_l1_loss,
 };
 use warpline::{DType, ErrorKind, Result, Tensor, arange, full, manual_seed, ones, tensor, zeros};
@@ -24,7 +24,7 @@ fn ignored_targets_count_nowhere() {
         for place in world.places() {
             let log = tensor([[-1f32, -2.0], [-3.0, -4.0], [-5.0, -6.0]], place)?;
             let target = tensor([0i64, -100, 1], place)?;
-            let plain = NllLossOptions::default();
+            let plain = NLLLossOptions::default();
             close(&nll_loss(&log, &target, plain)?, &[3.5])?;
             let none = plain.reduction(Reduction::None);
             close(&nll_loss(&log, &target, none)?, &[1.0, 0.0, 6.0])?;
@@ -57,7 +57,7 @@ fn half_width_losses_may_have_sums_that_do_not_fit() {
 fn an_index_of_no_class_is_an_error() {
     common::cpu(|_| {
         let logits = zeros([2, 3], ())?;
-        let options = CrossEntropyOptions::default();
+        let options = CrossEntropyLossOptions::default();
         let error = cross_entropy(&logits, &tensor([0i64, 3], ())?, options).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::IndexCheck { .. }), "{error}");
         let error = cross_entropy(&logits, &tensor([0i64], ())?, options).unwrap_err();
@@ -66,7 +66,7 @@ fn an_index_of_no_class_is_an_error() {
         let options = options.weight(&weight);
         let error = cross_entropy(&logits, &tensor([0i64, 1], ())?, options).unwrap_err();
         assert!(error.to_string().contains("each of 3 classes"), "{error}");
-        let options = CrossEntropyOptions::new().label_smoothing(1.5);
+        let options = CrossEntropyLossOptions::new().label_smoothing(1.5);
         assert!(cross_entropy(&logits, &tensor([0i64, 1], ())?, options).is_err());
         let batch = mse_loss(&logits, &logits, Reduction::BatchMean).unwrap_err();
         assert!(batch.to_string().contains("kl_div"), "{batch}");
@@ -108,7 +108,7 @@ fn a_training_step_changes_statistics_without_a_gradient() {
         let x = tensor([[1f64], [2.0], [4.0]], ())?.requires_grad_(true)?;
         let (mean, var) = (zeros([1], DType::F64)?, ones([1], DType::F64)?);
         let options = BatchNormOptions::new().training(true);
-        batch_norm(&x, &mean, &var, options)?.square()?.sum(())?.backward()?;
+        batch_norm(&x, &mean, &var, options)?.square()?.sum(())?.backward(())?;
         assert!(x.grad().is_some() && !mean.requires_grad() && !var.requires_grad());
         Ok(())
     });

@@ -6,6 +6,7 @@ mod ops;
 
 use std::collections::BTreeMap;
 
+use warpline::autograd::BackwardTensorsOptions;
 use warpline::{DType, Device, ErrorKind, Result, ResultExt as _, Tensor};
 
 use cases::{Case, Goldens};
@@ -121,7 +122,8 @@ fn compare_gradients(
         gradients.push(goldens.tensor(name).and_then(|g| g.to(output.device())).map_err(fail)?);
     }
     let gradients: Vec<Option<&Tensor>> = gradients.iter().map(Some).collect();
-    warpline::autograd::backward(&roots, &gradients, false, false).map_err(fail)?;
+    let options = BackwardTensorsOptions::new().grad_tensors(&gradients);
+    warpline::autograd::backward(&roots, options).map_err(fail)?;
     for (leaf, name) in &case.grads {
         let expected = goldens.tensor(name).map_err(fail)?;
         let grad = leaves.get(leaf).and_then(Tensor::grad);

@@ -59,11 +59,7 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
             binary_cross_entropy(&x[0], &x[1], reduction)
         }),
         Entry::new("functional::binary_cross_entropy", numbers, weighted(), move |x| {
-            binary_cross_entropy(
-                &x[0],
-                &x[1],
-                BinaryCrossEntropyOptions::from(reduction).weight(&x[2]),
-            )
+            binary_cross_entropy(&x[0], &x[1], BCELossOptions::from(reduction).weight(&x[2]))
         })
         .with("weight "),
         Entry::new(
@@ -80,7 +76,7 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
                 binary_cross_entropy_with_logits(
                     &x[0],
                     &x[1],
-                    BinaryCrossEntropyWithLogitsOptions::from(reduction).pos_weight(&x[2]),
+                    BCEWithLogitsLossOptions::from(reduction).pos_weight(&x[2]),
                 )
             },
         )
@@ -92,7 +88,7 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
             move |x| kl_div(&x[0], &x[1], reduction),
         ),
         Entry::new("functional::kl_div", numbers, [vec![x(&[2, 3]), x(&[2, 3])]], move |x| {
-            kl_div(&x[0], &x[1], KlDivOptions::from(reduction).log_target(true))
+            kl_div(&x[0], &x[1], KLDivLossOptions::from(reduction).log_target(true))
         })
         .with("logarithm "),
     ];
@@ -103,7 +99,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
     let classes = || indices(&[1, 0, 2], &[3]);
     let entries = [
         Entry::new("functional::cross_entropy", floats, [vec![x(&[3, 3]), classes()]], move |x| {
-            let options = CrossEntropyOptions::new().reduction(reduction);
+            let options = CrossEntropyLossOptions::new().reduction(reduction);
             cross_entropy(&x[0], &x[1], options)
         }),
         Entry::new(
@@ -111,7 +107,8 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 4]), indices(&[2, -100, 0], &[3])]],
             move |x| {
-                let options = CrossEntropyOptions::new().label_smoothing(0.2).reduction(reduction);
+                let options =
+                    CrossEntropyLossOptions::new().label_smoothing(0.2).reduction(reduction);
                 cross_entropy(&x[0], &x[1], options)
             },
         )
@@ -121,7 +118,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), classes(), positive(&[3])]],
             move |x| {
-                let options = CrossEntropyOptions::new()
+                let options = CrossEntropyLossOptions::new()
                     .weight(&x[2])
                     .label_smoothing(0.1)
                     .ignore_index(0)
@@ -135,7 +132,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3])]],
             move |x| {
-                let options = CrossEntropyOptions::new().reduction(reduction);
+                let options = CrossEntropyLossOptions::new().reduction(reduction);
                 cross_entropy(&x[0], &x[1], options)
             },
         )
@@ -145,7 +142,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3]), positive(&[3])]],
             move |x| {
-                let options = CrossEntropyOptions::new()
+                let options = CrossEntropyLossOptions::new()
                     .weight(&x[2])
                     .label_smoothing(0.1)
                     .reduction(reduction);
@@ -154,7 +151,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
         )
         .with("weighted probabilities "),
         Entry::new("functional::nll_loss", numbers, [vec![x(&[3, 3]), classes()]], move |x| {
-            nll_loss(&x[0], &x[1], NllLossOptions::new().reduction(reduction))
+            nll_loss(&x[0], &x[1], NLLLossOptions::new().reduction(reduction))
         }),
         Entry::new(
             "functional::nll_loss",
@@ -165,7 +162,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
                 nll_loss(
                     &x[0],
                     &x[1],
-                    NllLossOptions::new().weight(weight).ignore_index(0).reduction(reduction),
+                    NLLLossOptions::new().weight(weight).ignore_index(0).reduction(reduction),
                 )
             },
         )

@@ -38,7 +38,7 @@ fn rows() -> Vec<Entry> {
         })
         .with("without weight"),
         Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3]), x(&[3])]], |x| {
-            rms_norm(&x[0], 3, RmsNormOptions::new().weight(&x[1]).eps(1e-5))
+            rms_norm(&x[0], 3, RMSNormOptions::new().weight(&x[1]).eps(1e-5))
         }),
         Entry::new("functional::rms_norm", floats, [vec![x(&[2, 3])]], |x| rms_norm(&x[0], 3, ()))
             .with("without weight"),
@@ -54,7 +54,7 @@ fn rows() -> Vec<Entry> {
             "functional::add_rms_norm",
             floats,
             [vec![x(&[2, 2, 3]), x(&[2, 2, 3]), x(&[2, 3])]],
-            |x| add_rms_norm(&x[0], &x[1], [2, 3], RmsNormOptions::new().weight(&x[2]).eps(1e-5)),
+            |x| add_rms_norm(&x[0], &x[1], [2, 3], RMSNormOptions::new().weight(&x[2]).eps(1e-5)),
         ),
         Entry::new("functional::group_norm", floats, [three(&[2, 4, 2], &[4])], |x| {
             group_norm(&x[0], 2, GroupNormOptions::new().weight(&x[1]).bias(&x[2]))

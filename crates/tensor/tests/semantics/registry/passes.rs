@@ -1,6 +1,6 @@
 //! The plain backward pass, which may run fused kernels, against the recorded one, which is composed of ops.
 
-use warpline::autograd::{GradOptions, backward, grad};
+use warpline::autograd::{BackwardTensorsOptions, GradOptions, backward, grad};
 use warpline::{DType, Device, Result, SyncPolicy, Tensor};
 
 use super::devices::{difference, tolerance};
@@ -38,7 +38,7 @@ fn compare(
     let results: Vec<&Tensor> = results.iter().collect();
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
     if !results.is_empty() {
-        backward(&results, &upstream, false, false)?;
+        backward(&results, BackwardTensorsOptions::new().grad_tensors(&upstream))?;
     }
     let plain: Vec<Option<Tensor>> = leaves.iter().map(Tensor::grad).collect();
 
@@ -46,8 +46,8 @@ fn compare(
     let results: Vec<&Tensor> = results.iter().collect();
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
     let leaves: Vec<&Tensor> = leaves.iter().collect();
-    let options = GradOptions { create_graph: true, allow_unused: true, ..GradOptions::default() };
-    let recorded = grad(&results, &leaves, &upstream, options)?;
+    let options = GradOptions::new().create_graph(true).allow_unused(true);
+    let recorded = grad(&results, &leaves, options.grad_outputs(&upstream))?;
 
     for ((plain, recorded), k) in plain.iter().zip(&recorded).zip(wanted) {
         let different = match (plain, recorded) {

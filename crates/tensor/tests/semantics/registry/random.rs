@@ -1,6 +1,6 @@
 //! Random numbers, which differ between devices as PyTorch's do.
 
-use warpline::functional::{dropout, dropout1d, dropout2d, dropout3d};
+use warpline::functional::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{DType, Device, Result, Tensor, manual_seed, rand, randint, randn, randperm};
 
 use super::entry::{Entry, every, floats, numbers};
@@ -69,14 +69,15 @@ fn dropouts() -> Vec<Entry> {
             Entry::new(name, takes, [vec![x(sizes)]], seeded)
         };
     vec![
-        of("functional::dropout", floats, &[2, 3], |x| dropout(x, 0.4, true)).differs(RANDOM),
-        of("functional::dropout", every, &[2, 3], |x| dropout(x, 0.0, true)).with("of nothing"),
-        of("functional::dropout", every, &[2, 3], |x| dropout(x, 0.5, false)).with("evaluation"),
-        of("functional::dropout1d", floats, &[2, 3, 2], |x| dropout1d(x, 0.4, true))
-            .differs(RANDOM),
-        of("functional::dropout2d", floats, &[1, 2, 3, 2], |x| dropout2d(x, 0.4, true))
-            .differs(RANDOM),
-        of("functional::dropout3d", floats, &[1, 2, 1, 3, 2], |x| dropout3d(x, 0.4, true))
+        of("functional::dropout", floats, &[2, 3], |x| dropout(x, 0.4)).differs(RANDOM),
+        of("functional::dropout", every, &[2, 3], |x| dropout(x, 0.0)).with("of nothing"),
+        of("functional::dropout", every, &[2, 3], |x| {
+            dropout(x, DropoutOptions::new().p(0.5).training(false))
+        })
+        .with("evaluation"),
+        of("functional::dropout1d", floats, &[2, 3, 2], |x| dropout1d(x, 0.4)).differs(RANDOM),
+        of("functional::dropout2d", floats, &[1, 2, 3, 2], |x| dropout2d(x, 0.4)).differs(RANDOM),
+        of("functional::dropout3d", floats, &[1, 2, 1, 3, 2], |x| dropout3d(x, 0.4))
             .differs(RANDOM),
     ]
 }

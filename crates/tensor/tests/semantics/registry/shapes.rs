@@ -2,7 +2,7 @@
 
 use warpline::{
     MemoryFormat, MeshIndexing, Result, Tensor, block_diag, cat, dstack, hstack, meshgrid, stack,
-    vstack,
+    vstack, zeros,
 };
 
 use super::entry::{Entry, Results, every};
@@ -27,6 +27,8 @@ fn views() -> Vec<Entry> {
         of("Tensor::reshape", &[&[2, 3], &[3, 2, 1]], |x| x.reshape([3, -1])),
         // `view` refuses layouts without an even stride, so make the operand contiguous.
         of("Tensor::view", &[&[2, 3], &[0, 3]], |x| x.contiguous()?.view([-1, 3])),
+        of("Tensor::view_as", &[&[2, 3]], |x| x.contiguous()?.view_as(&zeros([3, 2], ())?)),
+        of("Tensor::m_t", &[&[2, 3, 4], &[2, 3]], |x| x.m_t()),
         of("Tensor::transpose", &[&[2, 3], &[2, 3, 2]], |x| x.transpose(0, 1)),
         of("Tensor::t", &[&[2, 3], &[3], &[]], |x| x.t()),
         of("Tensor::permute", &[&[2, 3, 4]], |x| x.permute([2, 0, 1])),

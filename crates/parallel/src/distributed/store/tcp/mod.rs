@@ -9,6 +9,9 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use warpline::IntoOptions;
+
+use super::super::environment::DEFAULT_TIMEOUT;
 use super::deadline::{CALL_TIMEOUT, Deadline};
 use super::{Secret, StoreError, StoreResult, Unchecked, timed_out};
 use client::Client;
@@ -40,7 +43,7 @@ const REPLY_GRACE: Duration = Duration::from_millis(500);
 /// use warpline_parallel::distributed::{Store, TcpStore};
 ///
 /// let timeout = Duration::from_secs(10);
-/// let host = TcpStore::host("127.0.0.1:0")?;
+/// let host = TcpStore::host("127.0.0.1:0", ())?;
 /// let client = TcpStore::connect(("127.0.0.1", host.port()), timeout)?;
 /// client.set("id", b"42")?;
 /// assert_eq!(host.get("id", timeout)?, b"42");
@@ -53,6 +56,29 @@ pub struct TcpStore {
     endpoint: StoreEndpoint,
 }
 
+warpline::__options! {
+    /// Options of [`TcpStore`].
+    #[derive(Clone, Debug)]
+    TcpStoreOptions [] [] {
+        /// Sets the secret of the job. Default: none.
+        secret: Option<Secret> = None, &Secret => |secret: &Secret| Some(secret.clone());
+        /// Sets the longest time to reach a host. Default: 10 minutes.
+        timeout: Duration = DEFAULT_TIMEOUT, Duration;
+    }
+}
+
+impl From<Duration> for TcpStoreOptions {
+    fn from(timeout: Duration) -> Self {
+        Self::new().timeout(timeout)
+    }
+}
+
+impl From<&TcpStoreOptions> for TcpStoreOptions {
+    fn from(options: &TcpStoreOptions) -> Self {
+        options.clone()
+    }
+}
+
 #[derive(Debug)]
 enum StoreEndpoint {
     Host(Server),
@@ -60,41 +86,33 @@ enum StoreEndpoint {
 }
 
 impl TcpStore {
-    /// Hosts a store without a secret at a loopback address. The server ends when the store is dropped. Port 0 selects
-    /// a free port.
-    ///
-    /// # Errors
-    /// [`StoreError::NeedsSecret`] if the address is not a loopback address; [`StoreError::Bind`] if the server cannot
-    /// listen on it.
-    pub fn host(address: impl ToSocketAddrs) -> StoreResult<Self> {
-        Self::host_with(address, None)
-    }
-
-    /// Hosts a store like [`TcpStore::host`]. With a secret, `address` may be any address of this host. The server
-    /// listens on that address only.
+    /// Hosts a store (`TCPStore(is_master=True)`). The server listens on `address` only, and ends when the store is
+    /// dropped. Port 0 selects a free port. Without a secret, `address` must be a loopback address.
     ///
     /// ```
-    /// use std::time::Duration;
-    /// use warpline_parallel::distributed::{Secret, Store, StoreError, TcpStore};
+    /// use warpline_parallel::distributed::{Secret, Store, StoreError, TcpStore, TcpStoreOptions};
     ///
-    /// let (secret, timeout) = (Secret::random()?, Duration::from_secs(10));
-    /// let host = TcpStore::host_with("127.0.0.1:0", Some(&secret))?;
+    /// let options = TcpStoreOptions::new().secret(&Secret::random()?);
+    /// let host = TcpStore::host("127.0.0.1:0", &options)?;
     /// let address = ("127.0.0.1", host.port());
-    /// TcpStore::connect_with(address, Some(&secret), timeout)?.set("id", b"42")?;
-    /// let other = Secret::random()?;
-    /// let refused = TcpStore::connect_with(address, Some(&other), timeout);
-    /// assert!(matches!(refused, Err(StoreError::WrongSecret { .. })));
+    /// TcpStore::connect(address, &options)?.set("id", b"42")?;
+    /// let other = TcpStoreOptions::new().secret(&Secret::random()?);
+    /// assert!(matches!(TcpStore::connect(address, other), Err(StoreError::WrongSecret { .. })));
     /// # Ok::<(), StoreError>(())
     /// ```
     ///
     /// # Errors
     /// [`StoreError::NeedsSecret`] if there is no secret and the address is not a loopback address;
     /// [`StoreError::Bind`] if the server cannot listen on the address.
-    pub fn host_with(address: impl ToSocketAddrs, secret: Option<&Secret>) -> StoreResult<Self> {
+    pub fn host(
+        address: impl ToSocketAddrs,
+        options: impl IntoOptions<TcpStoreOptions>,
+    ) -> StoreResult<Self> {
+        let secret = &options.into_options().secret;
         let addresses: Vec<_> =
             address.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-        check_loopback(&addresses, secret)?;
-        let bound = Server::start(&addresses, secret.cloned());
+        check_loopback(&addresses, secret.as_ref())?;
+        let bound = Server::start(&addresses, secret.clone());
         let server = bound.map_err(|error| StoreError::Bind {
             address: display_addresses(&addresses),
             reason: error.to_string(),
@@ -102,33 +120,19 @@ impl TcpStore {
         Ok(Self { address: server.address().to_string(), endpoint: StoreEndpoint::Host(server) })
     }
 
-    /// Connects to a store without a secret at a loopback address. Retries until `timeout`, because the store may be
-    /// hosted later.
+    /// Connects to a store (`TCPStore(is_master=False)`). Retries until the timeout of the options, because the store
+    /// may be hosted later. Without a secret, `address` must be a loopback address. A timeout converts into options.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if no connection is made within `timeout`; [`StoreError::NotAStore`] if the server
-    /// uses another protocol; [`StoreError::NeedsSecret`] if the address is not a loopback address;
-    /// [`StoreError::WrongSecret`] if the server requires a secret.
-    pub fn connect<A>(address: A, timeout: Duration) -> StoreResult<Self>
+    /// [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if the server
+    /// uses another protocol; [`StoreError::NeedsSecret`] if there is no secret and the address is not a loopback
+    /// address; [`StoreError::WrongSecret`] if the host has another secret, or only one side has a secret.
+    pub fn connect<A>(address: A, options: impl IntoOptions<TcpStoreOptions>) -> StoreResult<Self>
     where
         A: ToSocketAddrs + Send + Sync + 'static,
     {
-        Self::connect_with(address, None, timeout)
-    }
-
-    /// Connects to a store like [`TcpStore::connect`], with the secret of the host. With a secret, every address is
-    /// allowed.
-    ///
-    /// # Errors
-    /// The same as [`TcpStore::connect`]; [`StoreError::WrongSecret`] if the host has another secret or none.
-    pub fn connect_with<A>(
-        address: A,
-        secret: Option<&Secret>,
-        timeout: Duration,
-    ) -> StoreResult<Self>
-    where
-        A: ToSocketAddrs + Send + Sync + 'static,
-    {
+        let TcpStoreOptions { secret, timeout } = options.into_options();
+        let secret = secret.as_ref();
         let check = |addresses: &[SocketAddr]| check_loopback(addresses, secret);
         match client::retry(address, secret, Deadline::after(timeout), check)? {
             Ok(client) => Ok(Self {

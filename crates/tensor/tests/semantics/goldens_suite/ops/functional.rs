@@ -1,8 +1,8 @@
 //! Functions of `torch.nn.functional` that are composed of other ops.
 
 use warpline::functional::{
-    self as f, AttentionOptions, BatchNormOptions, CrossEntropyOptions, InstanceNormOptions,
-    NllLossOptions, PadMode, Reduction,
+    self as f, AttentionOptions, BatchNormOptions, CrossEntropyLossOptions, InstanceNormOptions,
+    NLLLossOptions, PadMode, Reduction,
 };
 use warpline::{Device, Result, Tensor};
 
@@ -71,7 +71,7 @@ fn norm(op: &str, args: &Args<'_>) -> Result<Tensor> {
         "layer_norm" => {
             f::layer_norm(a, shape, f::LayerNormOptions::new().weight(weight).bias(bias).eps(eps))
         }
-        "rms_norm" => f::rms_norm(a, shape, f::RmsNormOptions::new().weight(weight).eps(eps)),
+        "rms_norm" => f::rms_norm(a, shape, f::RMSNormOptions::new().weight(weight).eps(eps)),
         "group_norm" => f::group_norm(
             a,
             args.int("num_groups")? as usize,
@@ -111,14 +111,14 @@ fn loss(op: &str, args: &Args<'_>) -> Result<Tensor> {
     match op {
         "cross_entropy" => {
             let label_smoothing = float(args, "label_smoothing", 0.0);
-            let options = CrossEntropyOptions::new()
+            let options = CrossEntropyLossOptions::new()
                 .weight(weight)
                 .reduction(reduction)
                 .label_smoothing(label_smoothing);
             f::cross_entropy(a, target, options)
         }
         "nll_loss" => {
-            let options = NllLossOptions::new().weight(weight).reduction(reduction);
+            let options = NLLLossOptions::new().weight(weight).reduction(reduction);
             f::nll_loss(a, target, options)
         }
         "mse_loss" => f::mse_loss(a, target, reduction),
@@ -133,20 +133,18 @@ fn loss(op: &str, args: &Args<'_>) -> Result<Tensor> {
             target,
             f::HuberLossOptions::from(reduction).delta(float(args, "delta", 1.0)),
         ),
-        "binary_cross_entropy" => f::binary_cross_entropy(
-            a,
-            target,
-            f::BinaryCrossEntropyOptions::from(reduction).weight(weight),
-        ),
+        "binary_cross_entropy" => {
+            f::binary_cross_entropy(a, target, f::BCELossOptions::from(reduction).weight(weight))
+        }
         "kl_div" => f::kl_div(
             a,
             target,
-            f::KlDivOptions::from(reduction).log_target(args.flag("log_target")),
+            f::KLDivLossOptions::from(reduction).log_target(args.flag("log_target")),
         ),
         _ => f::binary_cross_entropy_with_logits(
             a,
             target,
-            f::BinaryCrossEntropyWithLogitsOptions::from(reduction).weight(weight),
+            f::BCEWithLogitsLossOptions::from(reduction).weight(weight),
         ),
     }
 }

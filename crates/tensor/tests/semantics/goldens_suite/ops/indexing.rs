@@ -12,14 +12,11 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         "index_select" => one(a.and_then(|a| a.index_select(args.int("dim")?, index()?))),
         "gather" => one(a.and_then(|a| a.gather(args.int("dim")?, index()?))),
         "embedding" => {
-            let padding = args.int("padding_idx").ok();
-            one(a.and_then(|a| {
-                functional::embedding(
-                    index()?,
-                    a,
-                    functional::EmbeddingOptions::new().padding_idx(padding),
-                )
-            }))
+            let mut options = functional::EmbeddingOptions::new();
+            if let Ok(row) = args.int("padding_idx") {
+                options = options.padding_idx(row);
+            }
+            one(a.and_then(|a| functional::embedding(index()?, a, options)))
         }
         "scatter" if args.inputs.len() == 2 => {
             one(a
