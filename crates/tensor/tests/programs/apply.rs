@@ -3,7 +3,7 @@
 use warpline::DType;
 
 use crate::generate::Step;
-use crate::model::{Blur, Kinds, Memory, Model, Out, Track, UNKNOWN, Value, dense_strides};
+use crate::model::{ANY, Blur, Kinds, Memory, Model, Out, Track, UNKNOWN, Value, dense_strides};
 use crate::ops;
 use crate::row::{Effect, Values};
 
@@ -32,6 +32,7 @@ impl Model {
         let outs = match (row.predict)(&args, &step.numbers) {
             Ok(outs) => outs,
             Err(UNKNOWN) => return None,
+            Err(ANY) => return Some(Expect::Either(ANY)),
             // A call with two mistakes may name either.
             Err(_)
                 if row.effect == Effect::Writes

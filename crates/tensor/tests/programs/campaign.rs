@@ -21,9 +21,11 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// The work of a child process: its seeds, or one seed and the steps to keep.
+/// The work of a child process: the first seed, the number of seeds and their distance.
 const RANGE: &str = "WARPLINE_PROGRAMS_CHILD";
+/// The steps that are not left out.
 const KEEP: &str = "WARPLINE_PROGRAMS_KEEP";
+/// The folder for the answers.
 const FOLDER: &str = "WARPLINE_PROGRAMS_FOLDER";
 
 fn keep(program: Vec<Step>, kept: &[usize]) -> Vec<Step> {
@@ -38,10 +40,10 @@ fn numbers(text: &str) -> Vec<usize> {
 pub(crate) fn work() {
     let Ok(range) = std::env::var(RANGE) else { return };
     let folder = PathBuf::from(std::env::var(FOLDER).expect("the parent's folder"));
-    let [first, count] = numbers(&range)[..] else { panic!("{RANGE}={range}") };
+    let [first, count, stride] = numbers(&range)[..] else { panic!("{RANGE}={range}") };
     let kept = std::env::var(KEEP).ok().map(|text| numbers(&text));
     let mut coverage = Coverage::new();
-    for seed in first as u64..(first + count) as u64 {
+    for seed in (0..count).map(|k| (first + k * stride) as u64) {
         write(&folder.join("seed"), &seed.to_string());
         let mut program = generate::program(seed);
         if let Some(kept) = &kept {
@@ -76,14 +78,14 @@ enum End {
 }
 
 impl Worker {
-    fn start(name: &str, first: u64, count: u64, kept: Option<&[usize]>) -> Self {
+    fn start(name: &str, seeds: [u64; 3], kept: Option<&[usize]>) -> Self {
         let folder =
             std::env::temp_dir().join(format!("warpline-programs-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "worker", "--nocapture", "--test-threads=1"]);
-        command.env(RANGE, format!("{first},{count}")).env(FOLDER, &folder);
+        command.env(RANGE, seeds.map(|n| n.to_string()).join(",")).env(FOLDER, &folder);
         if let Some(kept) = kept {
             let kept: Vec<String> = kept.iter().map(ToString::to_string).collect();
             command.env(KEEP, kept.join(","));
@@ -91,7 +93,7 @@ impl Worker {
         let log = std::fs::File::create(folder.join("log")).expect("a log");
         command.stdout(Stdio::null()).stderr(log);
         let child = command.spawn().expect("a child process");
-        Self { child, folder, seed: (first, Instant::now()) }
+        Self { child, folder, seed: (seeds[0], Instant::now()) }
     }
 
     fn text(&self, file: &str) -> String {
@@ -145,12 +147,12 @@ impl Drop for Worker {
 pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
     let start = Instant::now();
     let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().min(8)) as u64;
-    let share = count.div_ceil(parallel);
-    let shares =
-        (0..parallel).map(|k| (first + k * share, share.min(count.saturating_sub(k * share))));
-    let mut workers: Vec<Worker> = shares
-        .filter(|(_, count)| *count > 0)
-        .map(|(first, count)| Worker::start(&format!("from-{first}"), first, count, None))
+    // The workers take turns, so the number of a failing seed says how many programs found it.
+    let mut workers: Vec<Worker> = (0..parallel.min(count))
+        .map(|k| {
+            let seeds = [first + k, (count - k).div_ceil(parallel), parallel];
+            Worker::start(&format!("from-{}", first + k), seeds, None)
+        })
         .collect();
     let mut coverage = BTreeMap::new();
     while !workers.is_empty() {
@@ -186,16 +188,19 @@ fn fail(seed: u64, reason: &str) -> ! {
     let program = generate::program(seed);
     let mut kept: Vec<usize> = program.iter().map(|step| step.id).collect();
     let mut reason = reason.to_owned();
-    let fails =
-        |kept: &[usize], reason: &mut String| match Worker::start("shrink", seed, 1, Some(kept))
-            .wait()
-        {
-            End::Done => false,
-            End::Failed(_, why) => {
-                *reason = why;
-                true
-            }
-        };
+    let fails = |kept: &[usize], reason: &mut String| match Worker::start(
+        "shrink",
+        [seed, 1, 1],
+        Some(kept),
+    )
+    .wait()
+    {
+        End::Done => false,
+        End::Failed(_, why) => {
+            *reason = why;
+            true
+        }
+    };
     // A failure that depends on the order of threads may not happen again.
     if fails(&kept, &mut reason) {
         let mut size = kept.len() / 2;

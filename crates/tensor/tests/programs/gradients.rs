@@ -1,7 +1,7 @@
 //! Gradients, hooks and checkpoints.
 
-use warpline::Tensor;
 use warpline::autograd::{GradOptions, checkpoint, grad, no_grad};
+use warpline::{Tensor, runtime, with_runtime};
 
 use crate::generate::Draw;
 use crate::model::{Kinds, Out, Predict, Track, UNKNOWN, Value};
@@ -100,6 +100,8 @@ pub(crate) fn rows() -> Vec<Row> {
                 impl Drop for Touches {
                     fn drop(&mut self) {
                         self.0.set_grad(None).unwrap();
+                        self.0.register_hook(|_| Ok(None)).unwrap().remove();
+                        let _ = (self.0.grad(), self.0.requires_grad_(true));
                     }
                 }
                 let own = Touches(t[0].clone());
@@ -171,10 +173,10 @@ pub(crate) fn rows() -> Vec<Row> {
             "a long chain of checkpoints is dropped",
             |d| {
                 tracked(d);
-                d.number(3000);
+                d.number(4000);
             },
             |t, n| {
-                if !(0..=3000).contains(&n[0]) {
+                if !(0..=4000).contains(&n[0]) {
                     return Err(UNKNOWN as Kinds);
                 }
                 if t[0].numel() > 4 {
@@ -183,11 +185,22 @@ pub(crate) fn rows() -> Vec<Row> {
                 of_leaf(t)
             },
             |t, n| {
-                let mut y = t[0].mul(1)?;
-                for _ in 0..n[0] {
-                    let owned = y.clone();
-                    y = checkpoint(move |t| Ok(vec![t[0].mul(&owned)?]), &[&y])?.remove(0);
-                }
+                let world = runtime();
+                let chain = || -> warpline::Result<()> {
+                    let mut y = t[0].mul(1)?;
+                    for _ in 0..n[0] {
+                        let owned = y.clone();
+                        y = checkpoint(move |t| Ok(vec![t[0].mul(&owned)?]), &[&y])?.remove(0);
+                    }
+                    Ok(())
+                };
+                // A chain that is dropped by recursion overflows this stack.
+                let small = std::thread::Builder::new().stack_size(512 << 10);
+                let ended = std::thread::scope(|s| {
+                    let thread = small.spawn_scoped(s, || with_runtime(&world, chain)).unwrap();
+                    thread.join().unwrap()
+                });
+                ended?
             }
         )
         .weight(1),

@@ -10,6 +10,9 @@ pub(crate) type Kinds = &'static [&'static str];
 /// The answer of a row that does not predict a call. Such a call is not generated.
 pub(crate) const UNKNOWN: Kinds = &["unknown"];
 
+/// The answer of a row without results whose call may do anything but panic, crash or hang.
+pub(crate) const ANY: Kinds = &["any"];
+
 /// The results of a call, or the kinds of its error.
 pub(crate) type Predict = Result<Vec<Out>, Kinds>;
 

@@ -6,7 +6,7 @@ use warpline::{
 };
 
 use crate::generate::Draw;
-use crate::model::{Out, Predict, UNKNOWN, Value, count, float_of};
+use crate::model::{ANY, Out, Predict, UNKNOWN, count, float_of};
 use crate::prelude::{dtype, pattern, place, read, sizes};
 use crate::row::{Effect, Row, row};
 
@@ -68,18 +68,16 @@ fn counted(n: &[i64]) -> Predict {
     made(n, &[n[2] as usize])
 }
 
-fn indices(_: &[Value], n: &[i64]) -> Predict {
-    let (rows, columns) = (n[0] as usize, n[1] as usize);
-    if rows > 64 || columns > 64 {
-        // Too many pairs, or none: the model does not count them.
-        let extreme = |n: i64| !(0..=64).contains(&n);
-        let all_pairs = (rows as u128).saturating_mul(columns as u128) > 1 << 80;
-        if extreme(n[0]) && n[1] > 8 || all_pairs {
-            return Err(UNKNOWN);
-        }
-        return Err(UNKNOWN);
+/// Predicts the indices of a triangle. Of huge matrices, only those with few elements or more than
+/// can be addressed are asked for.
+fn triangle(n: &[i64]) -> Predict {
+    let [rows, columns] = [n[0] as usize, n[1] as usize];
+    match (rows, columns) {
+        (0..=64, 0..=64) => Ok(vec![]),
+        (0..=8, columns) if columns >= 1 << 62 => Err(ANY),
+        (rows, 0..=8) if rows >= 1 << 62 => Err(ANY),
+        _ => Err(UNKNOWN),
     }
-    Ok(vec![])
 }
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -251,7 +249,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 d.int(0, 5);
                 d.int(-4, 4);
             },
-            indices,
+            |_, n| triangle(n),
             |_, n| {
                 let pairs = tril_indices(n[0] as usize, n[1] as usize, n[2], place(0)?)?;
                 assert_eq!(pairs.size()[0], 2);
@@ -264,7 +262,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 d.int(0, 5);
                 d.int(-4, 4);
             },
-            indices,
+            |_, n| triangle(n),
             |_, n| {
                 let pairs = triu_indices(n[0] as usize, n[1] as usize, n[2], place(0)?)?;
                 assert_eq!(pairs.size()[0], 2);

@@ -59,6 +59,9 @@ pub(crate) fn rows() -> Vec<Row> {
                 if n[1] != t[0].ndim() as i64 {
                     return Err(UNKNOWN);
                 }
+                if t[1].dtype == DType::Bool {
+                    return Err(UNKNOWN);
+                }
                 let count = vector(&t[1])?;
                 let d = indices(t, n)?;
                 let mut sizes = t[0].sizes.clone();
@@ -151,6 +154,9 @@ pub(crate) fn rows() -> Vec<Row> {
             },
             |t, n| {
                 if t[0].ndim() == 0 || t[0].numel() == 0 || t[1].sizes != t[0].sizes {
+                    return Err(UNKNOWN);
+                }
+                if t[1].dtype != DType::I64 {
                     return Err(UNKNOWN);
                 }
                 if n[0] != 0 {
