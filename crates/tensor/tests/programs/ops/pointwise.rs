@@ -318,6 +318,9 @@ pub(crate) fn rows() -> Vec<Row> {
                 mask(d);
             },
             |t, _| {
+                if t[0].place != t[1].place {
+                    return Err(UNKNOWN);
+                }
                 let sizes = match &masked(t)?[0] {
                     Out::New { sizes, .. } => sizes.clone(),
                     _ => return Err(UNKNOWN),
