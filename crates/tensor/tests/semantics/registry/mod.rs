@@ -10,6 +10,7 @@ mod completeness;
 mod devices;
 mod differences;
 mod entry;
+mod faults;
 mod passes;
 mod sample;
 

@@ -1,0 +1,340 @@
+//! Generates programs from seeds.
+
+use warpline::DType;
+
+use crate::apply::Expect;
+use crate::model::{Blur, Model, Value};
+use crate::ops::{self, FROM_VEC};
+use crate::row::{DTYPES, Row};
+
+/// A call of a program.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// The number that later steps refer to.
+    pub(crate) id: usize,
+    pub(crate) row: usize,
+    /// Arguments: results of earlier steps.
+    pub(crate) tensors: Vec<(usize, usize)>,
+    pub(crate) numbers: Vec<i64>,
+    /// The stream of both devices on which the step runs.
+    pub(crate) stream: usize,
+    /// Whether the step runs in a thread of its own.
+    pub(crate) thread: bool,
+    /// Whether the step runs at the same time as the one before, if it does not depend on it.
+    pub(crate) beside: bool,
+}
+
+/// A generator of random numbers (splitmix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Returns whether an event with a probability of `percent` happens.
+    pub(crate) fn percent(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+/// Draws the arguments of one call.
+pub(crate) struct Draw<'a> {
+    pub(crate) random: &'a mut Random,
+    pub(crate) model: &'a mut Model,
+    steps: &'a mut Vec<Step>,
+    next: &'a mut usize,
+    /// The arguments so far.
+    pub(crate) tensors: Vec<(usize, usize)>,
+    pub(crate) numbers: Vec<i64>,
+    /// Whether rounded values may be passed.
+    sharp: bool,
+}
+
+impl Draw<'_> {
+    /// Returns argument `k`.
+    pub(crate) fn arg(&self, k: usize) -> Value {
+        self.model.values[&self.tensors[k]].clone()
+    }
+
+    /// Passes a live tensor that fits, or else a new one of these dtypes.
+    pub(crate) fn tensor(&mut self, dtypes: &[DType], fits: impl Fn(&Value) -> bool) {
+        let blur_fits = |v: &Value| !self.sharp || self.model.blur(v) == Blur::Exact;
+        let live: Vec<(usize, usize)> = self
+            .model
+            .values
+            .iter()
+            .filter(|(_, v)| dtypes.contains(&v.dtype) && blur_fits(v) && fits(v))
+            .map(|(at, _)| *at)
+            .collect();
+        if live.is_empty() || self.random.percent(15) {
+            for _ in 0..16 {
+                let sizes = self.sizes();
+                let dtype = self.random.pick(dtypes);
+                let place = self.place();
+                let like = Value {
+                    identity: 0,
+                    storage: 0,
+                    dtype,
+                    place,
+                    strides: crate::model::dense_strides(&sizes),
+                    sizes,
+                    offset: 0,
+                    track: crate::model::Track::No,
+                    of_leaf: false,
+                };
+                if fits(&like) {
+                    return self.fresh(dtype, place, 0, &like.sizes);
+                }
+            }
+        }
+        match live.is_empty() {
+            true => self.fresh(dtypes[0], 0, 0, &[2, 3]),
+            false => {
+                let at = self.random.pick(&live);
+                self.tensors.push(at);
+            }
+        }
+    }
+
+    /// Passes any tensor.
+    pub(crate) fn any(&mut self) {
+        self.tensor(&DTYPES, |_| true);
+    }
+
+    /// Passes any tensor of floats.
+    pub(crate) fn float(&mut self) {
+        self.tensor(&FLOATS, |_| true);
+    }
+
+    /// Passes a tensor of which broadcasts with argument 0, on the same place.
+    pub(crate) fn broadcasts(&mut self) {
+        let with = self.arg(0);
+        let dtype = if self.random.percent(60) { with.dtype } else { self.random.pick(&DTYPES) };
+        let fits = |v: &Value| {
+            v.place == with.place
+                && crate::model::broadcast(&v.sizes, &with.sizes)
+                    .is_ok_and(|sizes| sizes.iter().product::<usize>() <= 512)
+        };
+        let live = self.model.values.values().any(|v| fits(v) && v.identity != with.identity);
+        if live && self.random.percent(70) {
+            return self.tensor(&DTYPES, fits);
+        }
+        let mut sizes = with.sizes.clone();
+        sizes.iter_mut().for_each(|n| {
+            if self.random.percent(25) {
+                *n = 1
+            }
+        });
+        sizes.drain(..if sizes.is_empty() || self.random.percent(70) { 0 } else { 1 });
+        self.fresh(dtype, with.place, 0, &sizes);
+    }
+
+    /// Passes a tensor with the sizes, dtype and place of argument 0.
+    pub(crate) fn same(&mut self) {
+        let with = self.arg(0);
+        let fits = |v: &Value| v.place == with.place && v.sizes == with.sizes;
+        let live = self.model.values.values().any(|v| fits(v) && v.dtype == with.dtype);
+        if live && self.random.percent(60) {
+            return self.tensor(&[with.dtype], fits);
+        }
+        self.fresh(with.dtype, with.place, 0, &with.sizes);
+    }
+
+    /// Passes a new tensor. With a modulus, its elements are numbers below it.
+    pub(crate) fn fresh(&mut self, dtype: DType, place: usize, modulus: usize, sizes: &[usize]) {
+        let mut numbers =
+            vec![dtype as i64, place as i64, self.random.below(11) as i64, modulus as i64];
+        numbers.extend(sizes.iter().map(|&n| n as i64));
+        let id = *self.next;
+        *self.next += 1;
+        let step = Step {
+            id,
+            row: FROM_VEC,
+            tensors: vec![],
+            numbers,
+            stream: if self.random.percent(60) { 0 } else { self.random.below(3) },
+            thread: self.random.percent(5),
+            beside: false,
+        };
+        let expect = self.model.apply(&step);
+        assert!(matches!(expect, Some(Expect::Ok(_))), "{step:?} makes a tensor");
+        self.steps.push(step);
+        self.tensors.push((id, 0));
+    }
+
+    /// Passes a number.
+    pub(crate) fn number(&mut self, number: i64) {
+        self.numbers.push(number);
+    }
+
+    /// Passes a number from `low` to `high`, both included.
+    pub(crate) fn int(&mut self, low: i64, high: i64) -> i64 {
+        let number = low + self.random.below((high - low + 1) as usize) as i64;
+        self.numbers.push(number);
+        number
+    }
+
+    /// Passes a dimension of argument 0. Returns it counted from the front.
+    pub(crate) fn dim(&mut self) -> usize {
+        let count = self.arg(0).ndim().max(1) as i64;
+        self.int(-count, count - 1).rem_euclid(count) as usize
+    }
+
+    /// Passes a dtype.
+    pub(crate) fn dtype(&mut self) -> DType {
+        let dtype = self.random.pick(&DTYPES);
+        self.number(dtype as i64);
+        dtype
+    }
+
+    pub(crate) fn place(&mut self) -> usize {
+        self.random.pick(&[0, 0, 0, 0, 0, 1, 2])
+    }
+
+    /// Returns small sizes.
+    pub(crate) fn sizes(&mut self) -> Vec<usize> {
+        let ndim = self.random.pick(&[0, 1, 1, 2, 2, 2, 3, 3, 4]);
+        (0..ndim).map(|_| self.random.pick(&[0, 1, 1, 2, 2, 3, 3, 4, 5])).collect()
+    }
+}
+
+pub(crate) const FLOATS: [DType; 7] =
+    [DType::F32, DType::F32, DType::F32, DType::F64, DType::F64, DType::F16, DType::BF16];
+
+/// Numbers that replace valid ones in wrong calls.
+const EXTREMES: [i64; 14] = [
+    -1,
+    0,
+    1,
+    2,
+    5,
+    -7,
+    i64::MIN,
+    i64::MIN + 1,
+    i64::MAX,
+    1 << 31,
+    (1 << 31) - 1,
+    1 << 32,
+    (1 << 32) + 1,
+    1 << 62,
+];
+
+/// Steps of a program beside the tensors that it makes.
+const CALLS: usize = 24;
+/// Live tensors above which tensors are dropped.
+const LIVE: usize = 14;
+
+/// Generates the program of a seed.
+pub(crate) fn program(seed: u64) -> Vec<Step> {
+    let rows = ops::table();
+    let mut random = Random::new(seed);
+    let (mut model, mut steps, mut next) = (Model::default(), Vec::new(), 0);
+    // Each program concentrates on some of the rows, so that these meet often.
+    let focus: Vec<usize> = (0..8).map(|_| weighted(&mut random, rows)).collect();
+    for _ in 0..CALLS {
+        let row = if model.values.len() > LIVE {
+            ops::DROP
+        } else if random.percent(35) {
+            random.pick(&focus)
+        } else {
+            weighted(&mut random, rows)
+        };
+        let mut draw = Draw {
+            random: &mut random,
+            model: &mut model,
+            steps: &mut steps,
+            next: &mut next,
+            tensors: vec![],
+            numbers: vec![],
+            sharp: rows[row].sharp,
+        };
+        (rows[row].draw)(&mut draw);
+        if draw.random.percent(22) {
+            corrupt(&mut draw);
+        }
+        let (tensors, numbers) = (draw.tensors, draw.numbers);
+        let thread = random.percent(12);
+        let step = Step {
+            id: next,
+            row,
+            tensors,
+            numbers,
+            stream: if random.percent(50) { 0 } else { random.below(3) },
+            thread,
+            beside: thread && random.percent(70),
+        };
+        if model.apply(&step).is_some() {
+            next += 1;
+            steps.push(step);
+        }
+    }
+    steps
+}
+
+fn weighted(random: &mut Random, rows: &[Row]) -> usize {
+    let total: u32 = rows.iter().map(|row| row.weight).sum();
+    let mut at = random.below(total as usize) as u32;
+    for (k, row) in rows.iter().enumerate() {
+        match at.checked_sub(row.weight) {
+            None => return k,
+            Some(rest) => at = rest,
+        }
+    }
+    0
+}
+
+/// Replaces one argument by another that is probably wrong.
+fn corrupt(draw: &mut Draw<'_>) {
+    let (tensors, numbers) = (draw.tensors.len(), draw.numbers.len());
+    if tensors + numbers == 0 {
+        return;
+    }
+    let k = draw.random.below(tensors + numbers);
+    if k < tensors {
+        let other = match draw.random.below(3) {
+            0 => {
+                let value = draw.arg(k);
+                let place = draw.place();
+                draw.fresh(value.dtype, place, 0, &value.sizes);
+                draw.tensors.pop()
+            }
+            1 => {
+                let value = draw.arg(k);
+                let dtype = draw.random.pick(&DType::ALL);
+                draw.fresh(dtype, value.place, 0, &value.sizes);
+                draw.tensors.pop()
+            }
+            _ => {
+                draw.any();
+                draw.tensors.pop()
+            }
+        };
+        draw.tensors[k] = other.expect("a tensor was drawn");
+    } else {
+        let number = &mut draw.numbers[k - tensors];
+        *number = match draw.random.below(3) {
+            0 => number.wrapping_add(1),
+            1 => number.wrapping_sub(1),
+            _ => draw.random.pick(&EXTREMES),
+        };
+    }
+}

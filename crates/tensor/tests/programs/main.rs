@@ -1,0 +1,76 @@
+//! Random programs against the public safe API.
+//!
+//! A *generator* writes programs from seeds ([`generate`]). A program is a list of calls of rows of
+//! a *table* ([`ops`], [`views`], [`gradients`], [`scenarios`]). A row is a public function, or a
+//! fixed combination of public functions, with a rule for drawing valid arguments and a prediction.
+//! A fifth of the calls gets a wrong argument: another number, or another tensor.
+//!
+//! A *model* ([`model`], [`apply`]) predicts each call from shapes, dtypes, strides, devices,
+//! aliasing, gradients and memory, but without values: the results, or the kinds of error that a
+//! wrong call may return. Calls that the model cannot predict are not generated. The predictions of
+//! a program follow from its calls alone, so a program remains predicted when calls are left out.
+//!
+//! An *interpreter* ([`run`]) runs each program on the CPU and on two simulated GPUs under the
+//! laziest schedule and a seeded one. Steps run on several streams, in threads of their own, and at
+//! the same time if the model says that they are independent. These must hold:
+//!
+//! - A call does what the model predicts: sizes, dtype, device, strides, offset, shared memory,
+//!   `requires_grad`, or one of the kinds of error.
+//! - No call panics, crashes or hangs, and a failed call changes no tensor.
+//! - Values are the same bits under both schedules. Between CPU and GPU they are the same bits or,
+//!   after a sum, equal up to rounding. Values computed from rounded values are not compared.
+//! - Gradients are the same bits under both schedules.
+//! - Before a tensor requires a gradient, the allocator's count equals the model's after every
+//!   step. At the end nothing is in use, and the driver has no objects.
+//! - No kernel leaves its footprint.
+//! - In another run a driver call fails, once or from then on. Any call of the program may then fail,
+//!   but nothing panics, no memory remains in use, and later ops work.
+//!
+//! Programs run in child processes ([`campaign`]). A failing program is shrunk by leaving out calls
+//! and printed as Rust ([`print`]), with its seed.
+//!
+//! `WARPLINE_PROGRAMS` is the number of programs (default: 2,000), `WARPLINE_PROGRAM_SEED` the
+//! first seed (default: 0). `WARPLINE_PROGRAM_COVERAGE` names a file for the counts of calls.
+//!
+//! Not covered yet: files, channels between processes, data loaders, modules, and functions without
+//! a row.
+
+mod apply;
+mod campaign;
+mod generate;
+mod gradients;
+mod model;
+mod ops;
+mod plan;
+mod prelude;
+mod print;
+mod row;
+mod run;
+mod scenarios;
+mod views;
+
+use campaign::number;
+
+#[test]
+fn random_programs() {
+    let count = number("WARPLINE_PROGRAMS", 2000);
+    let coverage = campaign::campaign(number("WARPLINE_PROGRAM_SEED", 0), count);
+    if count >= 2000 {
+        let reached =
+            |row: &row::Row| coverage.keys().any(|call| call.split('\t').next() == Some(row.name));
+        let missing: Vec<&str> =
+            ops::table().iter().filter(|row| !reached(row)).map(|row| row.name).collect();
+        assert!(missing.is_empty(), "no program calls {missing:?}");
+    }
+    if let Ok(path) = std::env::var("WARPLINE_PROGRAM_COVERAGE") {
+        let lines: String =
+            coverage.iter().map(|(call, count)| format!("{call}\t{count}\n")).collect();
+        std::fs::write(&path, lines).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+}
+
+/// The child process of a campaign. Passes without work if there is no parent.
+#[test]
+fn worker() {
+    campaign::work();
+}

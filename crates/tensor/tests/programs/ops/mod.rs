@@ -1,0 +1,37 @@
+//! The table of public functions.
+
+mod factories;
+mod indexing;
+mod pointwise;
+mod products;
+mod reductions;
+mod windows;
+
+use std::sync::OnceLock;
+
+use crate::row::Row;
+use crate::{gradients, scenarios, views};
+
+/// The row of `Tensor::from_vec`, which makes tensors for other rows.
+pub(crate) const FROM_VEC: usize = 0;
+/// The row that drops a tensor.
+pub(crate) const DROP: usize = 1;
+
+/// Returns all rows.
+pub(crate) fn table() -> &'static [Row] {
+    static TABLE: OnceLock<Vec<Row>> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let families = [
+            factories::rows(),
+            pointwise::rows(),
+            reductions::rows(),
+            products::rows(),
+            indexing::rows(),
+            windows::rows(),
+            views::rows(),
+            gradients::rows(),
+            scenarios::rows(),
+        ];
+        families.into_iter().flatten().collect()
+    })
+}

@@ -1,0 +1,91 @@
+//! Functions that the programs call. A printed program contains this file.
+#![allow(dead_code)] // each program uses its part
+
+use warpline::{DType, Device, Error, Result, Tensor, cuda};
+
+/// Returns the device of a place: 0 and 1 are GPUs, 2 is the host. In a world without GPUs, every
+/// place is the host.
+pub(crate) fn place(place: i64) -> Result<Device> {
+    let gpus = cuda::device_count()?;
+    Ok(if place == 2 || gpus == 0 { Device::Cpu } else { Device::cuda(place as usize) })
+}
+
+/// Returns the dtype with a number.
+pub(crate) fn dtype(number: i64) -> DType {
+    DType::ALL[number as usize]
+}
+
+/// Converts numbers to sizes. A negative number becomes a huge size.
+pub(crate) fn sizes(numbers: &[i64]) -> Vec<usize> {
+    numbers.iter().map(|&number| number as usize).collect()
+}
+
+/// Makes a tensor of `[dtype, place, seed, modulus, sizes…]`. With a modulus, the elements are
+/// numbers from 0 to `modulus - 1`. Otherwise they are small integers.
+pub(crate) fn pattern(n: &[i64]) -> Result<Tensor> {
+    let (dtype, sizes) = (dtype(n[0]), sizes(&n[4..]));
+    let value = |i: i64| match (n[3], dtype) {
+        (0, DType::Bool) => (i + n[2]) % 3 % 2,
+        (0, DType::U8) => (i * 7 + n[2] * 3) % 11,
+        (0, _) => (i * 7 + n[2] * 3) % 11 - 5,
+        (modulus, _) => (i * 5 + n[2]) % modulus,
+    };
+    let values: Vec<f64> =
+        (0..sizes.iter().product::<usize>() as i64).map(|i| value(i) as f64).collect();
+    Tensor::from_vec(values, &sizes, (dtype, place(n[1])?))
+}
+
+/// The results of a step: none, one, or several tensors.
+pub(crate) trait Results {
+    fn list(self) -> Result<Vec<Tensor>>;
+}
+
+impl Results for () {
+    fn list(self) -> Result<Vec<Tensor>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Results for &Tensor {
+    fn list(self) -> Result<Vec<Tensor>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Results for Tensor {
+    fn list(self) -> Result<Vec<Tensor>> {
+        Ok(vec![self])
+    }
+}
+
+impl Results for (Tensor, Tensor) {
+    fn list(self) -> Result<Vec<Tensor>> {
+        Ok(vec![self.0, self.1])
+    }
+}
+
+impl Results for Vec<Tensor> {
+    fn list(self) -> Result<Vec<Tensor>> {
+        Ok(self)
+    }
+}
+
+/// Makes the results of an op contiguous, so that a model can predict their strides.
+pub(crate) fn dense(results: Vec<Tensor>) -> Result<Vec<Tensor>> {
+    results.iter().map(Tensor::contiguous).collect()
+}
+
+/// Reads all elements.
+pub(crate) fn read(t: &Tensor) -> Result<Vec<f64>> {
+    // A shared handle must not be recorded by autograd.
+    let t = t.detach();
+    if t.dtype().is_float() {
+        return t.to((DType::F64, "cpu"))?.to_vec::<f64>();
+    }
+    Ok(t.to((DType::I64, "cpu"))?.to_vec::<i64>()?.into_iter().map(|v| v as f64).collect())
+}
+
+/// A failure of a program's own closure.
+pub(crate) fn own_error() -> Error {
+    Error::invalid("own", "the program's own error")
+}

@@ -1,0 +1,112 @@
+//! Each driver call of each op fails, forward and backward, once or for good. The op then fails or
+//! gives the right result, no memory remains in use, and the next op works.
+
+use warpline::autograd::backward;
+use warpline::{DType, Device, Result, Tensor, cuda};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault};
+
+use super::entry::Entry;
+use super::sample::{Layout, Maker};
+use super::{registry, report};
+use crate::boxes::SimBox;
+
+/// Reads the results of an op, and the gradients of its arguments.
+fn pass(entry: &Entry, args: &[Tensor], maker: Maker) -> Result<Vec<Vec<f64>>> {
+    let inputs: Vec<Tensor> = args.iter().map(Tensor::copy).collect::<Result<_>>()?;
+    for &k in entry.differentiable.iter().filter(|&&k| inputs[k].dtype().is_float()) {
+        inputs[k].requires_grad_(true)?;
+    }
+    let results = (entry.call)(&inputs)?;
+    let roots: Vec<&Tensor> = results.iter().filter(|t| t.requires_grad()).collect();
+    let upstream = roots.iter().enumerate().map(|(k, root)| maker.like(k, root));
+    let upstream = upstream.collect::<Result<Vec<_>>>()?;
+    if !roots.is_empty() {
+        let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
+        backward(&roots, &upstream, false, false)?;
+    }
+    let gradients = inputs.iter().filter_map(Tensor::grad);
+    let all: Vec<Tensor> = results.into_iter().chain(gradients).collect();
+    all.iter().map(|t| t.detach().to((DType::F64, "cpu"))?.to_vec()).collect()
+}
+
+/// The error that a call of this kind may return on a GPU.
+fn code(call: CallKind) -> CudaCode {
+    match call {
+        CallKind::MemAlloc | CallKind::MemCreate | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
+        CallKind::Launch => CudaCode::LAUNCH_OUT_OF_RESOURCES,
+        _ => CudaCode::INVALID_VALUE,
+    }
+}
+
+fn same(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
+    let equal = |a: &f64, b: &f64| a == b || (a.is_nan() && b.is_nan());
+    let lists = |a: &Vec<f64>, b: &Vec<f64>| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b))
+    };
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| lists(a, b))
+}
+
+/// Injects each failure into an op, and returns their number.
+fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<usize> {
+    let Some(dtype) = [DType::F32, DType::I64, DType::Bool].into_iter().find(|d| entry.takes(*d))
+    else {
+        return Ok(0);
+    };
+    let maker = Maker { dtype, device: Device::cuda(0), layout: Layout::Contiguous };
+    let args = maker.args(&entry.samples[0])?;
+    // The first pass loads kernels.
+    pass(entry, &args, maker)?;
+    let before = world.sim.usage().calls;
+    let expected = pass(entry, &args, maker)?;
+    let after = world.sim.usage().calls;
+    cuda::synchronize(0)?;
+    let base = cuda::memory_allocated(0)?;
+    let right = |values: &[Vec<f64>]| entry.differs.is_some() || same(values, &expected);
+    let mut count = 0;
+    for (&call, &times) in &after {
+        let times = (times - before.get(&call).copied().unwrap_or(0)) as usize;
+        for (n, repeated) in (0..times).flat_map(|n| [(n, 1), (n, usize::MAX)]) {
+            count += 1;
+            let title =
+                || format!("{}: {call:?} {n} of {times} fails {repeated} times", entry.title());
+            world.sim.inject(Fault::new(call, code(call)).after(n).times(repeated));
+            let outcome = pass(entry, &args, maker);
+            world.sim.clear_faults();
+            if outcome.is_ok_and(|values| !right(&values)) {
+                failures.push(format!("{}: other values", title()));
+            }
+            match pass(entry, &args, maker) {
+                Ok(values) if right(&values) => {}
+                Ok(_) => failures.push(format!("{}: other values afterwards", title())),
+                Err(error) => failures.push(format!("{}: afterwards {error}", title())),
+            }
+            if let Err(error) = cuda::synchronize(0) {
+                failures.push(format!("{}: afterwards {error}", title()));
+            }
+            let bytes = cuda::memory_allocated(0)?;
+            if bytes != base {
+                failures.push(format!("{}: {bytes} bytes in use, not {base}", title()));
+                return Ok(count);
+            }
+        }
+    }
+    Ok(count)
+}
+
+#[test]
+fn each_driver_call_of_each_op_may_fail() {
+    let world = SimBox::lazy(1);
+    let (mut count, mut failures) = (0, Vec::new());
+    world.enter(|| {
+        for entry in registry() {
+            match faults(&world, &entry, &mut failures) {
+                Ok(faults) => count += faults,
+                Err(error) => failures.push(format!("{}: {error}", entry.title())),
+            }
+        }
+        Ok(())
+    });
+    report("failed driver calls", count, &failures);
+    assert!(count > 1000, "only {count} failures were injected");
+}
