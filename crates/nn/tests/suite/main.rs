@@ -9,6 +9,7 @@ mod files;
 mod from_pytorch;
 mod hooks;
 mod launches;
+mod llama;
 mod messages;
 mod modules;
 mod moves;

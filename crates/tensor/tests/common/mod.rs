@@ -194,6 +194,11 @@ pub(crate) fn goldens() -> PathBuf {
     if let Some(path) = std::env::var_os("WARPLINE_GOLDENS") {
         return path.into();
     }
+    committed_goldens()
+}
+
+/// Folder of the goldens beside the tests.
+pub(crate) fn committed_goldens() -> PathBuf {
     let root = std::env::var_os("CARGO_MANIFEST_DIR");
     let root = root.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     root.join("tests/goldens")
