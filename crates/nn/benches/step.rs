@@ -35,7 +35,7 @@ fn step(c: &mut Criterion) {
         for (name, optimizer) in all {
             let mut step = || -> Result<()> {
                 optimizer.zero_grad()?;
-                forward()?.backward(())?;
+                forward()?.backward()?;
                 optimizer.step()
             };
             c.bench_function(&format!("step/{name}"), |bench| {
@@ -49,7 +49,7 @@ fn step(c: &mut Criterion) {
         let mut adam = AdamW::new(gpt.parameters(), ())?;
         let mut step = || -> Result<()> {
             adam.zero_grad()?;
-            gpt.loss(&tokens, &tokens)?.backward(())?;
+            gpt.loss(&tokens, &tokens)?.backward()?;
             adam.step()
         };
         c.bench_function("step/a GPT of 4 layers", |bench| bench.iter(|| step().expect("a step")));

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let x = randn([32, 8], ())?;
     for _ in 0..5 {
         let loss = net.forward(&x)?.square()?.mean(())?;
-        loss.backward(())?;
+        loss.backward()?;
         println!("{}", loss.item::<f32>()?);
     }
     Ok(())

@@ -117,7 +117,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
             let labels = labels.to_non_blocking(device)?;
             let loss = cross_entropy(&read, &labels, ())?;
             optimizer.zero_grad()?;
-            loss.backward(())?;
+            loss.backward()?;
             optimizer.step()?;
             scheduler.step(&mut optimizer)?;
             last = Some(loss);

@@ -78,7 +78,7 @@ fn all() -> Result<()> {
         x.add_(1.0).map(drop)
     })?;
     let mut graph = CudaGraph::new();
-    graph.capture((), || {
+    graph.capture(|| {
         group.all_reduce(&x, ReduceOp::Sum, false).expect("it is captured");
         Ok(())
     })?;

@@ -136,7 +136,7 @@ fn decoder(kernels: usize) -> Result<CudaGraph> {
     let sums = (0..kernels).map(|_| zeros([1, 4], 0)).collect::<Result<Vec<_>>>()?;
     let row = zeros([1, 4], 0)?;
     let mut graph = CudaGraph::new();
-    graph.capture((), || {
+    graph.capture(|| {
         for kernel in 0..kernels {
             match kernel % 8 {
                 0 => caches[kernel].index_copy_(0, &index, &row),

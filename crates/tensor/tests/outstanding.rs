@@ -69,7 +69,7 @@ fn decoder(layers: usize) -> Result<CudaGraph> {
     let make = |sizes: [usize; 2]| (0..layers).map(|_| zeros(sizes, 0)).collect::<Result<Vec<_>>>();
     let (caches, sums) = (make([8, 4])?, make([1, 4])?);
     let mut graph = CudaGraph::new();
-    graph.capture((), || {
+    graph.capture(|| {
         let mut row = table.index_select(0, &index)?;
         for (cache, sum) in caches.iter().zip(&sums) {
             cache.index_copy_(0, &index, &row)?;

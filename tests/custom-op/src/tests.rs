@@ -192,7 +192,7 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
 fn graphs_replay_it_and_its_check() {
     on_simulated(|| {
         let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor([[0i64, 1]], "cuda")?);
-        let ((graph, sums), line) = (cuda::graph((), || bags(&weight, &index))?, line!());
+        let ((graph, sums), line) = (cuda::graph(|| bags(&weight, &index))?, line!());
         graph.replay()?;
         assert_eq!(sums.to_vec::<f32>()?, [2.0; 3]);
         weight.fill_(5.0)?;

@@ -44,7 +44,7 @@ fn train(device: Device) -> Result<(Net, Vec<f32>)> {
             let out = net.forward(&x.to(device)?)?;
             let loss = cross_entropy(&out, &y.to(device)?, ())?;
             optimizer.zero_grad()?;
-            loss.backward(())?;
+            loss.backward()?;
             clip_grad_norm_(&net.parameters(), 1.0, ())?;
             optimizer.step()?;
             scheduler.step(&mut optimizer)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use warpline::functional::{
-    AttentionOptions, KvCache, RmsNormOptions, add_rms_norm, linear, rms_norm, rotary_embedding,
+    AttentionOptions, KvCache, RMSNormOptions, add_rms_norm, linear, rms_norm, rotary_embedding,
     scaled_dot_product_attention, silu_mul,
 };
 use warpline::{DType, Device, Result, Tensor, arange, cat, embedding, tensor};
@@ -181,7 +181,7 @@ impl Llama {
         residual: Option<Tensor>,
         weight: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
-        let options = RmsNormOptions::new().weight(weight).eps(self.config.rms_norm_eps);
+        let options = RMSNormOptions::new().weight(weight).eps(self.config.rms_norm_eps);
         match residual {
             Some(residual) => add_rms_norm(x, &residual, [self.config.hidden_size], options),
             None => Ok((rms_norm(x, [self.config.hidden_size], options)?, x.clone())),

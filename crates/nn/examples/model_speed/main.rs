@@ -208,7 +208,7 @@ fn tokens(
     reset()?;
     let mut figures = vec![median(eager, 20, 9, step)?];
     reset()?;
-    let (graph, ()) = cuda::graph((), step)?;
+    let (graph, ()) = cuda::graph(step)?;
     for (name, inner, outer) in [(one, 1, 21), (twenty, 20, 9), (thousand, 1000, 1)] {
         reset()?;
         figures.push(median(name, inner, outer, || graph.replay())?);
@@ -225,7 +225,7 @@ fn captured(
     let side = cuda::Stream::new(())?;
     cuda::with_stream(&side, || (0..3).try_for_each(|_| step()))?;
     cuda::synchronize(())?;
-    let (graph, ()) = cuda::graph((), step)?;
+    let (graph, ()) = cuda::graph(step)?;
     median(name, inner, 9, || graph.replay())
 }
 
@@ -236,7 +236,7 @@ fn small() -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let step = |optimizer: &mut dyn Optimizer| -> Result<()> {
         optimizer.zero_grad()?;
-        cross_entropy(&net.forward(&x)?, &y, ())?.backward(())?;
+        cross_entropy(&net.forward(&x)?, &y, ())?.backward()?;
         optimizer.step()
     };
     let mut sgd = SGD::new(net.parameters(), SGDOptions::new().lr(0.01))?;
@@ -264,7 +264,7 @@ fn gpt(
     let tokens: Tensor = randint(0, sizes.vocabulary as i64, [batch, length], "cuda")?;
     let step = |adam: &mut AdamW| {
         adam.zero_grad()?;
-        net.loss(&tokens, &tokens)?.backward(())?;
+        net.loss(&tokens, &tokens)?.backward()?;
         adam.step()
     };
     let options = AdamWOptions::new().lr(1e-4);

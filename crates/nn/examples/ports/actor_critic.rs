@@ -88,7 +88,7 @@ fn finish_episode(model: &mut Policy, optimizer: &mut Adam, device: Device) -> R
 
     optimizer.zero_grad()?;
     let loss = expr!(stack(&policy_losses, 0).sum(()) + stack(&value_losses, 0).sum(()))?;
-    loss.backward(())?;
+    loss.backward()?;
     optimizer.step()?;
 
     model.rewards.clear();

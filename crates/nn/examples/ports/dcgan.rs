@@ -149,7 +149,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
 
             let output = net_d.forward(&real)?;
             let err_d_real = criterion.forward(&output, &label)?;
-            err_d_real.backward(())?;
+            err_d_real.backward()?;
             let d_x = output.mean(())?.item::<f32>()?;
 
             // Train with fake images.
@@ -158,7 +158,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
             label.fill_(fake_label)?;
             let output = net_d.forward(&fake.detach())?;
             let err_d_fake = criterion.forward(&output, &label)?;
-            err_d_fake.backward(())?;
+            err_d_fake.backward()?;
             let d_g_z1 = output.mean(())?.item::<f32>()?;
             let err_d = expr!(err_d_real + err_d_fake)?;
             optimizer_d.step()?;
@@ -168,7 +168,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
             label.fill_(real_label)?; // fake labels are real for the generator's cost
             let output = net_d.forward(&fake)?;
             let err_g = criterion.forward(&output, &label)?;
-            err_g.backward(())?;
+            err_g.backward()?;
             let d_g_z2 = output.mean(())?.item::<f32>()?;
             optimizer_g.step()?;
 

@@ -153,7 +153,7 @@ fn train_iter(
     optimizer.zero_grad()?;
     let output = model.forward(&input.0, &input.1)?;
     let loss = criterion.forward(&output.i(mask_train)?, &target.i(mask_train)?)?;
-    loss.backward(())?;
+    loss.backward()?;
     optimizer.step()
 }
 

@@ -72,7 +72,7 @@ fn train(
         optimizer.zero_grad()?;
         let output = model.forward(&data)?;
         let loss = nll_loss(&output, &target, ())?;
-        loss.backward(())?;
+        loss.backward()?;
         optimizer.step()?;
         if batch_idx % LOG_INTERVAL == 0 {
             println!(

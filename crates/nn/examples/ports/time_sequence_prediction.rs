@@ -73,7 +73,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
             let out = seq.forward(&input, 0)?;
             let loss = criterion.forward(&out, &target)?;
             println!("loss: {}", loss.item::<f64>()?);
-            loss.backward(())?;
+            loss.backward()?;
             Ok(loss)
         })?;
         let pred = no_grad(|| seq.forward(&test_input, future))?;

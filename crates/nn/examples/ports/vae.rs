@@ -88,7 +88,7 @@ fn train(
         optimizer.zero_grad()?;
         let (recon_batch, mu, logvar) = model.forward(&data)?;
         let loss = loss_function(&recon_batch, &data, &mu, &logvar)?;
-        loss.backward(())?;
+        loss.backward()?;
         let loss = loss.item::<f32>()?;
         train_loss += loss;
         seen += data.size()[0];

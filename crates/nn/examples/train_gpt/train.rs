@@ -102,7 +102,7 @@ impl Training {
         self.optimizer.zero_grad()?;
         let logits = self.model.forward(&inputs)?.flatten(0, 1)?;
         let loss = cross_entropy(&logits, &targets.flatten(0, 1)?, ())?;
-        loss.backward(())?;
+        loss.backward()?;
         clip_grad_norm_(&self.model.parameters(), 1.0, ())?;
         self.optimizer.step()?;
         self.scheduler.step(&mut self.optimizer)?;

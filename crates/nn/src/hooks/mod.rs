@@ -219,7 +219,7 @@ where
     ///     Ok(Some(vec![doubled]))
     /// });
     /// let x = ones([2], ())?.requires_grad_(true)?;
-    /// net.forward(&x)?.sum(())?.backward(())?;
+    /// net.forward(&x)?.sum(())?.backward()?;
     /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0, 2.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```

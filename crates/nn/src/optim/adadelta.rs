@@ -12,7 +12,7 @@ use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, setti
 ///
 /// let weight = warpline::ones([2], ())?.requires_grad_(true)?;
 /// let mut optimizer = Adadelta::new(vec![weight.clone()], AdadeltaOptions::new().rho(0.95))?;
-/// weight.square()?.sum(())?.backward(())?;
+/// weight.square()?.sum(())?.backward()?;
 /// optimizer.step()?;
 /// assert!(weight.detach().to_vec::<f32>()?.iter().all(|weight| *weight < 1.0));
 /// # Ok::<(), warpline::Error>(())

@@ -12,7 +12,7 @@
 //! let x = warpline::ones([4, 2], ())?;
 //! for _ in 0..3 {
 //!     sgd.zero_grad()?;
-//!     net.forward(&x)?.square()?.mean(())?.backward(())?;
+//!     net.forward(&x)?.square()?.mean(())?.backward()?;
 //!     sgd.step()?;
 //! }
 //! # Ok::<(), warpline::Error>(())

@@ -390,6 +390,6 @@ fn gradient(at: &str, stride: usize) -> Result<Tensor> {
     let weight = k(at, 2);
     weight.requires_grad_(true)?;
     let options = ConvOptions::new().stride(stride);
-    conv2d(&im(at, 2), &weight, None, options)?.sum(())?.backward(())?;
+    conv2d(&im(at, 2), &weight, None, options)?.sum(())?.backward()?;
     Ok(weight.grad().unwrap_or(weight))
 }

@@ -77,14 +77,14 @@ fn hooks_run_in_pytorchs_order_until_they_are_removed() {
             let y = module.forward(&x)?;
             assert_eq!(y.detach().to_vec::<f32>()?, [7.0]);
             assert_eq!(taken(&seen), ["pre 1", "pre 2", "after 1", "after 2"]);
-            y.mul(10)?.sum(())?.backward(())?;
+            y.mul(10)?.sum(())?.backward()?;
             assert_eq!(taken(&seen), ["back"]);
             assert_eq!(x.grad().expect("a gradient").to_vec::<f32>()?, [100.0]);
             // The weight's gradient is that of the output, not of the replaced gradient of the input.
             assert_eq!(module.weight.grad().expect("a gradient").to_vec::<f32>()?, [30.0]);
             handles.into_iter().for_each(warpline::autograd::HookHandle::remove);
             let y = module.clone().forward(&x)?;
-            y.sum(())?.backward(())?;
+            y.sum(())?.backward()?;
             assert_eq!(y.detach().to_vec::<f32>()?, [2.0]);
             assert!(taken(&seen).is_empty());
         }
@@ -118,7 +118,7 @@ fn elements_of_a_sequence_have_hooks() -> Result<()> {
     let mut clone = net.clone();
     clone.to(warpline::DType::F64)?;
     let x = ones([4, 2], warpline::DType::F64)?;
-    x.apply(&clone)?.sum(())?.backward(())?;
+    x.apply(&clone)?.sum(())?.backward()?;
     let expected = ["0 Linear [4, 3]", "1 ReLU [4, 3]", "2 Linear [4, 1]", "[Some(2), Some(2)]"];
     assert_eq!(taken(&seen), expected);
     handles.into_iter().for_each(warpline::autograd::HookHandle::remove);
@@ -140,7 +140,7 @@ fn gradients_of_inputs_have_the_places_of_their_tensors() -> Result<()> {
     });
     let (hidden, cell) = (ones([1, 3], ())?, ones([1, 3], ())?.requires_grad_(true)?);
     let (output, _) = lstm.forward((ones([5, 2], ())?, (hidden, cell)))?;
-    output.sum(())?.backward(())?;
+    output.sum(())?.backward()?;
     let expected = (vec![false, false, true], vec![true, false, false]);
     assert_eq!(*seen.lock().unwrap(), [expected]);
     Ok(())
@@ -157,11 +157,11 @@ fn a_module_whose_inputs_want_no_gradient_calls_its_backward_hooks() -> Result<(
         Ok(None)
     });
     let indices = tensor([0i64, 2], ())?;
-    table.forward(&indices)?.sum(())?.backward(())?;
+    table.forward(&indices)?.sum(())?.backward()?;
     assert_eq!(taken(&seen), ["true [2, 2]"]);
     handle.remove();
     table.register_full_backward_hook(|_, grad_output| Ok(Some(grad_output.to_vec())));
-    let error = table.forward(&indices)?.sum(())?.backward(()).unwrap_err();
+    let error = table.forward(&indices)?.sum(())?.backward().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
     Ok(())
 }
@@ -174,7 +174,7 @@ fn a_hook_that_fails_makes_the_pass_fail() -> Result<()> {
     failing.remove();
     net.register_full_backward_hook(|_, _| Ok(Some(Vec::new())));
     let x = ones([2], ())?.requires_grad_(true)?;
-    let error = net.forward(&x)?.sum(())?.backward(()).unwrap_err();
+    let error = net.forward(&x)?.sum(())?.backward().unwrap_err();
     assert!(error.to_string().contains("0 gradients for 1 inputs"), "{error}");
     Ok(())
 }

@@ -28,7 +28,7 @@ fn a_step_of_a_gpt_of_four_layers() {
         for count in &mut counts {
             let before = all();
             adam.zero_grad()?;
-            gpt.loss(&tokens, &tokens)?.backward(())?;
+            gpt.loss(&tokens, &tokens)?.backward()?;
             adam.step()?;
             *count = all() - before;
         }

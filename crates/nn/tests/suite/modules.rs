@@ -21,7 +21,7 @@ fn assert_close(a: &Tensor, b: &Tensor, what: &str) -> Result<()> {
 /// Asserts that every parameter gets a gradient.
 fn assert_learns(module: &impl Module, out: &Tensor) -> Result<()> {
     module.zero_grad()?;
-    out.square()?.sum(())?.backward(())?;
+    out.square()?.sum(())?.backward()?;
     for (name, parameter) in module.named_parameters() {
         let grad = parameter.grad().unwrap_or_else(|| panic!("{name} has no gradient"));
         assert!(grad.abs()?.amax(())?.item::<f32>()? > 0.0, "{name}");
@@ -165,7 +165,7 @@ fn a_network_of_images_learns_on_every_device() {
             let x = randn([5, 1, 4, 4], ())?.to(place)?;
             let classes = tensor([0i64, 1, 2, 0, 1], place)?;
             let out = net.forward(&x)?;
-            CrossEntropyLoss::new(()).forward(&out, &classes)?.backward(())?;
+            CrossEntropyLoss::new(()).forward(&out, &classes)?.backward()?;
             assert!(net.parameters().iter().all(|parameter| parameter.grad().is_some()));
             assert_eq!(
                 state.get("1.num_batches_tracked").map(Tensor::item::<i64>).transpose()?,
@@ -187,7 +187,7 @@ fn padding_is_zero_and_is_not_learned() {
     let table = Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(1)).unwrap();
     let out = table.forward(&tensor([[1i64, 2, 1]], ()).unwrap()).unwrap();
     assert_eq!(out.select(1, 0).unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
-    out.sum(()).unwrap().backward(()).unwrap();
+    out.sum(()).unwrap().backward().unwrap();
     let grad = table.weight.grad().expect("a gradient");
     assert_eq!(grad.sum(1).unwrap().to_vec::<f32>().unwrap(), [0.0, 0.0, 3.0, 0.0]);
     assert!(Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(4)).is_err());
@@ -289,7 +289,7 @@ fn a_cell_refuses_states_of_other_sizes() {
 fn the_gradient_of_a_learned_slope_at_zero_is_the_slope() {
     let x = tensor([0f32, -1.0, 2.0], ()).unwrap().requires_grad_(true).unwrap();
     let slopes = PReLU::new(()).unwrap();
-    slopes.forward(&x).unwrap().sum(()).unwrap().backward(()).unwrap();
+    slopes.forward(&x).unwrap().sum(()).unwrap().backward().unwrap();
     assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), [0.25, 0.25, 1.0]);
     assert_eq!(slopes.weight.grad().unwrap().to_vec::<f32>().unwrap(), [-1.0]);
 }

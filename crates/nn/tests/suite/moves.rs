@@ -134,7 +134,7 @@ fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
         moves(world, |to| {
             let mut net = Net::tied()?;
             let mut optimizer = sgd(&net)?;
-            net.loss()?.backward(())?;
+            net.loss()?.backward()?;
             optimizer.step()?;
             let state = optimizer.state_dict()?;
             let old = net.parameters();
@@ -182,13 +182,13 @@ fn gradients_and_hooks_do_not_reach_a_moved_parameter_in_silence() {
             let (loss, old) = (net.loss()?, net.parameters().remove(0));
             let other = net.clone();
             net.to(to)?;
-            moved("backward", "layers.0.weight", loss.backward(()));
-            moved("backward", "layers.0.weight", other.loss()?.backward(()));
+            moved("backward", "layers.0.weight", loss.backward());
+            moved("backward", "layers.0.weight", other.loss()?.backward());
             moved("register_hook", "layers.0.weight", old.register_hook(|_| Ok(None)));
             moved("register_post_accumulate_grad_hook", "layers.0.weight", watched(&old));
             moved("set_grad", "layers.0.weight", old.set_grad(&old.zeros_like(())?));
             old.set_grad(None)?;
-            net.loss()?.backward(())
+            net.loss()?.backward()
         })
     });
 }
@@ -218,11 +218,11 @@ fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
             let called = || [&calls[0], &calls[1]].map(|calls| calls.load(Ordering::Relaxed));
             net.to(to)?;
             net.to(DType::F16)?;
-            net.loss()?.backward(())?;
+            net.loss()?.backward()?;
             assert_eq!(called(), [1, 1]);
             seen.remove();
             added.remove();
-            net.loss()?.backward(())?;
+            net.loss()?.backward()?;
             assert_eq!(called(), [1, 1]);
             Ok(())
         })
@@ -245,7 +245,7 @@ fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
     for (before, after) in before.iter().zip(all(&net)) {
         assert!(before.is_same(&after));
     }
-    net.loss()?.backward(())?;
+    net.loss()?.backward()?;
     optimizer.step()
 }
 

@@ -74,7 +74,7 @@ fn an_embedding_counts_its_padding_from_the_end() -> Result<()> {
     let table = Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(-1))?;
     let out = table.forward(&tensor([3i64, 0], ())?)?;
     assert_eq!(out.select(0, 0)?.to_vec::<f32>()?, [0.0; 3]);
-    out.sum(())?.backward(())?;
+    out.sum(())?.backward()?;
     let grad = table.weight.grad().expect("a gradient").sum(1)?;
     assert_eq!(grad.to_vec::<f32>()?, [3.0, 0.0, 0.0, 0.0]);
     refuses(Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(-5)), "padding_idx");

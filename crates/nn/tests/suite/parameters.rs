@@ -10,7 +10,7 @@ fn a_converted_parameter_is_a_tensor_and_the_parameter_stays() -> Result<()> {
     let double = net.weight.to(DType::F64)?;
     assert_eq!((double.dtype(), net.weight.dtype()), (DType::F64, DType::F32));
     assert!(!double.is_leaf() && net.weight.is_leaf());
-    double.sum(())?.backward(())?;
+    double.sum(())?.backward()?;
     assert!(net.weight.grad().is_some());
     let buffer = Buffer::new(ones([2], ())?);
     assert_eq!((buffer.to(DType::F64)?.dtype(), buffer.dtype()), (DType::F64, DType::F32));

@@ -83,7 +83,7 @@ impl GoldenRun {
             let loss = cross_entropy(&logits.reshape([-1, classes])?, &target, ())?;
             near(&format!("loss {i}"), loss.item()?, self.losses[i]);
             optimizer.zero_grad()?;
-            loss.backward(())?;
+            loss.backward()?;
             if i == 0 {
                 for (name, expected) in self.under("grad0.") {
                     let grad = weights.get(name).grad().unwrap_or_else(|| panic!("{name}"));

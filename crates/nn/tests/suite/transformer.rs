@@ -57,7 +57,7 @@ fn an_encoder_layer_is_the_composition_of_its_parts() {
                 let x = randn([3, 4, 6], place)?;
                 let out = layer.forward(&x, ())?;
                 assert_close(&out, &composed(&layer, &x, norm_first, gelus)?, "a layer")?;
-                out.square()?.sum(())?.backward(())?;
+                out.square()?.sum(())?.backward()?;
                 assert!(layer.parameters().iter().all(|parameter| parameter.grad().is_some()));
             }
         }

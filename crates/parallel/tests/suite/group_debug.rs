@@ -226,7 +226,7 @@ fn debug_mode_leaves_nothing_in_the_store_between_replays() {
             let side = cuda::Stream::new(group.device())?;
             let mut graph = CudaGraph::new();
             cuda::with_stream(&side, || {
-                graph.capture((), || group.all_reduce(&x, ReduceOp::Sum, false).map(drop))
+                graph.capture(|| group.all_reduce(&x, ReduceOp::Sum, false).map(drop))
             })?;
             // Each replay has its own sequence number and writes nothing to the store.
             for replays in 0..6 {

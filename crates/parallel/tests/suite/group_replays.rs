@@ -15,7 +15,7 @@ fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<Cu
     cuda::set_device(group.device())?;
     let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
-    cuda::with_stream(&side, || graph.capture((), body))?;
+    cuda::with_stream(&side, || graph.capture(body))?;
     Ok(graph)
 }
 

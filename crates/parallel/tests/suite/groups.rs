@@ -310,7 +310,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
     let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
     cuda::with_stream(&side, || {
-        graph.capture((), || {
+        graph.capture(|| {
             group.all_reduce(&x, ReduceOp::Sum, false)?;
             let work = group.all_reduce(&x, ReduceOp::Sum, true)?;
             work.wait()
@@ -330,7 +330,7 @@ fn host_waits_are_refused_during_a_capture_and_work_afterwards() {
             cuda::set_device(group.device())?;
             let side = cuda::Stream::new(group.device())?;
             cuda::with_stream(&side, || {
-                CudaGraph::new().capture((), || {
+                CudaGraph::new().capture(|| {
                     for refused in [group.barrier(), group.new_group(&[0, 1]).map(drop)] {
                         let error = refused.expect_err("refused");
                         assert!(error.to_string().contains("waits on the host"), "{error}");

@@ -45,7 +45,7 @@ fn run(options: &Options) -> Result<()> {
         }
         Ok(y)
     };
-    let (graph, result) = cuda::graph((), chain)?;
+    let (graph, result) = cuda::graph(chain)?;
     let eager = measure(options, &stream, || chain().map(drop))?;
     let replay = measure(options, &stream, || graph.replay())?;
     let expected = options.ops as f32 + 1.0;

@@ -31,7 +31,7 @@ impl Row {
         call()?;
         let mut graph = None;
         if let Timing::Graph(calls) = spec.timing {
-            let (captured, ()) = cuda::graph((), || (0..calls).try_for_each(|_| call()))?;
+            let (captured, ()) = cuda::graph(|| (0..calls).try_for_each(|_| call()))?;
             captured.replay()?;
             graph = Some(captured);
         }

@@ -185,7 +185,7 @@ fn sequence<R>(
 /// let x = tensor([3f32], ())?.requires_grad_(true)?;
 /// let own = weight.clone();
 /// let y = autograd::checkpoint(move |x| Ok(vec![x[0].mul(&own)?.exp()?.log()?]), &[&x])?;
-/// y[0].sum(())?.backward(())?;
+/// y[0].sum(())?.backward()?;
 /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0]);
 /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [3.0]);
 /// # Ok::<(), warpline::Error>(())

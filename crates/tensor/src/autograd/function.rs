@@ -50,7 +50,7 @@ impl ToSave {
 /// let x = tensor([0.4f32, 1.6], ())?.requires_grad_(true)?;
 /// let y = StraightThrough.apply(&[&x])?.remove(0);
 /// assert_eq!(y.to_vec::<f32>()?, [0.0, 2.0]);
-/// y.sum(())?.backward(())?;
+/// y.sum(())?.backward()?;
 /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [1.0, 1.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```

@@ -204,7 +204,7 @@ impl Tensor {
     ///
     /// let x = ones([2], ())?.requires_grad_(true)?;
     /// x.register_hook(|grad| grad.mul(10).map(Some))?;
-    /// x.sum(())?.backward(())?;
+    /// x.sum(())?.backward()?;
     /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [10.0, 10.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```

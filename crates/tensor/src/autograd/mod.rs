@@ -8,7 +8,7 @@
 //!
 //! let weight = tensor([1f32, 2.0], ())?.requires_grad_(true)?;
 //! let loss = weight.square()?.sum(())?;
-//! loss.backward(())?;
+//! loss.backward()?;
 //! let grad = weight.grad().unwrap();
 //! assert_eq!(grad.to_vec::<f32>()?, [2.0, 4.0]);
 //! autograd::no_grad(|| weight.add_scaled_(&grad, -0.5).map(drop))?;

@@ -29,7 +29,7 @@ use crate::{ErrorKind, Result, Tensor};
 /// let old = ones([2], ())?.requires_grad_(true)?;
 /// let new = old.detach().to(DType::F64)?.requires_grad_(true)?;
 /// mark_moved(&old, &new, "weight");
-/// let error = old.sum(())?.backward(()).unwrap_err();
+/// let error = old.sum(())?.backward().unwrap_err();
 /// assert!(error.to_string().contains("`weight` was moved"));
 /// assert!(check_not_moved("step", &old).is_err() && check_not_moved("step", &new).is_ok());
 /// # Ok::<(), warpline::Error>(())

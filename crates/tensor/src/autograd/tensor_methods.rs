@@ -20,7 +20,7 @@ impl Tensor {
     ///
     /// let weight = randn([3, 2], ())?.requires_grad_(true)?;
     /// let x = tensor([[1f32, 2.0, 3.0]], ())?;
-    /// x.matmul(&weight)?.sum(())?.backward(())?;
+    /// x.matmul(&weight)?.sum(())?.backward()?;
     /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -115,10 +115,25 @@ impl Tensor {
         if self.is_leaf() { None } else { self.edge().map(|edge| edge.node.title()) }
     }
 
-    /// Computes the gradients of this tensor for all leaves that it was computed from and that require a gradient
-    /// (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the leaves. `options` is `()` for a tensor
-    /// of one element, the gradient of this tensor, or [`BackwardOptions`]. By default the saved tensors of the graph
-    /// are freed.
+    /// Computes the gradients of this tensor, which has one element, for all leaves that it was computed from
+    /// and that require a gradient (`Tensor.backward`). The gradients are added to [`Tensor::grad`] of the
+    /// leaves. The saved tensors of the graph are freed.
+    ///
+    /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
+    /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
+    /// freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a
+    /// parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
+    /// errors of hooks.
+    #[track_caller]
+    pub fn backward(&self) -> Result<()> {
+        self.backward_with(())
+    }
+
+    /// Computes gradients as [`Tensor::backward`] does. `options` is the gradient of this tensor, which may then
+    /// have several elements, or [`BackwardOptions`].
     ///
     /// ```
     /// use warpline::autograd::BackwardOptions;
@@ -126,23 +141,17 @@ impl Tensor {
     ///
     /// let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
     /// let y = x.square()?;
-    /// y.backward(BackwardOptions::new().gradient(&tensor([1f64, 0.0], ())?).retain_graph(true))?;
-    /// y.backward(&tensor([0f64, 1.0], ())?)?;
+    /// y.backward_with(BackwardOptions::new().gradient(&tensor([1f64, 0.0], ())?).retain_graph(true))?;
+    /// y.backward_with(&tensor([0f64, 1.0], ())?)?;
     /// assert_eq!(x.grad().unwrap().to_vec::<f64>()?, [2.0, 4.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
-    /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
-    /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
-    ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the given gradient has
-    /// other sizes than this tensor, is not floating-point, or is on another device, if the tensor requires no
-    /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
-    /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
-    /// errors of hooks.
+    /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if the gradient has other sizes than this
+    /// tensor, is not floating-point, or is on another device.
     #[track_caller]
-    pub fn backward<'a>(&self, options: impl IntoOptions<BackwardOptions<'a>>) -> Result<()> {
+    pub fn backward_with<'a>(&self, options: impl IntoOptions<BackwardOptions<'a>>) -> Result<()> {
         let options = options.into_options();
         let root = root("backward", self, options.gradient)?;
         engine::run("backward", Location::caller(), vec![root], None, options.pass()).map(drop)
@@ -150,7 +159,7 @@ impl Tensor {
 }
 
 crate::__options! {
-    /// Options of [`Tensor::backward`]. A tensor converts into options with this gradient.
+    /// Options of [`Tensor::backward_with`]. A tensor converts into options with this gradient.
     #[derive(Clone, Copy, Debug)]
     BackwardOptions ['a] ['a] {
         /// Sets the gradient of the tensor itself, of the tensor's sizes. Default: ones, which is allowed only for a

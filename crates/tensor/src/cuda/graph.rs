@@ -35,7 +35,7 @@ pub use warpline_runtime::graph::GraphPool;
 ///
 /// with_runtime(&simulated(1)?, || {
 ///     let x = ones([4], "cuda")?;
-///     let (graph, y) = cuda::graph((), || (&x * 2.0)? + 1.0)?;
+///     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [3.0; 4]);
 ///     x.copy_(&full([4], 10.0, "cuda")?, false)?;
@@ -51,7 +51,7 @@ pub struct CudaGraph {
 }
 
 crate::__options! {
-    /// Options of [`graph`] and [`CudaGraph::capture`]. A reference to a pool converts into options.
+    /// Options of [`CudaGraph::capture_with`]. A reference to a pool converts into options.
     #[derive(Clone, Debug)]
     CaptureOptions [] [] {
         /// Sets a pool that other graphs use too. Graphs that share a pool must be replayed in the order in which
@@ -72,12 +72,9 @@ impl From<&GraphPool> for CaptureOptions {
 /// # Errors
 /// The same as [`CudaGraph::capture`].
 #[track_caller]
-pub fn graph<R>(
-    options: impl IntoOptions<CaptureOptions>,
-    f: impl FnOnce() -> Result<R>,
-) -> Result<(CudaGraph, R)> {
+pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
     let mut graph = CudaGraph::new();
-    let result = graph.capture(options, f)?;
+    let result = graph.capture(f)?;
     Ok((graph, result))
 }
 
@@ -108,19 +105,28 @@ impl CudaGraph {
         Self::default()
     }
 
-    /// Captures the work that `f` enqueues on the current device. `options` is `()`, a pool that other graphs use
-    /// too, or [`CaptureOptions`]. The current stream is captured. If it is the default stream, which cannot be
-    /// captured, another stream is captured, and is current while `f` runs. The former contents of the graph are
-    /// dropped.
+    /// Captures the work that `f` enqueues on the current device, in a new pool. The current stream is
+    /// captured. If it is the default stream, which cannot be captured, another stream is captured, and is
+    /// current while `f` runs. The former contents of the graph are dropped.
     ///
     /// # Errors
     /// Errors of `f`. [`ErrorKind::CannotCapture`] if the current stream is captured already.
-    /// [`ErrorKind::DeviceMismatch`] if the pool belongs to another device. [`ErrorKind::Driver`] if the driver
-    /// invalidates the capture, or if under [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the
-    /// capture and the captured stream did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is
-    /// no GPU. After an error, and after a panic of `f`, the capture is over and the graph is empty.
+    /// [`ErrorKind::Driver`] if the driver invalidates the capture, or if under
+    /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the capture and the captured stream
+    /// did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and
+    /// after a panic of `f`, the capture is over and the graph is empty.
     #[track_caller]
-    pub fn capture<R>(
+    pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.capture_with((), f)
+    }
+
+    /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs use too, or
+    /// [`CaptureOptions`].
+    ///
+    /// # Errors
+    /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.
+    #[track_caller]
+    pub fn capture_with<R>(
         &mut self,
         options: impl IntoOptions<CaptureOptions>,
         f: impl FnOnce() -> Result<R>,

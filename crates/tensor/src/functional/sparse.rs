@@ -44,7 +44,7 @@ impl From<usize> for OneHotOptions {
 /// let weight = tensor(&[[0.5f32, 1.0], [1.5, 2.0]], ())?.requires_grad_(true)?;
 /// let options = functional::EmbeddingOptions::new().padding_idx(0);
 /// let rows = functional::embedding(&tensor(&[1i64, 0, 1], ())?, &weight, options)?;
-/// rows.sum(())?.backward(())?;
+/// rows.sum(())?.backward()?;
 /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [0.0, 0.0, 2.0, 2.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```

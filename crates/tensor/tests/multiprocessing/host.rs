@@ -133,7 +133,7 @@ fn s33_replays_of_a_graph_copy_shared_host_memory() {
         let (here, there) = pair();
         let shared = zeros([100], ())?.share_memory()?;
         let counter = zeros([100], "cuda")?;
-        let (graph, ()) = cuda::graph((), || {
+        let (graph, ()) = cuda::graph(|| {
             counter.add_(&shared.to_non_blocking("cuda")?.add(1.0)?)?;
             shared.copy_(&counter, true).map(drop)
         })?;

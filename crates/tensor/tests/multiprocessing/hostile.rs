@@ -364,7 +364,7 @@ fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
         let leaf = ones([3], (DType::F32, "cuda:0"))?.requires_grad_(true)?;
         let shared = leaf.share_memory()?;
         assert!(shared.is_shared() && shared.is_leaf() && shared.requires_grad());
-        shared.mul(2.0)?.sum(())?.backward(())?;
+        shared.mul(2.0)?.sum(())?.backward()?;
         assert_eq!(shared.grad().unwrap().to_vec::<f32>()?, [2.0; 3]);
         here.send(&shared)?;
         assert!(!ones([3], "cuda:0")?.share_memory()?.requires_grad());

@@ -334,7 +334,7 @@ fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
     with_runtime(&worlds[1].1, || -> Result<()> {
         let received = there.recv()?;
         assert!(held(&received, 1.0)?);
-        let (graph, out) = cuda::graph((), || {
+        let (graph, out) = cuda::graph(|| {
             received.fill_(2.0)?;
             received.add(1.0)
         })?;
@@ -369,7 +369,7 @@ fn s33_a_capture_waits_for_a_received_tensor() {
         },
         |side| {
             let tensor = side.channel.recv()?;
-            let (graph, out) = cuda::graph((), || {
+            let (graph, out) = cuda::graph(|| {
                 side.channel.recv_event(&tensor)?;
                 tensor.mul(10.0)
             })?;

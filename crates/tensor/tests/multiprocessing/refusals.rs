@@ -98,7 +98,7 @@ fn captures_refuse_calls_that_wait_on_the_host() {
     alone(|| {
         let (here, _there) = pair();
         let shared = zeros([4], "cuda")?.share_memory()?;
-        let (graph, ()) = cuda::graph((), || {
+        let (graph, ()) = cuda::graph(|| {
             let local = shared.add(1.0)?;
             let refused =
                 [local.share_memory().map(drop), here.send(&shared), here.send_event(&shared)];

@@ -285,7 +285,7 @@ fn s33_replays_of_a_graph_use_a_shared_tensor_and_the_graph_keeps_it() {
         },
         |channel| {
             let tensor = channel.recv()?;
-            let (graph, ()) = cuda::graph((), || tensor.add_(1.0).map(drop))?;
+            let (graph, ()) = cuda::graph(|| tensor.add_(1.0).map(drop))?;
             for _ in 0..3 {
                 graph.replay()?;
             }

@@ -1,6 +1,8 @@
 //! Gradients, hooks and checkpoints.
 
-use warpline::autograd::{GradOptions, checkpoint, grad, no_grad};
+use warpline::autograd::{
+    BackwardOptions, BackwardTensorsOptions, GradOptions, checkpoint, grad, no_grad,
+};
 use warpline::{Tensor, runtime, with_runtime};
 
 use crate::generate::Draw;
@@ -54,7 +56,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row!("Tensor::backward_with(retain)", tracked, |t, _| on_floats(t), |t, _| t[0]
             .sum(())?
             .backward_with(
-            None, true, false
+            BackwardOptions::new().retain_graph(true)
         )?)
         .effect(Effect::Backward { retains: true })
         .weight(8),
@@ -149,11 +151,10 @@ pub(crate) fn rows() -> Vec<Row> {
         })
         .weight(2),
         row!("autograd::grad(create_graph)", tracked, |t, _| of_leaf(t), |t, _| {
-            let options = GradOptions { create_graph: true, ..GradOptions::default() };
             let y = t[0].mul(&t[0])?.sum(())?;
-            let first = grad(&[&y], &[&t[0]], &[], options)?.remove(0).unwrap();
-            let second =
-                grad(&[&first.sum(())?], &[&t[0]], &[], GradOptions::default())?.remove(0).unwrap();
+            let first =
+                grad(&[&y], &[&t[0]], GradOptions::new().create_graph(true))?.remove(0).unwrap();
+            let second = grad(&[&first.sum(())?], &[&t[0]], ())?.remove(0).unwrap();
             assert_eq!(second.size(), t[0].size());
         })
         .weight(2),
@@ -211,7 +212,10 @@ pub(crate) fn rows() -> Vec<Row> {
                 Track::Leaf => Err(&["Gradient"]),
                 _ => Err(UNKNOWN),
             },
-            |t, _| warpline::autograd::backward(&[&t[0], &t[0]], &[None], false, false)?
+            |t, _| warpline::autograd::backward(
+                &[&t[0], &t[0]],
+                BackwardTensorsOptions::new().grad_tensors(&[None])
+            )?
         )
         .weight(2),
         row!(
@@ -226,7 +230,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 }
                 Err(&["Gradient"])
             },
-            |t, _| t[0].backward_with(Some(&t[1]), false, false)?
+            |t, _| t[0].backward_with(&t[1])?
         )
         .weight(2),
     ];

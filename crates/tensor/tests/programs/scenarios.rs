@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::scope;
 
-use warpline::cuda::{self, CudaGraph, Event, MemPool, PoolOptions, Stream};
+use warpline::cuda::{self, CudaGraph, Event, EventFlags, MemPool, PoolOptions, Stream};
 use warpline::{DType, Tensor, arange, runtime, tensor, with_runtime};
 
 use crate::generate::Draw;
@@ -94,7 +94,10 @@ pub(crate) fn rows() -> Vec<Row> {
                 if !t[0].is_cuda() {
                     return Ok(vec![]);
                 }
-                let (start, end) = (Event::timing(), Event::timing());
+                let (start, end) = (
+                    Event::new(EventFlags::new().enable_timing(true)),
+                    Event::new(EventFlags::new().enable_timing(true)),
+                );
                 let stream = cuda::current_stream(t[0].device())?;
                 stream.record_event(Some(&start))?;
                 t[0].detach().add(1)?;

@@ -86,13 +86,13 @@ fn a_batch_is_its_images() {
             let weight = weight.mul(0.1)?.detach().requires_grad_(true)?;
             let options = ConvOptions::new().padding(1).groups(groups);
             let whole = conv2d(&x, &weight, None, options)?;
-            whole.square()?.sum(())?.backward(())?;
+            whole.square()?.sum(())?.backward()?;
             let (of_x, of_weight) = (x.grad().unwrap(), weight.grad().unwrap());
             weight.set_grad(None)?;
             for n in 0..3 {
                 let image = x.detach().select(0, n)?.requires_grad_(true)?;
                 let own = conv2d(&image, &weight, None, options)?;
-                own.square()?.sum(())?.backward(())?;
+                own.square()?.sum(())?.backward()?;
                 close(&own, &whole.select(0, n)?)?;
                 close(&image.grad().unwrap(), &of_x.select(0, n)?)?;
             }
@@ -122,7 +122,7 @@ fn strided_operands_and_empty_ones() {
         let weight = w.contiguous()?.detach().requires_grad_(true)?;
         let out = conv2d(&none, &weight, None, options)?;
         assert_eq!(out.size(), [0, 3, 2, 3]);
-        out.sum(())?.backward(())?;
+        out.sum(())?.backward()?;
         assert!(weight.grad().unwrap().to_vec::<f64>()?.iter().all(|g| *g == 0.0));
         Ok(())
     });

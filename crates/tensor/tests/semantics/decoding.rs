@@ -247,7 +247,7 @@ fn replayed_appends(_: &World) -> Result<()> {
     }
     let token = full([1, 2, 1, 4], 0.0, (DType::F32, device))?;
     let mut graph = CudaGraph::new();
-    let position = graph.capture((), || {
+    let position = graph.capture(|| {
         let position = layers[0].len().mul(1)?;
         for layer in &layers {
             layer.append(&token, &token.mul(-1.0)?)?;
@@ -278,7 +278,7 @@ fn full_cache(_: &World) -> Result<()> {
     let cache = KvCache::new([1, 1, 2, 4], (DType::F32, device))?;
     let token = full([1, 1, 1, 4], 1.0, (DType::F32, device))?;
     let mut graph = CudaGraph::new();
-    graph.capture((), || cache.append(&token, &token))?;
+    graph.capture(|| cache.append(&token, &token))?;
     for replays in [false, true] {
         let append = || if replays { graph.replay() } else { cache.append(&token, &token) };
         for _ in 0..2 {

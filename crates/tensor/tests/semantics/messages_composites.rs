@@ -107,7 +107,7 @@ fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
         for at in ["cpu", "cuda"] {
             let x = ones([2, 2], at)?.requires_grad_(true)?;
             let y = Misfit.apply(&[&x])?.remove(0).sum(())?;
-            let error = y.backward(()).expect_err("it does not fit");
+            let error = y.backward().expect_err("it does not fit");
             let text = error.to_string();
             assert!(text.starts_with("misfit: its gradient failed: matmul: "), "{text}");
             let at = error.location().expect("a line");
@@ -124,7 +124,7 @@ fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
     with_runtime(&runtime, || {
         let x = ones([1 << 20, 1], "cuda")?.requires_grad_(true)?;
         let y = x.expand([1isize << 20, 8])?.exp()?;
-        let error = y.sum(())?.backward(()).err();
+        let error = y.sum(())?.backward().err();
         let Some(error) = error else { panic!("there is memory for the gradient") };
         let text = error.to_string();
         let at = error.location().expect("a line");
@@ -137,8 +137,8 @@ fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
 fn passes_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let x = ones([2], at)?.requires_grad_(true)?;
-        refused("backward", x.mul(2)?.backward(()));
-        refused("backward", ones([], at)?.backward(()));
+        refused("backward", x.mul(2)?.backward());
+        refused("backward", ones([], at)?.backward());
         let (y, options) = (x.sum(())?, GradOptions::default());
         refused("grad", autograd::grad(&[&y], &[&ones([2], at)?], options));
         let other = ones([2], at)?.requires_grad_(true)?;
@@ -161,7 +161,7 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
         let (y, line) = (autograd::checkpoint(call, &[&x])?.remove(0).sum(())?, line!());
         let new = zeros([2], at)?.requires_grad_(true)?;
         autograd::mark_moved(&weight, &new, "layers.0.weight");
-        let error = y.backward(()).expect_err("the weight was moved");
+        let error = y.backward().expect_err("the weight was moved");
         assert!(
             matches!(error.kind(), ErrorKind::Moved { name, .. } if &**name == "layers.0.weight")
         );
@@ -180,7 +180,7 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         let far = tensor([7i64, 0], "cuda")?;
         let table = ones([2, 3], "cuda")?.requires_grad_(true)?;
         let grad = |result: Tensor| -> Result<Vec<f64>> {
-            result.sum(())?.backward(())?;
+            result.sum(())?.backward()?;
             read(Ok(table.grad().expect("a gradient")))
         };
         let plain = CrossEntropyLossOptions::default();
@@ -231,7 +231,7 @@ impl Function for Rows {
 fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
     everywhere(|at| {
         let x = ones([2], at)?.requires_grad_(true)?;
-        Rows.apply(&[&x])?.remove(0).sum(())?.backward(())?;
+        Rows.apply(&[&x])?.remove(0).sum(())?.backward()?;
         let far = tensor([7i64, 0], at)?;
         let table = ones([2, 3], at)?.requires_grad_(true)?;
         let again = autograd::checkpoint(
@@ -241,6 +241,6 @@ fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
             },
             &[&table],
         )?;
-        again[0].sum(())?.backward(())
+        again[0].sum(())?.backward()
     })
 }

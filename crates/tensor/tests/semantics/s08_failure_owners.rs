@@ -44,7 +44,7 @@ fn wait_implicitly() -> Result<()> {
 /// Replays a graph, with waits between the replays.
 fn replay() -> Result<()> {
     let (x, mut graph) = (zeros([2], 0)?, CudaGraph::new());
-    graph.capture((), || x.add_(1.0).map(drop))?;
+    graph.capture(|| x.add_(1.0).map(drop))?;
     graph.replay()?;
     cuda::synchronize(0)?;
     graph.replay()?;

@@ -260,7 +260,7 @@ fn devices(_: &World) -> Result<()> {
 fn replays(_: &World) -> Result<()> {
     let (t, which, other) = (table(0)?, indices(0, &[1, 2])?, indices(0, &[0])?);
     let mut graph = CudaGraph::new();
-    let (line, [rows, columns]) = graph.capture((), || {
+    let (line, [rows, columns]) = graph.capture(|| {
         let line = line!() + 1;
         Ok((line, [t.index_select(0, &which)?, t.index_select(1, &other)?]))
     })?;

@@ -44,7 +44,7 @@ fn s08_only_a_wait_for_the_replay_reports_it() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
         let (t, good, bad) = (table(0)?, indices(0, &[1])?, indices(0, &[7])?);
         let mut graph = CudaGraph::new();
-        graph.capture((), || {
+        graph.capture(|| {
             (0..500).try_for_each(|_| embedding(&t, &good).map(drop))?;
             embedding(&t, &bad).map(drop)
         })?;
@@ -76,7 +76,7 @@ fn s08_a_refused_replay_hides_no_earlier_one() {
     world.enter(|| {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let mut graph = CudaGraph::new();
-        graph.capture((), || embedding(&t, &bad).map(drop))?;
+        graph.capture(|| embedding(&t, &bad).map(drop))?;
         graph.replay()?;
         world.sim.inject(Fault::new(CallKind::GraphLaunch, CudaCode::OUT_OF_MEMORY).times(1));
         graph.replay().expect_err("it was refused");
@@ -115,7 +115,7 @@ fn s08_a_launch_beside_a_capture_reports_its_failure() {
                 });
                 let captured = cuda::with_stream(&s, || {
                     start.wait();
-                    graph.capture((), || {
+                    graph.capture(|| {
                         while !launcher.is_finished() {
                             std::hint::spin_loop();
                         }

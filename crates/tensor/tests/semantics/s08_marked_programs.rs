@@ -134,7 +134,7 @@ fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
     let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
     let (mut graph, index) = (CudaGraph::new(), zeros([1], (DType::I64, 0))?);
     cuda::with_stream(&streams[0], || {
-        graph.capture((), || {
+        graph.capture(|| {
             tensors[0].copy_(&embedding(&table, &index)?.view([WIDTH as isize])?, false)?;
             tensors[1].add_(&tensors[2]).map(drop)
         })

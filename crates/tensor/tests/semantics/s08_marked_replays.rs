@@ -23,7 +23,7 @@ fn replays(_: &World) -> Result<()> {
     let (t, which) = (table(0)?, which(1)?);
     let (sum, kept) = (zeros([1, 3], 0)?, zeros([2, 3], 0)?);
     let mut graph = CudaGraph::new();
-    let [row, twice, other] = graph.capture((), || {
+    let [row, twice, other] = graph.capture(|| {
         let row = embedding(&t, &which)?;
         let twice = (&row * 2.0)?;
         sum.add_(&row)?;
@@ -79,13 +79,13 @@ fn replays(_: &World) -> Result<()> {
 fn marked_inputs(_: &World) -> Result<()> {
     let (t, input, out) = (table(0)?, zeros([1, 3], 0)?, zeros([1, 3], 0)?);
     let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
-    let (made, apart) = graph.capture((), || {
+    let (made, apart) = graph.capture(|| {
         out.copy_(&input, false)?;
         Ok((input.add(1.0)?, zeros([3], 0)?))
     })?;
     graph.replay()?;
     let pool = graph.pool()?;
-    let last = second.capture(&pool, || made.add(1.0))?;
+    let last = second.capture_with(&pool, || made.add(1.0))?;
     for index in [20, 21] {
         input.copy_(&picked(&t, index)?, false)?;
         graph.replay()?;
@@ -113,7 +113,7 @@ fn s08_a_blocking_launch_marks_its_result() {
     common::schedules_with(1, &config, |_| {
         let (t, which, out) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
         let mut graph = CudaGraph::new();
-        graph.capture((), || out.copy_(&embedding(&t, &which)?, false).map(drop))?;
+        graph.capture(|| out.copy_(&embedding(&t, &which)?, false).map(drop))?;
         which.fill_(6)?;
         assert_eq!(failed(graph.replay()).index, 6);
         cuda::synchronize(0)?;
@@ -130,7 +130,7 @@ fn in_a_row(_: &World) -> Result<()> {
     let (t, which, sum) = (table(0)?, which(-1)?, zeros([1, 3], 0)?);
     let (rounds, twice) = (zeros([1], 0)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
-    graph.capture((), || {
+    graph.capture(|| {
         // The sum of the previous replay.
         twice.copy_(&(&sum * 2.0)?, false)?;
         which.add_(1)?;
@@ -187,7 +187,7 @@ fn in_a_row(_: &World) -> Result<()> {
 fn pipelined(_: &World) -> Result<()> {
     let (t, which) = (table(0)?, which(1)?);
     let mut graph = CudaGraph::new();
-    let row = graph.capture((), || embedding(&t, &which))?;
+    let row = graph.capture(|| embedding(&t, &which))?;
     let stream = cuda::current_stream(0)?;
     let (mut rows, mut events) = (Vec::new(), Vec::new());
     for round in 0..10 {
@@ -214,7 +214,7 @@ fn pipelined(_: &World) -> Result<()> {
 fn between(_: &World) -> Result<()> {
     let (t, which, x) = (table(0)?, which(8)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
-    let (twice, row) = graph.capture((), || Ok(((&x * 2.0)?, embedding(&t, &which)?)))?;
+    let (twice, row) = graph.capture(|| Ok(((&x * 2.0)?, embedding(&t, &which)?)))?;
     graph.replay()?;
     // Once the failure is known, calls that read the row are refused.
     let copied = x.copy_(&row, false).map(drop);
@@ -225,7 +225,7 @@ fn between(_: &World) -> Result<()> {
     }
     let _ = cuda::synchronize(0);
     let mut looped = CudaGraph::new();
-    let twice = looped.capture((), || {
+    let twice = looped.capture(|| {
         let twice = (&x * 2.0)?;
         x.copy_(&embedding(&t, &which)?, false)?;
         Ok(twice)

@@ -29,7 +29,7 @@ fn streams(world: &World) -> Result<()> {
             })?;
         }
         let before = cuda::current_stream(device)?;
-        z.sum(())?.backward(())?;
+        z.sum(())?.backward()?;
         assert_eq!(cuda::current_stream(device)?, before);
         assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [6.0; 4]);
     }
@@ -56,14 +56,14 @@ fn examples(world: &World) -> Result<()> {
         // Safe: the gradient is used on the stream on which `backward` was called.
         let (x, loss) = forward()?;
         cuda::with_stream(&s, || {
-            loss.backward(())?;
+            loss.backward()?;
             x.grad().unwrap().mul(2.0).map(drop)
         })?;
         assert!(settle()?.is_empty());
 
         // Unsafe: the gradient is used on another stream.
         let (x, loss) = forward()?;
-        cuda::with_stream(&s, || loss.backward(()))?;
+        cuda::with_stream(&s, || loss.backward())?;
         let grad = x.grad().unwrap();
         let used = grad.mul(2.0)?;
         let races = settle()?;
@@ -72,7 +72,7 @@ fn examples(world: &World) -> Result<()> {
 
         // Safe: the other stream waits first.
         let (x, loss) = forward()?;
-        cuda::with_stream(&s, || loss.backward(()))?;
+        cuda::with_stream(&s, || loss.backward())?;
         cuda::current_stream(device)?.wait_stream(&s)?;
         let grad = x.grad().unwrap();
         grad.record_stream(&cuda::current_stream(device)?)?;
@@ -82,7 +82,7 @@ fn examples(world: &World) -> Result<()> {
         // Safe: `backward` is called on the stream that uses the gradient, and orders that stream
         // after the pass.
         let (x, loss) = forward()?;
-        loss.backward(())?;
+        loss.backward()?;
         let grad = x.grad().unwrap();
         grad.record_stream(&cuda::current_stream(device)?)?;
         drop(grad.mul(2.0)?);
@@ -91,7 +91,7 @@ fn examples(world: &World) -> Result<()> {
         // Unsafe: the initial gradient is made on another stream.
         let (_x, loss) = forward()?;
         let initial = zeros((), device)?.add(1.0)?;
-        cuda::with_stream(&s, || loss.backward(&initial))?;
+        cuda::with_stream(&s, || loss.backward_with(&initial))?;
         assert!(!settle()?.is_empty(), "the first gradient was not waited for");
 
         // Safe: `s` waits for the initial gradient.
@@ -99,7 +99,7 @@ fn examples(world: &World) -> Result<()> {
         let initial = zeros((), device)?.add(1.0)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
         initial.record_stream(&s)?;
-        cuda::with_stream(&s, || loss.backward(&initial))?;
+        cuda::with_stream(&s, || loss.backward_with(&initial))?;
         assert!(settle()?.is_empty());
     }
     Ok(())
@@ -123,7 +123,7 @@ fn meet(world: &World) -> Result<()> {
         for part in &parts[1..] {
             sum = sum.add(part)?;
         }
-        sum.sum(())?.backward(())?;
+        sum.sum(())?.backward()?;
         let expected: f64 = (0..4).map(|i| f64::from(i) * f64::from(i).exp()).sum();
         let grad = x.grad().unwrap().to_vec::<f32>()?;
         assert!(grad.iter().all(|g| (f64::from(*g) - expected).abs() < 1e-3), "{:?}", &grad[..4]);
@@ -143,7 +143,7 @@ fn use_after_pass(leaf: usize, loss: &str) -> Result<()> {
         let loss = x.square()?.to(loss)?.sum(())?;
         Ok::<_, warpline::Error>((x, loss))
     })?;
-    loss.backward(())?;
+    loss.backward()?;
     let grad = x.grad().unwrap();
     let own = cuda::current_stream(leaf)?;
     assert_ne!(own, s);
@@ -170,7 +170,7 @@ fn devices(world: &World) -> Result<()> {
         y = y.to(device)?.mul(2.0)?;
     }
     let z = y.to("cpu")?.square()?.sum(())?;
-    z.backward(())?;
+    z.backward()?;
     let times = 3.0 * 2f64.powi(world.devices as i32 - 1);
     let grad = x.grad().unwrap();
     assert_eq!(grad.device(), x.device());
@@ -225,7 +225,7 @@ fn program(seed: u64, streams: &[Stream], places: &[usize]) -> Result<Vec<Vec<f6
     for tensor in &all[4..] {
         total = total.add(&tensor.to(total.device())?.sum(())?)?;
     }
-    total.backward(())?;
+    total.backward()?;
     let grad = |leaf: &Tensor| match leaf.grad() {
         Some(grad) => grad.to_vec::<f64>(),
         None => Ok(vec![0.0; 3]),

@@ -116,6 +116,6 @@ fn gradients_pass_through_new_dimensions_and_tensors_of_indices() {
     let rows = tensor![1, 1].unwrap();
     let picked = x.i((None, &rows, 1..)).unwrap();
     assert_eq!(picked.size(), [1, 2, 2]);
-    picked.sum(()).unwrap().backward(()).unwrap();
+    picked.sum(()).unwrap().backward().unwrap();
     assert_eq!(x.grad().unwrap().to_vec2::<f32>().unwrap(), [[0.0; 3], [0.0, 2.0, 2.0]]);
 }

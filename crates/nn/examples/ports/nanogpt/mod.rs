@@ -183,7 +183,7 @@ pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::
             let (_, Some(loss)) = model.forward(&x, Some(&y))? else { continue };
             let loss = expr!(loss / accumulation_steps)?;
             (x, y) = settings.get_batch(&train_data, device)?;
-            loss.backward(())?;
+            loss.backward()?;
             lossf += loss.item::<f32>()?;
         }
         if settings.grad_clip != 0.0 {

@@ -107,7 +107,7 @@ fn train(model: &mut Model, train_data: &Tensor, epoch: usize, lr: f64, args: &A
         let (output, next) = model.forward(&data, &repackage_hidden(&hidden))?;
         hidden = next;
         let loss = criterion.forward(&output, &targets)?;
-        loss.backward(())?;
+        loss.backward()?;
         clip_grad_norm_(&model.parameters(), args.clip, ())?;
         for p in model.parameters() {
             if let Some(grad) = p.grad() {

@@ -35,7 +35,7 @@ pub use self::options::{LBFGSOptions, LineSearch};
 /// let before = optimizer.step(|optimizer| {
 ///     optimizer.zero_grad()?;
 ///     let loss = x.sub(2.0)?.square()?.sum(())?;
-///     loss.backward(())?;
+///     loss.backward()?;
 ///     Ok(loss)
 /// })?;
 /// assert_eq!(before.item::<f32>()?, 12.0);

@@ -74,7 +74,7 @@ fn replays<R: Rule>(options: R) -> Result<()> {
     set_grads(&two, 0)?;
     step(&one, &mut eager)?;
     step(&two, &mut captured)?;
-    let (graph, ()) = warpline::cuda::graph((), || step(&two, &mut captured))?;
+    let (graph, ()) = warpline::cuda::graph(|| step(&two, &mut captured))?;
     for i in 1..5 {
         for (one, two) in one.iter().zip(&two) {
             let grad = one.detach().mul(0.1 * f64::from(i))?.cos()?;
@@ -116,12 +116,10 @@ fn a_step_that_cannot_be_captured_is_an_error() {
         set_grads(&params, 0)?;
         let mut adam = Adam::new(params.clone(), ())?;
         adam.step()?;
-        let error =
-            warpline::cuda::graph((), || adam.step()).expect_err("the host counts").to_string();
+        let error = warpline::cuda::graph(|| adam.step()).expect_err("the host counts").to_string();
         assert!(error.contains("capturable"), "{error}");
         let mut rms = RMSprop::new(params, ())?;
-        let error =
-            warpline::cuda::graph((), || rms.step()).expect_err("the first step").to_string();
+        let error = warpline::cuda::graph(|| rms.step()).expect_err("the first step").to_string();
         assert!(error.contains("take a step before"), "{error}");
         Ok(())
     });

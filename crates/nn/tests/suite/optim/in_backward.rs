@@ -29,17 +29,17 @@ fn steps_like_a_loop(device: Device) -> Result<()> {
     let mut optimizer = AdamW::new(plain.parameters(), options)?;
     let optimizers = recipe::step_in_backward(&hooked)?;
     for _ in 0..5 {
-        loss(&plain, &x)?.backward(())?;
+        loss(&plain, &x)?.backward()?;
         optimizer.step()?;
         optimizer.zero_grad()?;
-        loss(&hooked, &x)?.backward(())?;
+        loss(&hooked, &x)?.backward()?;
         assert!(hooked.parameters().iter().all(|parameter| parameter.grad().is_none()));
     }
     for (plain, hooked) in plain.parameters().iter().zip(hooked.parameters()) {
         assert_eq!(plain.to_vec::<f32>()?, hooked.to_vec::<f32>()?);
     }
     drop(optimizers);
-    loss(&hooked, &x)?.backward(())?;
+    loss(&hooked, &x)?.backward()?;
     assert!(hooked.parameters().iter().all(|parameter| parameter.grad().is_some()));
     Ok(())
 }
@@ -63,7 +63,7 @@ fn a_model_that_steps_in_its_backward_pass_is_freed_with_its_optimizers() {
                 Ok(None)
             })?;
             let optimizers = recipe::step_in_backward(&net)?;
-            loss(&net, &randn([32, 8], device)?)?.backward(())?;
+            loss(&net, &randn([32, 8], device)?)?.backward()?;
             if model_first {
                 drop(net);
                 drop(optimizers);

@@ -72,7 +72,7 @@ fn runs(device: Device) -> Result<()> {
             let loss = optimizer.step(|optimizer| {
                 optimizer.zero_grad()?;
                 let loss = loss_of()?;
-                loss.backward(())?;
+                loss.backward()?;
                 Ok(loss)
             })?;
             near(&format!("{}: loss {i}", run["options"]), loss.item()?, expected);
@@ -103,7 +103,7 @@ fn step(optimizer: &mut LBFGS, x: &Tensor) -> Result<f64> {
     let loss = optimizer.step(|optimizer| {
         optimizer.zero_grad()?;
         let loss = rosenbrock(x)?;
-        loss.backward(())?;
+        loss.backward()?;
         Ok(loss)
     })?;
     loss.item()
@@ -210,7 +210,7 @@ fn errors_of_lbfgs_name_the_cause_and_keep_the_state() -> Result<()> {
         }
         optimizer.zero_grad()?;
         let loss = rosenbrock(&x)?;
-        loss.backward(())?;
+        loss.backward()?;
         Ok(loss)
     });
     assert!(error.expect_err("the closure failed").to_string().contains("no second time"));

@@ -26,11 +26,11 @@ fn gradients(module: &impl Module) -> Result<Vec<Vec<f32>>> {
 fn check() -> TestResult {
     let x = randn([10, 6], 0)?.requires_grad_(true)?;
     let (alone, own) = (net()?, x.detach().requires_grad_(true)?);
-    alone.forward(&own)?.square()?.sum(())?.backward(())?;
+    alone.forward(&own)?.square()?.sum(())?.backward()?;
     let expected = gradients(&alone)?;
     let parallel = DataParallel::new(net()?, ())?;
     for times in 1..=2u8 {
-        parallel.forward(x.clone())?.square()?.sum(())?.backward(())?;
+        parallel.forward(x.clone())?.square()?.sum(())?.backward()?;
         for (found, expected) in gradients(parallel.module())?.iter().zip(&expected) {
             for (found, expected) in found.iter().zip(expected) {
                 let expected = expected * f32::from(times);

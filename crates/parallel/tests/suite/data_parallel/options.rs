@@ -106,7 +106,7 @@ fn captures_are_refused_and_go_on() {
         cuda::synchronize(0)?;
         let options = DataParallelOptions::new().device_ids(&[0]);
         let alone = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)), options)?;
-        let (graph, out) = cuda::graph((), || {
+        let (graph, out) = cuda::graph(|| {
             let refused = net.forward(x.clone()).map(drop).unwrap_err();
             let named = ("DataParallel", Some(file!()));
             assert!(matches!(refused.kind(), ErrorKind::Capture { .. }), "{refused}");

@@ -72,7 +72,7 @@ fn changes(devices: usize) -> TestResult {
     let weight = net.module().weight.clone();
     weight.fill_(1.0)?;
     cuda::synchronize(0)?;
-    let (graph, ()) = cuda::graph((), || weight.add_(10.0).map(drop))?;
+    let (graph, ()) = cuda::graph(|| weight.add_(10.0).map(drop))?;
     check(&net, 1.0, "captured, and not run")?;
     graph.replay()?;
     check(&net, 11.0, "by a graph")?;

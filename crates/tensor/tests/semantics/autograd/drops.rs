@@ -96,14 +96,14 @@ fn a_replaced_gradient_is_dropped_outside_the_lock_of_its_leaf() {
         struct PassOnDrop(Tensor);
         impl Drop for PassOnDrop {
             fn drop(&mut self) {
-                let _ = self.0.mul(2.0).and_then(|y| y.sum(())?.backward(()));
+                let _ = self.0.mul(2.0).and_then(|y| y.sum(())?.backward());
             }
         }
         hold(&former, PassOnDrop(x.clone()))?;
         // Keep the accumulated sum out of the graph of `former`.
         former.requires_grad_(false)?;
         x.set_grad(&former)?;
-        x.mul(3.0)?.sum(())?.backward(BackwardOptions::new().create_graph(true))?;
+        x.mul(3.0)?.sum(())?.backward_with(BackwardOptions::new().create_graph(true))?;
         x.set_grad(None)
     });
 }
@@ -311,7 +311,7 @@ fn saving_a_view_of_a_result_does_not_keep_the_graph() {
         let y = ViewSaver.apply(&[&x])?.remove(0);
         let (value, weak) = watched();
         hold(&y, value)?;
-        y.sum(())?.backward(BackwardOptions::new().retain_graph(true))?;
+        y.sum(())?.backward_with(BackwardOptions::new().retain_graph(true))?;
         assert_eq!(super::grad(&x)?, [1.0, 1.0]);
         drop(y);
         assert!(weak.upgrade().is_none());

@@ -109,12 +109,12 @@ fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {
         for at in ["cpu", "cuda"] {
             let x = tensor([2.0, 3.0], (DType::F64, at))?.requires_grad_(true)?;
             let a = x.mul(1.0)?;
-            a.mul_(&a.detach())?.sum(())?.backward(())?;
+            a.mul_(&a.detach())?.sum(())?.backward()?;
             assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [2.0, 3.0]);
             let x = tensor([[2.0, 4.0], [3.0, 9.0]], (DType::F64, at))?.requires_grad_(true)?;
             let a = x.mul(1.0)?;
             let divisor = a.detach().narrow(1, 1, 1)?;
-            a.div_(&divisor)?.sum(())?.backward(())?;
+            a.div_(&divisor)?.sum(())?.backward()?;
             assert_close(
                 &x.grad().expect("a gradient"),
                 &[0.25, 0.25, 1.0 / 9.0, 1.0 / 9.0],
@@ -128,10 +128,10 @@ fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {
 #[test]
 fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     let x = tensor([0.0, 6.0, 3.0, 7.0], DType::F64)?.requires_grad_(true)?;
-    x.mul(1.0)?.relu6_()?.sum(())?.backward(())?;
+    x.mul(1.0)?.relu6_()?.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 0.0, 1.0, 0.0]);
     x.set_grad(None)?;
-    x.mul(1.0)?.hardtanh_(3.0, 7.0)?.sum(())?.backward(())?;
+    x.mul(1.0)?.hardtanh_(3.0, 7.0)?.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 1.0, 0.0, 0.0]);
     Ok(())
 }
@@ -220,7 +220,7 @@ fn a_bool_is_a_number_in_recorded_gradients() -> Result<()> {
 fn a_bound_in_place_has_the_gradient_of_the_bound() -> Result<()> {
     let x = tensor([1.0, 3.0], DType::F64)?;
     let bound = tensor(f64::INFINITY, ())?.requires_grad_(true)?;
-    x.copy()?.clamp_min_(&bound)?.sum(())?.backward(())?;
+    x.copy()?.clamp_min_(&bound)?.sum(())?.backward()?;
     assert_eq!(bound.grad().expect("a gradient").item::<f64>()?, 2.0);
     Ok(())
 }
@@ -232,13 +232,13 @@ fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
     let input = x.mul(1.0)?;
     let product = input.matmul(&weight)?;
     input.detach().zero_()?;
-    product.sum(())?.backward(())?;
+    product.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").item::<f64>()?, 2.0);
     let x = zeros([4], DType::F64)?.requires_grad_(true)?;
     let (index, source) = (tensor([0i64, 1], ())?, ones([2], DType::F64)?);
     let sums = [x.scatter_add(0, &index, &source)?, x.index_add(0, &index, &source)?];
     index.add_(1)?;
-    sums[0].add(&sums[1])?.sum(())?.backward(())?;
+    sums[0].add(&sums[1])?.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [2.0; 4]);
     Ok(())
 }
@@ -262,7 +262,7 @@ fn a_gradient_does_not_depend_on_which_others_are_wanted() -> Result<()> {
     let gradient = |wanted: bool| -> Result<Vec<f32>> {
         let x = tensor([1.0, 3.0], DType::F16)?.requires_grad_(true)?;
         let y = tensor(0.123_456_7f32, ())?.requires_grad_(wanted)?;
-        x.mul(&y)?.sum(())?.backward(())?;
+        x.mul(&y)?.sum(())?.backward()?;
         x.grad().expect("a gradient").to(DType::F32)?.to_vec()
     };
     assert_eq!(gradient(true)?, gradient(false)?);

@@ -40,7 +40,7 @@ fn a_function_has_the_gradient_that_it_says() {
         let x = leaf(&[3.0])?;
         let y = Square { error: 0.0 }.apply(&[&x])?.remove(0);
         assert_eq!(y.grad_fn().as_deref(), Some("MySquareBackward0"));
-        y.mul(&y)?.sum(())?.backward(())?;
+        y.mul(&y)?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [108.0]);
         let options = GradcheckOptions::default();
         let own = |x: &[Tensor]| Square { error: 0.0 }.apply(&[&x[0]]);
@@ -60,13 +60,13 @@ fn a_checkpoint_computes_again_what_it_does_not_keep() {
         let own = weight.clone();
         let block = move |x: &[Tensor]| Ok(vec![x[0].mul(&own)?.sin()?.mul(&x[0])?]);
         let plain = block(std::slice::from_ref(&x))?.remove(0);
-        plain.sum(())?.backward(())?;
+        plain.sum(())?.backward()?;
         let expected = (grad(&x)?, grad(&weight)?);
         x.set_grad(None)?;
         weight.set_grad(None)?;
         let again = checkpoint(block, &[&x])?.remove(0);
         assert_eq!(again.to_vec::<f64>()?, plain.to_vec::<f64>()?);
-        again.sum(())?.backward(())?;
+        again.sum(())?.backward()?;
         assert_eq!((grad(&x)?, grad(&weight)?), expected);
         Ok(())
     });
@@ -193,7 +193,7 @@ fn a_checkpoint_draws_the_same_numbers_again() {
         // recomputation must not change numbers drawn later.
         let next = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         let drawn = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
         assert_eq!(drawn, rand([4], device)?.to_vec::<f32>()?);
@@ -213,10 +213,10 @@ fn a_captured_checkpoint_draws_the_same_numbers_again() {
         let step = || {
             x.set_grad(None)?;
             let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5)?]), &[&x])?.remove(0);
-            y.sum(())?.backward(())?;
+            y.sum(())?.backward()?;
             Ok(y.detach())
         };
-        let (graph, y) = cuda::graph((), step)?;
+        let (graph, y) = cuda::graph(step)?;
         let mut masks = Vec::new();
         for _ in 0..2 {
             graph.replay()?;

@@ -18,7 +18,7 @@ fn gradients_accumulate_in_leaves_until_they_are_taken() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         for times in 1..=3 {
-            x.square()?.sum(())?.backward(())?;
+            x.square()?.sum(())?.backward()?;
             assert_eq!(grad(&x)?, [2.0 * f64::from(times), 4.0 * f64::from(times)]);
         }
         x.set_grad(None)?;
@@ -32,7 +32,7 @@ fn a_tensor_that_is_used_several_times_has_the_sum() {
     common::cpu(|_| {
         let x = leaf(&[3.0])?;
         let y = x.mul(&x)?.add(&x)?;
-        y.mul(&y)?.sum(())?.backward(())?;
+        y.mul(&y)?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [2.0 * 12.0 * 7.0]);
         Ok(())
     });
@@ -44,7 +44,7 @@ fn broadcast_operands_get_their_own_sizes_and_dtypes() {
         let row = leaf(&[1.0, 2.0, 3.0])?;
         let single = tensor(2f32, ())?.requires_grad_(true)?;
         let whole = ones([4, 3], DType::F64)?;
-        whole.mul(&row)?.mul(&single)?.sum(())?.backward(())?;
+        whole.mul(&row)?.mul(&single)?.sum(())?.backward()?;
         assert_eq!(grad(&row)?, [8.0; 3]);
         assert_eq!(single.grad().unwrap().to_vec::<f32>()?, [24.0]);
         Ok(())
@@ -56,13 +56,13 @@ fn a_second_pass_needs_the_graph_to_be_retained() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.exp()?.sum(())?;
-        y.backward(BackwardOptions::new().retain_graph(true))?;
-        y.backward(())?;
-        fails(y.backward(()), "freed");
+        y.backward_with(BackwardOptions::new().retain_graph(true))?;
+        y.backward()?;
+        fails(y.backward(), "freed");
         // A graph without saved tensors has nothing to free, so a second pass succeeds.
         let z = x.add(1.0)?.sum(())?;
-        z.backward(())?;
-        z.backward(())
+        z.backward()?;
+        z.backward()
     });
 }
 
@@ -71,11 +71,11 @@ fn roots_are_scalars_unless_a_gradient_is_given() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;
-        fails(y.backward(()), "one element");
-        fails(y.backward(&ones([3], DType::F64)?), "shape [3]");
-        y.backward(&tensor([1f64, 10.0], ())?)?;
+        fails(y.backward(), "one element");
+        fails(y.backward_with(&ones([3], DType::F64)?), "shape [3]");
+        y.backward_with(&tensor([1f64, 10.0], ())?)?;
         assert_eq!(grad(&x)?, [2.0, 20.0]);
-        fails(ones((), ())?.backward(()), "does not require a gradient");
+        fails(ones((), ())?.backward(), "does not require a gradient");
         Ok(())
     });
 }
@@ -113,7 +113,7 @@ fn gradients_have_gradients() {
         for _ in 0..3 {
             y = autograd::grad(&[&y], &[&x], options)?.remove(0).unwrap().sum(())?;
         }
-        y.backward(())?;
+        y.backward()?;
         // The fourth derivative of eˣ sin x is −4 eˣ sin x.
         for (g, x) in grad(&x)?.iter().zip([0.5f64, -1.5]) {
             assert!((g + 4.0 * x.exp() * x.sin()).abs() < 1e-12, "{g}");
@@ -131,7 +131,7 @@ fn a_long_graph_runs_and_is_dropped() {
             y = y.mul(1.0)?;
         }
         let kept = y.add(1.0)?;
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [1.0]);
         drop((y, kept));
         // A deep graph in which each node saves a tensor.
@@ -190,7 +190,7 @@ fn clones_of_a_handle_are_one_tensor() {
         let same = x.clone();
         x.requires_grad_(true)?;
         assert!(same.requires_grad() && same.is_same(&x) && !same.is_same(&x.detach()));
-        same.mul(3.0)?.sum(())?.backward(())?;
+        same.mul(3.0)?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [3.0, 3.0]);
         same.requires_grad_(false)?;
         assert!(!x.requires_grad());
@@ -203,12 +203,12 @@ fn a_first_gradient_is_memory_of_its_own() {
     common::cpu(|_| {
         let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[1.0, 2.0])?);
         // Both nodes receive the same gradient tensor.
-        x.add(&y)?.backward(&ones([2], DType::F64)?)?;
+        x.add(&y)?.backward_with(&ones([2], DType::F64)?)?;
         let (a, b) = (x.grad().unwrap(), y.grad().unwrap());
         a.add_(5.0)?;
         assert_eq!(b.to_vec::<f64>()?, [1.0, 1.0]);
         let t = leaf(&[1.0, 2.0, 3.0])?;
-        t.sum(())?.backward(())?;
+        t.sum(())?.backward()?;
         assert!(t.grad().unwrap().is_contiguous(), "not an expanded one");
         Ok(())
     });
@@ -219,7 +219,7 @@ fn gradients_pass_through_joins_and_splits() {
     common::cpu(|_| {
         let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0])?);
         let parts: Vec<Tensor> = cat(&[&x, &y, &x], 0)?.split(2, 0)?;
-        parts[1].mul(10.0)?.sum(())?.add(&parts[2].sum(())?)?.backward(())?;
+        parts[1].mul(10.0)?.sum(())?.add(&parts[2].sum(())?)?.backward()?;
         assert_eq!((grad(&x)?, grad(&y)?), (vec![10.0, 1.0], vec![10.0]));
         Ok(())
     });

@@ -24,7 +24,7 @@ fn hooks_see_and_change_gradients_in_their_order() {
         y.register_hook(note("second", 2.0))?;
         x.register_hook(note("leaf", 1.0))?;
         removed.remove();
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         assert_eq!(*seen.lock().unwrap(), [("first", 1.0), ("second", 10.0), ("leaf", 60.0)]);
         assert_eq!(grad(&x)?, [60.0]);
         Ok(())
@@ -41,12 +41,12 @@ fn a_leaf_hook_sees_the_sum() {
             count.fetch_add(leaf.grad().unwrap().item::<f64>()? as usize, Ordering::Relaxed);
             leaf.set_grad(None)
         })?;
-        x.square()?.sum(())?.backward(())?;
-        x.square()?.sum(())?.backward(())?;
+        x.square()?.sum(())?.backward()?;
+        x.square()?.sum(())?.backward()?;
         assert!(x.grad().is_none());
         assert_eq!(calls.load(Ordering::Relaxed), 8);
         hook.remove();
-        x.square()?.sum(())?.backward(())?;
+        x.square()?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [4.0]);
         Ok(())
     });
@@ -59,7 +59,7 @@ fn a_gradient_is_kept_where_it_was_asked_for() {
         let (y, z) = (x.mul(3.0)?, x.mul(5.0)?);
         y.retain_grad()?;
         y.retain_grad()?;
-        y.mul(&z)?.sum(())?.backward(())?;
+        y.mul(&z)?.sum(())?.backward()?;
         assert_eq!(grad(&y)?, [10.0]);
         assert!(z.grad().is_none());
         Ok(())
@@ -73,7 +73,7 @@ fn a_kept_gradient_is_the_one_that_hooks_leave() {
         let y = x.mul(3.0)?;
         y.retain_grad()?;
         y.register_hook(|grad| grad.mul(10).map(Some))?;
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         assert_eq!((grad(&y)?, grad(&x)?), (vec![10.0], vec![30.0]));
         Ok(())
     });
@@ -86,7 +86,7 @@ fn a_retained_gradient_is_that_of_the_tensor_after_in_place_ops() {
         let y = x.mul(2.0)?;
         y.retain_grad()?;
         y.mul_(5.0)?;
-        y.square()?.sum(())?.backward(())?;
+        y.square()?.sum(())?.backward()?;
         assert_eq!((grad(&y)?, grad(&x)?), (vec![20.0, 40.0], vec![200.0, 400.0]));
 
         // Change `y` through a view, after another view of `y` was taken.
@@ -96,7 +96,7 @@ fn a_retained_gradient_is_that_of_the_tensor_after_in_place_ops() {
         y.retain_grad()?;
         view.retain_grad()?;
         y.i(1..)?.mul_(5.0)?;
-        y.mul(&y)?.sum(())?.add(&view)?.backward(())?;
+        y.mul(&y)?.sum(())?.add(&view)?.backward()?;
         assert_eq!((grad(&y)?, grad(&view)?), (vec![4.0, 41.0], vec![1.0]));
         assert_eq!(grad(&x)?, [8.0, 410.0]);
         Ok(())

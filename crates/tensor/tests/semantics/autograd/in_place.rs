@@ -19,7 +19,7 @@ fn an_in_place_op_gives_its_tensor_another_node() {
         let y = x.mul(2.0)?;
         y.add_(&x)?.mul_(&x)?;
         assert_eq!(y.grad_fn().as_deref(), Some("MulBackward0"));
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         // y = 3x · x
         assert_eq!(grad(&x)?, [6.0, 12.0]);
         Ok(())
@@ -32,7 +32,7 @@ fn an_op_that_saves_its_result_may_be_in_place() {
         let x = leaf(&[0.5, -0.5])?;
         let y = x.mul(2.0)?;
         y.exp_()?;
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         let expected = [2.0 * 1f64.exp(), 2.0 * (-1f64).exp()];
         assert!(grad(&x)?.iter().zip(expected).all(|(g, e)| (g - e).abs() < 1e-12));
         Ok(())
@@ -53,7 +53,7 @@ fn a_leaf_is_changed_in_no_grad_alone() {
         let x = tensor([1f64, 2.0, 3.0, 4.0], ())?.view([2, 2])?.requires_grad_(true)?;
         fails(x.add_(1.0), "a leaf that requires a gradient");
         fails(x.select(0, 0)?.zero_(), "a view of a leaf");
-        x.square()?.sum(())?.backward(())?;
+        x.square()?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [2.0, 4.0, 6.0, 8.0]);
         Ok(())
     });
@@ -66,17 +66,17 @@ fn operands_that_a_gradient_needs_must_not_change() {
         let y = x.mul(1.0)?;
         let z = y.square()?.sum(())?;
         y.add_(1.0)?;
-        fails(z.backward(()), "modified by an in-place operation");
+        fails(z.backward(), "modified by an in-place operation");
         // The change goes through a view of a detached tensor, which has no graph.
         let y = x.mul(1.0)?;
         let z = y.square()?.sum(())?;
         y.detach().select(0, 0)?.fill_(0)?;
-        fails(z.backward(()), "modified by an in-place operation");
+        fails(z.backward(), "modified by an in-place operation");
         // `add` saves no operand, so its operands may change.
         let y = x.mul(3.0)?;
         let z = y.add(1.0)?.sum(())?;
         y.zero_()?;
-        z.backward(())?;
+        z.backward()?;
         assert_eq!(grad(&x)?, [3.0, 3.0]);
         Ok(())
     });
@@ -95,7 +95,7 @@ fn a_tensor_without_gradient_gets_one_from_an_in_place_operand() {
         // A tensor made from a `Vec` is not a view of another tensor.
         let made = Tensor::from_vec(vec![1f64; 2], [2, 1], ())?;
         assert_eq!(made.mul_(&x.view([2, 1])?)?.grad_fn().as_deref(), Some("MulBackward0"));
-        same.sum(())?.backward(())?;
+        same.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [3.0, 3.0]);
         Ok(())
     });
@@ -110,7 +110,7 @@ fn rows_of_a_buffer_are_written_one_by_one() {
             rows.select(0, i)?.copy_(&x.mul(i as f64)?, false)?;
         }
         assert_eq!(rows.grad_fn().as_deref(), Some("CopySlices"));
-        rows.mul(&tensor([[1f64], [10.0], [100.0]], ())?)?.sum(())?.backward(())?;
+        rows.mul(&tensor([[1f64], [10.0], [100.0]], ())?)?.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [210.0, 210.0]);
         Ok(())
     });
@@ -124,13 +124,13 @@ fn views_and_their_base_see_each_others_changes() {
         let (row, column) = (y.view([2, 2])?.select(0, 0)?, y.view([2, 2])?.select(1, 0)?);
         row.mul_(10.0)?;
         assert_eq!(column.grad_fn().as_deref(), Some("AsStridedBackward0"));
-        column.sum(())?.backward(())?;
+        column.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [10.0, 0.0, 1.0, 0.0]);
         x.set_grad(None)?;
         let y = x.mul(1.0)?;
         let row = y.view([2, 2])?.select(0, 1)?;
         y.mul_(7.0)?;
-        row.sum(())?.backward(())?;
+        row.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 0.0, 7.0, 7.0]);
         Ok(())
     });
@@ -143,7 +143,7 @@ fn a_view_that_repeats_elements_sums_their_gradients() {
         let y = x.mul(1.0)?;
         let wide = y.unsqueeze(1)?.expand([2, 3])?;
         y.mul_(2.0)?;
-        wide.sum(())?.backward(())?;
+        wide.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [6.0, 6.0]);
         Ok(())
     });
@@ -167,7 +167,7 @@ fn fills_and_draws_cut_the_graph() {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(5.0)?;
         y.select(0, 0)?.uniform_(0.0, 1.0)?;
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 5.0]);
         // As in PyTorch, the gradient of a leaf is zeros, not `None`.
         for cut in
@@ -176,7 +176,7 @@ fn fills_and_draws_cut_the_graph() {
             x.set_grad(None)?;
             let y = x.mul(5.0)?;
             cut(&y)?;
-            y.sum(())?.backward(())?;
+            y.sum(())?.backward()?;
             assert_eq!(grad(&x)?, [0.0, 0.0]);
         }
         Ok(())
@@ -206,14 +206,14 @@ fn ops_of_three_operands_have_the_same_gradients_in_place() {
         for (apart, in_place) in ops {
             let leaves = [leaf(&[1.0, 2.0])?, leaf(&[-3.0, 0.5])?, leaf(&[0.25, 0.75])?];
             let [a, b, c] = &leaves;
-            apart(&a.mul(2.0)?, b, c)?.square()?.sum(())?.backward(())?;
+            apart(&a.mul(2.0)?, b, c)?.square()?.sum(())?.backward()?;
             let mut expected = Vec::new();
             for leaf in &leaves {
                 expected.push(grad(leaf)?);
                 leaf.set_grad(None)?;
             }
             let changed = a.mul(2.0)?;
-            in_place(&changed, b, c)?.square()?.sum(())?.backward(())?;
+            in_place(&changed, b, c)?.square()?.sum(())?.backward()?;
             for (leaf, expected) in leaves.iter().zip(expected) {
                 assert_eq!(grad(leaf)?, expected);
             }
@@ -232,7 +232,7 @@ fn products_added_in_place_have_the_gradients_of_those_apart() {
                 Ok([a.mul(1.0)?.view([2, 2])?, b.view([2, 1])?, c.view([1, 2])?])
             };
             let [own, x, y] = operands()?;
-            own.addmm(&x, &y, beta, alpha)?.square()?.sum(())?.backward(())?;
+            own.addmm(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
             let mut expected = Vec::new();
             for leaf in &leaves {
                 expected
@@ -240,7 +240,7 @@ fn products_added_in_place_have_the_gradients_of_those_apart() {
                 leaf.set_grad(None)?;
             }
             let [own, x, y] = operands()?;
-            own.addmm_(&x, &y, beta, alpha)?.square()?.sum(())?.backward(())?;
+            own.addmm_(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
             for (leaf, expected) in leaves.iter().zip(expected) {
                 assert_eq!(grad(leaf)?, expected, "{beta}, {alpha}");
             }

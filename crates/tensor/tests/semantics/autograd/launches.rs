@@ -41,7 +41,7 @@ fn a_linear_layer_takes_two_and_three_launches() {
         let x = randn([8, 32], Device::cuda(0))?.requires_grad_(true)?;
         let grad = randn([8, 16], Device::cuda(0))?;
         let (y, forward) = enqueued(&sim, || linear(&x, &weight, &bias))?;
-        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
         assert_eq!((forward, backward), (2, 3));
         Ok(())
     });
@@ -60,7 +60,7 @@ fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
             let logits = linear(&x, &layers[2][0], &layers[2][1])?;
             cross_entropy(&logits, &classes, ())
         })?;
-        let ((), backward) = enqueued(&sim, || loss.backward(()))?;
+        let ((), backward) = enqueued(&sim, || loss.backward())?;
         // Forward: three products, three bias sums, two activations, and two launches for the loss.
         // Backward: the loss's initial 1 and its gradient, five products (the input needs no
         // gradient), three bias gradients and two activations.
@@ -80,7 +80,7 @@ fn a_layer_norm_takes_one_and_two_launches() {
         let grad = randn([8, 32], Device::cuda(0))?;
         let options = LayerNormOptions::new().weight(&weight).bias(&bias);
         let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, options))?;
-        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
         assert_eq!((forward, backward), (1, 2));
         Ok(())
     });
@@ -135,7 +135,7 @@ fn parts_of_a_split_are_joined_by_one_launch() {
         let parts = x.split(4, 1)?;
         let y = parts[0].mul(&parts[1])?.mul(&parts[2])?;
         let grad = randn([8, 4], Device::cuda(0))?;
-        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
         assert_eq!(backward, 2 + 1);
         Ok(())
     });
@@ -159,7 +159,7 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
             let y = scaled_dot_product_attention(&q, &k, &v, causal)?;
             y.transpose(1, 2)?.reshape([b, l, heads * width].map(|n| n as isize))
         })?;
-        let ((), backward) = enqueued(&sim, || y.backward(&grad))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
         counts = (forward, backward);
         Ok(())
     });
@@ -230,7 +230,7 @@ fn a_gradient_without_other_operands_runs_an_op() {
         let y = randn([8], Device::cuda(0))?;
         let grad = randn([8], Device::cuda(0))?;
         let product = x.mul(&y)?;
-        let ((), backward) = enqueued(&sim, || product.backward(&grad))?;
+        let ((), backward) = enqueued(&sim, || product.backward_with(&grad))?;
         assert_eq!(backward, 1);
         Ok(())
     });

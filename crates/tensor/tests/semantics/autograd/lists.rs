@@ -59,13 +59,13 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
             let gradient = ones([1], dtype)?;
             let given = [Some(&gradient)];
             fails(grad(&[&x], &[&x], GradOptions::new().grad_outputs(&given)), "convert it first");
-            fails(x.backward(&gradient), "convert it first");
+            fails(x.backward_with(&gradient), "convert it first");
         }
         let wide = tensor([2f64], ())?;
         let found =
             grad(&[&x], &[&x], GradOptions::new().grad_outputs(&[Some(&wide)]))?.remove(0).unwrap();
         assert_eq!((found.dtype(), found.to_vec::<f32>()?), (DType::F32, vec![2.0]));
-        x.mul(1.0)?.backward(&wide)?;
+        x.mul(1.0)?.backward_with(&wide)?;
         assert_eq!(x.grad().unwrap().dtype(), DType::F32);
         Ok(())
     });
@@ -73,9 +73,9 @@ fn a_starting_gradient_has_the_dtype_and_device_of_its_tensor() {
         let x = ones([2], Device::cuda(0))?.requires_grad_(true)?;
         for device in [Device::Cpu, Device::cuda(1)] {
             let gradient = ones([2], device)?;
-            fails(x.mul(1.0)?.backward(&gradient), "move it first");
+            fails(x.mul(1.0)?.backward_with(&gradient), "move it first");
             let sum = x.sum(())?;
-            sum.backward(&tensor(3f32, device)?)?;
+            sum.backward_with(&tensor(3f32, device)?)?;
         }
         assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [6.0, 6.0]);
         Ok(())
@@ -101,7 +101,7 @@ impl Function for ReturnedGradients {
 /// returned.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
-    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward(())?;
+    ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;
     Ok(x.grad().expect("a gradient"))
 }
 
@@ -141,7 +141,7 @@ fn a_checkpoint_recomputes_results_like_the_first() {
         let calls = AtomicUsize::new(0);
         let call = move |x: &[Tensor]| f(calls.fetch_add(1, Ordering::Relaxed), &x[0]);
         let made = checkpoint(call, &[&x])?;
-        made[0].sum(())?.backward(())?;
+        made[0].sum(())?.backward()?;
         Ok(x.grad().expect("a gradient"))
     }
     common::cpu(|_| {

@@ -208,7 +208,7 @@ fn parts_that_several_threads_recorded_run_in_one_order() {
             })?;
             let all: Vec<&Tensor> = parts.iter().collect();
             let mix = WeightedSum { name: "sum".into(), log: log.clone() };
-            mix.apply(&all)?[0].sum(())?.backward(())?;
+            mix.apply(&all)?[0].sum(())?.backward()?;
             let order = std::mem::take(&mut *log.lock().unwrap());
             let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;
             Ok((order, gradient.into_iter().map(f32::to_bits).collect()))
@@ -242,7 +242,7 @@ fn a_networks_gradients_arrive_in_pytorchs_order() {
             let (w0, b0) = (parameter("0.weight", &[5, 10])?, parameter("0.bias", &[5])?);
             let (w2, b2) = (parameter("2.weight", &[3, 5])?, parameter("2.bias", &[3])?);
             let hidden = linear(&ones([4, 10], ())?, &w0, &b0)?.relu()?;
-            linear(&hidden, &w2, &b2)?.sum(())?.backward(())?;
+            linear(&hidden, &w2, &b2)?.sum(())?.backward()?;
             assert_eq!(*log.lock().unwrap(), ["2.bias", "2.weight", "0.bias", "0.weight"]);
         }
         Ok(())

@@ -21,7 +21,7 @@ fn a_checkpoint_drops_the_same_elements_again() {
                 let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5)?]), &[&x])?.remove(0);
                 rand([10], device)?;
                 if again {
-                    y.sum(())?.backward(())?;
+                    y.sum(())?.backward()?;
                     let kept = y.detach().cpu()?.to_vec::<f32>()?;
                     let slope = x.grad().unwrap().cpu()?.to_vec::<f32>()?;
                     assert_eq!(slope, kept, "another mask on {device}");
@@ -41,7 +41,7 @@ fn a_gradient_of_a_part_leaves_the_rest_of_the_graph() {
         let h = x.exp()?;
         let y = h.mul(&h)?.sum(())?;
         let part = grad(&[&y], &[&h], ())?.remove(0).unwrap();
-        h.backward(&part)?;
+        h.backward_with(&part)?;
         let full = x.mul(2.0)?.exp()?.mul(2.0)?.to_vec::<f64>()?;
         let own = x.grad().unwrap().to_vec::<f64>()?;
         assert!(own.iter().zip(&full).all(|(a, b)| (a - b).abs() < 1e-9), "{own:?} {full:?}");
@@ -59,7 +59,7 @@ fn passes_of_several_threads_add_up() {
                 let run = || -> Result<()> {
                     let y = x.mul(3.0)?.sum(())?;
                     start.wait();
-                    y.backward(())
+                    y.backward()
                 };
                 let all: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
                 all.into_iter().try_for_each(|thread| thread.join().unwrap())
@@ -77,12 +77,12 @@ fn a_hook_must_return_a_tensor_like_the_gradient() {
             let x = leaf(&[1.0, 2.0])?;
             let y = if on_leaf { x.clone() } else { x.mul(2.0)? };
             y.register_hook(|grad| grad.sum(()).map(Some))?;
-            let error = y.sum(())?.backward(()).unwrap_err().to_string();
+            let error = y.sum(())?.backward().unwrap_err().to_string();
             assert!(error.contains("hook") && error.contains("[2]"), "{error}");
             let x = leaf(&[1.0, 2.0])?;
             let y = if on_leaf { x.clone() } else { x.mul(2.0)? };
             y.register_hook(|grad| grad.to(DType::F32).map(Some))?;
-            let error = y.sum(())?.backward(()).unwrap_err().to_string();
+            let error = y.sum(())?.backward().unwrap_err().to_string();
             assert!(error.contains("hook") && error.contains("float32"), "{error}");
         }
         Ok(())
@@ -96,7 +96,7 @@ fn a_leaf_that_a_function_returns_stays_a_leaf() {
         let own = weight.clone();
         let out = checkpoint(move |x| Ok(vec![x[0].mul(2.0)?, own.clone()]), &[&x])?;
         assert!(weight.is_leaf());
-        out[0].add(&out[1])?.sum(())?.backward(())?;
+        out[0].add(&out[1])?.sum(())?.backward()?;
         let of = |t: &Tensor| t.grad().map(|grad| grad.to_vec::<f64>()).transpose();
         assert_eq!((of(&x)?, of(&weight)?), (Some(vec![2.0]), Some(vec![1.0])));
         Ok(())
@@ -117,8 +117,10 @@ fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
         assert!(weight.grad().is_none() && x.grad().is_none(), "a pass for x alone changes leaves");
         // The pass cannot be recorded, because the gradients that a checkpoint computes have no
         // graph.
-        let error =
-            make(&x)?.backward(BackwardOptions::new().create_graph(true)).unwrap_err().to_string();
+        let error = make(&x)?
+            .backward_with(BackwardOptions::new().create_graph(true))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("checkpoint") && error.contains("create_graph"), "{error}");
         Ok(())
     });
@@ -129,7 +131,7 @@ fn each_leaf_has_a_gradient_of_its_own() {
     common::cpu(|_| {
         for create_graph in [false, true] {
             let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
-            x.add(&y)?.sum(())?.backward(BackwardOptions::new().create_graph(create_graph))?;
+            x.add(&y)?.sum(())?.backward_with(BackwardOptions::new().create_graph(create_graph))?;
             // Change one gradient in place, as clipping does.
             let own = x.grad().unwrap();
             no_grad(|| own.mul_(5.0).map(drop))?;
@@ -137,10 +139,10 @@ fn each_leaf_has_a_gradient_of_its_own() {
         }
         // With `create_graph`, the gradient has a graph.
         let x = leaf(&[2.0, 3.0])?;
-        x.pow(3)?.sum(())?.backward(BackwardOptions::new().create_graph(true))?;
+        x.pow(3)?.sum(())?.backward_with(BackwardOptions::new().create_graph(true))?;
         let slope = x.grad().unwrap();
         x.set_grad(None)?;
-        slope.sum(())?.backward(())?;
+        slope.sum(())?.backward()?;
         assert_eq!(own_grad(&x)?, [12.0, 18.0]);
         Ok(())
     });

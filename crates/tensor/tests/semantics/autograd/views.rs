@@ -9,7 +9,7 @@ use crate::common;
 /// gradient is twice the viewed elements.
 fn through(view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
     let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
-    view(&x)?.square()?.sum(())?.backward(())?;
+    view(&x)?.square()?.sum(())?.backward()?;
     x.grad().unwrap().to_vec()
 }
 
@@ -44,7 +44,7 @@ fn of_parts(
     let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
     let parts = parts(&x)?;
     for &i in used {
-        parts[i].square()?.sum(())?.backward(BackwardOptions::new().retain_graph(true))?;
+        parts[i].square()?.sum(())?.backward_with(BackwardOptions::new().retain_graph(true))?;
     }
     let printed = format!("{}", parts[0]);
     Ok((x.grad().unwrap().to_vec()?, printed))
@@ -88,7 +88,7 @@ fn parts_of_a_split_share_its_gradient() {
         let parts = y.split(2, 1)?;
         parts[0].mul_(3)?;
         x.set_grad(None)?;
-        y.sum(())?.backward(())?;
+        y.sum(())?.backward()?;
         let thrice: Vec<f64> = (0..12).map(|i| if i % 4 < 2 { 3.0 } else { 1.0 }).collect();
         assert_eq!(x.grad().unwrap().to_vec::<f64>()?, thrice);
         Ok(())

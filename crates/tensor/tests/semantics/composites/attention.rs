@@ -69,12 +69,12 @@ fn packed_views(device: Device) -> Result<()> {
             let grad = grads.to((dtype, device))?;
             // The layout that the gradient has when the heads are put side by side again.
             let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
-            out.backward(&turned)?;
+            out.backward_with(&turned)?;
             // Compute from the rounded input, so that the rounding of the input is not counted as a
             // difference.
             let exact = packed.detach().to((DType::F64, "cpu"))?.requires_grad_(true)?;
             let expected = by_mask(&heads_of(&exact, 2)?, is_causal)?;
-            expected.backward(&grad.to((DType::F64, "cpu"))?)?;
+            expected.backward_with(&grad.to((DType::F64, "cpu"))?)?;
             close(&out, &expected, tolerance, &what)?;
             let (actual, expected) = (packed.grad().expect("one"), exact.grad().expect("one"));
             close(&actual, &expected, tolerance, &format!("gradient of {what}"))?;
@@ -138,10 +138,10 @@ fn only_operands_that_want_a_gradient_get_one() {
                 scaled_dot_product_attention(q, k, v, options(true))?
                     .square()?
                     .sum(())?
-                    .backward(())?;
+                    .backward()?;
                 let other = all[wanting].detach().requires_grad_(true)?;
                 given[wanting] = other.clone();
-                by_mask(&given, true)?.square()?.sum(())?.backward(())?;
+                by_mask(&given, true)?.square()?.sum(())?.backward()?;
                 let (actual, expected) = (one.grad().expect("one"), other.grad().expect("one"));
                 close(&actual, &expected, tolerance, &format!("{dtype}, operand {wanting}"))?;
                 assert!(given.iter().enumerate().all(|(i, t)| i == wanting || t.grad().is_none()));
@@ -232,11 +232,11 @@ fn halves_may_lie_anyhow() {
                 let all = all.map(|t| t.detach().requires_grad_(true).expect("floats"));
                 let [q, k, v] = &all;
                 let out = scaled_dot_product_attention(q, k, v, options(true))?;
-                out.sum(())?.backward(())?;
+                out.sum(())?.backward()?;
                 let of = |t: &Tensor| t.detach().to((DType::F64, "cpu"))?.requires_grad_(true);
                 let exact = [of(q)?, of(k)?, of(v)?];
                 let expected = by_mask(&exact, true)?;
-                expected.sum(())?.backward(())?;
+                expected.sum(())?.backward()?;
                 close(&out, &expected, 8e-3, "result")?;
                 for (actual, expected) in all.iter().zip(&exact) {
                     let (actual, expected) = (actual.grad(), expected.grad());

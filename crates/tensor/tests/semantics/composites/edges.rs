@@ -12,7 +12,7 @@ use crate::common;
 #[track_caller]
 fn slope(at: &[f64], f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
     let x = leaf(at)?;
-    f(&x)?.sum(())?.backward(())?;
+    f(&x)?.sum(())?.backward()?;
     grad(&x)
 }
 
@@ -65,7 +65,7 @@ fn certain_probabilities_have_finite_losses_and_gradients() {
         let (p, t) = (leaf(&[0.0, 1.0, 0.0])?, tensor([1f64, 1.0, 0.0], ())?);
         let losses = binary_cross_entropy(&p, &t, Reduction::None)?;
         assert_eq!(losses.to_vec::<f64>()?, [100.0, 0.0, 0.0]);
-        losses.sum(())?.backward(())?;
+        losses.sum(())?.backward()?;
         // As in PyTorch, the denominator is at least 1e-12.
         assert_eq!(grad(&p)?, [-1e12, 0.0, 0.0]);
         Ok(())
@@ -85,7 +85,7 @@ fn queries_that_see_no_key_get_zeros_and_finite_gradients() {
             let options = AttentionOptions::new().attn_mask(&mask);
             let out = scaled_dot_product_attention(&q.unsqueeze(1)?, &k, &v, options)?;
             assert_eq!(out.to_vec::<f64>()?, [5.0, 0.0]);
-            out.sum(())?.backward(())?;
+            out.sum(())?.backward()?;
             assert_eq!(grad(&q)?, [0.0, 0.0]);
         }
         Ok(())

@@ -108,7 +108,7 @@ fn a_training_step_changes_statistics_without_a_gradient() {
         let x = tensor([[1f64], [2.0], [4.0]], ())?.requires_grad_(true)?;
         let (mean, var) = (zeros([1], DType::F64)?, ones([1], DType::F64)?);
         let options = BatchNormOptions::new().training(true);
-        batch_norm(&x, &mean, &var, options)?.square()?.sum(())?.backward(())?;
+        batch_norm(&x, &mean, &var, options)?.square()?.sum(())?.backward()?;
         assert!(x.grad().is_some() && !mean.requires_grad() && !var.requires_grad());
         Ok(())
     });

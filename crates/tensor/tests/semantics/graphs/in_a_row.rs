@@ -21,7 +21,7 @@ rows! {
 
 /// Captures two ops: `x` grows by one, and `y` by `x`.
 fn chain(graph: &mut CudaGraph, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    graph.capture((), || {
+    graph.capture(|| {
         x.add_(1.0)?;
         y.add_(x)?;
         x.mul(2.0)
@@ -32,7 +32,7 @@ fn turns(_: &World) -> Result<()> {
     let (x, y) = (zeros([64], 0)?, zeros([64], 0)?);
     let (mut a, mut b) = (CudaGraph::new(), CudaGraph::new());
     let twice = chain(&mut a, &x, &y)?;
-    let made = b.capture(&a.pool()?, || {
+    let made = b.capture_with(&a.pool()?, || {
         y.add_(&x)?;
         twice.add(1.0)
     })?;
@@ -61,7 +61,7 @@ fn dropped(_: &World) -> Result<()> {
     let (mut graph, mut later) = (CudaGraph::new(), CudaGraph::new());
     let twice = chain(&mut graph, &x, &y)?;
     (0..3).try_for_each(|_| graph.replay())?;
-    let half = later.capture(&graph.pool()?, || twice.mul(0.25))?;
+    let half = later.capture_with(&graph.pool()?, || twice.mul(0.25))?;
     (0..2).try_for_each(|_| graph.replay())?;
     later.replay()?;
     assert_eq!(values(&half)?, [2.5; 64]);
@@ -93,7 +93,7 @@ fn threads(_: &World) -> Result<()> {
             total.add_(&shared)?;
             total.mul(1.0)
         };
-        let copy = cuda::with_stream(&stream, || graph.capture((), captured))?;
+        let copy = cuda::with_stream(&stream, || graph.capture(captured))?;
         Ok((stream, graph, copy))
     };
     let graphs = totals.iter().map(capture).collect::<Result<Vec<_>>>()?;

@@ -13,7 +13,7 @@ use warpline::{Result, Tensor};
 
 /// Captures `f` on `stream`.
 fn captured<R>(graph: &mut CudaGraph, stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    cuda::with_stream(stream, || graph.capture((), f))
+    cuda::with_stream(stream, || graph.capture(f))
 }
 
 fn values(t: &Tensor) -> Result<Vec<f32>> {

@@ -128,8 +128,7 @@ fn check(ops: &[(usize, CapturedOp)], steps: &[(usize, ReplayStep)]) -> Result<(
     };
     let (inside, outside) = (take(STREAMS)?, take(STREAMS)?);
     let mut graph = CudaGraph::new();
-    let made =
-        cuda::with_stream(&inside[0], || graph.capture((), || run_ops(ops, &inside, &inputs)))?;
+    let made = cuda::with_stream(&inside[0], || graph.capture(|| run_ops(ops, &inside, &inputs)))?;
     let mut expected: Option<Vec<f32>> = None;
     let (total, mut expected_total) = (full([N], 0.0, 0)?, 0.0f32);
     for (stream, step) in steps {

@@ -25,7 +25,7 @@ rows! {
 fn ordered(_: &World) -> Result<()> {
     let streams: Vec<_> = (0..3).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let x = zeros([4096], 0)?;
-    let (graph, y) = cuda::graph((), || (&x * 2.0)? + 1.0)?;
+    let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
     let total = zeros([4096], 0)?;
     for round in 0..6u8 {
         cuda::with_stream(&streams[0], || x.fill_(round).map(drop))?;
@@ -56,7 +56,7 @@ fn dropped_results(_: &World) -> Result<()> {
     })?;
     drop(y);
     let pool = first.pool()?;
-    let z = cuda::with_stream(&main, || second.capture(&pool, || &x * 100.0))?;
+    let z = cuda::with_stream(&main, || second.capture_with(&pool, || &x * 100.0))?;
     assert_eq!(z.data_ptr(), address);
     cuda::with_stream(&side, || second.replay())?;
     // Read `z` first. Only the waits of the replay itself make the other stream run.
@@ -83,7 +83,7 @@ fn earlier(_: &World) -> Result<()> {
 /// Threads replay one graph, each on its own stream, while random ops run.
 fn threads(world: &World) -> Result<()> {
     let counter = zeros([256], 0)?;
-    let (graph, noise) = cuda::graph((), || {
+    let (graph, noise) = cuda::graph(|| {
         counter.add_(1.0)?;
         warpline::rand([256], 0)
     })?;
@@ -140,8 +140,8 @@ fn graphs_wait_only_for_work_on_their_memory() {
     world.enter(|| {
         let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
         let x = full([100], 1.0, 0)?;
-        let (first, y) = cuda::graph((), || &x + 1.0)?;
-        let (second, z) = cuda::graph((), || &x + 2.0)?;
+        let (first, y) = cuda::graph(|| &x + 1.0)?;
+        let (second, z) = cuda::graph(|| &x + 2.0)?;
         cuda::synchronize(())?;
         let before = (world.host_waits(), world.count(CallKind::StreamWaitEvent));
         for _ in 0..5 {
@@ -166,10 +166,10 @@ fn graphs_of_one_pool_wait_for_each_other() {
         world.enter(|| {
             let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
             let (x, y, z) = (full([100], 1.0, 0)?, zeros([100], 0)?, zeros([100], 0)?);
-            let (first, _) = cuda::graph((), || y.copy_(&(&x + 1.0)?, false).map(drop))?;
+            let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, false).map(drop))?;
             let pool = if share { first.pool()? } else { cuda::graph_pool_handle(())? };
             let mut second = CudaGraph::new();
-            second.capture(&pool, || z.copy_(&(&x + 2.0)?, false).map(drop))?;
+            second.capture_with(&pool, || z.copy_(&(&x + 2.0)?, false).map(drop))?;
             cuda::with_stream(&streams[0], || first.replay())?;
             cuda::with_stream(&streams[1], || second.replay())?;
             streams[1].synchronize()?;

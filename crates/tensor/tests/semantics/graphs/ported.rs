@@ -45,7 +45,7 @@ fn two_successive(_: &World) -> Result<()> {
         s.wait_stream(&cuda::current_stream(())?)?;
         let first = cuda::graph_pool_handle(())?;
         let b = cuda::with_stream(&s, || {
-            let b = g0.capture(&first, || {
+            let b = g0.capture_with(&first, || {
                 let mut b = a.copy()?;
                 for _ in 0..5 {
                     b = func_with_temps(&b, 1.0)?;
@@ -58,7 +58,7 @@ fn two_successive(_: &World) -> Result<()> {
                 _ => first.clone(),
             };
             drop(first);
-            g1.capture(&second, || {
+            g1.capture_with(&second, || {
                 let mut b = b;
                 for _ in 0..5 {
                     b = func_with_temps(&b, 1.0)?;
@@ -103,16 +103,16 @@ fn three_successive(_: &World) -> Result<()> {
         let (e, f) = cuda::with_stream(&s, || {
             let pool = cuda::graph_pool_handle(())?;
             let another = || if share { Ok(pool.clone()) } else { cuda::graph_pool_handle(()) };
-            let (c, d) = g0.capture(&pool, || {
+            let (c, d) = g0.capture_with(&pool, || {
                 let b = a.copy()?;
                 Ok(((&b + 1.0)?, (&b + 2.0)?))
             })?;
-            let e = g1.capture(&another()?, || {
+            let e = g1.capture_with(&another()?, || {
                 let e = (&c + 3.0)?;
                 drop(c);
                 Ok(e)
             })?;
-            let f = g2.capture(&another()?, || &d + 4.0)?;
+            let f = g2.capture_with(&another()?, || &d + 4.0)?;
             Ok::<_, warpline::Error>((e, f))
         })?;
         // Replays in the order of the captures give the right results.
@@ -147,9 +147,9 @@ fn concurrent_replay(_: &World) -> Result<()> {
                 }
                 Ok(b)
             };
-            let b = g0.capture((), || busy(1.0))?;
+            let b = g0.capture(|| busy(1.0))?;
             let pool = if share { g0.pool()? } else { cuda::graph_pool_handle(())? };
-            Ok::<_, warpline::Error>((b, g1.capture(&pool, || busy(2.0))?))
+            Ok::<_, warpline::Error>((b, g1.capture_with(&pool, || busy(2.0))?))
         })?;
         let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
         for _ in 0..3 {
@@ -205,7 +205,7 @@ fn memory_stats(_: &World) -> Result<()> {
             // Allocate `a` on the stream of the capture, like the random state.
             let a = ones([numel], 0)?;
             let before = of(&stats()?);
-            let b = g.capture((), || {
+            let b = g.capture(|| {
                 let mut b = a.copy()?;
                 for _ in 0..5 {
                     b = (b.copy()? + 1.0)?;
@@ -258,7 +258,7 @@ fn record_stream(_: &World) -> Result<()> {
     })?;
     drop(potential_problem);
     cuda::with_stream(&s1, || {
-        g.capture((), || {
+        g.capture(|| {
             // The allocation must not query events of earlier frees during the capture.
             let b = a.copy()?;
             s2.wait_stream(&s1)?;
@@ -287,7 +287,7 @@ fn pinned(_: &World) -> Result<()> {
     let used = zeros([100], ())?.pin_memory()?;
     cuda::with_stream(&s, || device.copy_(&used, true).map(drop))?;
     cuda::with_stream(&s, || {
-        g.capture((), || {
+        g.capture(|| {
             device.copy_(&data, true)?;
             drop((data, used));
             for _ in 0..3 {
@@ -311,7 +311,7 @@ fn reclaim(others: usize) -> Result<()> {
     let (main, side) = streams.split_first().expect("there is one");
     let mut g = CudaGraph::new();
     let (results, first) = cuda::with_stream(main, || {
-        g.capture((), || {
+        g.capture(|| {
             let data = ones([8], 0)?;
             let address = data.data_ptr();
             let mut results = Vec::new();

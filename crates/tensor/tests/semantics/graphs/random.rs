@@ -47,7 +47,7 @@ fn go_on(world: &World) -> Result<()> {
         }
         manual_seed(7);
         // A capture draws no numbers.
-        let (graph, drawn) = cuda::graph((), || draws(device))?;
+        let (graph, drawn) = cuda::graph(|| draws(device))?;
         for round in 0..3 {
             graph.replay()?;
             assert_eq!(read(&drawn)?, eager[2 * round], "replay {round} on cuda:{device}");
@@ -59,7 +59,7 @@ fn go_on(world: &World) -> Result<()> {
 }
 
 fn seeds(_: &World) -> Result<()> {
-    let (graph, drawn) = cuda::graph((), || rand([100], 0))?;
+    let (graph, drawn) = cuda::graph(|| rand([100], 0))?;
     let mut of = Vec::new();
     for seed in [1, 2, 1] {
         manual_seed(seed);
@@ -70,7 +70,7 @@ fn seeds(_: &World) -> Result<()> {
     assert_ne!(of[0], of[1]);
     // Two graphs of one pool, replayed one after the other, take consecutive parts of the sequence.
     let mut second = cuda::CudaGraph::new();
-    let other = second.capture(&graph.pool()?, || rand([100], 0))?;
+    let other = second.capture_with(&graph.pool()?, || rand([100], 0))?;
     manual_seed(1);
     graph.replay()?;
     second.replay()?;

@@ -56,7 +56,7 @@ fn waits(_: &World) -> Result<()> {
         inside.record(&stream)?;
         refused("query", inside.query());
         refused("synchronize", inside.synchronize());
-        refused("capture_begin", CudaGraph::new().capture((), || Ok(())));
+        refused("capture_begin", CudaGraph::new().capture(|| Ok(())));
         // Queries of earlier events and waits for other streams are allowed.
         assert!(matches!(before.query()?, true | false));
         cuda::default_stream(())?.synchronize()?;
@@ -98,7 +98,7 @@ fn mixed(_: &World) -> Result<()> {
     let x = ones([100], 0)?;
     let ready = CudaGraph::new();
     assert!(ready.replay().is_err());
-    let (done, d) = cuda::graph((), || &x * 5.0)?;
+    let (done, d) = cuda::graph(|| &x * 5.0)?;
     let (mut outer, mut inner) = (CudaGraph::new(), CudaGraph::new());
     let (y, z) = captured(&mut outer, &one, || {
         let y = (&x + 1.0)?;

@@ -44,7 +44,7 @@ fn equals_eager(world: &World) -> Result<()> {
         let _on = cuda::device(device)?;
         let (x, w) = (input(device)?, rand([8, 8], device)?);
         let eager: Vec<_> = program(&x, &w)?.iter().map(values).collect::<Result<_>>()?;
-        let (graph, outputs) = cuda::graph((), || program(&x, &w))?;
+        let (graph, outputs) = cuda::graph(|| program(&x, &w))?;
         for _ in 0..3 {
             graph.replay()?;
             for (output, expected) in outputs.iter().zip(&eager) {
@@ -58,7 +58,7 @@ fn equals_eager(world: &World) -> Result<()> {
 
 fn inputs(_: &World) -> Result<()> {
     let x = zeros([1000], 0)?;
-    let (graph, y) = cuda::graph((), || (&x + 1.0)? * 3.0)?;
+    let (graph, y) = cuda::graph(|| (&x + 1.0)? * 3.0)?;
     let side = cuda::Stream::new(())?;
     for round in 0..4 {
         let new = full([1000], round as f32, 0)?;
@@ -71,7 +71,7 @@ fn inputs(_: &World) -> Result<()> {
     let from = ones([64], ())?.pin_memory()?;
     let to = zeros([64], ())?.pin_memory()?;
     let device = zeros([64], 0)?;
-    let (graph, ()) = cuda::graph((), || {
+    let (graph, ()) = cuda::graph(|| {
         device.copy_(&from, true)?;
         to.copy_(&(&device * 2.0)?, true)?;
         Ok(())
@@ -89,7 +89,7 @@ fn inputs(_: &World) -> Result<()> {
 fn keeps(_: &World) -> Result<()> {
     let (x, pinned) = (full([1000], 5.0, 0)?, full([1000], 2.0, ())?.pin_memory()?);
     let addresses = [x.data_ptr(), pinned.data_ptr()];
-    let (graph, y) = cuda::graph((), || {
+    let (graph, y) = cuda::graph(|| {
         let other = empty([1000], 0)?;
         other.copy_(&pinned, true)?;
         &x + &other
@@ -110,14 +110,14 @@ fn keeps(_: &World) -> Result<()> {
 
 fn unreplayed(_: &World) -> Result<()> {
     let x = ones([10], 0)?;
-    let (graph, y) = cuda::graph((), || &x + 1.0)?;
+    let (graph, y) = cuda::graph(|| &x + 1.0)?;
     for error in [(&y + 1.0).unwrap_err(), y.fill_(0.0).unwrap_err(), values(&y).unwrap_err()] {
         assert!(matches!(error.kind(), ErrorKind::NotReplayed), "{error}");
     }
     // Tensors from before the capture keep their values.
     assert_eq!(values(&x)?, [1.0; 10]);
     // Another capture may read the result before the first replay.
-    let (second, z) = cuda::graph((), || &y * 10.0)?;
+    let (second, z) = cuda::graph(|| &y * 10.0)?;
     graph.replay()?;
     second.replay()?;
     assert_eq!((values(&y)?, values(&z)?), (vec![2.0; 10], vec![20.0; 10]));
@@ -173,7 +173,7 @@ fn dropped(_: &World) -> Result<()> {
     let x = ones([1 << 16], 0)?;
     let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
     for (round, stream) in streams.iter().cycle().take(6).enumerate() {
-        let (graph, y) = cuda::graph((), || {
+        let (graph, y) = cuda::graph(|| {
             let mut y = x.copy()?;
             for _ in 0..10 {
                 y = (&y + &x)?;
@@ -230,9 +230,9 @@ fn forks(_: &World) -> Result<()> {
 fn again(_: &World) -> Result<()> {
     let x = ones([10], 0)?;
     let mut graph = CudaGraph::new();
-    let first = graph.capture((), || &x + 1.0)?;
+    let first = graph.capture(|| &x + 1.0)?;
     graph.replay()?;
-    let second = graph.capture((), || &x + 2.0)?;
+    let second = graph.capture(|| &x + 2.0)?;
     graph.replay()?;
     assert_eq!((values(&first)?, values(&second)?), (vec![2.0; 10], vec![3.0; 10]));
     graph.reset();
@@ -243,12 +243,12 @@ fn again(_: &World) -> Result<()> {
 
 fn one_device(_: &World) -> Result<()> {
     let x = ones([10], 0)?;
-    let (graph, y) = cuda::graph((), || &x + 1.0)?;
+    let (graph, y) = cuda::graph(|| &x + 1.0)?;
     // A replay uses the current stream of the graph's device, even if another device is current.
     cuda::with_device(1, || graph.replay())?;
     assert_eq!(values(&y)?, [2.0; 10]);
     let pool = graph.pool()?;
-    let error = cuda::with_device(1, || CudaGraph::new().capture(&pool, || Ok(())));
+    let error = cuda::with_device(1, || CudaGraph::new().capture_with(&pool, || Ok(())));
     let error = error.expect_err("a pool of another device");
     assert!(error.to_string().contains("cuda:0"), "{error}");
     Ok(())

@@ -1,7 +1,7 @@
 //! Each driver call of each op fails, forward and backward, once or for good. The op then fails or
 //! gives the right result, no memory remains in use, and the next op works.
 
-use warpline::autograd::backward;
+use warpline::autograd::{BackwardTensorsOptions, backward};
 use warpline::{DType, Device, Result, Tensor, cuda};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
@@ -23,7 +23,7 @@ fn pass(entry: &Entry, args: &[Tensor], maker: Maker) -> Result<Vec<Vec<f64>>> {
     let upstream = upstream.collect::<Result<Vec<_>>>()?;
     if !roots.is_empty() {
         let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
-        backward(&roots, &upstream, false, false)?;
+        backward(&roots, BackwardTensorsOptions::new().grad_tensors(&upstream))?;
     }
     let gradients = inputs.iter().filter_map(Tensor::grad);
     let all: Vec<Tensor> = results.into_iter().chain(gradients).collect();
