@@ -31,7 +31,7 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
         assert_eq!((sgd.lr(0), sgd.lr(1)), (0.1, 0.5));
         for (group, said) in [
             (ParamGroup::new(vec![], slow), "empty"),
-            (ParamGroup::new(p[..1].to_vec(), slow), "given before"),
+            (ParamGroup::new(p[..1].to_vec(), slow), "is already in a group"),
             (ParamGroup::new(vec![p[0].mul(2.0)?], slow), "leaves"),
             (ParamGroup::new(vec![full([1], 0.0, ())?], slow.lr(-1.0)), "lr"),
         ] {
