@@ -98,7 +98,7 @@ fn sharded_files_have_an_index_and_loading_reports_progress() {
     let text = fs::read_to_string(&index).unwrap();
     fs::write(&index, text.replace("\"scalar\"", "\"scaler\"")).unwrap();
     let error = load_file(&index, "cpu").unwrap_err();
-    assert!(error.to_string().contains("`scaler` is not in"), "{error}");
+    assert!(error.to_string().contains("contains the tensor `scaler`, but it does not"), "{error}");
     fs::write(&index, text.replace("\"scalar\"", "\"bool\"")).unwrap();
     assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("`bool` occurs twice"));
     fs::write(&index, text.replace("\"model-", "\"../model-")).unwrap();

@@ -32,7 +32,7 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
         assert_eq!((sgd.lr(0), sgd.lr(1), sgd.lr(2)), (0.1, 0.5, 0.1));
         for (group, said) in [
             (ParamGroup::new(vec![]), "empty"),
-            (ParamGroup::new(p[..1].to_vec()), "given before"),
+            (ParamGroup::new(p[..1].to_vec()), "is already in a group"),
             (ParamGroup::new(vec![p[0].mul(2.0)?]), "leaves"),
             (ParamGroup::new(vec![p[0].copy()?]).lr_tensor(&full([2], 0.5, ())?), "one float"),
             (ParamGroup::new(vec![full([1], 0.0, ())?]).options(slow.lr(-1.0)), "lr"),
