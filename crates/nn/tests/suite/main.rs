@@ -15,6 +15,7 @@ mod modules;
 mod moves;
 mod optim;
 mod options;
+mod own_names;
 mod parameters;
 mod random;
 mod resume;

@@ -59,30 +59,9 @@ in_place! {
     threshold_(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
 }
 
-/// Calls the method in place with the fields of its options. A macro cannot repeat fields within its optional part.
-macro_rules! in_place_fields {
-    ($input:ident hardtanh_ $options:ident) => {
-        $input.hardtanh_($options.min_val, $options.max_val)
-    };
-    ($input:ident leaky_relu_ $options:ident) => {
-        $input.leaky_relu_($options.negative_slope)
-    };
-    ($input:ident $name:ident $options:ident) => {
-        $input.$name($options.alpha)
-    };
-}
-
-/// Defines activations with options: their options, the function, and the function in place if PyTorch has one.
+/// Defines activations with options as functions of the methods' names.
 macro_rules! with_options {
-    ($($name:ident $(+ $in_place:ident)?: $options:ident [$module:literal] {
-        $($(#[$doc:meta])* $field:ident = $default:expr;)*
-    })*) => {$(
-        options! {
-            #[doc = concat!("Options of [`", stringify!($name), "`] and of the module `", $module, "`.")]
-            #[derive(Clone, Copy, Debug)]
-            $options [] [] { $($(#[$doc])* $field: f64 = $default, f64;)* }
-        }
-
+    ($($name:ident $options:ident($($field:ident),*);)*) => {$(
         #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
         ///
         /// # Errors
@@ -92,54 +71,105 @@ macro_rules! with_options {
             let options = options.into_options();
             input.$name($(options.$field),*)
         }
-
-        $(
-            #[doc = concat!("[`Tensor::", stringify!($in_place), "`] as a function (`torch.nn.functional.",
-                stringify!($in_place), "`).")]
-            ///
-            /// # Errors
-            #[doc = concat!("The same as [`Tensor::", stringify!($in_place), "`].")]
-            #[track_caller]
-            pub fn $in_place(input: &Tensor, options: impl IntoOptions<$options>) -> Result<&Tensor> {
-                let options = options.into_options();
-                in_place_fields!(input $in_place options)
-            }
-        )?
     )*};
 }
 
 with_options! {
-    leaky_relu + leaky_relu_: LeakyReLUOptions ["LeakyReLU"] {
+    celu CELUOptions(alpha);
+    elu ELUOptions(alpha);
+    hardshrink HardshrinkOptions(lambd);
+    hardtanh HardtanhOptions(min_val, max_val);
+    leaky_relu LeakyReLUOptions(negative_slope);
+    softplus SoftplusOptions(beta, threshold);
+    softshrink SoftshrinkOptions(lambd);
+}
+
+/// Defines activations in place with options.
+macro_rules! in_place_with_options {
+    ($($name:ident $options:ident($($field:ident),*);)*) => {$(
+        #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
+        ///
+        /// # Errors
+        #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
+        #[track_caller]
+        pub fn $name(input: &Tensor, options: impl IntoOptions<$options>) -> Result<&Tensor> {
+            let options = options.into_options();
+            input.$name($(options.$field),*)
+        }
+    )*};
+}
+
+in_place_with_options! {
+    celu_ CELUOptions(alpha);
+    elu_ ELUOptions(alpha);
+    hardtanh_ HardtanhOptions(min_val, max_val);
+    leaky_relu_ LeakyReLUOptions(negative_slope);
+}
+
+options! {
+    /// Options of [`leaky_relu`] and of the module `LeakyReLU`.
+    #[derive(Clone, Copy, Debug)]
+    LeakyReLUOptions [] [] {
         /// Sets the slope of negative elements. Default: 0.01.
-        negative_slope = 0.01;
+        negative_slope: f64 = 0.01, f64;
     }
-    elu + elu_: ELUOptions ["ELU"] {
+}
+
+options! {
+    /// Options of [`elu`] and of the module `ELU`.
+    #[derive(Clone, Copy, Debug)]
+    ELUOptions [] [] {
         /// Sets the factor of negative elements. Default: 1.
-        alpha = 1.0;
+        alpha: f64 = 1.0, f64;
     }
-    celu + celu_: CELUOptions ["CELU"] {
+}
+
+options! {
+    /// Options of [`celu`] and of the module `CELU`.
+    #[derive(Clone, Copy, Debug)]
+    CELUOptions [] [] {
         /// Sets the factor and the scale of negative elements. Default: 1.
-        alpha = 1.0;
+        alpha: f64 = 1.0, f64;
     }
-    softplus: SoftplusOptions ["Softplus"] {
+}
+
+options! {
+    /// Options of [`softplus`] and of the module `Softplus`.
+    #[derive(Clone, Copy, Debug)]
+    SoftplusOptions [] [] {
         /// Sets the scale. Default: 1.
-        beta = 1.0;
+        beta: f64 = 1.0, f64;
         /// Sets the value of `beta` · x above which the result is x. Default: 20.
-        threshold = 20.0;
+        threshold: f64 = 20.0, f64;
     }
-    softshrink: SoftshrinkOptions ["Softshrink"] {
+}
+
+options! {
+    /// Options of [`softshrink`] and of the module `Softshrink`.
+    #[derive(Clone, Copy, Debug)]
+    SoftshrinkOptions [] [] {
         /// Sets the distance by which elements move towards zero. Default: 0.5.
-        lambd = 0.5;
+        lambd: f64 = 0.5, f64;
     }
-    hardshrink: HardshrinkOptions ["Hardshrink"] {
+}
+
+options! {
+    /// Options of [`hardshrink`] and of the module `Hardshrink`.
+    #[derive(Clone, Copy, Debug)]
+    HardshrinkOptions [] [] {
         /// Sets the magnitude up to which elements become 0. Default: 0.5.
-        lambd = 0.5;
+        lambd: f64 = 0.5, f64;
     }
-    hardtanh + hardtanh_: HardtanhOptions ["Hardtanh"] {
+}
+
+options! {
+    /// Options of [`hardtanh`] and of the module `Hardtanh`.
+    #[derive(Clone, Copy, Debug)]
+    HardtanhOptions [] [] {
         /// Sets the smallest result. Default: -1.
-        min_val = -1.0;
+        min_val: f64 = -1.0, f64;
         /// Sets the largest result. Default: 1.
-        max_val = 1.0;
+        max_val: f64 = 1.0, f64;
     }
 }
 
