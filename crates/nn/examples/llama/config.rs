@@ -233,7 +233,7 @@ mod tests {
         for value in [older, newer] {
             let config = Config::parse(&config(value)).unwrap();
             // LlamaRotaryEmbedding(config).inv_freq of transformers.
-            let expected = [0.25, 0.079056941, 0.025, 0.0079056941];
+            let expected = [0.25, 0.079_056_94, 0.025, 0.007_905_694];
             for (frequency, expected) in config.frequencies().unwrap().iter().zip(expected) {
                 assert!((frequency - expected).abs() < 1e-7, "{:?}", config.frequencies());
             }
