@@ -4,6 +4,7 @@
 #[path = "../group_support/mod.rs"]
 mod group_support;
 
+mod cpu_groups;
 mod data_parallel;
 mod group_debug;
 mod group_failures;
