@@ -11,6 +11,7 @@
 use warpline::{Error, Result};
 
 mod check;
+pub mod ddp;
 mod environment;
 mod error;
 mod flight_recorder;
@@ -23,6 +24,7 @@ mod store;
 mod watchdog;
 mod work;
 
+pub use ddp::{DdpError, DdpOptions, DistributedDataParallel, JoinOptions};
 pub use error::{Failure, GroupError, RankCall};
 pub use group::{Backend, P2p, ProcessGroup};
 pub use init::{InitOptions, init_process_group};

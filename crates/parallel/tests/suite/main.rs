@@ -6,6 +6,7 @@ mod group_support;
 
 mod cpu_groups;
 mod data_parallel;
+mod ddp;
 mod group_debug;
 mod group_failures;
 mod group_replays;

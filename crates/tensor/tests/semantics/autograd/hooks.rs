@@ -135,11 +135,9 @@ fn queued_callbacks_run_once_at_the_end_of_their_own_pass() {
                 Ok(())
             }
         };
-        for (tensor, hook, callback) in [
-            (&x, "x", "x callback"),
-            (&y, "y", "y callback"),
-            (&inner, "inner", "inner callback"),
-        ] {
+        for (tensor, hook, callback) in
+            [(&x, "x", "x callback"), (&y, "y", "y callback"), (&inner, "inner", "inner callback")]
+        {
             let (note_hook, note_callback) = (note(hook), note(callback));
             tensor.register_post_accumulate_grad_hook(move |_| {
                 note_hook()?;
