@@ -165,7 +165,7 @@ impl From<&TensorOptions> for TensorOptions {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no optional tensor",
+    message = "`{Self}` is not an optional tensor",
     label = "expected `&t`, `Some(&t)`, `None`, or a reference to an `Option` of a tensor"
 )]
 pub trait IntoOptionalTensor<'a> {

@@ -34,11 +34,14 @@
 
 pub(crate) mod null;
 pub(crate) mod real;
+mod reduce;
 pub(crate) mod sim;
 
 use std::fmt;
 
 use crate::{DevicePtr, Result, StreamHandle};
+
+pub use reduce::reduce;
 
 /// The id by which the ranks of a communicator find each other (`ncclUniqueId`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,15 +3,14 @@
 use std::ops::Range;
 
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_cuda_sys_safe::owned::Communicator;
 
-use super::{CollectiveOp, nccl_type};
+use super::{CollectiveOp, GroupMember, nccl_type};
 use warpline_runtime::{DType, Device, Error, ErrorKind, Result, View};
 
 /// Checks one call by itself.
 #[track_caller]
-pub(super) fn call(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
-    let (own, (input, output)) = (Device::cuda(comm.device()), call.views());
+pub(super) fn call(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -> Result<()> {
+    let (own, (input, output)) = (member.device, call.views());
     for view in input.iter().chain(&output) {
         nccl_type(op, view.dtype)?;
         let device = view.storage.cuda_device();
@@ -21,8 +20,8 @@ pub(super) fn call(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_
         }
         if !view.layout.is_contiguous() {
             let reason = format!(
-                "a tensor of sizes {:?} with strides {:?} is not contiguous; NCCL needs it to be: \
-                 call contiguous() first",
+                "a tensor of sizes {:?} with strides {:?} is not contiguous; a collective needs it to \
+                 be: call contiguous() first",
                 view.sizes(),
                 view.strides()
             );
@@ -47,23 +46,23 @@ pub(super) fn call(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_
         | CollectiveOp::Reduce { root: rank, .. }
         | CollectiveOp::Send { peer: rank, .. }
         | CollectiveOp::Recv { peer: rank, .. }
-            if rank >= comm.ranks() =>
+            if rank >= member.ranks =>
         {
-            let reason = format!("there is no rank {rank}: there are {}", comm.ranks());
+            let reason = format!("there is no rank {rank}: there are {}", member.ranks);
             return Err(Error::invalid(op, reason));
         }
         _ => {}
     }
-    check_sizes(op, comm, call)?;
-    check_in_place(op, comm, call)
+    check_sizes(op, member, call)?;
+    check_in_place(op, member, call)
 }
 
 #[track_caller]
-fn check_sizes(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
+fn check_sizes(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = match call {
-        CollectiveOp::AllGather { .. } => (comm.ranks(), 1),
-        CollectiveOp::ReduceScatter { .. } => (1, comm.ranks()),
+        CollectiveOp::AllGather { .. } => (member.ranks, 1),
+        CollectiveOp::ReduceScatter { .. } => (1, member.ranks),
         _ => (1, 1),
     };
     if input.numel().checked_mul(from) == output.numel().checked_mul(to) {
@@ -84,7 +83,7 @@ fn check_sizes(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -
             "an input of sizes {:?} and an output of {:?} on {} ranks: {rule}",
             input.sizes(),
             output.sizes(),
-            comm.ranks()
+            member.ranks
         ),
     ))
 }
@@ -92,12 +91,12 @@ fn check_sizes(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -
 /// Returns an error if the output shares memory with the input, except at the place that NCCL
 /// defines as in-place.
 #[track_caller]
-fn check_in_place(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>) -> Result<()> {
+fn check_in_place(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = (bytes(&input), bytes(&output));
     let allowed = match call {
-        CollectiveOp::AllGather { .. } => from.start == to.start + comm.rank() * from.len(),
-        CollectiveOp::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
+        CollectiveOp::AllGather { .. } => from.start == to.start + member.rank * from.len(),
+        CollectiveOp::ReduceScatter { .. } => to.start == from.start + member.rank * to.len(),
         _ => from == to,
     };
     if allowed || !overlap(&input, &output) {
@@ -111,7 +110,7 @@ fn check_in_place(op: &'static str, comm: &Communicator, call: &CollectiveOp<'_>
 #[track_caller]
 pub(super) fn group(
     op: &'static str,
-    comm: &Communicator,
+    member: GroupMember,
     calls: &[CollectiveOp<'_>],
 ) -> Result<()> {
     for (i, a) in calls.iter().enumerate() {
@@ -126,7 +125,7 @@ pub(super) fn group(
             }
         }
     }
-    let own = comm.rank();
+    let own = member.rank;
     let to = calls
         .iter()
         .filter(|c| matches!(c, CollectiveOp::Send { peer, .. } if *peer == own))

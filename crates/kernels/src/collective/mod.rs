@@ -1,6 +1,7 @@
-//! Collectives between devices, through NCCL.
+//! Collectives between devices, through NCCL, and the parts of collectives between hosts that do not
+//! depend on the transport.
 //!
-//! A collective is a launch: it is ordered after earlier uses of its tensors, checked for races,
+//! A collective of devices is a launch: it is ordered after earlier uses of its tensors, checked for races,
 //! named in error reports, and can be captured in graphs.
 
 mod check;
@@ -14,7 +15,7 @@ use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use warpline_runtime::launch::{self, CollectiveCalls, address};
-use warpline_runtime::{DType, ErrorKind, Operand, Result, Site, Target, View};
+use warpline_runtime::{DType, Device, ErrorKind, Operand, Result, Site, Target, View};
 
 pub use warpline_runtime::launch::TrackedCommunicator;
 
@@ -155,6 +156,46 @@ pub fn run<'a>(
     launch::run_collectives(target, Site { op: name, location }, &group)
 }
 
+/// A rank of a group, as the checks of its calls see it.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupMember {
+    /// The device of the rank's tensors.
+    pub device: Device,
+    /// Number of the rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub ranks: usize,
+}
+
+/// Checks calls as [`run`] does, and enqueues nothing. For transports other than NCCL.
+///
+/// # Errors
+/// The same as [`run`], except [`ErrorKind::RuntimeMismatch`], [`ErrorKind::Driver`] and the errors of
+/// the launch.
+#[track_caller]
+pub fn check(name: &'static str, member: GroupMember, ops: &[CollectiveOp<'_>]) -> Result<()> {
+    ops.iter().try_for_each(|op| check::call(name, member, op))?;
+    check::group(name, member, ops)
+}
+
+/// Combines the elements of all ranks on the host, in the order of ranks. Each input has the bytes of
+/// one rank's elements. The result is that of the simulated NCCL
+/// ([`nccl::reduce`](warpline_cuda_sys_safe::nccl::reduce())).
+///
+/// # Errors
+/// [`ErrorKind::UnsupportedDType`] for `int16`, which NCCL does not have.
+#[track_caller]
+pub fn reduce(name: &'static str, dtype: DType, op: ReduceOp, inputs: &[&[u8]]) -> Result<Vec<u8>> {
+    let op = combining_op(dtype == DType::Bool, op);
+    Ok(warpline_cuda_sys_safe::nccl::reduce(nccl_type(name, dtype)?, op, inputs))
+}
+
+/// Returns the operation that NCCL performs. A sum of bools is their maximum, because they are sent as
+/// `u8`.
+fn combining_op(is_bool: bool, op: ReduceOp) -> ReduceOp {
+    if is_bool && op == ReduceOp::Sum { ReduceOp::Max } else { op }
+}
+
 /// A group of checked calls.
 struct Group<'a> {
     watched: TrackedCommunicator<'a>,
@@ -170,15 +211,13 @@ impl<'a> Group<'a> {
         ops: &[CollectiveOp<'a>],
     ) -> Result<Self> {
         let comm = watched.comm();
+        let (rank, ranks) = (comm.rank(), comm.ranks());
+        check(name, GroupMember { device: Device::cuda(comm.device()), rank, ranks }, ops)?;
         let mut group = Self { watched, operands: SmallVec::new(), calls: SmallVec::new() };
-        for op in ops {
-            check::call(name, comm, op)?;
-            if op.numel() > 0 {
-                op.operands(comm.rank(), &mut group.operands);
-                group.calls.push(op.call(name)?);
-            }
+        for op in ops.iter().filter(|op| op.numel() > 0) {
+            op.operands(rank, &mut group.operands);
+            group.calls.push(op.call(name)?);
         }
-        check::group(name, comm, ops)?;
         Ok(group)
     }
 }
@@ -240,7 +279,7 @@ impl<'a> CollectiveOp<'a> {
         let at = |view: Option<View<'_>>| view.map_or(Ok(DevicePtr::NULL), |v| address(name, &v));
         let (send, recv) = (at(input)?, at(output)?);
         let (bool, dtype) = (dtype == DType::Bool, nccl_type(name, dtype)?);
-        let combine = |op| if bool && op == ReduceOp::Sum { ReduceOp::Max } else { op };
+        let combine = |op| combining_op(bool, op);
         let count = self.numel();
         Ok(match *self {
             Self::AllReduce { op, .. } => {

@@ -27,26 +27,30 @@ pub(super) fn compare(group: &GroupShared, seq: u64, call: &Signature) -> Result
 }
 
 /// Returns the value of a key. Waits until the key is set or the group has failed.
-fn wait_for_key(group: &GroupShared, key: &str) -> Result<String> {
+pub(super) fn wait_for_key(group: &GroupShared, key: &str) -> Result<Vec<u8>> {
     loop {
         match group.parts.store.get(key, STORE_WAIT) {
             // The watchdog enforces the group's timeout.
             Err(StoreError::Timeout { .. }) => group.check_alive()?,
-            value => return Ok(String::from_utf8_lossy(&value?).into_owned()),
+            value => return Ok(value?),
         }
     }
+}
+
+fn wait_for_text(group: &GroupShared, key: &str) -> Result<String> {
+    Ok(String::from_utf8_lossy(&wait_for_key(group, key)?).into_owned())
 }
 
 /// Compares a collective. Its description must be equal on all ranks. Between each two ranks, the sent content must
 /// equal the received content. Returns the calls that differ.
 fn compare_collective(group: &GroupShared, seq: u64, call: &Signature) -> Result<Vec<RankCall>> {
-    let (parts, rank, ranks) = (&group.parts, group.rank(), group.parts.comm.ranks());
+    let (parts, rank, ranks) = (&group.parts, group.rank(), group.ranks());
     let key = |seq: u64, rank: usize| format!("check/{seq}/{rank}");
     let own = encode(call, ranks);
     parts.store.set(&key(seq, rank), own.as_bytes())?;
     let texts = (0..ranks).map(|other| match other == rank {
         true => Ok(own.clone()),
-        false => wait_for_key(group, &key(seq, other)),
+        false => wait_for_text(group, &key(seq, other)),
     });
     let texts: Vec<_> = texts.collect::<Result<_>>()?;
     // All ranks have reached this call, so no rank still reads the key of the previous comparison.
@@ -98,7 +102,7 @@ fn encode(call: &Signature, ranks: usize) -> String {
 /// Compares sends and receives. The n-th send from one rank to another must match the n-th receive there. Returns the
 /// calls that differ, or `None` if the launch will refuse the call.
 fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
-    let (store, rank, ranks) = (&group.parts.store, group.rank(), group.parts.comm.ranks());
+    let (store, rank, ranks) = (&group.parts.store, group.rank(), group.ranks());
     let calls = if call.parts.is_empty() { std::slice::from_ref(call) } else { &call.parts };
     let count = |end| calls.iter().filter(|call| call.peer == Some(end)).count();
     let known = calls.iter().all(|call| call.peer.is_some_and(|(peer, _)| peer < ranks));
@@ -120,7 +124,7 @@ fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<Ran
     }
     let mut differing = Vec::new();
     for (call, peer, key) in waiting {
-        let value = wait_for_key(group, &key)?;
+        let value = wait_for_text(group, &key)?;
         // No other rank reads this key.
         store.delete(&key)?;
         let (content, theirs) = value.split_once('\n').unwrap_or((&value, ""));

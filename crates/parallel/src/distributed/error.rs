@@ -51,6 +51,14 @@ pub enum GroupError {
     /// Another rank or the store is gone or has failed.
     #[error("{0}")]
     PeerFailed(Arc<Failure>),
+    /// The closure of a rank failed ([`spawn`](super::spawn)).
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// Number of the rank.
+        rank: usize,
+        /// Error of the closure.
+        source: Error,
+    },
     /// The ranks made different calls. Detected in debug mode, before anything was launched.
     #[error(
         "rank {rank}: collective {seq} is {call} here, but {}; nothing was launched",

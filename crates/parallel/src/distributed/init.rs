@@ -1,6 +1,6 @@
 //! Forms process groups.
 //!
-//! Rank 0 publishes NCCL's unique id in the store. The n-th attempt of a rank to form a group is its n-th round, in
+//! With NCCL, rank 0 publishes NCCL's unique id in the store. On the CPU, the store itself connects the ranks. The n-th attempt of a rank to form a group is its n-th round, in
 //! which it meets the n-th attempts of the other ranks. A process whose group has failed can therefore form a new
 //! group. The device of a rank is the given device, or its local rank, or a guess: the rank modulo the number of
 //! devices.
@@ -12,15 +12,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use warpline::{IntoOptions, Runtime, cuda, runtime};
+use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::environment::{self, DEFAULT_TIMEOUT, Environment};
 use super::error::{RankList, UNKNOWN_RANKS};
-use super::group::GroupParts;
+use super::group::{GroupParts, Transport};
 use super::store::{Deadline, look_up};
 use super::{
-    Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore,
+    Backend, Error, GroupError, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore,
     TcpStoreOptions,
 };
 
@@ -37,7 +38,9 @@ pub struct InitOptions {
     /// the limit, the call takes up to one more second to ask the store which ranks are missing. The limit does not
     /// apply to [`Store`] calls without a timeout, so a program's own store must bound these calls itself.
     pub timeout: Duration,
-    /// Index of this rank's GPU. Default: `None`, which means the rank modulo the number of visible GPUs, as in
+    /// The carrier of the tensors. Default: [`Backend::Nccl`].
+    pub backend: Backend,
+    /// Index of this rank's GPU, for [`Backend::Nccl`]. Default: `None`, which means the rank modulo the number of visible GPUs, as in
     /// PyTorch. That index is right if each host has as many ranks as GPUs.
     pub device: Option<usize>,
     /// Debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`): compares the calls of the ranks through the store before each
@@ -75,6 +78,7 @@ impl InitOptions {
             rank,
             world_size,
             timeout: DEFAULT_TIMEOUT,
+            backend: Backend::Nccl,
             device: None,
             debug: false,
             name: "default".into(),
@@ -238,9 +242,10 @@ fn form_group(options: InitOptions) -> Result<ProcessGroup> {
         return Err(Error::invalid("init_process_group", format!("on rank {rank}: {reason}")));
     }
     let runtime = runtime();
-    let device = match options.device {
-        Some(device) => device,
-        None => guess_device(rank, runtime.devices()?.count()),
+    let device = match (options.backend, options.device) {
+        (Backend::Cpu, _) => None,
+        (Backend::Nccl, Some(device)) => Some(device),
+        (Backend::Nccl, None) => Some(guess_device(rank, runtime.devices()?.count())),
     };
     // Each rank counts its own rounds. Ranks with equal round numbers meet.
     let name = &options.name;
@@ -288,13 +293,14 @@ const GIVEN_UP: &str = "given up";
 fn join_round(
     options: InitOptions,
     runtime: Runtime,
-    device: usize,
+    device: Option<usize>,
     store: Arc<dyn Store>,
     [deadline, grace]: [Deadline; 2],
 ) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
-    let driver = runtime.device(device)?.driver();
-    let nccl = |e| Error::driver("init_process_group", e);
+    // Check the device before the other ranks see this rank.
+    let driver = device.map(|device| runtime.device(device).map(|device| device.driver()));
+    let driver = driver.transpose()?;
     store.set(&format!("came/{rank}"), b"")?;
     let failed = |mut reason: String| {
         let mut missing = Vec::new();
@@ -312,6 +318,44 @@ fn join_round(
         }
         Error::from(GroupError::Init { rank, world_size, reason, missing })
     };
+    let transport = match (device, driver) {
+        (Some(device), Some(driver)) => {
+            let limits = (world_size, rank, deadline);
+            connect_nccl(&runtime, (device, driver), &*store, limits, &failed)?
+        }
+        _ => {
+            for other in 0..world_size {
+                match store.wait(&[&format!("came/{other}")], deadline.left()) {
+                    Err(error @ StoreError::Timeout { .. }) => {
+                        return Err(failed(error.to_string()));
+                    }
+                    waited => waited?,
+                }
+            }
+            Transport::cpu(rank, world_size)
+        }
+    };
+    ProcessGroup::new(GroupParts {
+        name: options.name,
+        members: (0..world_size).collect(),
+        runtime,
+        transport,
+        store,
+        store_host: options.store_host,
+        timeout,
+        debug: options.debug,
+    })
+}
+
+/// Forms the communicator of a rank. Rank 0 publishes NCCL's unique id.
+fn connect_nccl(
+    runtime: &Runtime,
+    (device, driver): (usize, &Arc<dyn Driver>),
+    store: &dyn Store,
+    (world_size, rank, deadline): (usize, usize, Deadline),
+    failed: &dyn Fn(String) -> Error,
+) -> Result<Transport> {
+    let nccl = |e| Error::driver("init_process_group", e);
     let id = if rank == 0 {
         let id = driver.nccl().and_then(|nccl| nccl.unique_id());
         // Without an id, publish the error, so that the other ranks do not wait for the id.
@@ -330,17 +374,7 @@ fn join_round(
         UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
     };
     let comm = Communicator::new(driver, device, &id, world_size, rank, deadline.left());
-    let comm = comm.map_err(|error| failed(error.to_string()))?;
-    ProcessGroup::new(GroupParts {
-        name: options.name,
-        members: (0..world_size).collect(),
-        runtime,
-        comm,
-        store,
-        store_host: options.store_host,
-        timeout,
-        debug: options.debug,
-    })
+    Transport::nccl(runtime, comm.map_err(|error| failed(error.to_string()))?)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 use warpline::{Error, Result};
 
 mod check;
+pub mod ddp;
 mod environment;
 mod error;
 mod flight_recorder;
@@ -18,13 +19,16 @@ mod group;
 mod init;
 pub mod launch;
 mod signature;
+mod spawn;
 mod store;
 mod watchdog;
 mod work;
 
+pub use ddp::{DdpError, DdpOptions, DistributedDataParallel, JoinOptions};
 pub use error::{Failure, GroupError, RankCall};
-pub use group::{P2p, ProcessGroup};
+pub use group::{Backend, P2p, ProcessGroup};
 pub use init::{EnvironmentOptions, InitOptions, init_process_group};
+pub use spawn::spawn;
 pub use store::{
     FileStore, HashStore, MAX_KEY, MAX_KEYS, MAX_STORED, MAX_VALUE, PrefixStore, Secret, Store,
     StoreError, StoreResult, TcpStore, TcpStoreOptions,

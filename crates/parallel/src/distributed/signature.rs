@@ -21,6 +21,8 @@ pub(super) struct Signature {
     root: Option<usize>,
     /// For a send or receive, the other rank and whether this rank sends. The rank is `usize::MAX` for several peers.
     pub(super) peer: Option<(usize, bool)>,
+    /// Description of the tensors' content, such as the parameters of a bucket.
+    label: Option<Arc<str>>,
     /// For a replay, the captured calls.
     calls: Option<CallNames>,
     /// In debug mode, the sends and receives that the call consists of.
@@ -35,6 +37,7 @@ impl Signature {
             reduce: None,
             root: None,
             peer: None,
+            label: None,
             calls: None,
             parts: Vec::new(),
         }
@@ -89,6 +92,11 @@ impl Signature {
         self
     }
 
+    pub(super) fn label(mut self, label: &Arc<str>) -> Self {
+        self.label = Some(Arc::clone(label));
+        self
+    }
+
     pub(super) fn peer(mut self, peer: usize, sends: bool) -> Self {
         self.peer = Some((peer, sends));
         self
@@ -114,6 +122,10 @@ impl fmt::Display for Signature {
         }
         if let Some((peer, sends)) = self.peer.filter(|(peer, _)| *peer != usize::MAX) {
             write!(f, "{between}{} {peer}", if sends { "to" } else { "from" })?;
+        }
+        if let Some(label) = &self.label {
+            write!(f, "{between}{label}")?;
+            between = ", ";
         }
         for calls in self.calls.iter().flat_map(|calls| calls.chunk_by(|a, b| a == b)) {
             match calls.len() {

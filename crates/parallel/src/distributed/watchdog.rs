@@ -57,12 +57,12 @@ fn watch(group: &GroupShared) {
             recorder.oldest_unfinished()
         };
         let late = unfinished.as_ref().is_some_and(|(_, begun)| begun.elapsed() >= timeout);
-        let reason = match (launch_error, group.parts.comm.state()) {
+        let reason = match (launch_error, group.parts.transport.error()) {
             (Some(launch_error), _) => Some(launch_error),
-            (None, Err(error)) => Some(error.to_string()),
-            (None, Ok(_)) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
+            (None, Some(error)) => Some(error),
+            (None, None) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
             // A lost store is not a failure: its host may have ended after the last call.
-            (None, Ok(_)) => {
+            (None, None) => {
                 match Deadline::after(CHECK_TIMEOUT).bound(|| group.parts.store.check(&[FAILED])) {
                     Ok(true) => Some(reported_failure(group)),
                     _ => None,
@@ -82,6 +82,14 @@ fn watch(group: &GroupShared) {
             std::thread::sleep(tick);
         }
     }
+}
+
+/// Makes the watchdogs of all ranks fail the group, for a reason that lies outside of its calls.
+pub(super) fn report_failure(group: &GroupShared, reason: &str) {
+    let report = format!("rank {} has reported: {reason}", group.rank());
+    // Without the store, the other ranks' calls end at their timeout.
+    let bound = Deadline::after(CHECK_TIMEOUT);
+    let _ = bound.bound(|| group.parts.store.compare_set(FAILED, b"", report.as_bytes()));
 }
 
 fn reported_failure(group: &GroupShared) -> String {
@@ -112,7 +120,7 @@ fn diagnose(
     });
     let mut lost = published.err();
     let (mut others, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    for other in (0..parts.comm.ranks()).filter(|other| *other != rank) {
+    for other in (0..group.ranks()).filter(|other| *other != rank) {
         if lost.is_some() {
             // The store is lost: do not wait for its timeout once per rank.
             unknown.push(other);

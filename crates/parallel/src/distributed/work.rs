@@ -11,7 +11,7 @@ use warpline_stream::OpEvent;
 
 use super::Result;
 use super::flight_recorder::CallState;
-use super::group::GroupShared;
+use super::group::{GroupShared, Transport};
 
 /// The tensors of a call.
 pub(super) type CallTensors = SmallVec<[Tensor; 2]>;
@@ -36,6 +36,8 @@ pub(super) enum CompletionPoint {
     Event(OpEvent),
     /// An event in a capture that the group's stream has joined.
     Captured(Event),
+    /// The call was done when it returned: a call on the CPU.
+    Returned,
 }
 
 /// Time for which a host wait polls without sleeping.
@@ -77,13 +79,15 @@ impl Work {
     /// [`ErrorKind::Driver`](warpline::ErrorKind::Driver) if the driver fails.
     #[track_caller]
     pub fn wait(&self) -> Result<()> {
-        self.group.check_alive()?;
         let parts = &self.group.parts;
-        let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;
+        let Transport::Nccl { comm, .. } = &parts.transport else { return Ok(()) };
+        self.group.check_alive()?;
+        let current = parts.runtime.devices()?.current_stream(comm.device())?;
         match &self.done {
             CompletionPoint::Op(stream, op) => current.wait_for(stream, *op)?,
             CompletionPoint::Event(event) => event.wait(&current)?,
             CompletionPoint::Captured(event) => event.wait(&current)?,
+            CompletionPoint::Returned => {}
         }
         Ok(())
     }
@@ -99,6 +103,7 @@ impl Work {
             CompletionPoint::Op(stream, op) => stream.is_done(*op),
             CompletionPoint::Event(event) => event.query(),
             CompletionPoint::Captured(event) => event.query(),
+            CompletionPoint::Returned => return Ok(true),
         };
         // The driver reports aborted work as done.
         self.group.check_alive()?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warpline::{
-    Error, Result, Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime,
+    Error, Result, Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, simulated, with_runtime,
 };
 use warpline_parallel::distributed::{
-    HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+    Backend, HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
 
 /// A timeout that a passing test never reaches.
@@ -43,6 +43,7 @@ pub(crate) struct Ranks {
     debug: bool,
     /// Whether ranks set [`InitOptions::device`].
     devices: bool,
+    backend: Backend,
 }
 
 pub(crate) fn number(name: &str, default: usize) -> usize {
@@ -92,7 +93,15 @@ impl Ranks {
 
     pub(crate) fn in_runtime(runtime: Runtime, ranks: usize) -> Self {
         assert!(runtime.device_count() >= ranks, "{ranks} devices are needed");
-        Self { runtime, ranks, timeout: LONG, debug: false, devices: true }
+        let backend = Backend::Nccl;
+        Self { runtime, ranks, timeout: LONG, debug: false, devices: true, backend }
+    }
+
+    /// Creates ranks on the CPU.
+    pub(crate) fn cpu(ranks: usize) -> Self {
+        let runtime = simulated(1).unwrap();
+        let (timeout, backend) = (LONG, Backend::Cpu);
+        Self { runtime, ranks, timeout, debug: false, devices: false, backend }
     }
 
     pub(crate) fn timeout(&self, timeout: Duration) -> Self {
@@ -140,6 +149,7 @@ impl Ranks {
                 options.device = self.devices.then_some(rank);
                 options.timeout = self.timeout;
                 options.debug = self.debug;
+                options.backend = self.backend;
                 let body = &body;
                 scope.spawn(move || with_runtime(&self.runtime, || body(options)))
             };

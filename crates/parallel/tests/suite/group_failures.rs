@@ -83,7 +83,7 @@ fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
 }
 
 /// One rank leaves before its call. All other ranks get an error that names the missing rank.
-fn a_rank_is_gone(ranks: &Ranks) {
+pub(crate) fn a_rank_is_gone(ranks: &Ranks) {
     let gone = ranks.len() - 1;
     let errors = ranks.timeout(SHORT).run(|group| {
         let x = at(&group, 1)?;

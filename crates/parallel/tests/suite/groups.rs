@@ -17,7 +17,7 @@ fn finish(work: &Work, async_op: bool) -> Result<()> {
 }
 
 /// Checks the result of every collective. Each element encodes its source and destination.
-fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
+pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     let number = |from: usize, to: usize| (from * 10 + to) as f32;
     let all = || 0..ranks;
@@ -148,30 +148,32 @@ fn gpu2_every_collective_is_correct() {
 
 #[test]
 fn dtypes_are_nccls_and_bools_are_combined_by_or() {
-    schedules(&[2], |ranks| {
-        ranks.run(|group| {
-            for dtype in DType::ALL {
-                let x = full([4], 1, (dtype, group.device()))?;
-                let reduced = group.all_reduce(&x, ReduceOp::Sum, false);
-                match dtype {
-                    DType::I16 => {
-                        let error = reduced.unwrap_err();
-                        assert!(error.to_string().contains("int16"), "{error}");
-                    }
-                    DType::Bool => {
-                        reduced?;
-                        assert_eq!(x.to_vec::<bool>()?, [true; 4]);
-                        let error = group.all_reduce(&x, ReduceOp::Avg, false).unwrap_err();
-                        assert!(error.to_string().contains("bool"), "{error}");
-                    }
-                    _ => {
-                        reduced?;
-                        assert_eq!(values(&x.to(DType::F32)?)?, [2.0; 4], "{dtype:?}");
-                    }
+    schedules(&[2], dtypes_are_nccls);
+}
+
+pub(crate) fn dtypes_are_nccls(ranks: &Ranks) {
+    ranks.run(|group| {
+        for dtype in DType::ALL {
+            let x = full([4], 1, (dtype, group.device()))?;
+            let reduced = group.all_reduce(&x, ReduceOp::Sum, false);
+            match dtype {
+                DType::I16 => {
+                    let error = reduced.unwrap_err();
+                    assert!(error.to_string().contains("int16"), "{error}");
+                }
+                DType::Bool => {
+                    reduced?;
+                    assert_eq!(x.to_vec::<bool>()?, [true; 4]);
+                    let error = group.all_reduce(&x, ReduceOp::Avg, false).unwrap_err();
+                    assert!(error.to_string().contains("bool"), "{error}");
+                }
+                _ => {
+                    reduced?;
+                    assert_eq!(values(&x.to(DType::F32)?)?, [2.0; 4], "{dtype:?}");
                 }
             }
-            group.barrier()
-        });
+        }
+        group.barrier()
     });
 }
 

@@ -4,7 +4,9 @@
 #[path = "../group_support/mod.rs"]
 mod group_support;
 
+mod cpu_groups;
 mod data_parallel;
+mod ddp;
 mod group_debug;
 mod group_failures;
 mod group_replays;

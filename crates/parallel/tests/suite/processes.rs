@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use warpline::{Result, cuda, full};
 use warpline_parallel::distributed::launch::{Launcher, Outcome};
 use warpline_parallel::distributed::{
-    GroupError, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+    Backend, GroupError, InitOptions, ProcessGroup, ReduceOp, init_process_group,
 };
 
+use crate::ddp::model::{small_buckets, train, train_alone};
 use crate::group_support::{LONG, gpu_spec, number};
 
 /// Environment variable with the part that a rank runs.
@@ -22,6 +23,9 @@ const READY: &str = "ready to be killed";
 fn program_of_a_rank() {
     let Ok(part) = std::env::var(PART) else { return };
     let mut options = InitOptions::from_env(LONG).unwrap();
+    if part == "ddp" {
+        return trains(&options).unwrap();
+    }
     if part != "sums" {
         // Wait until all ranks have started, before a short timeout begins.
         options.store.set(&format!("started/{}", options.rank), b"").unwrap();
@@ -36,6 +40,20 @@ fn program_of_a_rank() {
         "sums" => sums(&group).unwrap(),
         other => survives(group, other.parse().unwrap()),
     }
+}
+
+/// Trains on the CPU and on GPUs, like one process with the whole batch.
+fn trains(options: &InitOptions) -> Result<()> {
+    for backend in [Backend::Cpu, Backend::Nccl] {
+        let mut options = options.clone();
+        options.backend = backend;
+        let group = init_process_group(options)?;
+        if group.device().is_cuda() {
+            cuda::set_device(group.device())?;
+        }
+        train(&group, small_buckets(), 4)?.assert_close(&train_alone(4), 1e-9);
+    }
+    Ok(())
 }
 
 fn sums(group: &ProcessGroup) -> Result<()> {
@@ -113,8 +131,8 @@ fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<St
     (lines, outcome)
 }
 
-fn all_go_well(driver: &str, ranks: usize) {
-    let (lines, outcome) = run(driver, ranks, "sums", None);
+fn all_go_well(driver: &str, ranks: usize, part: &str) {
+    let (lines, outcome) = run(driver, ranks, part, None);
     assert_eq!(outcome.code(), 0, "{driver}: {lines:#?}");
     assert_eq!(
         lines.iter().filter(|line| line.contains("test result: ok. 1 passed")).count(),
@@ -135,9 +153,16 @@ fn one_is_killed(driver: &str, ranks: usize, victim: usize) {
 #[test]
 fn processes_come_together() {
     for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
-        all_go_well(&format!("sim:3,seed={seed}"), 3);
+        all_go_well(&format!("sim:3,seed={seed}"), 3, "sums");
     }
-    all_go_well("sim:2,lazy", 2);
+    all_go_well("sim:2,lazy", 2, "sums");
+}
+
+#[test]
+fn processes_train_like_one_process_with_the_whole_batch() {
+    for driver in ["sim:2,lazy", "sim:2,seed=1", "sim:2,seed=2"] {
+        all_go_well(driver, 2, "ddp");
+    }
 }
 
 #[test]
@@ -150,7 +175,13 @@ fn a_killed_process_is_named_by_all_others_which_continue() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_processes_come_together() {
-    all_go_well(&gpu_spec(), 2);
+    all_go_well(&gpu_spec(), 2, "sums");
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_processes_train_with_ddp_like_one_process() {
+    all_go_well(&gpu_spec(), 2, "ddp");
 }
 
 #[test]

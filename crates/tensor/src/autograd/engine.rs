@@ -36,6 +36,7 @@ use warpline_runtime::launch::report_as;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
+use super::callbacks::with_callbacks;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode;
@@ -143,9 +144,19 @@ impl std::hash::Hasher for AddressHasher {
     }
 }
 
-/// Runs a backward pass from `roots` with their gradients. Without `inputs`, leaves accumulate their
-/// gradients. With `inputs`, returns the gradients of `inputs` and changes no leaf.
+/// Runs a backward pass from `roots` with their gradients, then the callbacks that its hooks queued. Without `inputs`,
+/// leaves accumulate their gradients. With `inputs`, returns the gradients of `inputs` and changes no leaf.
 pub(super) fn run(
+    op: &'static str,
+    location: &'static Location<'static>,
+    roots: Vec<(Edge, Tensor)>,
+    inputs: Option<&[Edge]>,
+    options: PassOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    with_callbacks(|| run_pass(op, location, roots, inputs, options))
+}
+
+fn run_pass(
     op: &'static str,
     location: &'static Location<'static>,
     roots: Vec<(Edge, Tensor)>,

@@ -18,6 +18,7 @@
 
 mod accumulate;
 mod backward_program;
+mod callbacks;
 mod checkpoint;
 mod context;
 mod elementwise;
@@ -26,6 +27,7 @@ mod formula;
 mod function;
 mod gradcheck;
 mod hooks;
+mod leaves;
 mod meta;
 mod mode;
 mod moved;
@@ -37,11 +39,13 @@ mod saved;
 mod tensor_methods;
 mod views;
 
+pub use callbacks::queue_callback;
 pub use checkpoint::checkpoint;
 pub use context::Context;
 pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, HookList};
+pub use leaves::reachable_leaves;
 pub use mode::{
     ModeGuard, Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled,
     is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,

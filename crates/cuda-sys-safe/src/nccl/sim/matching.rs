@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::call::{CallDesc, CollectiveKind};
 use super::hub::{Bytes, Departure, HubComm, PendingCall, RankEvent, failed};
-use super::reduce::reduce;
-use crate::nccl::ReduceOp;
+use crate::nccl::{ReduceOp, reduce};
 use crate::{CollectiveMismatch, DriverError};
 
 impl HubComm {

@@ -47,7 +47,6 @@ mod matching;
 mod participant;
 mod process;
 mod progress;
-mod reduce;
 
 pub(crate) use call::CallDesc;
 pub(crate) use participant::{Advance, GroupOutcome, Participant};

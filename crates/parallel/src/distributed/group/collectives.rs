@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 use warpline::{DType, Tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_kernels::collective::{self, CollectiveOp};
+use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
 use super::super::{Result, Work};
@@ -20,7 +20,8 @@ impl ProcessGroup {
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a tensor is not contiguous;
     /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if a tensor is not on the group's device;
     /// [`ErrorKind::UnsupportedDType`](warpline::ErrorKind::UnsupportedDType) for `int16`, and for the mean of `bool`s;
-    /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a tensor belongs to another runtime.
+    /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a tensor on a GPU belongs to another
+    /// runtime.
     ///
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a
     /// [`GroupError`](crate::distributed::GroupError) as its source:
@@ -56,6 +57,20 @@ impl ProcessGroup {
         self.all_reduce_coalesced_at(name, tensors, (op, async_op), Location::caller())
     }
 
+    /// Reduces a tensor like [`ProcessGroup::all_reduce`] with `async_op`. Errors and records of the call have `label`.
+    #[track_caller]
+    pub(in crate::distributed) fn all_reduce_labeled(
+        &self,
+        tensor: &Tensor,
+        op: ReduceOp,
+        label: &Arc<str>,
+    ) -> Result<Work> {
+        let signature = Signature::new("all_reduce").of(tensor).reduce(op).label(label);
+        let view = tensor.as_view();
+        let op = CollectiveOp::AllReduce { input: view, output: view, op };
+        self.launch((signature, true), Location::caller(), smallvec![tensor.clone()], &[op])
+    }
+
     fn all_reduce_coalesced_at(
         &self,
         name: &'static str,
@@ -64,12 +79,10 @@ impl ProcessGroup {
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let signature = tensors.iter().fold(Signature::new(name).reduce(op), Signature::of);
-        self.launch((signature, async_op), location, tensors.into(), |target, comm| {
-            let ops = tensors.iter().map(Tensor::as_view);
-            let ops: SmallVec<[_; 1]> =
-                ops.map(|view| CollectiveOp::AllReduce { input: view, output: view, op }).collect();
-            collective::run(target, comm, name, &ops, location)
-        })
+        let ops = tensors.iter().map(Tensor::as_view);
+        let ops: SmallVec<[_; 1]> =
+            ops.map(|view| CollectiveOp::AllReduce { input: view, output: view, op }).collect();
+        self.launch((signature, async_op), location, tensors.into(), &ops)
     }
 
     /// Copies the tensor of rank `src` into the tensors of all other ranks (`torch.distributed.broadcast`).
@@ -83,9 +96,7 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let op = CollectiveOp::Broadcast { input: view, output: view, root: src };
         let signature = Signature::new("broadcast").of(tensor).root(src);
-        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            collective::run(target, comm, "broadcast", &[op], location)
-        })
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], &[op])
     }
 
     /// Reduces the tensors of all ranks, in place, and leaves the result on rank `dst` (`torch.distributed.reduce`).
@@ -106,9 +117,7 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let call = CollectiveOp::Reduce { input: view, output: view, op, root: dst };
         let signature = Signature::new("reduce").of(tensor).reduce(op).root(dst);
-        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            collective::run(target, comm, "reduce", &[call], location)
-        })
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], &[call])
     }
 
     /// Concatenates the `input`s of all ranks in `output`, on every rank (`torch.distributed.all_gather_into_tensor`).
@@ -131,9 +140,7 @@ impl ProcessGroup {
         let op = CollectiveOp::AllGather { input: input.as_view(), output: output.as_view() };
         let signature = Signature::new("all_gather_into_tensor").of(output).of(input);
         let keep = smallvec![output.clone(), input.clone()];
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, "all_gather_into_tensor", &[op], location)
-        })
+        self.launch((signature, async_op), location, keep, &[op])
     }
 
     /// Reduces the `input`s of all ranks, and writes the part of this rank to `output`
@@ -154,9 +161,7 @@ impl ProcessGroup {
             CollectiveOp::ReduceScatter { input: input.as_view(), output: output.as_view(), op };
         let signature = Signature::new("reduce_scatter_tensor").of(output).of(input).reduce(op);
         let keep = smallvec![output.clone(), input.clone()];
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, "reduce_scatter_tensor", &[call], location)
-        })
+        self.launch((signature, async_op), location, keep, &[call])
     }
 
     /// Blocks the host until all ranks have called `barrier` and the earlier work on the current stream is done
@@ -180,13 +185,7 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let op = CollectiveOp::AllReduce { input: view, output: view, op: ReduceOp::Max };
         let signature = Signature::new("barrier");
-        let work = self.launch(
-            (signature, false),
-            location,
-            smallvec![tensor.clone()],
-            |target, comm| collective::run(target, comm, "barrier", &[op], location),
-        )?;
-        work.synchronize()
+        self.launch((signature, false), location, smallvec![tensor.clone()], &[op])?.synchronize()
     }
 
     /// Blocks the host until all calls of the group are done.

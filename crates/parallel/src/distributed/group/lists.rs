@@ -5,7 +5,7 @@ use std::panic::Location;
 use smallvec::smallvec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_kernels::collective::{self, CollectiveOp};
+use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
 use super::super::work::CallTensors;
@@ -56,9 +56,7 @@ impl ProcessGroup {
         let ops: Vec<_> = ops.collect();
         let signature = outputs.iter().fold(Signature::new(NAME), Signature::of);
         let keep = outputs.iter().chain([input]).cloned().collect();
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, NAME, &ops, location)
-        })
+        self.launch((signature, async_op), location, keep, &ops)
     }
 
     /// Reduces `inputs[r]` of all ranks, and writes the result to `output` of rank `r`
@@ -90,9 +88,7 @@ impl ProcessGroup {
         let ops: Vec<_> = ops.collect();
         let signature = inputs.iter().fold(Signature::new(NAME).reduce(op), Signature::of);
         let keep = [output].into_iter().chain(inputs).cloned().collect();
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, NAME, &ops, location)
-        })
+        self.launch((signature, async_op), location, keep, &ops)
     }
 
     /// Sends `inputs[r]` to rank `r`, and receives from rank `r` into `outputs[r]` (`torch.distributed.all_to_all`).
@@ -186,7 +182,6 @@ impl ProcessGroup {
         let recvs =
             recvs.map(|(peer, output)| CollectiveOp::Recv { output: output.as_view(), peer });
         let ops: Vec<_> = sends.chain(recvs).collect();
-        let name = signature.op;
         let call = match self.shared().parts.debug {
             true => {
                 let both = inputs.iter().map(|t| (t, true)).enumerate();
@@ -198,9 +193,7 @@ impl ProcessGroup {
             }
             false => signature,
         };
-        self.launch((call, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, name, &ops, location)
-        })
+        self.launch((call, async_op), location, keep, &ops)
     }
 
     /// Copies `tensor` of rank `r` to `outputs[r]` of rank `dst` (`torch.distributed.gather`). Only rank `dst` passes a
@@ -228,9 +221,7 @@ impl ProcessGroup {
         let ops: Vec<_> = recvs.chain([send]).collect();
         let signature = Signature::new(NAME).of(tensor).root(dst);
         let keep = outputs.iter().chain([tensor]).cloned().collect();
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, NAME, &ops, location)
-        })
+        self.launch((signature, async_op), location, keep, &ops)
     }
 
     /// Copies `inputs[r]` of rank `src` to `tensor` of rank `r` (`torch.distributed.scatter`). Only rank `src` passes a
@@ -255,9 +246,7 @@ impl ProcessGroup {
         let ops: Vec<_> = sends.chain([recv]).collect();
         let signature = Signature::new(NAME).of(tensor).root(src);
         let keep = [tensor].into_iter().chain(inputs).cloned().collect();
-        self.launch((signature, async_op), location, keep, |target, comm| {
-            collective::run(target, comm, NAME, &ops, location)
-        })
+        self.launch((signature, async_op), location, keep, &ops)
     }
 
     /// Returns the list on rank `root`, and an empty list on the other ranks.

@@ -1,10 +1,11 @@
 //! Process groups: one rank's handle, and the launch of its calls.
 //!
-//! Each collective is one launch of one NCCL group. `ProcessGroup::launch` gives a call its number. In debug mode it
-//! compares the call with the other ranks' calls through the store (`check.rs`; sends and receives are compared by
-//! their number between two ranks). Then it enqueues the call on the current stream, or with `async_op` on the group's
-//! own stream. It keeps the completion event of the operation (`OpEvent`), which can be queried without the stream's
-//! lock.
+//! `ProcessGroup::launch` gives a call its number. In debug mode it compares the call with the other ranks' calls
+//! through the store (`check.rs`; sends and receives are compared by their number between two ranks). Then the group's
+//! `Transport` carries it out. NCCL: the call is one launch of one NCCL group, on the current stream, or with `async_op`
+//! on the group's own stream; the record keeps the completion event of the operation (`OpEvent`), which can be queried
+//! without the stream's lock. CPU (`cpu.rs`): the call exchanges the bytes through the store, and is done when the
+//! function returns.
 //!
 //! Invariant: a host wait on a group's work ends. The wait alternately checks whether the work is done and whether the
 //! group has failed. The failure is set before the communicator is aborted, so aborted work is never taken for
@@ -16,10 +17,12 @@
 //! holds these locks, and the watchdog must be able to abort the call.
 
 mod collectives;
+mod cpu;
 mod lists;
 mod pairs;
 mod replays;
 mod subgroups;
+mod transport;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,9 +31,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use warpline::cuda::Stream;
-use warpline::{Runtime, Tensor};
-use warpline_cuda_sys_safe::owned::Communicator;
-use warpline_kernels::collective::TrackedCommunicator;
+use warpline::{Device, Runtime, Tensor};
+use warpline_kernels::collective::{self, CollectiveOp, TrackedCommunicator};
 use warpline_runtime::{CollectiveWatcher, Target};
 use warpline_stream::OpEvent;
 
@@ -41,15 +43,19 @@ use super::work::{CallTensors, CompletionPoint};
 use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
+pub use transport::Backend;
+pub(super) use transport::Transport;
 
-/// A rank's handle of a process group (`torch.distributed.ProcessGroup`), over NCCL.
+/// A rank's handle of a process group (`torch.distributed.ProcessGroup`), over NCCL, or between CPU tensors
+/// ([`Backend`]).
 /// [`init_process_group`](super::init_process_group) forms groups and has an example.
 ///
 /// All ranks must make the same calls in the same order, each with tensors on its own device. A call returns before the
 /// collective is done. Without `async_op` the collective is enqueued on the current stream, like any op. With
 /// `async_op` it is enqueued on the group's own stream, after the earlier work on the current stream. [`Work::wait`]
 /// then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that use its
-/// tensors also wait without that call.
+/// tensors also wait without that call. A call of [`Backend::Cpu`] returns when the collective is done, with `async_op`
+/// too.
 ///
 /// A call without `async_op` may be captured in a graph, which keeps the group alive. Each replay counts as one call,
 /// with the same timeout.
@@ -79,7 +85,7 @@ pub(super) struct GroupParts {
     /// Ranks of the members in the original group, which `init_process_group` formed.
     pub(super) members: Vec<usize>,
     pub(super) runtime: Runtime,
-    pub(super) comm: Communicator,
+    pub(super) transport: Transport,
     pub(super) store: Arc<dyn Store>,
     /// Rank in the original group whose process hosts the store, if known.
     pub(super) store_host: Option<usize>,
@@ -91,7 +97,6 @@ pub(super) struct GroupParts {
 #[derive(Debug)]
 pub(super) struct GroupShared {
     pub(super) parts: GroupParts,
-    stream: Stream,
     /// Locked while a call gets its sequence number and is launched, so that numbers follow the order of launches.
     launching: Mutex<()>,
     recorder: Mutex<FlightRecorder>,
@@ -117,7 +122,11 @@ pub(super) struct WatchdogRequests {
 
 impl GroupShared {
     pub(super) fn rank(&self) -> usize {
-        self.parts.comm.rank()
+        self.parts.transport.rank()
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.parts.transport.ranks()
     }
 
     pub(super) fn recorder(&self) -> MutexGuard<'_, FlightRecorder> {
@@ -151,6 +160,11 @@ impl GroupShared {
         (requests.stop, requests.launch_error.take())
     }
 
+    /// Fails the group on all ranks, because this rank ended with an error.
+    pub(super) fn report_failure(&self, reason: &str) {
+        watchdog::report_failure(self, reason);
+    }
+
     /// Returns the failure of the group, if it has failed.
     pub(super) fn check_alive(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone().into()))
@@ -166,20 +180,26 @@ impl GroupShared {
         };
         completion.fail(Arc::new(error.clone()));
         let _ = self.failure.set(error);
-        self.parts.comm.abort();
+        self.parts.transport.abort();
     }
 
     /// Returns the error to report for a failed launch. An NCCL error makes the watchdog fail the group; this function
     /// waits for that failure. The group's failure takes precedence over `error`.
     fn error_or_failure(&self, error: Error) -> Error {
-        if is_nccl_error(&error) {
-            self.wake(|requests| requests.launch_error = Some(error.to_string()));
-            // The watchdog reads the other ranks' records first, within this time.
-            let bound = watchdog::publish_timeout(self.parts.timeout) + Duration::from_secs(10);
-            let begun = Instant::now();
-            while self.failure.get().is_none() && begun.elapsed() < bound {
-                std::thread::sleep(Duration::from_millis(2));
-            }
+        match is_nccl_error(&error) {
+            true => self.fail_after(error),
+            false => self.check_alive().err().unwrap_or(error),
+        }
+    }
+
+    /// Makes the watchdog fail the group because of `error`, and waits for that failure. Returns the failure.
+    fn fail_after(&self, error: Error) -> Error {
+        self.wake(|requests| requests.launch_error = Some(error.to_string()));
+        // The watchdog reads the other ranks' records first, within this time.
+        let bound = watchdog::publish_timeout(self.parts.timeout) + Duration::from_secs(10);
+        let begun = Instant::now();
+        while self.failure.get().is_none() && begun.elapsed() < bound {
+            std::thread::sleep(Duration::from_millis(2));
         }
         self.check_alive().err().unwrap_or(error)
     }
@@ -199,11 +219,8 @@ fn last_op_event(stream: &Stream) -> Result<OpEvent> {
 
 impl ProcessGroup {
     pub(super) fn new(parts: GroupParts) -> Result<Self> {
-        let gpu = parts.runtime.device(parts.comm.device())?;
-        let stream = gpu.device().exclusive_stream(0)?;
         let shared = Arc::new(GroupShared {
             parts,
-            stream,
             launching: Mutex::default(),
             recorder: Mutex::default(),
             failure: OnceLock::new(),
@@ -216,7 +233,7 @@ impl ProcessGroup {
         });
         watchdog::start(&shared).map_err(|error| GroupError::Init {
             rank: shared.rank(),
-            world_size: shared.parts.comm.ranks(),
+            world_size: shared.ranks(),
             reason: format!("its watchdog cannot be started: {error}"),
             missing: Vec::new(),
         })?;
@@ -236,13 +253,13 @@ impl ProcessGroup {
     /// Returns the number of ranks (`get_world_size`).
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.shared().parts.comm.ranks()
+        self.shared().ranks()
     }
 
     /// Returns the device of this rank, where its tensors must be.
     #[must_use]
-    pub fn device(&self) -> warpline::Device {
-        warpline::Device::cuda(self.shared().parts.comm.device())
+    pub fn device(&self) -> Device {
+        self.shared().parts.transport.device()
     }
 
     /// Returns the name of the group.
@@ -273,7 +290,8 @@ impl ProcessGroup {
     #[track_caller]
     fn check_not_capturing(&self, op: &'static str) -> Result<()> {
         let parts = &self.shared().parts;
-        let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;
+        let Transport::Nccl { comm, .. } = &parts.transport else { return Ok(()) };
+        let current = parts.runtime.devices()?.current_stream(comm.device())?;
         if !current.is_capturing() {
             return Ok(());
         }
@@ -281,23 +299,26 @@ impl ProcessGroup {
         Err(Error::capture(op, reason))
     }
 
-    /// Records a call, compares it with the other ranks' calls in debug mode, and runs `enqueue` with the stream of the
-    /// call as the current stream.
+    /// Records a call, compares it with the other ranks' calls in debug mode, and carries out its `ops`.
     fn launch(
         &self,
         (signature, async_op): (Signature, bool),
         location: &'static Location<'static>,
         keep: CallTensors,
-        enqueue: impl FnOnce(Target<'_>, TrackedCommunicator<'_>) -> Result<()>,
+        ops: &[CollectiveOp<'_>],
     ) -> Result<Work> {
         let shared = self.shared();
         let parts = &shared.parts;
-        let (runtime, device) = (&parts.runtime, parts.comm.device());
+        let (comm, own_stream) = match &parts.transport {
+            Transport::Cpu(cpu) => return self.run_on_cpu(cpu, signature, location, keep, ops),
+            Transport::Nccl { comm, stream } => (comm, stream),
+        };
+        let (name, runtime, device) = (signature.op, &parts.runtime, comm.device());
         let devices = runtime.devices()?;
         let current = devices.current_stream(device)?;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         shared.check_alive().map_err(|error| error.at(location))?;
-        let stream = if async_op { &shared.stream } else { &current };
+        let stream = if async_op { own_stream } else { &current };
         let checked = parts.debug.then(|| signature.clone());
         let (id, seq, completion) = {
             let mut recorder = shared.recorder();
@@ -318,7 +339,8 @@ impl ProcessGroup {
             };
             let target = Target::Cuda(runtime, runtime.device(device)?, stream);
             let replays = || Arc::clone(&self.0) as Arc<dyn CollectiveWatcher>;
-            enqueue(target, TrackedCommunicator::new(&parts.comm, &completion, id + 1, &replays))?;
+            let comm = TrackedCommunicator::new(comm, &completion, id + 1, &replays);
+            collective::run(target, comm, name, ops, location)?;
             // Captured calls run in replays, which are separate launches.
             if stream.is_capturing() {
                 return Ok(None);

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 use warpline::Tensor;
-use warpline_kernels::collective::{self, CollectiveOp};
+use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
 use super::super::{Result, Work};
@@ -34,9 +34,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let op = CollectiveOp::Send { input: tensor.as_view(), peer: dst };
         let signature = Signature::new("send").of(tensor).peer(dst, true);
-        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            collective::run(target, comm, "send", &[op], location)
-        })
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], &[op])
     }
 
     /// Receives a tensor from rank `src` (`torch.distributed.recv`; with `async_op`, `irecv`).
@@ -48,9 +46,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let op = CollectiveOp::Recv { output: tensor.as_view(), peer: src };
         let signature = Signature::new("recv").of(tensor).peer(src, false);
-        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
-            collective::run(target, comm, "recv", &[op], location)
-        })
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], &[op])
     }
 
     /// Runs several sends and receives in one launch on the group's stream, without an order among them
@@ -85,8 +81,6 @@ impl ProcessGroup {
             }));
         }
         let keep = all.iter().map(|(tensor, ..)| tensor.clone()).collect();
-        self.launch((signature, true), location, keep, |target, comm| {
-            collective::run(target, comm, NAME, &ops, location)
-        })
+        self.launch((signature, true), location, keep, &ops)
     }
 }

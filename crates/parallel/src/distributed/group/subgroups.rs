@@ -45,9 +45,8 @@ impl ProcessGroup {
                 let deadline = Deadline::after(parts.timeout);
                 deadline.bound(|| check::compare(shared, seq, &signature))?;
             }
-            let color = sorted.contains(&self.rank()).then_some(0);
-            let comm = parts.comm.split(color, self.rank(), parts.timeout);
-            comm.map_err(|e| shared.error_or_failure(warpline::Error::driver(NAME, e)))
+            let split = parts.transport.split(NAME, &parts.runtime, &sorted, parts.timeout);
+            split.map_err(|error| shared.error_or_failure(error))
         })();
         // A failed split leaves no work that could hang, so its call is done, too. The record stays, so that a failure
         // of the group can name the call.
@@ -57,12 +56,12 @@ impl ProcessGroup {
             *number += 1;
             *number
         };
-        let Some(comm) = split? else { return Ok(None) };
+        let Some(transport) = split? else { return Ok(None) };
         let name = format!("{}/{number}", parts.name);
         let group = ProcessGroup::new(GroupParts {
             members: sorted.iter().filter_map(|rank| parts.members.get(*rank).copied()).collect(),
             runtime: parts.runtime.clone(),
-            comm,
+            transport,
             store: Arc::new(PrefixStore::new(number.to_string(), Arc::clone(&parts.store))),
             name,
             ..*parts

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{grad, leaf};
 use crate::common;
+use warpline::autograd::{queue_callback, reachable_leaves};
 
 #[test]
 fn hooks_see_and_change_gradients_in_their_order() {
@@ -111,6 +112,99 @@ fn only_tensors_that_want_a_gradient_are_hooked() {
         assert!(plain.retain_grad().is_err());
         let computed = leaf(&[1.0])?.mul(1.0)?;
         assert!(computed.register_post_accumulate_grad_hook(|_| Ok(())).is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn queued_callbacks_run_once_at_the_end_of_their_own_pass() {
+    common::cpu(|_| {
+        let (x, y, inner) = (leaf(&[1.0])?, leaf(&[2.0])?, leaf(&[3.0])?);
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let note = |name: &'static str| {
+            let events = events.clone();
+            move || {
+                events.lock().unwrap().push(name);
+                if name == "inner callback" {
+                    let events = events.clone();
+                    queue_callback(move || {
+                        events.lock().unwrap().push("callback of the callback");
+                        Ok(())
+                    })?;
+                }
+                Ok(())
+            }
+        };
+        for (tensor, hook, callback) in
+            [(&x, "x", "x callback"), (&y, "y", "y callback"), (&inner, "inner", "inner callback")]
+        {
+            let (note_hook, note_callback) = (note(hook), note(callback));
+            tensor.register_post_accumulate_grad_hook(move |_| {
+                note_hook()?;
+                queue_callback(note_callback.clone())
+            })?;
+        }
+        // The backward pass of `inner` runs within the other pass, before the gradients of `x` and `y` arrive.
+        let sum = x.mul(&y)?;
+        let (loss, product) = (inner.square()?.sum(())?, sum.clone());
+        product.register_hook(move |_| loss.backward().map(|()| None))?;
+        sum.sum(())?.backward()?;
+        let wanted = [
+            "inner",
+            "inner callback",
+            "callback of the callback",
+            "x",
+            "y",
+            "x callback",
+            "y callback",
+        ];
+        assert_eq!(*events.lock().unwrap(), wanted);
+        assert!(queue_callback(|| Ok(())).is_err(), "no pass is running");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_failed_pass_drops_its_callbacks_and_a_failed_callback_fails_the_pass() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0])?;
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        let hook = x.register_post_accumulate_grad_hook(move |_| {
+            let count = count.clone();
+            queue_callback(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            })?;
+            Err(warpline::Error::invalid("hook", "it fails".to_owned()))
+        })?;
+        assert!(x.square()?.sum(())?.backward().is_err());
+        hook.remove();
+        x.square()?.sum(())?.backward()?;
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+        x.register_post_accumulate_grad_hook(|_| {
+            queue_callback(|| Err(warpline::Error::invalid("callback", "it fails".to_owned())))
+        })?;
+        let error = x.square()?.sum(())?.backward().unwrap_err();
+        assert!(error.to_string().contains("it fails"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn reachable_leaves_are_those_that_get_a_gradient() {
+    common::cpu(|_| {
+        let all = [leaf(&[1.0])?, leaf(&[2.0])?, leaf(&[3.0])?, leaf(&[4.0])?];
+        let [a, b, c, d] = &all;
+        let (first, second) = (a.mul(b)?.add(a)?, b.detach().mul(c)?);
+        let found = reachable_leaves([&first, &second, &warpline::ones([1], ())?]);
+        assert_eq!(found.len(), 3);
+        first.add(&second)?.sum(())?.backward()?;
+        for leaf in [a, b, c, d] {
+            assert_eq!(found.iter().any(|other| other.is_same(leaf)), leaf.grad().is_some());
+        }
+        // A leaf reaches itself.
+        assert!(reachable_leaves([d])[0].is_same(d));
         Ok(())
     });
 }

@@ -16,6 +16,7 @@ const NO_OPS: &[(&str, &str)] = &[
     ("autograd::Tensor::grad", AUTOGRAD),
     ("autograd::grad", AUTOGRAD),
     ("autograd::checkpoint", "runs the program's own function"),
+    ("autograd::reachable_leaves", AUTOGRAD),
     ("Generator::get_state", STATE),
     ("get_rng_state", STATE),
     ("cuda::get_rng_state", STATE),

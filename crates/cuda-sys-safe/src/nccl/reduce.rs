@@ -1,11 +1,22 @@
-//! Combining the inputs of ranks.
+//! Combining the inputs of ranks, on the host.
 
 use half::{bf16, f16};
 
 use crate::nccl::{NcclType, ReduceOp};
 
-/// Combines the ranks' elements, in the order of ranks. All inputs have the same size.
-pub(super) fn reduce(dtype: NcclType, op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
+/// Combines the elements of all ranks on the host, in the order of ranks. Integers wrap, and their mean is truncated.
+/// `f16` and `bf16` are combined in single precision and rounded once. Each input has the bytes of one rank's elements;
+/// all inputs have the same size. The simulated NCCL computes its results with this function.
+///
+/// ```
+/// use warpline_cuda_sys_safe::nccl::{NcclType, ReduceOp, reduce};
+///
+/// let ranks = [1.5f32.to_ne_bytes(), 2.0f32.to_ne_bytes()];
+/// let sum = reduce(NcclType::F32, ReduceOp::Sum, &[&ranks[0], &ranks[1]]);
+/// assert_eq!(sum, 3.5f32.to_ne_bytes());
+/// ```
+#[must_use]
+pub fn reduce(dtype: NcclType, op: ReduceOp, inputs: &[&[u8]]) -> Vec<u8> {
     match dtype {
         NcclType::I8 => integers::<i8, 1>(op, inputs),
         NcclType::U8 => integers::<u8, 1>(op, inputs),

@@ -1,0 +1,197 @@
+//! Buckets: flat buffers that each hold the gradients of several parameters.
+
+use std::sync::Arc;
+
+use warpline::{DType, Device, Result, Tensor, zeros};
+
+use super::hooks::BucketReduction;
+
+/// A parameter that requires a gradient.
+#[derive(Clone)]
+pub(super) struct NamedParameter {
+    pub(super) name: String,
+    pub(super) tensor: Tensor,
+}
+
+/// A tensor as the assignment to buckets sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TensorSize {
+    dtype: DType,
+    device: Device,
+    /// Size of the elements, in bytes.
+    bytes: usize,
+}
+
+impl TensorSize {
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        let bytes = tensor.numel() * tensor.element_size();
+        Self { dtype: tensor.dtype(), device: tensor.device(), bytes }
+    }
+}
+
+/// Assigns tensors to buckets (`compute_bucket_assignment_by_size`). `order` has the indices of the tensors in the order
+/// in which they enter the buckets; the default is their own order.
+///
+/// A bucket has tensors of one dtype and device. It is closed once its size reaches the capacity. The n-th bucket of a
+/// dtype and device has the n-th of `capacities`; the last one holds for all further buckets. Buckets are sorted by
+/// their smallest index, but with an `order`, by the time at which they were closed.
+pub(super) fn assign_buckets(
+    tensors: &[TensorSize],
+    capacities: &[usize],
+    order: Option<&[usize]>,
+) -> Vec<Vec<usize>> {
+    struct OpenBucket {
+        key: (DType, Device),
+        indices: Vec<usize>,
+        bytes: usize,
+        /// Number of closed buckets of this dtype and device.
+        closed: usize,
+    }
+    let (mut open, mut buckets): (Vec<OpenBucket>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
+    for place in 0..tensors.len() {
+        let index = order.map_or(place, |order| order[place]);
+        let TensorSize { dtype, device, bytes } = tensors[index];
+        let key = (dtype, device);
+        let at = open.iter().position(|bucket| bucket.key == key).unwrap_or_else(|| {
+            open.push(OpenBucket { key, indices: Vec::new(), bytes: 0, closed: 0 });
+            open.len() - 1
+        });
+        let bucket = &mut open[at];
+        bucket.indices.push(index);
+        bucket.bytes += bytes;
+        let capacity = capacities.get(bucket.closed).or(capacities.last());
+        if bucket.bytes >= capacity.copied().unwrap_or(usize::MAX) {
+            buckets.push(std::mem::take(&mut bucket.indices));
+            bucket.bytes = 0;
+            bucket.closed += 1;
+        }
+    }
+    buckets.extend(open.into_iter().map(|bucket| bucket.indices).filter(|rest| !rest.is_empty()));
+    if order.is_none() {
+        buckets.sort_by_key(|bucket| bucket.iter().min().copied());
+    }
+    buckets
+}
+
+/// A flat buffer of gradients, which is reduced as a whole.
+pub(super) struct Bucket {
+    /// Indices of the parameters.
+    pub(super) parameters: Vec<usize>,
+    pub(super) buffer: Tensor,
+    /// The part of `buffer` of each parameter, with the parameter's sizes and strides.
+    pub(super) views: Vec<Tensor>,
+    /// Number of parameters whose gradients are not in the buffer yet.
+    pub(super) pending: usize,
+    /// The launched reduction.
+    pub(super) reduction: Option<BucketReduction>,
+    /// Description in errors: the number of the bucket and its parameters.
+    pub(super) label: Arc<str>,
+}
+
+impl Bucket {
+    fn new(parameters: Vec<usize>, all: &[NamedParameter], label: Arc<str>) -> Result<Self> {
+        let tensors = || parameters.iter().map(|index| &all[*index].tensor);
+        let count: usize = tensors().map(Tensor::numel).sum();
+        let first = &all[parameters[0]].tensor;
+        let buffer = zeros([count], (first.dtype(), first.device()))?;
+        let mut start = 0;
+        let views = tensors().map(|tensor| {
+            // Strides of a gradient: those of the parameter, if it is dense.
+            let strides = match tensor.is_contiguous() {
+                true => tensor.stride().to_vec(),
+                false => tensor.detach().empty_like(())?.stride().to_vec(),
+            };
+            let view = buffer.as_strided(tensor.size(), &strides[..], start);
+            start += tensor.numel();
+            view
+        });
+        let views = views.collect::<Result<Vec<Tensor>>>()?;
+        let pending = parameters.len();
+        Ok(Self { parameters, buffer, views, pending, reduction: None, label })
+    }
+}
+
+/// The bucket of a parameter, and the parameter's place in it.
+pub(super) type BucketPlace = (usize, usize);
+
+/// Makes the buckets of an assignment. Returns them with the place of each parameter.
+pub(super) fn make_buckets(
+    assignment: Vec<Vec<usize>>,
+    all: &[NamedParameter],
+) -> Result<(Vec<Bucket>, Vec<BucketPlace>)> {
+    let (count, mut places) = (assignment.len(), vec![(0, 0); all.len()]);
+    let mut buckets = Vec::with_capacity(count);
+    for (number, parameters) in assignment.into_iter().enumerate() {
+        for (place, &index) in parameters.iter().enumerate() {
+            places[index] = (number, place);
+        }
+        let name = |index: Option<&usize>| index.map_or("", |index| &*all[*index].name);
+        let (first, last) = (name(parameters.first()), name(parameters.last()));
+        let names = match parameters.len() {
+            1 => format!("of {first}"),
+            length => format!("from {first} to {last}, {length} parameters"),
+        };
+        let label = format!("bucket {number} of {count}, gradients {names}");
+        buckets.push(Bucket::new(parameters, all, label.into())?);
+    }
+    Ok((buckets, places))
+}
+
+/// Returns whether a gradient is a part of a bucket.
+pub(super) fn is_view(grad: &Tensor, view: &Tensor) -> bool {
+    let place = |tensor: &Tensor| (tensor.storage_offset(), tensor.stride().to_vec());
+    grad.storage().same_as(view.storage()) && place(grad) == place(view)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Golden {
+        model: String,
+        shapes: Vec<Vec<usize>>,
+        dtypes: Vec<String>,
+        limits: Vec<usize>,
+        buckets: Vec<Vec<usize>>,
+    }
+
+    fn size(dtype: DType, numel: usize) -> TensorSize {
+        TensorSize { dtype, device: Device::Cpu, bytes: numel * dtype.size() }
+    }
+
+    #[test]
+    fn buckets_are_those_of_pytorch() {
+        let text = include_str!("../../../tests/goldens/buckets.json");
+        let goldens: Vec<Golden> = serde_json::from_str(text).unwrap();
+        assert!(goldens.len() >= 3);
+        for golden in goldens {
+            let sizes = golden.shapes.iter().zip(&golden.dtypes).map(|(shape, name)| {
+                let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap();
+                size(dtype, shape.iter().product())
+            });
+            let sizes: Vec<_> = sizes.collect();
+            let found = assign_buckets(&sizes, &golden.limits, None);
+            assert_eq!(found, golden.buckets, "{} with {:?}", golden.model, golden.limits);
+        }
+    }
+
+    #[test]
+    fn dtypes_have_buckets_and_capacities_of_their_own() {
+        let (f32, f64) = (|n| size(DType::F32, n), |n| size(DType::F64, n));
+        let all = [f32(1), f64(1), f32(2), f64(2), f32(1), f64(1)];
+        assert_eq!(
+            assign_buckets(&all, &[12, 1], None),
+            [vec![0, 2], vec![1, 3], vec![4], vec![5]]
+        );
+        // In a given order, buckets are sorted by the time at which they were closed.
+        let order = [5, 4, 3, 2, 1, 0];
+        assert_eq!(
+            assign_buckets(&all, &[12], Some(&order)),
+            [vec![5, 3], vec![4, 2], vec![1], vec![0]]
+        );
+        assert_eq!(assign_buckets(&all, &[usize::MAX], None), [vec![0, 2, 4], vec![1, 3, 5]]);
+    }
+}

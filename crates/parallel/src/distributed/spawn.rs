@@ -1,0 +1,78 @@
+//! Ranks that are threads of one process, for tests and examples.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use warpline::{Error, Result, simulated, with_runtime};
+
+use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_process_group};
+
+/// Runs a closure as each rank of a group on the CPU (`torch.multiprocessing.spawn` with the backend `gloo`). Returns
+/// the results in the order of ranks.
+///
+/// The ranks are threads of this process. Each has a runtime of its own without GPUs, so `manual_seed` of one rank does
+/// not affect the others. If a rank returns an error or panics, the calls of the other ranks fail.
+///
+/// ```
+/// use warpline::full;
+/// use warpline_parallel::distributed::{ReduceOp, spawn};
+///
+/// let sums = spawn(3, |group| {
+///     let x = full([2], group.rank() as f64, ())?;
+///     group.all_reduce(&x, ReduceOp::Sum, false)?;
+///     x.to_vec::<f32>()
+/// })?;
+/// assert_eq!(sums, [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Rank`] of the first rank
+/// whose closure failed, with preference for errors that are not the failure of the group.
+///
+/// # Panics
+/// Resumes the panic of the first rank that panicked, after all ranks have ended.
+#[track_caller]
+pub fn spawn<R: Send>(
+    ranks: usize,
+    f: impl Fn(ProcessGroup) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let store = Arc::new(HashStore::new());
+    let run = |rank| {
+        let mut options = InitOptions::new(store.clone(), rank, ranks);
+        options.backend = Backend::Cpu;
+        with_runtime(&simulated(0)?, || {
+            let group = init_process_group(options)?;
+            let shared = Arc::clone(group.shared());
+            let result = catch_unwind(AssertUnwindSafe(|| f(group)));
+            match &result {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => shared.report_failure(&error.to_string()),
+                Err(_) => shared.report_failure("it panicked"),
+            }
+            result.unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    };
+    let joined: Vec<_> = std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    let (mut results, mut failed): (_, Option<(usize, Error)>) = (Vec::with_capacity(ranks), None);
+    for (rank, joined) in joined.into_iter().enumerate() {
+        match joined.unwrap_or_else(|panic| resume_unwind(panic)) {
+            Ok(result) => results.push(result),
+            Err(error) => {
+                let derived = |error: &Error| GroupError::failure(error).is_some();
+                let replaces = |first: &(usize, Error)| derived(&first.1) && !derived(&error);
+                if failed.as_ref().is_none_or(replaces) {
+                    failed = Some((rank, error));
+                }
+            }
+        }
+    }
+    match failed {
+        None => Ok(results),
+        Some((rank, source)) => Err(GroupError::Rank { rank, source }.into()),
+    }
+}

@@ -1,0 +1,138 @@
+//! Failures: different models, and ranks that leave in the middle of a step.
+
+use std::time::{Duration, Instant};
+
+use warpline::{DType, Device, Result, full};
+use warpline_nn::{Linear, Module};
+use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParallel, GroupError};
+
+use super::model::{Mlp, batch, small_buckets};
+use crate::group_support::{LONG, Ranks, gpu_spec, works};
+
+#[test]
+fn different_models_are_an_error_that_names_rank_and_parameter() {
+    type Change = fn(&mut Mlp) -> Result<()>;
+    let changes: [(Change, &str); 4] = [
+        (
+            |net| net.fc2.weight.set_data(full([6, 8], 0.0, DType::F64)?),
+            "fc2.weight: float64[6, 8]",
+        ),
+        (
+            |net| net.fc3.bias.as_mut().unwrap().set_data(full([2], 0.0, ())?),
+            "fc3.bias: float32[2]",
+        ),
+        (|net| net.fc1.weight.requires_grad_(false).map(drop), "fc1.weight: float64[7, 5] without"),
+        (
+            |net| {
+                net.fc3.bias = None;
+                Ok(())
+            },
+            "nothing more",
+        ),
+    ];
+    for (change, says) in changes {
+        let errors = Ranks::cpu(3).run(|group| {
+            let mut net = Mlp::new(Device::Cpu, 0)?;
+            if group.rank() == 1 {
+                change(&mut net)?;
+            }
+            Ok(DistributedDataParallel::new(net, group, ()).unwrap_err())
+        });
+        for (number, error) in errors.iter().enumerate() {
+            match error.find::<DdpError>() {
+                Some(DdpError::Differs { rank, differing }) => {
+                    assert_eq!((*rank, differing.len()), (number, 1 + usize::from(number == 1)));
+                    assert!(differing[0].contains("rank 1 has"), "{error}");
+                    assert!(differing[0].contains(says), "{error}");
+                }
+                _ => panic!("{error}"),
+            }
+        }
+    }
+    // Different options would lead to different collectives, too.
+    let errors = Ranks::cpu(2).run(|group| {
+        let options = DdpOptions::new().find_unused_parameters(group.rank() == 1);
+        Ok(DistributedDataParallel::new(Mlp::new(Device::Cpu, 0)?, group, options).unwrap_err())
+    });
+    assert!(errors[0].to_string().contains("find_unused_parameters: true"), "{}", errors[0]);
+}
+
+#[test]
+fn modules_without_parameters_or_on_other_devices_are_refused() {
+    Ranks::cpu(1).run(|group| {
+        let net = Linear::new(2, 1, ())?;
+        net.requires_grad_(false)?;
+        let error = DistributedDataParallel::new(net, group.clone(), ()).unwrap_err();
+        assert!(matches!(error.find(), Some(DdpError::NoParameters)), "{error}");
+        let mut net = Linear::new(2, 1, ())?;
+        net.to("cuda:0")?;
+        let error = DistributedDataParallel::new(net, group, ()).unwrap_err();
+        let wrong =
+            matches!(error.find(), Some(DdpError::WrongDevice { name, .. }) if name == "weight");
+        assert!(wrong, "{error}");
+        Ok(())
+    });
+}
+
+/// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
+const SHORT: Duration = Duration::from_millis(2500);
+
+/// The last rank leaves in the middle of a backward pass, after its first reduction. The other ranks get an error that
+/// names the rank, the bucket and its parameters, and can form a new group.
+fn a_rank_leaves_in_the_middle_of_a_step(ranks: &Ranks) {
+    let gone = ranks.len() - 1;
+    let errors = ranks.timeout(SHORT).run(|group| {
+        let device = group.device();
+        let part = (group.rank(), group.world_size());
+        let net =
+            DistributedDataParallel::new(Mlp::new(device, 0)?, group.clone(), small_buckets())?;
+        let step = |step: usize| -> Result<()> {
+            let (x, y) = batch(step, part, device)?;
+            (net.forward(x)? - y)?.square()?.mean(())?.backward()
+        };
+        (0..2).try_for_each(step)?;
+        group.barrier()?;
+        let begun = Instant::now();
+        if group.rank() == gone {
+            // This hook runs before the second bucket is complete.
+            net.module().fc2.weight.register_hook(|_| {
+                Err(warpline::Error::invalid("test", "the rank leaves".to_owned()))
+            })?;
+            step(2).unwrap_err();
+            return Ok(None); // drops this rank's group
+        }
+        let stepped = step(2).and_then(|()| {
+            let grads = net.parameters().into_iter().filter_map(|parameter| parameter.grad());
+            grads.into_iter().try_for_each(|grad| grad.to_vec::<f64>().map(drop))
+        });
+        assert!(begun.elapsed() < LONG);
+        Ok(Some(stepped.unwrap_err()))
+    });
+    for (rank, error) in errors.iter().enumerate().take(gone) {
+        let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
+        let failure = GroupError::failure(error).unwrap_or_else(|| panic!("{error}"));
+        assert_eq!((failure.rank, &failure.missing[..]), (rank, &[gone][..]), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("bucket 1 of "), "{text}");
+        assert!(text.contains("fc2."), "{text}");
+    }
+    ranks.run(|group| works(&group));
+}
+
+#[test]
+fn a_cpu_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter() {
+    a_rank_leaves_in_the_middle_of_a_step(&Ranks::cpu(3));
+}
+
+#[test]
+fn a_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter() {
+    for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,seed=2"] {
+        a_rank_leaves_in_the_middle_of_a_step(&Ranks::new(spec, 3));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_ddp_rank_that_leaves_in_the_middle_of_a_step_is_named() {
+    a_rank_leaves_in_the_middle_of_a_step(&Ranks::new(&gpu_spec(), 2));
+}

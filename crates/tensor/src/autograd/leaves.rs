@@ -1,0 +1,40 @@
+//! The leaves of a graph.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::node::{GradNode, NodeKind};
+use crate::Tensor;
+
+/// Returns the leaves to which a backward pass from `roots` passes gradients, each once. Leaves that a checkpoint
+/// recomputes from are not in the graph.
+///
+/// ```
+/// use warpline::{autograd::reachable_leaves, ones};
+///
+/// let (x, unused) = (ones([2], ())?.requires_grad_(true)?, ones([2], ())?.requires_grad_(true)?);
+/// let leaves = reachable_leaves([&x.sum(())?]);
+/// assert!(leaves.iter().any(|leaf| leaf.is_same(&x)));
+/// assert!(!leaves.iter().any(|leaf| leaf.is_same(&unused)));
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[must_use]
+pub fn reachable_leaves<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Vec<Tensor> {
+    let mut stack: Vec<Arc<GradNode>> =
+        roots.into_iter().filter_map(Tensor::edge).map(|edge| edge.node).collect();
+    // The stack and the graph keep the nodes alive, so addresses identify them.
+    let (mut seen, mut leaves) = (HashSet::new(), Vec::new());
+    let roots = stack.clone();
+    while let Some(node) = stack.pop() {
+        if !seen.insert(Arc::as_ptr(&node)) {
+            continue;
+        }
+        if let NodeKind::Accumulator(leaf) = &node.kind {
+            leaves.push(leaf.clone());
+        }
+        stack
+            .extend(node.inputs.iter().filter_map(|input| Some(input.edge.as_ref()?.node.clone())));
+    }
+    drop(roots);
+    leaves
+}
