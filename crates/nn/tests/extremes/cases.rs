@@ -178,8 +178,8 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "split_with_sizes" |at, n| m(at).split_with_sizes(&[1, 1], n.i)?;
     "tensor_split" |at, n| m(at).tensor_split(n.u, 0)?;
     "tensor_split" |at, n| m(at).tensor_split(2, n.i)?;
-    "tensor_split_at" |at, n| m(at).tensor_split_at(&[n.i, 1], 0)?;
-    "tensor_split_at" |at, n| m(at).tensor_split_at(&[1], n.i)?;
+    "tensor_split_at" |at, n| m(at).tensor_split_at([n.i, 1], 0)?;
+    "tensor_split_at" |at, n| m(at).tensor_split_at([1], n.i)?;
     "unbind" |at, n| m(at).unbind(n.i)?;
     "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).ignore_value();
     "diagonal" |at, n| m(at).diagonal(n.i, 0, 1)?;
@@ -303,11 +303,11 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "KvCache::new" |at, n| { KvCache::new([1, 1, n.u, 2], at)?; };
     "KvCache::new" |at, n| { KvCache::new([n.u, n.u, 3, n.u], at)?; };
     "group_norm" |at, n| group_norm(&c(at), n.u, ())?;
-    "pad" |at, n| pad(&m(at), &[n.i, 0], PadMode::Constant(0.0.into()))?;
-    "pad" |at, n| pad(&m(at), &[n.i, isize::MAX], PadMode::Constant(0.0.into()))?;
-    "pad" |at, n| pad(&c(at), &[0, n.i], PadMode::Reflect)?;
-    "pad" |at, n| pad(&c(at), &[n.i, isize::MAX], PadMode::Replicate)?;
-    "pad" |at, n| pad(&c(at), &[n.i, 1], PadMode::Circular)?;
+    "pad" |at, n| pad(&m(at), [n.i, 0], PadMode::Constant(0.0.into()))?;
+    "pad" |at, n| pad(&m(at), [n.i, isize::MAX], PadMode::Constant(0.0.into()))?;
+    "pad" |at, n| pad(&c(at), [0, n.i], PadMode::Reflect)?;
+    "pad" |at, n| pad(&c(at), [n.i, isize::MAX], PadMode::Replicate)?;
+    "pad" |at, n| pad(&c(at), [n.i, 1], PadMode::Circular)?;
     "pixel_shuffle" |at, n| pixel_shuffle(&im(at, 2), n.u)?;
     "pixel_unshuffle" |at, n| pixel_unshuffle(&im(at, 2), n.u)?;
     "embedding" |at, n| embedding(&at2(at), &m(at), EmbeddingOptions::new().padding_idx(n.i))?;

@@ -305,7 +305,7 @@ fn a_convolution_pads_in_every_mode() {
         for (padding, sides) in cases {
             let options = wide.clone().padding(padding).padding_mode(mode);
             let conv = Conv2d::new(2, 3, [2, 3], options).unwrap();
-            let around = pad(&x, &sides, mode).unwrap();
+            let around = pad(&x, sides, mode).unwrap();
             let expected = conv2d(&around, &conv.weight, conv.bias.as_deref(), plain).unwrap();
             assert_close(&conv.forward(&x).unwrap(), &expected, "padded").unwrap();
         }

@@ -49,7 +49,7 @@ fn convolutions_are_the_function_with_the_same_options() -> Result<()> {
     let padded = ConvOptions::new().padding(1).padding_mode(PadMode::Reflect).dtype(DType::F64);
     let conv = Conv1d::new(4, 4, 3, padded)?;
     let row = x.select(2, 0)?.to(DType::F64)?;
-    let around = functional::pad(&row, &[1, 1], PadMode::Reflect)?;
+    let around = functional::pad(&row, [1, 1], PadMode::Reflect)?;
     same(
         &conv.forward(&row)?,
         &functional::conv1d(&around, &conv.weight, conv.bias.as_deref(), ())?,

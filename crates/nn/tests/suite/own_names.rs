@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-#[allow(dead_code)] // other test programs read more of a function
-#[path = "../common/sources.rs"]
-mod sources;
+use crate::common::sources;
 
 /// The names of PyTorch's functions, methods, classes and constants: all definitions without a leading underscore in
 /// `torch` (2.11), its type stubs, `torch.autograd`, `cuda`, `distributed`, `linalg`, `multiprocessing`, `nn`, `optim`,

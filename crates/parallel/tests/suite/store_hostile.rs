@@ -79,7 +79,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
                         let begun = Instant::now();
                         let store = TcpStore::connect(
                             address,
-                            TcpStoreOptions::new().secret(&secret).timeout(timeout),
+                            TcpStoreOptions::new().secret(secret).timeout(timeout),
                         )?;
                         let key = format!("{rank}/{rounds}");
                         store.set(&key, b"v")?;

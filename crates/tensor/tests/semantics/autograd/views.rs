@@ -66,10 +66,10 @@ fn parts_of_a_split_share_its_gradient() {
         let (grads, printed) = of_parts(|x| x.unbind(1), &[2])?;
         assert_eq!(grads, at(&[2, 6, 10]));
         assert!(printed.contains("grad_fn=<UnbindBackward0>"), "{printed}");
-        let (grads, _) = of_parts(|x| x.tensor_split_at(&[1, 3], 1), &[0, 2])?;
+        let (grads, _) = of_parts(|x| x.tensor_split_at([1, 3], 1), &[0, 2])?;
         assert_eq!(grads, at(&[0, 3, 4, 7, 8, 11]));
         // Overlapping parts: columns 0 to 3, no columns, and columns 1 to 4.
-        let (grads, _) = of_parts(|x| x.tensor_split_at(&[3, 1], 1), &[0, 2])?;
+        let (grads, _) = of_parts(|x| x.tensor_split_at([3, 1], 1), &[0, 2])?;
         let twice: Vec<f64> =
             (0..12).map(|i| if i % 4 == 1 || i % 4 == 2 { 2.0 } else { 1.0 }).collect();
         assert_eq!(grads, (0..12).map(|i| 2.0 * i as f64 * twice[i]).collect::<Vec<_>>());

@@ -139,9 +139,9 @@ fn arguments_that_do_not_fit_are_refused() {
         says(batch_norm(&x, &ones(3, ())?, None, training), "running_mean must have a number");
         says(instance_norm(&x, None, None, ()), "more than one value");
         says(glu(&zeros(3, ())?, 0), "must be of even size, but is of 3");
-        says(pad(&x, &[1], ()), "two numbers");
-        says(pad(&x, &[4, 0], PadMode::Reflect), "cannot be padded by 4");
-        says(pad(&x, &[-3, -2], ()), "more than dimension 1 has");
+        says(pad(&x, [1], ()), "two numbers");
+        says(pad(&x, [4, 0], PadMode::Reflect), "cannot be padded by 4");
+        says(pad(&x, [-3, -2], ()), "more than dimension 1 has");
         says(pixel_shuffle(&zeros([3, 2, 2], ())?, 2), "must divide 3 channels");
         says(linear(&x, &zeros([5, 3], ())?, None), "cannot be multiplied");
         Ok(())

@@ -67,8 +67,8 @@ fn splits_and_grids_have_pytorchs_sizes() {
         let t = arange(5, ())?;
         let parts = |parts: Vec<Tensor>| parts.iter().map(Tensor::numel).collect::<Vec<_>>();
         assert_eq!(parts(t.tensor_split(7, 0)?), [1, 1, 1, 1, 1, 0, 0]);
-        assert_eq!(parts(t.tensor_split_at(&[1, -1, 9], 0)?), [1, 3, 1, 0]);
-        assert_eq!(parts(t.tensor_split_at(&[4, 2], 0)?), [4, 0, 3]);
+        assert_eq!(parts(t.tensor_split_at([1, -1, 9], 0)?), [1, 3, 1, 0]);
+        assert_eq!(parts(t.tensor_split_at([4, 2], 0)?), [4, 0, 3]);
         assert_eq!(parts(t.split_with_sizes(&[0, 5], -1)?), [0, 5]);
         assert!(t.split_with_sizes(&[2, 2], 0).is_err() && t.tensor_split(0, 0).is_err());
         assert!(tensor(1f32, ())?.unbind(0).is_err());

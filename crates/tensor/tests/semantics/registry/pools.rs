@@ -110,12 +110,12 @@ fn padded() -> Vec<Entry> {
     ];
     let modes = modes.map(|mode| {
         Entry::new("functional::pad", every, [vec![x(&[1, 1, 3, 3])]], move |x: &[Tensor]| {
-            pad(&x[0], &[1, 2, 2, 1], mode)
+            pad(&x[0], [1, 2, 2, 1], mode)
         })
         .with(format!("{mode:?}"))
     });
     let others = [
-        Entry::new("functional::pad", every, [vec![x(&[3, 3])]], |x| pad(&x[0], &[-1, 2], ()))
+        Entry::new("functional::pad", every, [vec![x(&[3, 3])]], |x| pad(&x[0], [-1, 2], ()))
             .with("negative"),
         Entry::new("functional::pixel_shuffle", every, [vec![x(&[1, 4, 2, 2])]], |x| {
             pixel_shuffle(&x[0], 2)

@@ -72,7 +72,7 @@ fn parts() -> Vec<Entry> {
         of("Tensor::chunk", &[&[2, 5]], |x| x.chunk(2, 1)),
         of("Tensor::split_with_sizes", &[&[2, 5]], |x| x.split_with_sizes(&[2, 3], 1)),
         of("Tensor::tensor_split", &[&[2, 5]], |x| x.tensor_split(3, 1)),
-        of("Tensor::tensor_split_at", &[&[2, 5]], |x| x.tensor_split_at(&[1, 3], 1)),
+        of("Tensor::tensor_split_at", &[&[2, 5]], |x| x.tensor_split_at([1, 3], 1)),
         of("Tensor::unbind", &[&[2, 3], &[3]], |x| x.unbind(0)),
     ]
 }

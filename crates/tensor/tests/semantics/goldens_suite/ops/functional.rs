@@ -44,7 +44,7 @@ fn simple(op: &str, args: &Args<'_>) -> Result<Tensor> {
                 Some("replicate") => PadMode::Replicate,
                 _ => PadMode::Circular,
             };
-            f::pad(a, &args.ints("pad"), mode)
+            f::pad(a, args.ints("pad"), mode)
         }
         "glu" => f::glu(a, args.int("dim")?),
         "softmin" => f::softmin(a, args.int("dim")?),
