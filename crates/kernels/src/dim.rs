@@ -1,6 +1,7 @@
-//! The check of a dimension index, which several ops share.
+//! Dimensions and sizes of operands, which several ops check and walk alike.
 
-use warpline_runtime::{ErrorKind, Result};
+use warpline_runtime::iter::Walk;
+use warpline_runtime::{DType, Error, ErrorKind, Layout, Result, View};
 
 /// Returns an error unless operands of `ndim` dimensions have dimension `dim`. A scalar has
 /// dimension 0.
@@ -13,4 +14,45 @@ pub(crate) fn check_dim(op: &'static str, dim: usize, ndim: usize) -> Result<()>
         return Ok(());
     }
     Err(ErrorKind::DimOutOfRange { dim: dim as isize, ndim }.of(op))
+}
+
+/// Returns an error unless `view` has this dtype and the sizes of `input`.
+///
+/// # Errors
+/// [`ErrorKind::DTypeMismatch`] or [`ErrorKind::ShapeMismatch`].
+#[track_caller]
+pub(crate) fn check_result(
+    op: &'static str,
+    view: View<'_>,
+    dtype: DType,
+    input: View<'_>,
+) -> Result<()> {
+    view.check_dtype(op, dtype)?;
+    if view.sizes() == input.sizes() {
+        return Ok(());
+    }
+    let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), input.sizes());
+    Err(Error::shape(op, reason))
+}
+
+/// Returns the layout, or that of one element in one dimension for a scalar.
+#[track_caller]
+pub(crate) fn at_least_1d(layout: &Layout) -> Result<Layout> {
+    if layout.ndim() == 0 { layout.unsqueeze(0) } else { Ok(layout.clone()) }
+}
+
+/// Returns the size of dimension `dim` of views of the same sizes, their strides in this dimension,
+/// and a walk of the other dimensions. A scalar is a row of one element.
+#[track_caller]
+pub(crate) fn rows_along<const N: usize>(
+    op: &'static str,
+    dim: usize,
+    views: [View<'_>; N],
+) -> Result<(usize, [i64; N], Walk<N>)> {
+    let sizes = views[0].sizes();
+    let strides = |d: usize| views.map(|view| view.strides()[d]);
+    let others = (0..sizes.len()).rev().filter(|&d| d != dim);
+    let walk = Walk::new(op, others.map(|d| (sizes[d], strides(d))))?;
+    let steps = if sizes.is_empty() { [0; N] } else { strides(dim) };
+    Ok((sizes.get(dim).copied().unwrap_or(1), steps.map(|step| step as i64), walk))
 }

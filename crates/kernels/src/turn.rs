@@ -9,7 +9,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use warpline_runtime::{DType, Layout, Operand, Result, Runtime, Storage, Stream, View};
+use crate::scratch::ScratchTensor;
+use warpline_runtime::{DType, Operand, View};
 
 /// CUDA code that tells a block whether it is the last to arrive.
 pub(crate) const TURN: &str = include_str!("turn.cuh");
@@ -23,28 +24,14 @@ pub(crate) fn ticket() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
 }
 
-/// Scratch memory in uninitialized words of eight bytes: arrival counters, then partial results.
-#[derive(Debug)]
-pub(crate) struct Scratch {
-    storage: Storage,
-    layout: Layout,
-}
-
-impl Scratch {
-    #[track_caller]
-    pub(crate) fn new(runtime: &Runtime, stream: &Stream, words: usize) -> Result<Self> {
-        let storage = Storage::device(runtime, words * 8, stream)?;
-        Ok(Self { storage, layout: Layout::contiguous(&[words])? })
-    }
-
-    /// Returns the scratch memory as an operand. Without scratch memory, an untouched operand
-    /// stands in.
-    pub(crate) fn operand<'a>(scratch: Option<&'a Self>, out: View<'a>) -> Operand<'a> {
-        match scratch {
-            Some(Self { storage, layout }) => {
-                View { storage, layout, dtype: DType::I64 }.read_write()
-            }
-            None => View { dtype: DType::I64, ..out }.untouched(),
-        }
+/// Returns scratch memory in words of eight bytes as an operand: arrival counters, then partial
+/// results. Without scratch memory, an untouched operand stands in.
+pub(crate) fn scratch_operand<'a>(
+    scratch: Option<&'a ScratchTensor>,
+    out: View<'a>,
+) -> Operand<'a> {
+    match scratch {
+        Some(scratch) => scratch.view().read_write(),
+        None => View { dtype: DType::I64, ..out }.untouched(),
     }
 }

@@ -33,7 +33,7 @@ impl Window {
     /// Returns the number of positions of the window. Saturates; [`Window::check`] returns an error
     /// for such a window.
     #[must_use]
-    pub fn places(&self) -> usize {
+    pub fn positions(&self) -> usize {
         product(&self.output)
     }
 
@@ -138,7 +138,7 @@ impl Taps {
         self.kernel.iter().map(|&n| n as usize).product()
     }
 
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn positions(&self) -> usize {
         self.output.iter().map(|&n| n as usize).product()
     }
 

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{Expr, ExprLit, Lit, LitStr, MetaNameValue};
 
 use crate::workspace;
 
@@ -14,8 +16,8 @@ const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// Folders of a crate that its package must contain completely. A build does not reveal every missing file:
 /// `warpline-kernels` builds without its PTX, but has no kernels then.
 const COMPLETE_FOLDERS: [&str; 3] = ["src", "ptx", "docs"];
-/// Code before the path of a file that the compiler reads.
-const FILE_REFERENCES: [&str; 4] = ["include_str!(", "include_bytes!(", "include!(", "#[path ="];
+/// Macros that read the file which their argument names.
+const INCLUDES: [&str; 3] = ["include_str", "include_bytes", "include"];
 
 /// Returns the faults of the package of the crate in `dir`. `package` is the folder that the package is unpacked into,
 /// and `bytes` is its compressed size.
@@ -43,11 +45,11 @@ pub(super) fn check(root: &Path, dir: &Path, package: &Path, bytes: u64) -> Resu
         }
     }
     for file in workspace::files(package, &["rs"])? {
-        let source = workspace::read(&file)?;
-        for named in referenced_files(&source) {
+        let name = workspace::relative(package, &file);
+        let source = workspace::read(&file)?.parse().map_err(|error| anyhow!("{name}: {error}"))?;
+        for named in referenced_files(source) {
             let path = resolve(&file, &named);
             if !path.as_deref().is_some_and(|p| p.starts_with(package) && p.is_file()) {
-                let name = workspace::relative(package, &file);
                 complaints.push(format!("{name} reads {named}, which is not in the package"));
             }
         }
@@ -55,19 +57,39 @@ pub(super) fn check(root: &Path, dir: &Path, package: &Path, bytes: u64) -> Resu
     Ok(complaints)
 }
 
-/// Returns the paths that a source file references as string literals, except in comments.
-fn referenced_files(source: &str) -> Vec<String> {
-    let code: String = source
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("//"))
-        .flat_map(|line| [line, "\n"])
-        .collect();
-    let references = FILE_REFERENCES.iter().flat_map(|start| code.match_indices(start));
-    let literals = references.filter_map(|(at, start)| {
-        let rest = code[at + start.len()..].trim_start().strip_prefix('"')?;
-        rest.split_once('"').map(|(name, _)| name.to_owned())
-    });
-    literals.collect()
+/// Returns the paths that a source file references as string literals, also in the arguments of macros.
+fn referenced_files(source: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = source.into_iter().collect();
+    let mut paths = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let TokenTree::Group(group) = token else { continue };
+        let path = match &tokens[..at] {
+            [.., TokenTree::Ident(name), TokenTree::Punct(mark)]
+                if mark.as_char() == '!' && INCLUDES.iter().any(|include| name == include) =>
+            {
+                let argument = group.stream().into_iter().next().map(TokenStream::from);
+                argument.and_then(|argument| syn::parse2::<LitStr>(argument).ok())
+            }
+            [.., TokenTree::Punct(mark)] if mark.as_char() == '#' => path_attribute(group.stream()),
+            _ => None,
+        };
+        match path {
+            Some(path) => paths.push(path.value()),
+            None => paths.extend(referenced_files(group.stream())),
+        }
+    }
+    paths
+}
+
+/// Returns the value of the attribute `path = ".."`.
+fn path_attribute(attribute: TokenStream) -> Option<LitStr> {
+    let attribute: MetaNameValue = syn::parse2(attribute).ok()?;
+    match attribute.value {
+        Expr::Lit(ExprLit { lit: Lit::Str(path), .. }) if attribute.path.is_ident("path") => {
+            Some(path)
+        }
+        _ => None,
+    }
 }
 
 /// Resolves a path relative to a source file. `None` if the path leads above the root of the file system.
@@ -168,7 +190,7 @@ mod tests {
         trial.write("docs.md", "D.");
         trial.write(
             "package/tests/c.rs",
-            "// include!(\"x\")\nf(include_str!(\n \"../../docs.md\"))",
+            "// include!(\"x\")\n/* include!(\"y\") */ f(\"include!(\\\"z\\\")\", include_str!(\n \"../../docs.md\",))",
         );
         let expected = [
             "src/lib.rs reads ../b.rs, which is not in the package",

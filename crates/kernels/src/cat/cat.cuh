@@ -34,7 +34,7 @@ cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {
 // parameters costs a wait. Here one line holds all parameters that a thread needs to load elements.
 template <class T>
 __device__ __forceinline__ void
-pair(const T* a, const T* b, T* __restrict__ out, const Pair& p) {
+pair(const T* a, const T* b, T* __restrict__ out, const CatPair& p) {
     constexpr int EACH = 16 / sizeof(T) < 4 ? 16 / sizeof(T) : 4;
     const bool second = blockIdx.x >= p.first;
     const T* source = second ? b : a;
@@ -63,6 +63,6 @@ pair(const T* a, const T* b, T* __restrict__ out, const Pair& p) {
         cat(sources, out, p);                                                                     \
     }                                                                                             \
     extern "C" __global__ void cat_##T##_pair(                                                    \
-        const T* a, const T* b, T* out, const __grid_constant__ Pair p) {                         \
+        const T* a, const T* b, T* out, const __grid_constant__ CatPair p) {                         \
         pair(a, b, out, p);                                                                       \
     }

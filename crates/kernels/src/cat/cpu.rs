@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{GRAIN, SharedPtr, parallel_for};
 
-use super::{Cat, Pair, Part};
+use super::{Cat, CatPair, Part};
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
@@ -17,7 +17,8 @@ pub(super) unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>, p: &Cat) {
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are two
 /// sources and the result, of units of `T`.
-pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, &Pair { numel, columns, .. }: &Pair) {
+pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, p: &CatPair) {
+    let CatPair { numel, columns, .. } = *p;
     let part = |k: usize, at| Part { numel: numel[k], columns: columns[k], at, ..Part::zeroed() };
     // SAFETY: the caller guarantees an operand for both parts, then the result.
     unsafe { join::<T>(launch, columns[0] + columns[1], &[part(0, 0), part(1, columns[0])]) }

@@ -28,7 +28,7 @@ const WIDEST: usize = 16;
 static CAT: Program =
     Program::new("cat", &["u8", "u16", "u32", "u64", "u128"], &["", "pair"], |_, unit| {
         let of =
-            Source::new().with::<Cat>().with::<Pair>().push(module::ELEMENT).push(module::SPACE);
+            Source::new().with::<Cat>().with::<CatPair>().push(module::ELEMENT).push(module::SPACE);
         let of = of.push(&format!("#define SOURCES {SOURCES}\n#define BLOCK {BLOCK}"));
         of.push(include_str!("cat.cuh")).push(&format!("CAT({unit})"))
     })
@@ -46,9 +46,9 @@ static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
         Kernel::new(&CAT, "", hosts!(any cpu::cat::<[u64; 2]>).in_variant("u128")),
     ]
 };
-// SAFETY: `join` makes each `Pair` from the two parts of a `Cat` that fill the rows of the result.
+// SAFETY: `join` makes each `CatPair` from the two parts of a `Cat` that fill the rows of the result.
 // The operands are contiguous and consist of whole units, and each unit is written by one thread.
-static PAIRS: [Kernel<Pair, 3>; 5] = unsafe {
+static PAIRS: [Kernel<CatPair, 3>; 5] = unsafe {
     [
         Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u8>).in_variant("u8")),
         Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u16>).in_variant("u16")),
@@ -86,7 +86,7 @@ cuda_struct! {
 cuda_struct! {
     /// The parameters for two sources that fill the rows of the result: the fields of [`Part`] for
     /// both.
-    struct Pair {
+    struct CatPair {
         /// First block of the second source.
         first: u32,
         numel: [u32; 2],
@@ -96,7 +96,7 @@ cuda_struct! {
     }
 }
 
-impl Pair {
+impl CatPair {
     fn new([a, b]: [Part; 2]) -> Self {
         Self {
             first: b.first,
@@ -234,7 +234,7 @@ fn join(
     let [a, b, ..] = params.parts;
     if inputs.len() == 2 && a.columns + b.columns == params.pitch {
         let operands = [operands[0], operands[1], operands[SOURCES]];
-        return PAIRS[by_unit].launch(target, OP, &operands, &Pair::new([a, b]), grid);
+        return PAIRS[by_unit].launch(target, OP, &operands, &CatPair::new([a, b]), grid);
     }
     CATS[by_unit].launch(target, OP, &operands, &params, grid)
 }

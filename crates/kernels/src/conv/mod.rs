@@ -13,8 +13,6 @@ mod columns;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use warpline_runtime::launch::check_operands;
 use warpline_runtime::{Error, ErrorKind, Layout, Result, Scalar, Strides, Target, View};
 
@@ -77,12 +75,7 @@ pub fn conv(
         let mut copied = None;
         let input = contiguous(target, input, &mut copied)?;
         let (by, columns) = (of.weight_of_image(weight, of.batch), of.columns_of_images(input));
-        return matmul(
-            target,
-            with_layout(weight, &by),
-            with_layout(input, &columns),
-            with_layout(out, &results),
-        );
+        return multiply(target, (weight, &by), (input, &columns), (out, &results));
     }
     let at_once = of.at_once(target, input);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
@@ -94,12 +87,7 @@ pub fn conv(
             let (by, made) =
                 (of.weight_of_image(weight, count), image_range(columns.layout, 0, count)?);
             im2col(target, with_layout(input, &images), window, with_layout(columns, &made))?;
-            matmul(
-                target,
-                with_layout(weight, &by),
-                with_layout(columns, &made),
-                with_layout(out, &result),
-            )?;
+            multiply(target, (weight, &by), (columns, &made), (out, &result))?;
         }
         return Ok(());
     }
@@ -109,12 +97,7 @@ pub fn conv(
     for (first, count) in of.parts(at_once) {
         of.gather(target, input, first, count, columns)?;
         let (made, product) = (of.by_group(of.rows, count), of.by_group(of.outputs, count));
-        matmul(
-            target,
-            with_layout(weight, &by),
-            with_layout(columns, &made),
-            with_layout(products, &product),
-        )?;
+        multiply(target, (weight, &by), (columns, &made), (products, &product))?;
         let (from, to) = (of.by_image(of.outputs, count), image_range(&results, first, count)?);
         copy(target, with_layout(products, &from), with_layout(out, &to))?;
     }
@@ -151,12 +134,7 @@ pub fn conv_input_backward(
     if of.is_pointwise() {
         let by = of.weight_of_image(weight, of.batch).transpose(1, 2)?;
         let columns = of.columns_of_images(out);
-        return matmul(
-            target,
-            with_layout(weight, &by),
-            with_layout(grad, &results),
-            with_layout(out, &columns),
-        );
+        return multiply(target, (weight, &by), (grad, &results), (out, &columns));
     }
     let at_once = of.at_once(target, grad);
     let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
@@ -167,12 +145,7 @@ pub fn conv_input_backward(
                 (image_range(out.layout, first, count)?, image_range(&results, first, count)?);
             let by = of.weight_of_image(weight, count).transpose(1, 2)?;
             let made = image_range(columns.layout, 0, count)?;
-            matmul(
-                target,
-                with_layout(weight, &by),
-                with_layout(grad, &result),
-                with_layout(columns, &made),
-            )?;
+            multiply(target, (weight, &by), (grad, &result), (columns, &made))?;
             col2im(target, with_layout(columns, &made), window, with_layout(out, &images))?;
         }
         return Ok(());
@@ -184,12 +157,7 @@ pub fn conv_input_backward(
         let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
         copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
         let (of_groups, made) = (of.by_group(of.outputs, count), of.by_group(of.rows, count));
-        matmul(
-            target,
-            with_layout(weight, &by),
-            with_layout(turned, &of_groups),
-            with_layout(columns, &made),
-        )?;
+        multiply(target, (weight, &by), (turned, &of_groups), (columns, &made))?;
         let (from, images) = (of.by_image(of.rows, count), image_range(out.layout, first, count)?);
         col2im(target, with_layout(columns, &from), window, with_layout(out, &images))?;
     }
@@ -236,12 +204,7 @@ pub fn conv_weight_backward(
         };
         let sum = more.as_ref().map_or(out, ScratchTensor::view);
         let product = of.weight_of_groups(sum);
-        matmul(
-            target,
-            with_layout(turned, &of_groups),
-            with_layout(columns, &by),
-            with_layout(sum, &product),
-        )?;
+        multiply(target, (turned, &of_groups), (columns, &by), (sum, &product))?;
         if first > 0 {
             elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
         }
@@ -259,7 +222,7 @@ struct Geometry<'a> {
     /// Result channels per group.
     outputs: usize,
     /// Positions of the window, which are the columns of an image.
-    places: usize,
+    positions: usize,
 }
 
 impl<'a> Geometry<'a> {
@@ -272,15 +235,11 @@ impl<'a> Geometry<'a> {
         window: &'a Window,
         groups: usize,
     ) -> Result<Self> {
-        let location = Location::caller();
         if !input.dtype.is_float() {
-            return Err(ErrorKind::UnsupportedDType { dtype: input.dtype }.of(op).at(location));
+            return Err(ErrorKind::UnsupportedDType { dtype: input.dtype }.of(op));
         }
         for other in [weight, result] {
-            if other.dtype != input.dtype {
-                let (expected, actual) = (input.dtype, other.dtype);
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-            }
+            other.check_dtype(op, input.dtype)?;
         }
         if groups == 0 {
             return Err(Error::invalid(op, "groups must be greater than zero"));
@@ -299,10 +258,10 @@ impl<'a> Geometry<'a> {
                 input.sizes(),
                 result.sizes()
             );
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         }
         let (rows, outputs) = (of_group.saturating_mul(window.taps()), outputs / groups);
-        Ok(Self { window, batch, groups, rows, outputs, places: window.places() })
+        Ok(Self { window, batch, groups, rows, outputs, positions: window.positions() })
     }
 
     /// Returns whether the images serve as columns without a copy.
@@ -317,7 +276,7 @@ impl<'a> Geometry<'a> {
 
     /// Returns the number of images whose columns are made at a time.
     fn at_once(&self, target: Target<'_>, view: View<'_>) -> usize {
-        let image = [self.rows, self.places, view.dtype.size()];
+        let image = [self.rows, self.positions, view.dtype.size()];
         let image = image.iter().fold(self.groups, |n, &by| n.saturating_mul(by));
         let most = match target {
             Target::Cpu(_) => CPU_COLUMNS,
@@ -335,28 +294,32 @@ impl<'a> Geometry<'a> {
     /// Returns the sizes of the columns of `count` images: image-major with one group, otherwise
     /// row-major.
     fn column_sizes(&self, count: usize) -> [usize; 3] {
-        if self.groups == 1 { [count, self.rows, self.places] } else { self.columns_by_row(count) }
+        match self.groups {
+            1 => [count, self.rows, self.positions],
+            _ => self.columns_by_row(count),
+        }
     }
 
     fn columns_by_row(&self, count: usize) -> [usize; 3] {
-        [self.groups.saturating_mul(self.rows), count, self.places]
+        [self.groups.saturating_mul(self.rows), count, self.positions]
     }
 
     /// Returns the sizes of the results of `count` images, channel-major.
     fn result_sizes(&self, count: usize) -> [usize; 3] {
-        [self.groups * self.outputs, count, self.places]
+        [self.groups * self.outputs, count, self.positions]
     }
 
-    /// Layout `[batch, outputs, places]` of a contiguous result.
+    /// Layout `[batch, outputs, positions]` of a contiguous result.
     fn results(&self, result: View<'_>) -> Layout {
-        let (all, places) = (self.groups * self.outputs, self.places);
-        matrices([self.batch, all, places], [all * places, places], result.layout.offset())
+        let (all, positions) = (self.groups * self.outputs, self.positions);
+        matrices([self.batch, all, positions], [all * positions, positions], result.layout.offset())
     }
 
-    /// Layout `[batch, rows, places]` of contiguous images that serve as columns.
+    /// Layout `[batch, rows, positions]` of contiguous images that serve as columns.
     fn columns_of_images(&self, images: View<'_>) -> Layout {
-        let (rows, places) = (self.rows, self.places);
-        matrices([self.batch, rows, places], [rows * places, places], images.layout.offset())
+        let (rows, positions) = (self.rows, self.positions);
+        let strides = [rows * positions, positions];
+        matrices([self.batch, rows, positions], strides, images.layout.offset())
     }
 
     /// Layout `[count, outputs, rows]` of a contiguous weight, which is repeated for each image.
@@ -370,17 +333,17 @@ impl<'a> Geometry<'a> {
         matrices([self.groups, outputs, rows], [outputs * rows, rows], weight.layout.offset())
     }
 
-    /// Layout `[groups, rows, count * places]` of scratch memory: one matrix per group.
+    /// Layout `[groups, rows, count * positions]` of scratch memory: one matrix per group.
     fn by_group(&self, rows: usize, count: usize) -> Layout {
-        let n = count * self.places;
+        let n = count * self.positions;
         matrices([self.groups, rows, n], [rows * n, n], 0)
     }
 
-    /// Layout `[count, groups * rows, places]` of the memory that `by_group` describes: one matrix
+    /// Layout `[count, groups * rows, positions]` of the memory that `by_group` describes: one matrix
     /// per image.
     fn by_image(&self, rows: usize, count: usize) -> Layout {
-        let places = self.places;
-        matrices([count, self.groups * rows, places], [places, count * places], 0)
+        let positions = self.positions;
+        matrices([count, self.groups * rows, positions], [positions, count * positions], 0)
     }
 
     /// Makes the columns of `count` images from `first` on, row-major.
@@ -419,6 +382,18 @@ fn matrices(sizes: [usize; 3], strides: [usize; 2], offset: usize) -> Layout {
 #[track_caller]
 fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
+}
+
+/// Multiplies matrices, each with another layout than its view.
+#[track_caller]
+fn multiply(
+    target: Target<'_>,
+    a: (View<'_>, &Layout),
+    b: (View<'_>, &Layout),
+    out: (View<'_>, &Layout),
+) -> Result<()> {
+    let [a, b, out] = [a, b, out].map(|(view, layout)| View { layout, ..view });
+    matmul(target, a, b, out)
 }
 
 fn with_layout<'a>(view: View<'a>, layout: &'a Layout) -> View<'a> {

@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use super::formula::Expr;
 use super::host::scalars;
-use super::real::{Real, SELU_ALPHA, SELU_SCALE};
+use super::real::{FloatFunctions, SELU_ALPHA, SELU_SCALE};
 use crate::elementwise_ops as ops;
 use crate::math;
 

@@ -54,17 +54,14 @@ fn kernels(op: &Op, variant: &str) -> String {
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
     let (vector, run) = dtype.map_or((1, 1), |dtype| op.widths(dtype));
     let name = format!("{}_{variant}", op.entry.name);
-    let args = ("Numbers", "p.args");
-    function + &Kernels { name, args, inputs: &inputs, results: &[result], vector, run }.source()
+    function + &KernelSource { name, inputs: &inputs, results: &[result], vector, run }.text()
 }
 
 /// The kernels that call `function`, which takes one element of each operand and a reference to
 /// each result.
-pub(super) struct Kernels<'a> {
+pub(super) struct KernelSource<'a> {
     /// Prefix of the kernels' names.
     pub(super) name: String,
-    /// Type of the arguments, and the expression of the [`Numbers`] in them.
-    pub(super) args: (&'a str, &'a str),
     /// For each operand, whether it is a condition, and its type in memory.
     pub(super) inputs: &'a [(bool, &'a str)],
     /// Types of the results in memory. If there are several, the dtype code [`NUMBER`] marks an
@@ -76,8 +73,8 @@ pub(super) struct Kernels<'a> {
     pub(super) run: usize,
 }
 
-impl Kernels<'_> {
-    pub(super) fn source(&self) -> String {
+impl KernelSource<'_> {
+    pub(super) fn text(&self) -> String {
         self.flat() + &self.strided() + &self.converting()
     }
 
@@ -97,11 +94,10 @@ impl Kernels<'_> {
 
     /// Returns statements that write the wanted results.
     fn stores(&self, indent: &str, store: impl Fn(usize, usize, &str) -> String) -> String {
-        let numbers = self.args.1;
         self.results("", |k, result, ty| {
             let wanted = match self.results {
                 [_] => String::new(),
-                _ => format!("if (!is_number<{k}>({numbers})) "),
+                _ => format!("if (!is_number<{k}>(p.args)) "),
             };
             format!("{indent}{wanted}{};\n", store(k, result, ty))
         })
@@ -111,11 +107,10 @@ impl Kernels<'_> {
     fn head(&self, kernel: &str, space: &str) -> String {
         format!(
             "extern \"C\" __global__ void {}_{kernel}({}, {}, \
-             const __grid_constant__ Params<{space}, {}<{}>> p) {{\n",
+             const __grid_constant__ Params<{space}, Numbers<{}>> p) {{\n",
             self.name,
             self.inputs(", ", |k, _, ty| format!("const {ty}* in{k}")),
             self.results(", ", |_, k, ty| format!("{ty}* out{k}")),
-            self.args.0,
             self.inputs.len(),
         )
     }
@@ -141,21 +136,20 @@ impl Kernels<'_> {
     }
 
     fn flat(&self) -> String {
-        let numbers = self.args.1;
         // Each load has one condition and does not wait for a branch, because loads limit the speed
         // for small tensors.
         let loads = self.inputs("", |k, _, ty| {
             format!(
-                "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>({numbers})) \
+                "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>(p.args)) \
                  v{k} = *(const Raw<V * sizeof({ty})>*)(in{k} + i);\n"
             )
         });
         let vectors = self.inputs("", |k, _, ty| {
             format!(
-                "        compute_t<{ty}> x{k}[V];\n        operand<{k}, {ty}>(v{k}, {numbers}, x{k});\n"
+                "        compute_t<{ty}> x{k}[V];\n        operand<{k}, {ty}>(v{k}, p.args, x{k});\n"
             )
         });
-        let elements = self.inputs(", ", |k, _, _| format!("operand<{k}>(in{k} + i, {numbers})"));
+        let elements = self.inputs(", ", |k, _, _| format!("operand<{k}>(in{k} + i, p.args)"));
         format!(
             "{}    constexpr int V = {};\n    const u32 n = p.space.numel;\n    \
              u32 i = (u32)thread() * V;\n    const bool whole = i + V <= n;\n{loads}    \
@@ -171,12 +165,11 @@ impl Kernels<'_> {
     }
 
     fn strided(&self) -> String {
-        let numbers = self.args.1;
         let views = self.inputs.len() + self.results.len();
         let runs = self.inputs("", |k, _, ty| {
             format!(
                 "        compute_t<{ty}> x{k}[V];\n        \
-                 operand<{k}>(in{k}, p.space.dims[0].strides[{k}], run, {numbers}, x{k});\n"
+                 operand<{k}>(in{k}, p.space.dims[0].strides[{k}], run, p.args, x{k});\n"
             )
         });
         let stores = self.stores("        ", |k, result, _| {
@@ -195,26 +188,24 @@ impl Kernels<'_> {
     }
 
     fn converting(&self) -> String {
-        let numbers = self.args.1;
         let views = self.inputs.len() + self.results.len();
         let elements = self.inputs(", ", |k, is_bool, ty| match is_bool {
-            true => format!("condition<{k}>(in{k}, at[{k}], {numbers})"),
-            false => format!("element<{k}, {ty}>(in{k}, at[{k}], {numbers})"),
+            true => format!("condition<{k}>(in{k}, at[{k}], p.args)"),
+            false => format!("element<{k}, {ty}>(in{k}, at[{k}], p.args)"),
         });
         let stores = self.stores("    ", |k, result, ty| {
             format!(
-                "convert_to<{ty}>(out{result}, at[{k}], dtype<{k}>({numbers}), Element<{ty}>::store(r{result}))"
+                "convert_to<{ty}>(out{result}, at[{k}], dtype<{k}>(p.args), Element<{ty}>::store(r{result}))"
             )
         });
         format!(
             "extern \"C\" __global__ void {}_converting({}, {}, \
-             const __grid_constant__ Params<Index<{views}>, {}<{}>> p) {{\n    \
+             const __grid_constant__ Params<Index<{views}>, Numbers<{}>> p) {{\n    \
              const u32 i = (u32)thread();\n    if (i >= p.space.numel) return;\n    \
              i32 at[{views}];\n    offsets(p.space, i, at);\n{}{stores}}}\n",
             self.name,
             self.inputs(", ", |k, _, _| format!("const void* in{k}")),
             self.results(", ", |_, k, _| format!("void* out{k}")),
-            self.args.0,
             self.inputs.len(),
             self.call("    ", &elements),
         )

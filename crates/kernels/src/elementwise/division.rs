@@ -2,7 +2,7 @@
 //! has all bits set, and the remainder is the dividend.
 
 use super::integer::Integer;
-use super::real::Real;
+use super::real::FloatFunctions;
 use crate::elementwise_ops as ops;
 
 ops! {

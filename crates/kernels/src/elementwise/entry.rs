@@ -5,10 +5,10 @@ use std::ops::Range;
 
 pub use warpline_runtime as runtime;
 use warpline_runtime::DType;
-use warpline_runtime::iter::{self, CONVERTING_KERNELS, vector_width};
+use warpline_runtime::iter::{CONVERTING_KERNELS, Kernels, vector_width};
 use warpline_runtime::module::{Program, Source};
 
-pub use super::backward::{Backward, source as backward_source};
+pub use super::backward::{Backward, BackwardKernels, BackwardPass, source as backward_source};
 pub use super::cuda::source as op_source;
 pub use super::formula::Builder;
 pub use super::host::{Function, each, host, in_slices};
@@ -26,7 +26,7 @@ pub struct Entry {
     pub hosts: Hosts,
     pub rounds: NumberRounding,
     pub rules: &'static [OperandRule],
-    pub backward: Option<Backward>,
+    pub backward: Option<&'static Backward>,
     pub program: &'static Program,
 }
 
@@ -61,12 +61,9 @@ pub const fn program(
 #[derive(Clone, Copy, Debug)]
 pub struct Host<const I: usize, const N: usize> {
     /// The kernels, with loops over the elements of views.
-    pub(super) kernels: Kernels<I, N>,
+    pub(super) kernels: Kernels<Numbers<I>, N>,
     pub(super) slices: Slices,
 }
-
-/// The kernels of an op with `I` inputs and `N` views.
-pub(super) type Kernels<const I: usize, const N: usize> = iter::Kernels<Numbers<I>, N>;
 
 /// [`Host`] by dtype. `None` if the op does not support the dtype.
 type ByDType<const I: usize, const N: usize> = [Option<Host<I, N>>; DType::ALL.len()];

@@ -1,7 +1,7 @@
 //! Bounds, and extremes that ignore NaN.
 
-use super::backward::{Backward, source};
-use super::real::Real;
+use super::backward::Backward;
+use super::real::FloatFunctions;
 use crate::elementwise_ops as ops;
 
 ops! {
@@ -39,15 +39,13 @@ ops! {
     }, gradients(g) { x: x.isfinite().select(g, 0.0) }
 }
 
-/// A [`Backward`] without an entry.
-macro_rules! other {
-    ($id:ident, $name:literal, $build:expr) => {{
-        let source = |_: &_, variant: &_| source(Some(&$id), variant);
-        let program = Backward::program_of(concat!($name, "_backward"), source);
-        // SAFETY: `program_of` made the program with the source of this backward pass, and `build`
-        // has no state.
-        unsafe { Backward::new($name, program.with_ptx(crate::programs::committed), $build) }
-    }};
+/// Declares the gradients of a function that has no entry.
+macro_rules! gradients {
+    ($id:ident = $name:literal($($input:ident),+), gradients($g:ident) $(rounded($rounded:ident))? { $($gradients:tt)+ }) => {
+        $crate::__elementwise_gradients!(
+            $id, unsafe, $name, [$($input),+], [crate::programs::committed], $g [] [$($rounded)?] $($gradients)+
+        )
+    };
 }
 
 /// Backward passes of functions that compute the values of an op but have other gradients.
@@ -55,26 +53,26 @@ pub(super) const OTHERS: &[&Backward] = &[&CLAMP_MIN, &CLAMP_MAX, &HARDTANH];
 
 /// Gradients of `torch.clamp_min(x, low)`, which computes [`MAXIMUM`](super::MAXIMUM). If the
 /// operands are equal, the whole gradient goes to `x`.
-pub static CLAMP_MIN: Backward = other!(CLAMP_MIN, "clamp_min", |builder| {
-    let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
-    builder.round(low);
-    builder.set(x, x.ge(low).select(g, 0.0));
-    builder.set(low, x.lt(low).select(g, 0.0));
-});
+pub static CLAMP_MIN: Backward = gradients! {
+    CLAMP_MIN = "clamp_min"(x, low), gradients(g) rounded(low) {
+        x: x.ge(low).select(g, 0.0),
+        low: x.lt(low).select(g, 0.0)
+    }
+};
 
 /// Gradients of `torch.clamp_max(x, high)`, which computes [`MINIMUM`](super::MINIMUM). If the
 /// operands are equal, the whole gradient goes to `x`.
-pub static CLAMP_MAX: Backward = other!(CLAMP_MAX, "clamp_max", |builder| {
-    let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
-    builder.round(high);
-    builder.set(x, x.le(high).select(g, 0.0));
-    builder.set(high, x.gt(high).select(g, 0.0));
-});
+pub static CLAMP_MAX: Backward = gradients! {
+    CLAMP_MAX = "clamp_max"(x, high), gradients(g) rounded(high) {
+        x: x.le(high).select(g, 0.0),
+        high: x.gt(high).select(g, 0.0)
+    }
+};
 
 /// Gradient of `torch.nn.functional.hardtanh(x, low, high)`, which computes [`CLAMP`]. As in
 /// PyTorch, the gradient passes where `x` is NaN.
-pub static HARDTANH: Backward = other!(HARDTANH, "hardtanh", |builder| {
-    let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
-    let g = builder.gradient();
-    builder.set(x, x.le(low).or(x.ge(high)).select(0.0, g));
-});
+pub static HARDTANH: Backward = gradients! {
+    HARDTANH = "hardtanh"(x, low, high), gradients(g) {
+        x: x.le(low).or(x.ge(high)).select(0.0, g)
+    }
+};

@@ -70,7 +70,7 @@ impl FormulaStep {
     }
 
     /// Returns whether this is the gradient of the result, an operand, or the result.
-    fn is_leaf(&self) -> bool {
+    pub(super) fn is_leaf(&self) -> bool {
         matches!(self, Self::Gradient | Self::Operand(_) | Self::Result)
     }
 
@@ -133,6 +133,11 @@ impl Formula {
     #[must_use]
     pub fn computed(&self) -> &[usize] {
         &self.computed
+    }
+
+    /// Returns the operands that have a gradient.
+    pub(super) fn differentiable(&self) -> impl Iterator<Item = usize> {
+        (0..MAX_OPERANDS).filter(|&operand| self.gradient(operand).is_some())
     }
 
     /// Returns the number of launches that compute the gradients of `operands` one op at a time. A

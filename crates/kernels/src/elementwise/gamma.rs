@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use super::activation::bell;
 use super::formula::Expr;
 use super::host::scalars;
-use super::real::{Real, digamma, erfinv};
+use super::real::{FloatFunctions, digamma, erfinv};
 use crate::elementwise_ops as ops;
 
 ops! {

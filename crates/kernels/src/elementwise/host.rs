@@ -199,7 +199,7 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
                 // at most the size of a buffer.
                 unsafe {
                     let values = from_fn(|k| inputs[k].read(offset(k), n));
-                    f(values, out.place(offset(N - 1)), n);
+                    f(values, out.results(offset(N - 1)), n);
                     out.write(offset(N - 1), n);
                 }
             }
@@ -384,11 +384,11 @@ impl<O: HostElement> Writer<O> {
     }
 
     /// Returns the address for the results from `offset` on: the memory itself, or the buffer.
-    pub(super) fn place(&mut self, offset: isize) -> *mut O::Compute {
+    pub(super) fn results(&mut self, offset: isize) -> *mut O::Compute {
         if self.in_place { self.memory.at(offset).cast() } else { self.buffer.as_mut_ptr() }
     }
 
-    /// Writes the `n` results that are at the address which [`Writer::place`] returned for
+    /// Writes the `n` results that are at the address which [`Writer::results`] returned for
     /// `offset`.
     ///
     /// # Safety

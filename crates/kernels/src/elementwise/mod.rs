@@ -136,8 +136,8 @@ impl Op {
 
     /// Returns the formulas of the op's gradients. `None` if the op is not differentiable.
     #[must_use]
-    pub const fn backward(&self) -> Option<&Backward> {
-        self.entry.backward.as_ref()
+    pub const fn backward(&self) -> Option<&'static Backward> {
+        self.entry.backward
     }
 
     /// Returns whether the op asks its callers for the given treatment of operands.

@@ -7,9 +7,9 @@ use crate::math::functions;
 pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
-/// A float type that ops are computed in.
-pub(super) trait Real: Copy {
-    /// Returns the remainder of [`Real::floor_over`], with the sign of the divisor.
+/// The functions, for a float type that ops are computed in.
+pub(super) trait FloatFunctions: Copy {
+    /// Returns the remainder of [`FloatFunctions::floor_over`], with the sign of the divisor.
     fn floor_rest(self, y: Self) -> Self;
     /// Returns the quotient, rounded down.
     fn floor_over(self, y: Self) -> Self;
@@ -37,7 +37,7 @@ pub(super) trait Real: Copy {
 
 macro_rules! reals {
     ($($ty:ident)*) => {$(
-        impl Real for $ty {
+        impl FloatFunctions for $ty {
             #[inline(always)]
             fn floor_rest(self, y: Self) -> Self {
                 let rest = self % y;

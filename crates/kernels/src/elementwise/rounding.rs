@@ -1,6 +1,6 @@
 //! Rounding and signs. Rounding does not change integers.
 
-use super::real::Real;
+use super::real::FloatFunctions;
 use crate::elementwise_ops as ops;
 
 ops! {

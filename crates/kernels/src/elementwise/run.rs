@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use warpline_runtime::host::{HostElement, Number};
 use warpline_runtime::iter::Bits;
 use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Site, Target, View};
@@ -35,17 +35,18 @@ impl From<Scalar> for Arg<'_> {
 /// The dtype code of an operand that is a number, and of an unwanted result.
 pub(super) const NUMBER: u32 = 15;
 
-/// The kernels' arguments apart from the operands.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Numbers<const N: usize> {
-    /// The dtype codes of inputs and results, four bits each. [`NUMBER`] for a number.
-    dtypes: u32,
-    /// The bits of number inputs, in the compute type.
-    number: [Bits; N],
-}
+/// Largest number of inputs and results, because their dtype codes share 32 bits.
+pub(super) const MAX_VIEWS: usize = 8;
 
-cuda_struct!(Numbers<N> { dtypes, number });
+cuda_struct! {
+    /// The kernels' arguments apart from the operands.
+    pub(super) struct Numbers<const N: usize> {
+        /// The dtype codes of inputs and results, four bits each. [`NUMBER`] for a number.
+        dtypes: u32,
+        /// The bits of number inputs, in the compute type.
+        number: [Bits; N],
+    }
+}
 
 impl<const N: usize> Numbers<N> {
     /// Returns the dtype code of a view, or [`NUMBER`]. Inputs are counted first, then results.
@@ -76,11 +77,6 @@ impl<const N: usize> Numbers<N> {
         (self.code(input) == NUMBER).then(|| self.number[input].into())
     }
 }
-
-// SAFETY: all fields are integers, for which zero bits are valid.
-unsafe impl<const N: usize> Zeroable for Numbers<N> {}
-// SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
-unsafe impl<const N: usize> Pod for Numbers<N> {}
 
 /// Returns whether the op rounds a number operand to `dtype`. Only half-width floats are computed
 /// in a wider type.

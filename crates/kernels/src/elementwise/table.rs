@@ -102,7 +102,7 @@ macro_rules! elementwise_ops {
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
                 rules: &[$($($crate::elementwise::OperandRule::$rule),+)?],
                 backward: $crate::__elementwise_backward!(
-                    $unsafe, $id, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
+                    $unsafe, $name, [$($input $(: $kind)?),+], $committed $(, $g [$($out)?] [$($($rounded)+)?] $($operand: $gradient),+)?
                 ),
                 program: &PROGRAM,
             };
@@ -122,40 +122,66 @@ macro_rules! elementwise_ops {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_backward {
-    ($unsafe:tt, $id:ident, $name:expr, $inputs:tt, $committed:tt) => {
+    ($unsafe:tt, $name:literal, $inputs:tt, $committed:tt) => {
         None
     };
+    ($unsafe:tt, $name:literal, $inputs:tt, $committed:tt, $($gradients:tt)+) => {{
+        static BACKWARD: $crate::elementwise::Backward = $crate::__elementwise_gradients!(
+            BACKWARD, $unsafe, $name, $inputs, $committed, $($gradients)+
+        );
+        Some(&BACKWARD)
+    }};
+}
+
+/// The value of the static `$backward`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __elementwise_gradients {
     (
-        $unsafe:tt, $id:ident, $name:expr, [$($input:ident $(: $kind:ident)?),+], $committed:tt,
-        $g:ident [$($out:ident)?] [$($rounded:ident)*] $($operand:ident: $gradient:expr),+
-    ) => {
-        Some({
-            let program = $crate::__elementwise_committed!(
-                $crate::elementwise::entry::Backward::program_of(
-                    concat!($name, "_backward"),
-                    |_, variant| $crate::elementwise::entry::backward_source($id.backward(), variant),
-                ),
-                $committed
-            );
-            let build: fn(&mut $crate::elementwise::entry::Builder) = |builder| {
-                $(
-                    #[allow(unused_variables)]
-                    let $input = $crate::__elementwise_operand!(builder $(, $kind)?);
-                )+
+        $backward:ident, $unsafe:tt, $name:literal, [$($input:ident $(: $kind:ident)?),+], $committed:tt,
+        $g:ident [$($out:ident)?] [$($rounded:ident)*] $($operand:ident: $gradient:expr),+ $(,)?
+    ) => {{
+        use $crate::elementwise::entry::{Backward, BackwardKernels, BackwardPass, Builder, backward_source, runtime};
+
+        struct Pass;
+
+        impl BackwardPass for Pass {
+            fn backward() -> &'static Backward {
+                &$backward
+            }
+        }
+
+        const INPUTS: usize =
+            [$(stringify!($input),)+ stringify!($g) $(, stringify!($out))?].len();
+        const VIEWS: usize = INPUTS + [$(stringify!($operand)),+].len();
+
+        static PROGRAM: runtime::module::Program = $crate::__elementwise_committed!(
+            Backward::program_of(concat!($name, "_backward"), |_, variant| backward_source(&$backward, variant)),
+            $committed
+        );
+
+        // SAFETY: the program has the source of `Pass`, whose inputs and results are counted above.
+        static KERNELS: BackwardKernels<INPUTS, VIEWS> =
+            $unsafe { BackwardKernels::new::<Pass>(&PROGRAM) };
+
+        let build: fn(&mut Builder) = |builder| {
+            $(
                 #[allow(unused_variables)]
-                let $g = builder.gradient();
-                $(builder.round($rounded);)*
-                $(let $out = builder.result();)?
-                $(
-                    let gradient = $gradient;
-                    builder.set($operand, gradient);
-                )+
-            };
-            // SAFETY: `program_of` made the program for this name and `backward_source`, and
-            // `build` has no state.
-            $unsafe { $crate::elementwise::entry::Backward::new($name, program, build) }
-        })
-    };
+                let $input = $crate::__elementwise_operand!(builder $(, $kind)?);
+            )+
+            #[allow(unused_variables)]
+            let $g = builder.gradient();
+            $(let $out = builder.result();)?
+            $(builder.round($rounded);)*
+            $(
+                let gradient = $gradient;
+                builder.set($operand, gradient);
+            )+
+        };
+        // SAFETY: the kernels are those of `Pass`. `build` has no state, and declares operands,
+        // gradient and result in this order.
+        $unsafe { Backward::new($name, &PROGRAM, &KERNELS, build) }
+    }};
 }
 
 /// Attaches the committed PTX to a program, if there is any.

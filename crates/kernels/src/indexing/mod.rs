@@ -16,7 +16,7 @@ mod wide_tests;
 use std::ops::Range;
 use std::panic::Location;
 
-use crate::dim::check_dim;
+use crate::dim::{at_least_1d, check_dim};
 use crate::programs::committed;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
@@ -220,9 +220,8 @@ pub fn gather_as(
     if index.numel() == 0 {
         return Ok(());
     }
-    // Treats a scalar as a tensor of one element in one dimension.
-    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
-    let layouts = [row(input.layout)?, row(index.layout)?, row(out.layout)?];
+    let layouts =
+        [at_least_1d(input.layout)?, at_least_1d(index.layout)?, at_least_1d(out.layout)?];
     let (from, to) = (layouts[0].sizes(), layouts[1].sizes());
     let fits = |d: usize| d == dim || to[d] <= from[d];
     if from.len() != to.len() || !(0..to.len()).all(fits) {

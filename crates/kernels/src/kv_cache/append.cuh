@@ -9,19 +9,11 @@ append(const T* k, const T* v, T* keys, T* values, i64* state, const Append& p) 
     const u32 lanes = 1u << (u32)p.lanes;
     const u64 row = (u64)blockIdx.x * (BLOCK / lanes) + threadIdx.x / lanes;
     if (fits && row < p.rows) {
-        keys += length * p.step;
-        values += length * p.step;
-        u64 rest = row;
-#pragma unroll 1
-        for (u64 d = 0; d < p.walk.ndim; d++) {
-            const u64 next = (__umul64hi(rest, p.walk.magic[d]) + rest) >> p.walk.shift[d];
-            const i64 at = (i64)(rest - next * p.walk.sizes[d]);
-            k += at * p.walk.strides[0][d];
-            v += at * p.walk.strides[1][d];
-            keys += at * p.walk.strides[2][d];
-            values += at * p.walk.strides[3][d];
-            rest = next;
-        }
+        i64 at[4];
+        walk(p.walk, row, at);
+        k += at[0], v += at[1];
+        keys += length * p.step + at[2];
+        values += length * p.step + at[3];
         for (u64 i = threadIdx.x & (lanes - 1); i < p.units; i += lanes) {
             const T key = k[(i64)i * p.steps[0]], value = v[(i64)i * p.steps[1]];
             keys[i] = key;

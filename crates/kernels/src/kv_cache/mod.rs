@@ -12,13 +12,13 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use crate::programs::{BITS, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&KV_CACHE_APPEND];
 
@@ -29,7 +29,7 @@ const POSITIONS: usize = 2;
 
 static KV_CACHE_APPEND: Program =
     Program::new("kv_cache_append", BITS, &["elements", "vectors"], |_, ty| {
-        let of = Source::new().with::<Append>().push(module::REPORT);
+        let of = Source::new().with::<Append>().push(module::REPORT).push(module::WALK);
         let of = of.push(&format!("#define BLOCK {BLOCK}")).push(include_str!("append.cuh"));
         of.push(&format!("APPEND({ty}, elements, {ty})\nAPPEND({ty}, vectors, u128)"))
     })
@@ -135,14 +135,10 @@ impl KvCache<'_> {
     /// Checks dtypes and sizes.
     #[track_caller]
     fn check(&self, op: &'static str, k: View<'_>, v: View<'_>) -> Result<()> {
-        let location = Location::caller();
-        let dtype = self.keys.dtype;
-        let others = [self.values, k, v].map(|view| (dtype, view.dtype));
-        for (expected, actual) in others.into_iter().chain([(DType::I64, self.state.dtype)]) {
-            if actual != expected {
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-            }
+        for view in [self.values, k, v] {
+            view.check_dtype(op, self.keys.dtype)?;
         }
+        self.state.check_dtype(op, DType::I64)?;
         let (keys, values) = (self.keys, self.values);
         let is_cache = keys.sizes().len() == 4
             && keys.sizes() == values.sizes()
@@ -164,7 +160,7 @@ impl KvCache<'_> {
             v.sizes(),
             keys.sizes()
         );
-        Err(Error::shape(op, reason).at(location))
+        Err(Error::shape(op, reason))
     }
 }
 

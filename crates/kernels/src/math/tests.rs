@@ -33,7 +33,7 @@ fn sweep() -> Vec<f32> {
 }
 
 /// Position of a float in the order of all floats. Both zeros have their own position.
-fn place(x: f32) -> i64 {
+fn ordinal(x: f32) -> i64 {
     let bits = i64::from(x.to_bits() & i32::MAX as u32);
     if x.is_sign_negative() { -1 - bits } else { bits }
 }
@@ -49,7 +49,7 @@ fn functions_are_within_a_unit_in_the_last_place() {
             let same = if expected.is_nan() {
                 y.is_nan()
             } else {
-                (place(y) - place(expected)).abs() <= 1 && y.signum() == expected.signum()
+                (ordinal(y) - ordinal(expected)).abs() <= 1 && y.signum() == expected.signum()
             };
             assert!(same, "{name} of {x:e}: {y:e}, not {expected:e}");
         }

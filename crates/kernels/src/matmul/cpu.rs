@@ -49,17 +49,17 @@ type Multiply<T> = unsafe fn(
 
 /// A float dtype whose products the `gemm` crates compute. Only `gemm-f32` and `gemm-f64` are used,
 /// because the crates for complex numbers take long to build.
-pub(super) trait Float: HostElement + From<bool> {
+pub(super) trait GemmFloat: HostElement + From<bool> {
     fn multiply() -> Multiply<Self>;
 }
 
-impl Float for f32 {
+impl GemmFloat for f32 {
     fn multiply() -> Multiply<Self> {
         gemm_f32::gemm::f32::get_gemm_fn()
     }
 }
 
-impl Float for f64 {
+impl GemmFloat for f64 {
     fn multiply() -> Multiply<Self> {
         gemm_f64::gemm::f64::get_gemm_fn()
     }
@@ -74,7 +74,7 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a`, `b` and the
 /// result, of `T`.
-pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>, p: &Product) {
+pub(super) unsafe fn floats<T: GemmFloat>(launch: &HostLaunch<'_>, p: &Product) {
     let [a, b, c] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     if vector::is_matrix_vector(p) {
         // SAFETY: the launch declares operands of these sizes and strides.
@@ -224,7 +224,7 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
 ///
 /// # Safety
 /// The pointers are valid for matrices of these sizes and strides.
-unsafe fn gemm<T: Float>(
+unsafe fn gemm<T: GemmFloat>(
     [mut m, mut n, k]: [u64; 3],
     parallel: bool,
     (a, sa): (*mut T, Steps),

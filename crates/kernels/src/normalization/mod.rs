@@ -5,17 +5,16 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 
 use crate::programs::{FLOATS, LANES, committed};
-use crate::turn::{Scratch, TURN, ticket};
+use crate::scratch::ScratchTensor;
+use crate::turn::{TURN, scratch_operand, ticket};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
@@ -154,7 +153,7 @@ impl LayerNorm<'_> {
         like_input: &[View<'_>],
         like_row: &[View<'_>],
     ) -> Result<Norm> {
-        let (location, input) = (Location::caller(), self.input);
+        let input = self.input;
         let rows = self.mean.numel();
         let size = input.numel() / rows.max(1);
         let wide = Self::moment_dtype(input.dtype);
@@ -163,10 +162,7 @@ impl LayerNorm<'_> {
         let moments = [(self.mean, wide, rows), (self.scale, wide, rows)];
         let all = [(input, input.dtype, rows * size)].into_iter();
         for (view, expected, numel) in all.chain(weight).chain(others).chain(moments) {
-            if view.dtype != expected {
-                let actual = view.dtype;
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-            }
+            view.check_dtype(op, expected)?;
             if view.numel() != numel || !view.layout.is_contiguous() {
                 let reason = format!(
                     "an operand of {:?} with strides {:?} for {rows} rows of {size} elements; it must be \
@@ -174,7 +170,7 @@ impl LayerNorm<'_> {
                     view.sizes(),
                     view.strides()
                 );
-                return Err(Error::shape(op, reason).at(location));
+                return Err(Error::shape(op, reason));
             }
         }
         Ok(Norm {
@@ -379,7 +375,7 @@ pub fn layer_norm_parameters_backward(
         return Ok(());
     }
     let (mut kernel, mut grid, mut scratch) = (vectors, [1; 2], None);
-    if let Target::Cuda(runtime, device, stream) = target {
+    if let Target::Cuda(_, device, _) = target {
         let item = norm.input.dtype.size() as u64;
         let mut vector = (16 / item).min(4);
         let mut at = params.size * item;
@@ -396,10 +392,10 @@ pub fn layer_norm_parameters_backward(
             // One counter per block of the first split, then for each split one word per column for
             // each of the two sums.
             let words = blocks + 2 * splits * params.size as usize;
-            scratch = Some(Scratch::new(runtime, stream, words)?);
+            scratch = Some(ScratchTensor::new(target, &[words], DType::I64)?);
         }
     }
-    let scratch = Scratch::operand(scratch.as_ref(), of_weight);
+    let scratch = scratch_operand(scratch.as_ref(), of_weight);
     let operands = [g, x, mean, scale, of_weight.write(), of_bias, scratch];
     let [blocks, splits] = grid;
     let grid = Grid::new([blocks, splits, 1], COLUMN_THREADS);

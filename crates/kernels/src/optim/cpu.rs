@@ -11,7 +11,7 @@ use super::{
 use crate::math::{Loop, vectorized};
 
 /// A float type that steps are computed in.
-pub(super) trait Real:
+pub(super) trait UpdateFloat:
     Copy
     + PartialOrd
     + Add<Output = Self>
@@ -28,7 +28,7 @@ pub(super) trait Real:
 
 macro_rules! real {
     ($($ty:ident)*) => {$(
-        impl Real for $ty {
+        impl UpdateFloat for $ty {
             #[inline(always)]
             fn of(value: f64) -> Self {
                 value as $ty
@@ -57,7 +57,7 @@ struct Hyperparameters<C> {
     flags: u32,
 }
 
-impl<C: Real> Hyperparameters<C> {
+impl<C: UpdateFloat> Hyperparameters<C> {
     /// Reads the first `rates` numbers from memory if the flag [`RATES`] is set. Reads the other
     /// numbers from `update`.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
@@ -82,7 +82,7 @@ impl<C: Real> Hyperparameters<C> {
 }
 
 #[inline(always)]
-fn toward<C: Real>(from: C, to: C, weight: C) -> C {
+fn toward<C: UpdateFloat>(from: C, to: C, weight: C) -> C {
     if weight < C::of(0.5) {
         from + weight * (to - from)
     } else {
@@ -93,7 +93,7 @@ fn toward<C: Real>(from: C, to: C, weight: C) -> C {
 #[derive(Clone, Copy)]
 pub(super) struct Sgd<C>(Hyperparameters<C>);
 
-impl<C: Real> ElementUpdate<C> for Sgd<C> {
+impl<C: UpdateFloat> ElementUpdate<C> for Sgd<C> {
     const LISTS: usize = 3;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -119,7 +119,7 @@ pub(super) struct Adam<C> {
     rest: [C; 2],
 }
 
-impl<C: Real> ElementUpdate<C> for Adam<C> {
+impl<C: UpdateFloat> ElementUpdate<C> for Adam<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -150,7 +150,7 @@ pub(super) struct RMSprop<C> {
     rest: C,
 }
 
-impl<C: Real> ElementUpdate<C> for RMSprop<C> {
+impl<C: UpdateFloat> ElementUpdate<C> for RMSprop<C> {
     const LISTS: usize = 5;
 
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -180,7 +180,7 @@ impl<C: Real> ElementUpdate<C> for RMSprop<C> {
 #[derive(Clone, Copy)]
 pub(super) struct Scale<C>(C);
 
-impl<C: Real> ElementUpdate<C> for Scale<C> {
+impl<C: UpdateFloat> ElementUpdate<C> for Scale<C> {
     const LISTS: usize = 1;
 
     fn new(_: &Update, rate: impl Fn(usize) -> f64) -> Self {
@@ -202,7 +202,7 @@ struct Elements<T, S> {
     writes: u32,
 }
 
-impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Elements<T, S> {
+impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop for Elements<T, S> {
     #[inline(always)]
     fn run(self) {
         for i in self.range {
@@ -229,7 +229,7 @@ impl<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>> Loop for Eleme
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the lists
 /// of [`TENSORS`] tensors, with elements of type `T`, and then the rates, with elements of type
 /// `f64`.
-pub(super) unsafe fn run<T: HostElement<Compute: Real>, S: ElementUpdate<T::Compute>>(
+pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {

@@ -12,7 +12,7 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View, hosts};
 
-use super::cpu::Real;
+use super::cpu::UpdateFloat;
 use super::{CHUNK, Part, TENSORS, Update, takes};
 use crate::programs::{FLOATS, committed};
 
@@ -116,7 +116,7 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
 /// [`TENSORS`] tensors of `T`, then the sums.
-unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>, update: &Update) {
+unsafe fn run<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, update: &Update) {
     let out = SharedPtr::<T::Compute>::operand(launch, TENSORS);
     let chunk = CHUNK as usize;
     let all: [SharedPtr<T>; TENSORS] =

@@ -11,7 +11,7 @@ __device__ __forceinline__ void avg_pool(const T* __restrict__ image, T* out, co
     const Taps& t = p.taps;
     u32 at;
     i32 own[3], padded[3];
-    if (!place(t.output, at, own)) return;
+    if (!own_position(t.output, at, own)) return;
     const Span d = elements(p, 0, own[0], padded[0]), h = elements(p, 1, own[1], padded[1]);
     const Span w = elements(p, 2, own[2], padded[2]);
     const i32 inside[3] = {d.end - d.begin, h.end - h.begin, w.end - w.begin};
@@ -39,7 +39,7 @@ __device__ __forceinline__ void avg_pool_backward(const T* __restrict__ grad, T*
     const Taps& t = p.taps;
     u32 at;
     i32 own[3];
-    if (!place(t.input, at, own)) return;
+    if (!own_position(t.input, at, own)) return;
     const Span d = windows(p, 0, own[0]), h = windows(p, 1, own[1]), w = windows(p, 2, own[2]);
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
         for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {

@@ -53,12 +53,12 @@ impl Pools {
     /// Calls `f` for every plane, in parallel, with the offset of the plane in the image and the
     /// index of its first result. `work` is the number of steps per plane.
     fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, usize) + Sync) {
-        let (channels, places) = (self.channels as usize, self.taps.places());
+        let (channels, positions) = (self.channels as usize, self.taps.positions());
         let planes = self.batch as usize * channels;
         parallel_for(parallel, planes, (GRAIN / work.max(1)).max(1), |planes| {
             for plane in planes {
                 let (n, c) = ((plane / channels) as i64, (plane % channels) as i64);
-                f(n * self.image[0] + c * self.image[1], plane * places);
+                f(n * self.image[0] + c * self.image[1], plane * positions);
             }
         });
     }
@@ -85,7 +85,7 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let indices = SharedPtr::<i64>::operand(launch, 2);
     let spans = p.spans();
     let (steps, width) = ([0, 1, 2].map(|d| p.step(d)), i64::from(p.taps.input[2]));
-    p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
+    p.planes(launch.parallel, p.taps.elements() + p.taps.positions(), |plane, first| {
         let mut o = first as isize;
         for d in &spans[0] {
             for h in &spans[1] {
@@ -131,10 +131,10 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let indices = SharedPtr::<i64>::operand(launch, 1);
-    let (places, elements) = (p.taps.places(), p.taps.elements());
-    p.planes(launch.parallel, elements + places, |plane, first| {
+    let (positions, elements) = (p.taps.positions(), p.taps.elements());
+    p.planes(launch.parallel, elements + positions, |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
-        for o in first..first + places {
+        for o in first..first + positions {
             // SAFETY: the gradient and the indices have an element per position.
             let (index, value) = unsafe { (indices.read(o as isize), grad.read(o as isize)) };
             // An index outside of the image belongs to no window.
@@ -153,7 +153,7 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let spans = p.spans();
-    p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
+    p.planes(launch.parallel, p.taps.elements() + p.taps.positions(), |plane, first| {
         for (o, window) in windows(&spans).enumerate() {
             let [d, h, w] = window;
             let mut sum = T::Compute::from_bits(0);
@@ -182,7 +182,7 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (elements, spans) = (p.taps.elements(), p.spans());
-    p.planes(launch.parallel, elements + p.taps.places(), |plane, first| {
+    p.planes(launch.parallel, elements + p.taps.positions(), |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
         for (o, window) in windows(&spans).enumerate() {
             if window.iter().any(|span| span.inside.is_empty()) {

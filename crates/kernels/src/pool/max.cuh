@@ -6,7 +6,7 @@ __device__ __forceinline__ void max_pool(const T* __restrict__ image, T* values,
     const Taps& t = p.taps;
     u32 at;
     i32 own[3], padded;
-    if (!place(t.output, at, own)) return;
+    if (!own_position(t.output, at, own)) return;
     const Span d = elements(p, 0, own[0], padded), h = elements(p, 1, own[1], padded);
     const Span w = elements(p, 2, own[2], padded);
     const i32 step[3] = {
@@ -45,7 +45,7 @@ max_pool_backward(const T* __restrict__ grad, const i64* __restrict__ indices, T
     const Taps& t = p.taps;
     u32 at;
     i32 own[3];
-    if (!place(t.input, at, own)) return;
+    if (!own_position(t.input, at, own)) return;
     const Span d = windows(p, 0, own[0]), h = windows(p, 1, own[1]), w = windows(p, 2, own[2]);
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
         for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {

@@ -8,8 +8,6 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
@@ -48,7 +46,7 @@ fn source() -> Source {
 
 /// The region of the image that a result is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Places {
+pub enum Regions {
     /// A window that moves by its stride.
     Moving,
     /// Parts of equal size, as many as the result has elements. Neighbouring parts overlap if the
@@ -108,12 +106,12 @@ pub fn max_pool(
     target: Target<'_>,
     image: View<'_>,
     window: &Window,
-    places: Places,
+    regions: Regions,
     values: View<'_>,
     indices: View<'_>,
 ) -> Result<()> {
     const OP: &str = "max_pool";
-    let params = check(OP, image, window, places, &[values], Some(indices))?;
+    let params = check(OP, image, window, regions, &[values], Some(indices))?;
     let operands = [image.read(), values.write(), indices.write()];
     run(OP, target, &MAX, &params, (&operands, values))
 }
@@ -129,11 +127,11 @@ pub fn max_pool_backward(
     grad: View<'_>,
     indices: View<'_>,
     window: &Window,
-    places: Places,
+    regions: Regions,
     image: View<'_>,
 ) -> Result<()> {
     const OP: &str = "max_pool_backward";
-    let params = check(OP, image, window, places, &[grad], Some(indices))?;
+    let params = check(OP, image, window, regions, &[grad], Some(indices))?;
     let operands = [grad.read(), indices.read(), image.write()];
     run(OP, target, &MAX_BACKWARD, &params, (&operands, image))
 }
@@ -147,19 +145,19 @@ pub fn max_pool_backward(
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `divisor` is the number 0, or the window of
-///   [`Places::Moving`] has a dilation.
+///   [`Regions::Moving`] has a dilation.
 /// - The errors of [`max_pool`], with `out` in the place of `values`.
 #[track_caller]
 pub fn avg_pool(
     target: Target<'_>,
     image: View<'_>,
     window: &Window,
-    places: Places,
+    regions: Regions,
     divisor: Divisor,
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "avg_pool";
-    let params = divided(OP, check(OP, image, window, places, &[out], None)?, divisor)?;
+    let params = divided(OP, check(OP, image, window, regions, &[out], None)?, divisor)?;
     run(OP, target, &AVG, &params, (&[image.read(), out.write()], out))
 }
 
@@ -173,12 +171,12 @@ pub fn avg_pool_backward(
     target: Target<'_>,
     grad: View<'_>,
     window: &Window,
-    places: Places,
+    regions: Regions,
     divisor: Divisor,
     image: View<'_>,
 ) -> Result<()> {
     const OP: &str = "avg_pool_backward";
-    let params = divided(OP, check(OP, image, window, places, &[grad], None)?, divisor)?;
+    let params = divided(OP, check(OP, image, window, regions, &[grad], None)?, divisor)?;
     run(OP, target, &AVG_BACKWARD, &params, (&[grad.read(), image.write()], image))
 }
 
@@ -221,22 +219,17 @@ fn check(
     op: &'static str,
     image: View<'_>,
     window: &Window,
-    places: Places,
+    regions: Regions,
     results: &[View<'_>],
     indices: Option<View<'_>>,
 ) -> Result<Pools> {
-    let location = Location::caller();
     let dtype = image.dtype;
     if !dtype.is_float() {
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+        return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
     }
     let wanted = results.iter().map(|r| (r, dtype)).chain(indices.iter().map(|i| (i, DType::I64)));
     for (view, expected) in wanted {
-        if view.dtype != expected {
-            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }
-                .of(op)
-                .at(location));
-        }
+        view.check_dtype(op, expected)?;
         let ([batch, channels], _) = images(op, *view, window.output)?;
         if !view.layout.is_contiguous() || [batch, channels] != image.sizes()[..2] {
             let reason = format!(
@@ -245,19 +238,19 @@ fn check(
                 view.strides(),
                 image.sizes()
             );
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape(op, reason));
         }
     }
     let ([batch, channels], strides) = images(op, image, window.input)?;
     let taps = window.packed(op)?;
-    let adaptive = places == Places::Adaptive;
+    let adaptive = regions == Regions::Adaptive;
     // Kernels compute the beginnings of adaptive parts in 32 bits.
     let parts = |d: usize| (window.input[d] + 1).checked_mul(window.output[d] + 1);
     let fits = |n: Option<usize>| n.is_some_and(|n| n < 1 << 31);
     if adaptive && !(0..3).all(|d| fits(parts(d)) && (window.input[d] > 0 || window.output[d] == 0))
     {
         let reason = format!("{:?} parts of an image of {:?}", window.output, window.input);
-        return Err(Error::shape(op, reason).at(location));
+        return Err(Error::shape(op, reason));
     }
     Ok(Pools {
         taps,

@@ -33,7 +33,7 @@ __device__ __forceinline__ Span windows(const Pools& p, int d, i32 i) {
 }
 
 // Computes the position of this thread in three dimensions. Returns false beyond the last position.
-__device__ __forceinline__ bool place(const i32 (&sizes)[3], u32& at, i32 (&own)[3]) {
+__device__ __forceinline__ bool own_position(const i32 (&sizes)[3], u32& at, i32 (&own)[3]) {
     at = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 plane = sizes[1] * sizes[2];
     if (at >= sizes[0] * plane) return false;

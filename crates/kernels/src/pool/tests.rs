@@ -8,7 +8,7 @@ use warpline_runtime::{ErrorKind, ResultExt};
 
 const PLANES: [usize; 2] = [2, 3];
 
-fn windows() -> Vec<(Window, Places)> {
+fn windows() -> Vec<(Window, Regions)> {
     let plain = Window {
         input: [1, 6, 8],
         output: [1, 3, 4],
@@ -43,20 +43,20 @@ fn windows() -> Vec<(Window, Places)> {
     };
     let parts = |input, output| Window { input, output, kernel: [1; 3], stride: [1; 3], ..plain };
     vec![
-        (plain, Places::Moving),
-        (padded, Places::Moving),
-        (volume, Places::Moving),
-        (row, Places::Moving),
-        (parts([1, 7, 5], [1, 4, 3]), Places::Adaptive),
-        (parts([1, 3, 5], [1, 5, 1]), Places::Adaptive),
-        (parts([5, 4, 6], [2, 4, 4]), Places::Adaptive),
+        (plain, Regions::Moving),
+        (padded, Regions::Moving),
+        (volume, Regions::Moving),
+        (row, Regions::Moving),
+        (parts([1, 7, 5], [1, 4, 3]), Regions::Adaptive),
+        (parts([1, 3, 5], [1, 5, 1]), Regions::Adaptive),
+        (parts([5, 4, 6], [2, 4, 4]), Regions::Adaptive),
     ]
 }
 
 /// The elements of each result by the definition, and their number including the padding.
-fn places(w: &Window, places: Places) -> Vec<(Vec<usize>, usize)> {
+fn places(w: &Window, places: Regions) -> Vec<(Vec<usize>, usize)> {
     let along = |d: usize, o: usize| -> (Vec<usize>, usize) {
-        if places == Places::Adaptive {
+        if places == Regions::Adaptive {
             let (n, m) = (w.input[d], w.output[d]);
             let all: Vec<usize> = (o * n / m..((o + 1) * n).div_ceil(m)).collect();
             let count = all.len();
@@ -97,7 +97,7 @@ fn numbers(n: usize) -> Vec<f64> {
 fn maxima(target: Target<'_>) {
     let mut all = windows();
     let dilated = Window { dilation: [1, 2, 1], output: [1, 2, 4], ..all[1].0 };
-    all.push((dilated, Places::Moving));
+    all.push((dilated, Regions::Moving));
     for (w, kind) in all {
         for dtype in [F16, BF16, F32, F64] {
             let plane: usize = w.input.iter().product();
@@ -213,7 +213,7 @@ fn nan_is_the_largest() {
         let out = Tensor::garbage(target, F32, &[1, 1, 2]);
         let indices = Tensor::garbage(target, DType::I64, &[1, 1, 2]);
         let (values, places) = (out.view(), indices.view());
-        max_pool(target, image.view(), &w, Places::Moving, values, places).unwrap();
+        max_pool(target, image.view(), &w, Regions::Moving, values, places).unwrap();
         assert_close(F32, &out.floats(target), &[f64::NAN, 5.0], "NaN");
         assert_eq!(indices.floats(target), [1.0, 2.0]);
     });

@@ -11,7 +11,7 @@ use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::{Distribution, FromInt, RandomFill};
 use crate::programs::{FLOATS, committed};
-use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel};
@@ -90,7 +90,7 @@ const fn neighbours(double: bool) -> u64 {
 
 /// Returns the source that draws words and stores elements in memory order.
 pub(super) fn base() -> Source {
-    let of = Source::new().with::<Place>().with::<Walk<1>>();
+    let of = Source::new().with::<PhiloxState>().with::<Walk<1>>();
     of.push(module::ELEMENT)
         .push(module::WALK)
         .push(module::PHILOX)
@@ -100,7 +100,7 @@ pub(super) fn base() -> Source {
 cuda_struct! {
     struct Draw {
         numel: u64,
-        place: Place,
+        philox: PhiloxState,
         /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
         /// Number of times that each of these threads draws four words.
@@ -170,7 +170,7 @@ pub(super) fn fill(
     let grid = Grid::new(grid, BLOCK as u32);
     let params = Draw {
         numel: out.numel() as u64,
-        place: sequence.advance(values),
+        philox: sequence.advance(values),
         threads,
         rounds,
         groups,
@@ -209,9 +209,9 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
     let out = SharedPtr::<T>::operand(launch, 0);
-    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
     // exists.
-    let (seed, offset) = unsafe { p.place.get(launch, 1) };
+    let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     let (numel, threads) = (p.numel as usize, p.threads as usize);
     host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
         for thread in range {

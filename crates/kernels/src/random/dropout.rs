@@ -8,7 +8,7 @@ use super::philox::{philox, uniform4};
 use crate::programs::{FLOATS, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
@@ -18,21 +18,22 @@ use warpline_runtime::{cuda_struct, hosts};
 const OP: &str = "dropout";
 
 pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
-    let of = base().with::<Drop>().push(include_str!("dropout.cuh"));
+    let of = base().with::<Dropout>().push(include_str!("dropout.cuh"));
     of.push(&format!("DROPOUT({ty})"))
 })
 .with_ptx(committed);
 
-// SAFETY: `dropout` makes all `Drop`s, and launches with contiguous operands of `numel` elements.
+// SAFETY: `dropout` makes all `Dropout`s, and launches with contiguous operands of `numel` elements.
 // Each index belongs to one thread, which reads the input there and writes both results. The kernel
-// reads the state only if the `Drop` says that it exists.
-static KERNEL: Kernel<Drop, 4> = unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
+// reads the state only if the `Dropout` says that it exists.
+static KERNEL: Kernel<Dropout, 4> =
+    unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
 
 cuda_struct! {
     /// The kernel's parameters.
-    struct Drop {
+    struct Dropout {
         numel: u64,
-        place: Place,
+        philox: PhiloxState,
         /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
         /// Number of times that each of these threads draws four words.
@@ -91,9 +92,9 @@ pub fn dropout(
     // PyTorch, the second draw may lie beyond the values by which the sequence advances.
     let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
     let rounds = rounds.div_ceil(4);
-    let params = Drop {
+    let params = Dropout {
         numel: numel as u64,
-        place: sequence.advance(values),
+        philox: sequence.advance(values),
         threads,
         rounds,
         vec: vec as u64,
@@ -112,12 +113,12 @@ pub fn dropout(
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
 /// `T`, `kept`, of bools, and, in a graph, the generator's state.
-unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Drop) {
+unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);
-    // SAFETY: the last operand is the state, which `get` reads only if `p.place` says that it
+    // SAFETY: the last operand is the state, which `get` reads only if `p.philox` says that it
     // exists.
-    let (seed, offset) = unsafe { p.place.get(launch, 3) };
+    let (seed, offset) = unsafe { p.philox.get(launch, 3) };
     let single = T::DIGITS <= 24;
     host::parallel_for(launch.parallel, (p.threads * p.rounds) as usize, 256, |range| {
         for unit in range {

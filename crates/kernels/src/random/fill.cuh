@@ -47,17 +47,17 @@ __device__ __forceinline__ void fill(P *out, const u64 *state, const Draw &p, F 
     if (group >= p.groups) return;
     const i64 t = p.aligned ? (i64)(group * per - p.skew) : (i64)group;
     const u32 step = p.aligned ? 1 : (u32)p.groups;
-    const Place place = resolve(p.place, state);
+    const PhiloxState from = resolve(p.philox, state);
     // Rounds that begin at or before element `last` store whole runs.
     const bool whole = together(out) && p.aligned && t >= 0 && t + per <= (i64)p.threads;
     const i64 last = whole ? (i64)p.numel - (i64)((lanes - 1) * p.threads) - per - t : -1;
     for (u64 turn = blockIdx.y; turn < p.rounds; turn += gridDim.y) {
-        const u64 counter = place.offset / 4 + turn;
+        const u64 counter = from.offset / 4 + turn;
         Round<T, lanes, per> round;
 #pragma unroll
         for (int s = 0; s < per; s++) {
             T values[lanes];
-            f(philox(place.seed, (u32)t + step * s, counter), values);
+            f(philox(from.seed, (u32)t + step * s, counter), values);
 #pragma unroll
             for (int i = 0; i < lanes; i++) round.run[i].v[s] = values[i];
         }

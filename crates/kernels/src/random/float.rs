@@ -1,9 +1,10 @@
 //! Float types in which random fills compute.
 
 use half::{bf16, f16};
+use warpline_runtime::host::HostElement;
 
 /// A float element type. As in PyTorch, wider floats convert to the half-width types through `f32`.
-pub(super) trait RandomFloat: Copy + Send + Sync + PartialEq + 'static {
+pub(super) trait RandomFloat: HostElement + PartialEq {
     /// Bits of precision, and of a uniform draw.
     const DIGITS: u32;
     fn from_f64(value: f64) -> Self;

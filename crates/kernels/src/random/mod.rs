@@ -19,7 +19,6 @@ use std::panic::Location;
 use half::{bf16, f16};
 
 use mt::FillTarget;
-use order::order;
 use warpline_runtime::dispatch;
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{Cast, HostElement};
@@ -258,43 +257,37 @@ fn run(target: Target<'_>, out: View<'_>, fill: &RandomFill) -> Result<()> {
         return cuda::fill(target, device, out, fill);
     }
     let site = Site { op: fill.op, location: fill.location };
-    on_cpu(target, out, site, |out, dtype, generator| {
-        let RandomFill { a, b, range, base, .. } = *fill;
-        // SAFETY: the operand's elements are of `dtype`, and each arm calls the function for the
-        // element type of `dtype`.
-        unsafe {
-            match fill.distribution {
-                Distribution::Bernoulli => {
-                    dispatch!(dtype, all T => mt::bernoulli::<T>(out, generator, a))
-                }
-                Distribution::Randint => {
-                    dispatch!(dtype, all T => mt::randint::<T>(out, generator, range, base));
-                }
-                distribution => dispatch!(dtype, float T => match distribution {
-                    Distribution::Normal => mt::normal::<T>(out, generator, a, b),
-                    Distribution::Exponential => mt::exponential::<T>(out, generator, a),
-                    _ => mt::uniform::<T>(out, generator, a, b),
-                }, _ => unreachable!("the dtype was checked")),
-            }
-        }
-    })
+    let RandomFill { a, b, range, base, .. } = *fill;
+    match fill.distribution {
+        Distribution::Bernoulli => dispatch!(out.dtype, all T => {
+            on_cpu::<T>(target, out, site, |out, generator| mt::bernoulli(out, generator, a))
+        }),
+        Distribution::Randint => dispatch!(out.dtype, all T => {
+            on_cpu::<T>(target, out, site, |out, generator| mt::randint(out, generator, range, base))
+        }),
+        distribution => dispatch!(
+            out.dtype,
+            float T => on_cpu::<T>(target, out, site, |out, generator| match distribution {
+                Distribution::Normal => mt::normal(out, generator, a, b),
+                Distribution::Exponential => mt::exponential(out, generator, a),
+                _ => mt::uniform(out, generator, a, b),
+            }),
+            dtype => Err(ErrorKind::UnsupportedDType { dtype }.of(fill.op))
+        ),
+    }
 }
 
-/// Runs a fill of a CPU tensor with the runtime's generator.
+/// Runs a fill of a CPU tensor of `T` with the runtime's generator.
 #[track_caller]
-fn on_cpu(
+fn on_cpu<T: HostElement>(
     target: Target<'_>,
     out: View<'_>,
     site: Site,
-    f: impl FnOnce(&FillTarget<'_>, DType, &mut CpuGenerator),
+    f: impl FnOnce(&mut FillTarget<'_, T>, &mut CpuGenerator),
 ) -> Result<()> {
-    let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
     // Every fill locks the generator before the storage, so two fills of one tensor wait here and
     // cannot deadlock.
     let mut generator = runtime.cpu_generator();
-    launch::with_operands(site, &[out.write()], &[], |launch| {
-        let (numel, contiguous) = (out.numel(), out.layout.is_contiguous());
-        f(&FillTarget { launch, order, numel, contiguous }, out.dtype, &mut generator);
-    })
+    FillTarget::with(site, out, |out| f(out, &mut generator))
 }

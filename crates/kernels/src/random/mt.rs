@@ -2,48 +2,71 @@
 //!
 //! Draws are sequential. The computation on the draws uses all cores.
 
+use std::slice::from_raw_parts_mut;
+
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::FromInt;
 use super::float::RandomFloat;
+use super::order::order;
 use crate::math::{Convert, vectorized};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::generator::CpuGenerator;
-use warpline_runtime::host::{self, SharedPtr};
+use warpline_runtime::host::{self, HostElement, SharedPtr};
 use warpline_runtime::iter::Walk;
+use warpline_runtime::{Result, Site, View, launch};
 
-/// The operand of a fill.
-pub(super) struct FillTarget<'a> {
-    pub(super) launch: &'a HostLaunch<'a>,
-    pub(super) order: Walk<1>,
-    pub(super) numel: usize,
-    pub(super) contiguous: bool,
+/// The CPU tensor of a fill, which is locked for writing.
+pub(super) struct FillTarget<'a, T> {
+    launch: &'a HostLaunch<'a>,
+    elements: SharedPtr<T>,
+    order: Walk<1>,
+    numel: usize,
+    contiguous: bool,
 }
 
-impl FillTarget<'_> {
-    /// Writes one value per element, in memory order.
+impl<T: HostElement> FillTarget<'_, T> {
+    /// Locks the elements of `out` for a call of `f`. The caller has checked that they lie in their
+    /// storage.
     ///
-    /// # Safety
-    /// The operand's elements are of `T`.
-    unsafe fn fill<T: Copy>(&self, mut next: impl FnMut() -> T) {
-        let out = SharedPtr::<T>::operand(self.launch, 0);
+    /// # Errors
+    /// - [`ErrorKind::DTypeMismatch`] if the elements of `out` are not of `T`.
+    /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+    /// - The errors of [`launch::with_operands`].
+    #[track_caller]
+    pub(super) fn with(
+        site: Site,
+        out: View<'_>,
+        f: impl FnOnce(&mut FillTarget<'_, T>),
+    ) -> Result<()> {
+        out.check_dtype(site.op, T::DTYPE)?;
+        let order = order(site.op, out.layout)?;
+        launch::with_operands(site, &[out.write()], &[], |launch| {
+            f(&mut FillTarget {
+                launch,
+                elements: SharedPtr::operand(launch, 0),
+                order,
+                numel: out.numel(),
+                contiguous: out.layout.is_contiguous(),
+            });
+        })
+    }
+
+    /// Writes one value per element, in memory order.
+    fn fill(&mut self, mut next: impl FnMut() -> T) {
         for i in 0..self.numel {
-            // SAFETY: `order` reaches only elements of the operand, which a fill declares as
-            // written.
-            unsafe { out.write(self.order.offsets(i)[0], next()) };
+            // SAFETY: `order` reaches only elements of the operand. They are of `T`, as `with` has
+            // checked, and locked for writing.
+            unsafe { self.elements.write(self.order.offsets(i)[0], next()) };
         }
     }
 
-    /// Returns the elements of a contiguous operand as a slice.
-    ///
-    /// # Safety
-    /// The operand's elements are of `T`, and the operand is contiguous. No other slice of the
-    /// operand exists.
-    #[expect(clippy::mut_from_ref, reason = "of the operand's memory, which the caller has alone")]
-    unsafe fn slice<T: Copy>(&self) -> &mut [T] {
-        let out = SharedPtr::<T>::operand(self.launch, 0);
-        // SAFETY: a fill declares all elements as written, and no other thread accesses them
-        // meanwhile.
-        unsafe { std::slice::from_raw_parts_mut(out.0, self.numel) }
+    /// Returns the elements. `None` if they are not contiguous.
+    fn slice(&mut self) -> Option<&mut [T]> {
+        // SAFETY: the elements are contiguous, of `T`, and locked for writing. The slice borrows
+        // this target, so there is no other.
+        self.contiguous.then(|| unsafe { from_raw_parts_mut(self.elements.0, self.numel) })
     }
 }
 
@@ -77,10 +100,8 @@ fn fill_slice<T: RandomFloat>(
     }
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn uniform<T: RandomFloat>(
-    out: &FillTarget<'_>,
+pub(super) fn uniform<T: RandomFloat>(
+    out: &mut FillTarget<'_, T>,
     generator: &mut CpuGenerator,
     from: f64,
     to: f64,
@@ -95,33 +116,26 @@ pub(super) unsafe fn uniform<T: RandomFloat>(
         // Half-width floats are computed in single precision.
         T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
     };
-    if out.contiguous {
-        // SAFETY: the operand is contiguous, and the caller guarantees elements of `T`.
-        return fill_slice(unsafe { out.slice() }, generator, value);
+    match out.slice() {
+        Some(data) => fill_slice(data, generator, value),
+        None => out.fill(|| value(draw::<T>(generator))),
     }
-    // SAFETY: the caller guarantees elements of `T`.
-    unsafe { out.fill(|| value(draw::<T>(generator))) };
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn normal<T: RandomFloat>(
-    out: &FillTarget<'_>,
+pub(super) fn normal<T: RandomFloat>(
+    out: &mut FillTarget<'_, T>,
     generator: &mut CpuGenerator,
     mean: f64,
     std: f64,
 ) {
-    if out.numel < 16 || !out.contiguous {
-        // SAFETY: the caller guarantees elements of `T`.
-        unsafe { out.fill(|| T::from_f64(draw_normal(generator).mul_add(std, mean))) };
-        return;
-    }
-    // SAFETY: the operand is contiguous, and the caller guarantees elements of `T`.
-    let data = unsafe { out.slice() };
+    let parallel = out.launch.parallel;
+    let Some(data) = out.slice().filter(|data| data.len() >= 16) else {
+        return out.fill(|| T::from_f64(draw_normal(generator).mul_add(std, mean)));
+    };
     fill_slice(data, generator, unit_of::<T>);
     let (mean, std) = (T::from_f64(mean), T::from_f64(std));
     let blocks = SharedPtr(data.as_mut_ptr());
-    host::parallel_for(out.launch.parallel, data.len() / 16, 512, |range| {
+    host::parallel_for(parallel, data.len() / 16, 512, |range| {
         for block in range {
             // SAFETY: blocks of 16 do not overlap, and each belongs to one thread.
             let block = unsafe { &mut *{ blocks }.0.add(block * 16).cast::<[T; 16]>() };
@@ -162,54 +176,38 @@ fn draw_normal(generator: &mut CpuGenerator) -> f64 {
     radius * cos
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn exponential<T: RandomFloat>(
-    out: &FillTarget<'_>,
+pub(super) fn exponential<T: RandomFloat>(
+    out: &mut FillTarget<'_, T>,
     generator: &mut CpuGenerator,
     lambda: f64,
 ) {
-    // SAFETY: the caller guarantees elements of `T`.
-    unsafe { out.fill(|| T::from_f64(-1.0 / lambda * (-unit::<f64>(generator)).ln_1p())) };
+    out.fill(|| T::from_f64(-1.0 / lambda * (-unit::<f64>(generator)).ln_1p()));
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn bernoulli<T: FromInt>(
-    out: &FillTarget<'_>,
+pub(super) fn bernoulli<T: FromInt>(
+    out: &mut FillTarget<'_, T>,
     generator: &mut CpuGenerator,
     p: f64,
 ) {
-    // SAFETY: the caller guarantees elements of `T`.
-    unsafe { out.fill(|| T::from_i64(i64::from(unit::<f64>(generator) < p))) };
+    out.fill(|| T::from_i64(i64::from(unit::<f64>(generator) < p)));
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn randint<T: FromInt>(
-    out: &FillTarget<'_>,
+pub(super) fn randint<T: FromInt>(
+    out: &mut FillTarget<'_, T>,
     generator: &mut CpuGenerator,
     range: u64,
     low: i64,
 ) {
     let wide = range >= super::WIDE_RANGE;
-    // SAFETY: the caller guarantees elements of `T`.
-    unsafe {
-        out.fill(|| {
-            let bits = if wide { generator.random64() } else { generator.random().into() };
-            // A range of 0 stands for 2⁶⁴.
-            T::from_i64((bits.checked_rem(range).unwrap_or(bits) as i64).wrapping_add(low))
-        });
-    }
+    out.fill(|| {
+        let bits = if wide { generator.random64() } else { generator.random().into() };
+        // A range of 0 stands for 2⁶⁴.
+        T::from_i64((bits.checked_rem(range).unwrap_or(bits) as i64).wrapping_add(low))
+    });
 }
 
-/// # Safety
-/// The operand's elements are of `T`.
-pub(super) unsafe fn randperm<T: FromInt>(out: &FillTarget<'_>, generator: &mut CpuGenerator) {
+pub(super) fn randperm<T: FromInt>(out: &mut FillTarget<'_, T>, generator: &mut CpuGenerator) {
     let mut numbers = generator.permutation(out.numel).into_iter();
-    // SAFETY: the caller guarantees elements of `T`.
-    unsafe {
-        // The permutation has one number per element.
-        out.fill(|| T::from_i64(numbers.next().unwrap_or_default()));
-    }
+    // The permutation has one number per element.
+    out.fill(|| T::from_i64(numbers.next().unwrap_or_default()));
 }

@@ -14,14 +14,14 @@ use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
 use crate::programs::{committed, kernels};
-use crate::sort::{Pair, TILE, sort_pairs};
-use warpline_runtime::graph::{Place, Sequence};
+use crate::sort::{SortPair, TILE, sort_pairs};
+use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
 use warpline_runtime::{
-    CudaDevice, DType, Error, ErrorKind, Layout, Result, Runtime, Storage, Target, View,
+    CudaDevice, DType, Error, ErrorKind, Layout, Result, Runtime, Site, Storage, Target, View,
 };
 use warpline_runtime::{cuda_struct, dispatch, hosts};
 
@@ -33,7 +33,7 @@ const OP: &str = "randperm";
 // says that it exists.
 kernels! {
     pub(super) PERMUTE = "permute", &[""], |_, _| {
-        base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
+        base().with::<Permutation>().with::<SortPair>().push(include_str!("permute.cuh"))
     } => {
         unsafe KEYS: Kernel<Permutation, 2> = "keys", hosts!(any keys);
         unsafe TIES: Kernel<Permutation, 2> = "ties", hosts!(any ties);
@@ -46,7 +46,7 @@ cuda_struct! {
     struct Permutation {
         n: u64,
         pairs: u64,
-        place: Place,
+        philox: PhiloxState,
         threads: u64,
         bits: u64,
         dtype: u64,
@@ -98,17 +98,9 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     match target {
         _ if n == 0 => Ok(()),
         Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out),
-        Target::Cpu(_) => {
-            on_cpu(
-                target,
-                out,
-                warpline_runtime::Site { op: OP, location },
-                |out, dtype, generator| {
-                    // SAFETY: the operand's elements are of `dtype`, whose element type is `T`.
-                    unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
-                },
-            )
-        }
+        Target::Cpu(_) => dispatch!(out.dtype, all T => {
+            on_cpu::<T>(target, out, Site { op: OP, location }, mt::randperm)
+        }),
     }
 }
 
@@ -117,7 +109,7 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     const THREADS: u32 = BLOCK as u32;
     let n = out.numel();
     let count = n.next_power_of_two().max(TILE);
-    let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
+    let storage = Storage::device(runtime, count * size_of::<SortPair>(), stream)?;
     let layout = Layout::contiguous(&[count * 2])?;
     let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
     let order = order(OP, out.layout)?;
@@ -130,7 +122,7 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     let mut params = Permutation {
         n: n as u64,
         pairs: count as u64,
-        place: sequence.advance(values),
+        philox: sequence.advance(values),
         threads: blocks * BLOCK,
         bits: key_bits(n as f64),
         dtype: out.dtype as u64,
@@ -141,7 +133,7 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     let operands = [pairs.write(), sequence.state(&state_layout, &storage)];
     KEYS.launch(target, OP, &operands, &params, Grid::linear(blocks as usize, THREADS))?;
     sort_pairs(target, OP, pairs, count)?;
-    params.place = sequence.advance(n as u64);
+    params.philox = sequence.advance(n as u64);
     let with_state = [pairs.read_write(), sequence.state(&state_layout, &storage)];
     TIES.launch(target, OP, &with_state, &params, groups)?;
     WRITE.launch(target, OP, &[pairs.read(), out.write()], &params, groups)
@@ -158,11 +150,11 @@ fn key_bits(n: f64) -> u64 {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, in a graph, the generator's state.
 unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
-    let out = SharedPtr::<Pair>::operand(launch, 0);
+    let out = SharedPtr::<SortPair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
-    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
     // exists.
-    let (seed, offset) = unsafe { p.place.get(launch, 1) };
+    let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
     let threads = p.threads as usize;
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
@@ -171,12 +163,12 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
             let words = philox(seed, thread as u64, offset / 4 + turn as u64 / 2);
             let key = (pairs_of(words)[turn % 2] % modulus) & mask;
             // SAFETY: there are at least `n` pairs, and each index belongs to one thread.
-            unsafe { out.write(index as isize, Pair { key, index: index as u64 }) };
+            unsafe { out.write(index as isize, SortPair { key, index: index as u64 }) };
         }
     });
     for index in p.n..p.pairs {
         // SAFETY: there are `pairs` pairs, and this loop runs on one thread.
-        unsafe { out.write(index as isize, Pair { key: u64::MAX, index: u64::MAX }) };
+        unsafe { out.write(index as isize, SortPair { key: u64::MAX, index: u64::MAX }) };
     }
 }
 
@@ -184,10 +176,10 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, in a graph, the generator's state.
 unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
-    let data = SharedPtr::<Pair>::operand(launch, 0);
-    // SAFETY: the second operand is the state, which `get` reads only if `p.place` says that it
+    let data = SharedPtr::<SortPair>::operand(launch, 0);
+    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
     // exists.
-    let (seed, offset) = unsafe { p.place.get(launch, 1) };
+    let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     // SAFETY: there are at least `n` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };
     let mut first = 0;
@@ -205,7 +197,8 @@ unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and the result, of `T`.
 unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
-    let (pairs, out) = (SharedPtr::<Pair>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let (pairs, out) =
+        (SharedPtr::<SortPair>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for i in range {
             // SAFETY: there are at least `n` pairs. `out` has `n` elements, and each belongs to one

@@ -295,7 +295,7 @@ fn bad_arguments_are_refused() {
 #[test]
 fn order_is_that_of_the_layouts_memory() {
     let layout = Layout::contiguous(&[3, 1, 5]).unwrap().permute(&[2, 1, 0]).unwrap();
-    let order = order("test", &layout).unwrap();
+    let order = super::order::order("test", &layout).unwrap();
     assert!((0..15).map(|i| order.offsets(i)[0]).eq(0..15));
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Declaration {
     pub(super) flags: Flags,
     /// Returns the bits of an element that does not change a result, repeated to eight bytes.
     pub(super) neutral: fn(DType) -> u64,
-    pub(super) kernels: Kernels,
+    pub(super) kernels: FoldKernels,
 }
 
 /// Dtype of the results.
@@ -71,15 +71,18 @@ impl Declaration {
     }
 }
 
-/// Kernels by [`Access`]. The first of each pair has one block per result or for several results;
+/// Kernels of a fold by [`Access`]. The first of each pair has one block per result or for several results;
 /// the second has several blocks per result.
-type Kernels = [[Kernel<Plan, 3>; 2]; 3];
+type FoldKernels = [[Kernel<Plan, 3>; 2]; 3];
 
 /// Creates the kernels of a fold from its three programs, which are listed by [`Access`].
 ///
 /// # Safety
 /// The conditions of [`Kernel::new`] hold for each program's kernels and `hosts`.
-pub(super) const unsafe fn kernels(programs: &'static [Program; 3], hosts: Hosts<Plan>) -> Kernels {
+pub(super) const unsafe fn kernels(
+    programs: &'static [Program; 3],
+    hosts: Hosts<Plan>,
+) -> FoldKernels {
     let names = ["", "split"];
     // SAFETY: the caller guarantees that each kernel and its CPU implementation access only their
     // operands, as declared, and take a `Plan`.

@@ -25,7 +25,8 @@ mod tests;
 use warpline_runtime::launch::{self, Grid};
 use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
-use crate::turn::{Scratch, ticket};
+use crate::scratch::ScratchTensor;
+use crate::turn::{scratch_operand, ticket};
 use declaration::{Declaration, Output};
 use plan::{Access, BLOCK, MOST_OUTPUTS, Plan};
 
@@ -154,7 +155,7 @@ fn run(
     plan.neutral = (declaration.neutral)(a.dtype);
     let mut access = Access::Rows;
     let (mut grid, mut scratch, mut split) = ([1; 3], None, false);
-    if let Target::Cuda(runtime, device, stream) = target {
+    if let Target::Cuda(_, device, _) = target {
         if plan.outputs >= MOST_OUTPUTS {
             return halves(target, declaration, a, dims, out);
         }
@@ -171,9 +172,9 @@ fn run(
             // indices a second one.
             let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
             let words = grid[0] as usize + parts;
-            scratch = Some(Scratch::new(runtime, stream, words)?);
+            scratch = Some(ScratchTensor::new(target, &[words], DType::I64)?);
         }
     }
-    let operands = [a.read(), out.write(), Scratch::operand(scratch.as_ref(), out)];
+    let operands = [a.read(), out.write(), scratch_operand(scratch.as_ref(), out)];
     declaration.kernel(access, split).launch(target, name, &operands, &plan, Grid::new(grid, BLOCK))
 }

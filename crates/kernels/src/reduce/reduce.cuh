@@ -34,7 +34,7 @@ template <int N> __device__ __forceinline__ u32 quotient(const Walk<N>& w, u32 d
 }
 
 // Returns the offset of element `index` in an operand, over the dimensions from `d` on.
-template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int operand, u32 index, u32 d = 0) {
+template <int N> __device__ __forceinline__ i64 offset_of(const Walk<N>& w, int operand, u32 index, u32 d = 0) {
     i64 at = 0;
 #pragma unroll 1
     for (; d < (u32)w.ndim; d++) {
@@ -46,7 +46,7 @@ template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int oper
 }
 
 // Returns the offset of an element in at most two dimensions, without a loop.
-__device__ __forceinline__ i64 place_in_two(const Two& two, int operand, u32 index) {
+__device__ __forceinline__ i64 offset_in_two(const Two& two, int operand, u32 index) {
     const u32 next = (__umulhi(index, two.magic) + index) >> (u32)two.shift;
     return (i64)(index - next * two.size) * two.strides[operand][0] + next * two.strides[operand][1];
 }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
     for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
     const u32 first = SPLIT ? blockIdx.z * p.segment_chunk : 0;
     if (is_any) {
-        const T* row = source + place_in_two(p.two, SOURCE, output);
+        const T* row = source + offset_in_two(p.two, SOURCE, output);
         const u32 step = SPLIT ? across * gridDim.y : across;
         const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
 #pragma unroll 1
@@ -228,7 +228,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
     } else {
         whole = fold<F>(whole, lanes, warps);
     }
-    if (lane == 0 && is_any) F::put(result + place_in_two(p.two, RESULT, output), whole, p);
+    if (lane == 0 && is_any) F::put(result + offset_in_two(p.two, RESULT, output), whole, p);
 }
 
 // ---- any strides ---------------------------------------------------------------------------
@@ -258,7 +258,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         for (int j = 0; j < V; j++) a[c][j] = F::identity();
     }
     if (output < (u32)p.outputs) {
-        const T* column = source + (V > 1 ? place_in_two(p.two, SOURCE, output) : place(p.kept, SOURCE, output));
+        const T* column = source + (V > 1 ? offset_in_two(p.two, SOURCE, output) : offset_of(p.kept, SOURCE, output));
         const i64 stride = p.reduced.strides[0][0];
         const u32 step = SPLIT ? across * gridDim.y : across;
         const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
@@ -266,7 +266,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
 #pragma unroll 1
         for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
             const T* from = column + segment * p.segment_stride
-                + (V > 1 ? 0 : place(p.reduced, SOURCE, segment, (u32)p.outer));
+                + (V > 1 ? 0 : offset_of(p.reduced, SOURCE, segment, (u32)p.outer));
             const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
             const u32 local = (segment - first) * p.run;
 #pragma unroll 1
@@ -337,7 +337,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
             if (output < (u32)p.outputs) whole = gather<F>(parts, output, p, share, shares, splits);
         }
         if (share == 0 && output < (u32)p.outputs) {
-            F::put(result + (V > 1 ? place_in_two(p.two, RESULT, output) : place(p.kept, RESULT, output)), whole, p);
+            F::put(result + (V > 1 ? offset_in_two(p.two, RESULT, output) : offset_of(p.kept, RESULT, output)), whole, p);
         }
         r += BLOCK;
     } while (!SPLIT && r < results);

@@ -24,24 +24,24 @@ pub(super) unsafe fn rotary<T: HostElement>(launch: &HostLaunch<'_>, p: &Rotary)
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
         for row in rows {
             let at = p.walk.offsets(row);
-            let place = |k: usize, column: isize| at[k] + column * steps[k];
+            let offset = |k: usize, column: isize| at[k] + column * steps[k];
             for i in 0..pairs {
                 let (a, b) =
                     if p.is_interleaved != 0 { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
-                let (cos, sin) = (angle(0, place(1, i)), angle(1, place(2, i)));
+                let (cos, sin) = (angle(0, offset(1, i)), angle(1, offset(2, i)));
                 let sin = if p.is_inverse != 0 { zero.sub(sin) } else { sin };
                 // SAFETY: the operands have these elements, and the row of the result belongs to
                 // this thread.
                 unsafe {
-                    let (first, second) = (x.read(place(0, a)).get(), x.read(place(0, b)).get());
-                    out.write(place(3, a), T::put(first.mul(cos).sub(second.mul(sin))));
-                    out.write(place(3, b), T::put(second.mul(cos).add(first.mul(sin))));
+                    let (first, second) = (x.read(offset(0, a)).get(), x.read(offset(0, b)).get());
+                    out.write(offset(3, a), T::put(first.mul(cos).sub(second.mul(sin))));
+                    out.write(offset(3, b), T::put(second.mul(cos).add(first.mul(sin))));
                 }
             }
             for column in 2 * pairs..2 * pairs + rest {
                 // SAFETY: the operands have this element, and the row of the result belongs to this
                 // thread.
-                unsafe { out.write(place(3, column), x.read(place(0, column))) };
+                unsafe { out.write(offset(3, column), x.read(offset(0, column))) };
             }
         }
     });

@@ -9,13 +9,13 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
 use crate::programs::{FLOATS, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&ROTARY_EMBEDDING];
 
@@ -24,7 +24,7 @@ const VECTOR: usize = 4;
 
 static ROTARY_EMBEDDING: Program =
     Program::new("rotary_embedding", FLOATS, &["elements", "vectors"], |_, ty| {
-        let of = Source::new().with::<Rotary>().push(module::ELEMENT);
+        let of = Source::new().with::<Rotary>().push(module::ELEMENT).push(module::WALK);
         let of = of.push(&format!("#define BLOCK {BLOCK}\n#define VECTOR {VECTOR}"));
         let of = of.push(include_str!("rotary.cuh"));
         of.push(&format!("ROTARY({ty}, elements, 1)\nROTARY({ty}, vectors, VECTOR)"))
@@ -96,18 +96,13 @@ pub fn rotary_embedding(
     let is_half = matches!(input.dtype, DType::F16 | DType::BF16);
     let is_wide = is_half && cos.dtype == DType::F32;
     let of_angles = if is_wide { DType::F32 } else { input.dtype };
-    let location = Location::caller();
-    for (expected, actual) in
-        [(input.dtype, out.dtype), (of_angles, cos.dtype), (of_angles, sin.dtype)]
-    {
-        if actual != expected {
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-        }
+    for (view, expected) in [(out, input.dtype), (cos, of_angles), (sin, of_angles)] {
+        view.check_dtype(OP, expected)?;
     }
     let (Some((&width, rows)), Some((&pairs, of_cos))) =
         (input.sizes().split_last(), cos.sizes().split_last())
     else {
-        return Err(Error::shape(OP, "the operands need a dimension").at(location));
+        return Err(Error::shape(OP, "the operands need a dimension"));
     };
     if rows != of_cos
         || cos.sizes() != sin.sizes()
@@ -122,7 +117,7 @@ pub fn rotary_embedding(
             sin.sizes(),
             out.sizes()
         );
-        return Err(Error::shape(OP, reason).at(location));
+        return Err(Error::shape(OP, reason));
     }
     let operands = [input.read(), cos.read(), sin.read(), out.write()];
     check_operands(OP, &operands)?;

@@ -23,17 +23,9 @@ __device__ __forceinline__ void rotary(const T* x, const A* cos, const A* sin, T
     const u32 lanes = 1u << (u32)p.lanes;
     const u64 row = (u64)blockIdx.x * (BLOCK / lanes) + threadIdx.x / lanes;
     if (row >= p.rows) return;
-    u64 rest = row;
-#pragma unroll 1
-    for (u64 d = 0; d < p.walk.ndim; d++) {
-        const u64 next = (__umul64hi(rest, p.walk.magic[d]) + rest) >> p.walk.shift[d];
-        const i64 at = (i64)(rest - next * p.walk.sizes[d]);
-        x += at * p.walk.strides[0][d];
-        cos += at * p.walk.strides[1][d];
-        sin += at * p.walk.strides[2][d];
-        out += at * p.walk.strides[3][d];
-        rest = next;
-    }
+    i64 at[4];
+    walk(p.walk, row, at);
+    x += at[0], cos += at[1], sin += at[2], out += at[3];
     const i64 pairs = (i64)p.pairs, end = pairs + (i64)p.rest;
 #pragma unroll 1
     for (i64 i = (i64)(threadIdx.x & (lanes - 1)) * V; i < end; i += (i64)lanes * V) {

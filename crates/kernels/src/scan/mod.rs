@@ -9,13 +9,15 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use crate::dim::check_dim;
+use crate::dim::{check_dim, check_result, rows_along};
 use crate::programs::{committed, cuda_type};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 /// Consecutive elements of a row per thread.
 const EACH: usize = 4;
@@ -26,11 +28,11 @@ const MANY: usize = 2048;
 /// The declaration of a scan.
 struct Declaration {
     name: &'static str,
-    kernels: Kernels,
+    kernels: ScanKernels,
 }
 
 /// Kernels of a scan: with a block per row, and with a thread per row.
-enum Kernels {
+enum ScanKernels {
     Values([Kernel<Scan, 2>; 2]),
     /// Kernels with a result for indices.
     Indexed([Kernel<Scan, 3>; 2]),
@@ -81,7 +83,7 @@ macro_rules! scans {
         // Each element of the results is written by one thread and read by none.
         static DECLARATIONS: [Declaration; NAMES.len()] = unsafe {[$(Declaration {
             name: $op,
-            kernels: Kernels::$kind(Kernel::array(
+            kernels: ScanKernels::$kind(Kernel::array(
                 &$program,
                 NAMES[ScanOp::$scan as usize],
                 hosts!(all T => $host),
@@ -169,23 +171,14 @@ fn run(
         let reason = "indices are results of the maximum and the minimum only";
         Error::invalid(op, reason).at(location)
     };
-    if index.is_some() != matches!(kernels, Kernels::Indexed(_)) {
+    if index.is_some() != matches!(kernels, ScanKernels::Indexed(_)) {
         return Err(mismatch());
     }
     let dtypes = [Some((out, a.dtype)), index.map(|index| (index, DType::I64))];
     for (view, expected) in dtypes.into_iter().flatten() {
-        if view.dtype != expected {
-            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }
-                .of(op)
-                .at(location));
-        }
-        if view.sizes() != a.sizes() {
-            let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
-            return Err(Error::shape(op, reason).at(location));
-        }
+        check_result(op, view, expected, a)?;
     }
-    let ndim = a.sizes().len();
-    check_dim(op, dim, ndim)?;
+    check_dim(op, dim, a.sizes().len())?;
     let [source, result] = [a.read(), out.write()];
     match index {
         Some(index) => check_operands(op, &[source, result, index.write()])?,
@@ -195,20 +188,17 @@ fn run(
         return Ok(());
     }
     let third = index.unwrap_or(out);
-    let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d], third.strides()[d]]);
-    let (size, steps) = if ndim == 0 { (1, [0; 3]) } else { of(dim) };
-    let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
+    let (size, steps, walk) = rows_along(op, dim, [a, out, third])?;
     let rows = walk.numel();
     let is_columns = rows >= MANY && steps[0] != 1;
-    let params =
-        Scan { rows: rows as u64, size: size as u64, steps: steps.map(|step| step as i64), walk };
+    let params = Scan { rows: rows as u64, size: size as u64, steps, walk };
     let grid = Grid::linear(if is_columns { rows.div_ceil(BLOCK as usize) } else { rows }, BLOCK);
     let at = usize::from(is_columns);
     match (kernels, index) {
-        (Kernels::Indexed(kernels), Some(index)) => {
+        (ScanKernels::Indexed(kernels), Some(index)) => {
             kernels[at].launch(target, op, &[source, result, index.write()], &params, grid)
         }
-        (Kernels::Values(kernels), None) => {
+        (ScanKernels::Values(kernels), None) => {
             kernels[at].launch(target, op, &[source, result], &params, grid)
         }
         _ => Err(mismatch()),
@@ -300,15 +290,15 @@ unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>,
                 // this thread.
                 unsafe {
                     let value = source.read(from + i * a).get();
-                    let (held, place) = match best {
-                        Some((held, place)) if !replaces::<_, LARGEST>(held, value) => {
-                            (held, place)
+                    let (held, position) = match best {
+                        Some((held, position)) if !replaces::<_, LARGEST>(held, value) => {
+                            (held, position)
                         }
                         _ => (value, i),
                     };
-                    best = Some((held, place));
+                    best = Some((held, position));
                     out.write(to + i * b, T::put(held));
-                    index.write(at + i * c, place as i64);
+                    index.write(at + i * c, position as i64);
                 }
             }
         }

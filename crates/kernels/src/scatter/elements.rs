@@ -1,10 +1,9 @@
 //! `scatter` and related ops: elements written at indices.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
+use crate::dim::{at_least_1d, check_dim};
 use crate::programs::{BITS, committed, cuda_type};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
@@ -12,13 +11,11 @@ use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Dim, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, Layout, Result, Scalar, Target, View, cuda_struct, dispatch, hosts,
-};
+use warpline_runtime::{DType, Error, Result, Scalar, Target, View, cuda_struct, dispatch, hosts};
 
 /// Declares the reductions of [`scatter`]: variant, name of the kernels, step on the CPU, and neutral
 /// element.
-macro_rules! reductions {
+macro_rules! scatter_reductions {
     ($($(#[$doc:meta])* $reduce:ident = $name:literal, $step:ident, $neutral:expr;)*) => {
         /// The operation that combines an element of the result with scattered elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +69,7 @@ macro_rules! reductions {
     };
 }
 
-reductions! {
+scatter_reductions! {
     /// Sum. For bools, logical or.
     Sum = "sum", add, Number::from_number(0i64);
     /// Product. For bools, logical and.
@@ -115,7 +112,7 @@ fn source() -> Source {
 /// elements in the order of the indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkUnit {
-    Places,
+    Elements,
     Ordered,
     Lines,
 }
@@ -129,19 +126,19 @@ impl WorkUnit {
         const LOOKS: usize = 1 << 26;
         let looks = lines.saturating_mul(size).saturating_mul(count);
         match count {
-            _ if reduce == Reduce::Assign => Self::Places,
+            _ if reduce == Reduce::Assign => Self::Elements,
             // With one index per line, no two threads reach the same element.
-            1 => Self::Places,
+            1 => Self::Elements,
             _ if count <= FEW || lines >= MANY_LINES && count <= FEW << 7 => Self::Lines,
             _ if size > 0 && looks <= LOOKS => Self::Ordered,
-            _ => Self::Places,
+            _ => Self::Elements,
         }
     }
 }
 
 cuda_struct! {
     /// `steps` are the strides of source, index and result along the indexed dimension. `count` is
-    /// the number of indices in this dimension. `lines` walks the other dimensions. `places` walks
+    /// the number of indices in this dimension. `lines` walks the other dimensions. `walk` walks
     /// all elements of the index or, for [`WorkUnit::Ordered`], all elements of the result with their
     /// number in the indexed dimension. `elements` is the number of units of work.
     struct Scatter {
@@ -150,7 +147,7 @@ cuda_struct! {
         count: u64,
         steps: [i64; 3],
         lines: Walk<3>,
-        places: Walk<4>,
+        walk: Walk<4>,
     }
 }
 
@@ -187,16 +184,14 @@ pub fn scatter(
     source: View<'_>,
     reduce: Reduce,
 ) -> Result<()> {
-    let location = Location::caller();
     super::check_index_dtype(op, index)?;
-    super::check_same_dtype(op, out, source)?;
-    crate::dim::check_dim(op, dim, out.sizes().len())?;
+    source.check_dtype(op, out.dtype)?;
+    check_dim(op, dim, out.sizes().len())?;
     if index.numel() == 0 {
         return check_operands(op, &[source.read(), index.read(), out.read_write()]);
     }
-    // Treats a scalar as a tensor of one element in one dimension.
-    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
-    let [from, at, to] = [row(source.layout)?, row(index.layout)?, row(out.layout)?];
+    let [from, at, to] =
+        [at_least_1d(source.layout)?, at_least_1d(index.layout)?, at_least_1d(out.layout)?];
     let ndim = to.ndim();
     let fits =
         |d: usize| at.sizes()[d] <= from.sizes()[d] && (d == dim || at.sizes()[d] <= to.sizes()[d]);
@@ -209,7 +204,7 @@ pub fn scatter(
             source.sizes(),
             out.sizes()
         );
-        return Err(Error::shape(op, reason).at(location));
+        return Err(Error::shape(op, reason));
     }
     let mut used = from.clone();
     for d in 0..ndim {
@@ -225,13 +220,13 @@ pub fn scatter(
     let line_count = index.numel() / count;
     let unit = WorkUnit::of(reduce, line_count, count, size);
     let elements = match unit {
-        WorkUnit::Places => index.numel(),
+        WorkUnit::Elements => index.numel(),
         WorkUnit::Ordered => line_count * size,
         WorkUnit::Lines => line_count,
     };
     let strides = |d: usize| [used.strides()[d], at.strides()[d], to.strides()[d]];
     let lines = (0..ndim).rev().filter(|&d| d != dim).map(|d| (at.sizes()[d], strides(d)));
-    let places: SmallVec<[Dim<4>; 6]> = (0..ndim)
+    let dims: SmallVec<[Dim<4>; 6]> = (0..ndim)
         .rev()
         .map(|d| {
             let [a, b, c] = strides(d);
@@ -248,7 +243,7 @@ pub fn scatter(
         count: count as u64,
         steps: strides(dim).map(|step| step as i64),
         lines: Walk::new(op, lines)?,
-        places: Walk::new(op, places)?,
+        walk: Walk::new(op, dims)?,
     };
     let kernel = match reduce {
         Reduce::Assign => &ASSIGN,
@@ -278,9 +273,9 @@ unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p:
                     if !p.report.check_index(k) {
                         continue;
                     }
-                    let (value, place) = (source.read(from + n * a), to + k as isize * c);
-                    let new = Reduce::ALL[KIND].step(out.read(place).get(), value.get());
-                    out.write(place, T::put(new));
+                    let (value, at) = (source.read(from + n * a), to + k as isize * c);
+                    let new = Reduce::ALL[KIND].step(out.read(at).get(), value.get());
+                    out.write(at, T::put(new));
                 }
             }
         }

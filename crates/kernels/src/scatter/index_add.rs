@@ -3,6 +3,7 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::elements::{Reduce, scatter};
+use crate::dim::{at_least_1d, check_dim};
 use crate::programs::{committed, cuda_type};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
@@ -109,9 +110,9 @@ pub fn index_add_as(
     index: View<'_>,
     source: View<'_>,
 ) -> Result<()> {
-    crate::dim::check_dim(op, dim, out.sizes().len())?;
-    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
-    let [to, from, at] = [row(out.layout)?, row(source.layout)?, row(index.layout)?];
+    check_dim(op, dim, out.sizes().len())?;
+    let [to, from, at] =
+        [at_least_1d(out.layout)?, at_least_1d(source.layout)?, at_least_1d(index.layout)?];
     let (out, source) = (View { layout: &to, ..out }, View { layout: &from, ..source });
     let index = View { layout: &at, ..index };
     let chunks = (out.numel() / to.sizes()[dim].max(1)).div_ceil(BLOCK as usize);
@@ -150,7 +151,7 @@ pub fn embedding_backward(
     skip: Option<usize>,
 ) -> Result<()> {
     const OP: &str = "embedding_backward";
-    crate::dim::check_dim(OP, 0, out.sizes().len())?;
+    check_dim(OP, 0, out.sizes().len())?;
     let mut of = params(OP, out, 0, index, source)?;
     of.from_zero = 1;
     // No valid index is -1, so -1 skips nothing. A `skip` beyond `i64` names no row and becomes -1
@@ -175,7 +176,7 @@ fn params(
     source: View<'_>,
 ) -> Result<IndexAdd> {
     super::check_index_dtype(op, index)?;
-    super::check_same_dtype(op, out, source)?;
+    source.check_dtype(op, out.dtype)?;
     let fits =
         |d: usize| source.sizes()[d] == if d == dim { index.numel() } else { out.sizes()[d] };
     let ndim = out.sizes().len();
@@ -259,9 +260,9 @@ unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
                     continue;
                 }
                 for [from, to] in &offsets {
-                    let place = to + k as isize * c;
-                    let sum = out.read(place).get().add(source.read(from + n * a).get());
-                    out.write(place, T::put(sum));
+                    let at = to + k as isize * c;
+                    let sum = out.read(at).get().add(source.read(from + n * a).get());
+                    out.write(at, T::put(sum));
                 }
             }
         }

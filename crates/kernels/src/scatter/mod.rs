@@ -14,10 +14,10 @@ mod linear;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, Error, ErrorKind, Result, View};
+use warpline_runtime::{DType, Error, Result, View};
 
 pub use elements::{Reduce, scatter};
 pub use index_add::{embedding_backward, index_add, index_add_as};
@@ -32,13 +32,4 @@ fn check_index_dtype(op: &'static str, index: View<'_>) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(op, format!("the indices are {}; they must be int64", index.dtype)))
-}
-
-#[track_caller]
-fn check_same_dtype(op: &'static str, out: View<'_>, source: View<'_>) -> Result<()> {
-    if out.dtype == source.dtype {
-        return Ok(());
-    }
-    let (location, expected, actual) = (Location::caller(), out.dtype, source.dtype);
-    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location))
 }

@@ -60,12 +60,12 @@ template <int KIND, class T> __device__ __forceinline__ void update(T* at, T val
 // Processes one element of the index per thread.
 template <int KIND, class T>
 __device__ __forceinline__ void
-places(const T* source, const i64* index, T* out, const Scatter& p) {
+elements(const T* source, const i64* index, T* out, const Scatter& p) {
     const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= p.elements) return;
-    const i64 k = index[walk(p.places, 1, e)];
+    const i64 k = index[walk(p.walk, 1, e)];
     if (!check_index(k, p.report)) return;
-    update<KIND>(out + walk(p.places, 2, e) + k * p.steps[2], source[walk(p.places, 0, e)]);
+    update<KIND>(out + walk(p.walk, 2, e) + k * p.steps[2], source[walk(p.walk, 0, e)]);
 }
 
 // Processes one element of the result per thread. The thread combines all elements whose index
@@ -75,8 +75,8 @@ __device__ __forceinline__ void
 ordered(const T* source, const i64* index, T* out, const Scatter& p) {
     const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= p.elements) return;
-    const i64 from = walk(p.places, 0, e), at = walk(p.places, 1, e), row = walk(p.places, 3, e);
-    T* to = out + walk(p.places, 2, e);
+    const i64 from = walk(p.walk, 0, e), at = walk(p.walk, 1, e), row = walk(p.walk, 3, e);
+    T* to = out + walk(p.walk, 2, e);
     compute_t<T> value = load(*to);
     bool found = false;
     for (u64 n = 0; n < p.count; n++) {
@@ -99,16 +99,16 @@ lines(const T* source, const i64* index, T* out, const Scatter& p) {
     for (u64 n = 0; n < p.count; n++) {
         const i64 k = index[at + (i64)n * p.steps[1]];
         if (!check_index(k, p.report)) continue;
-        T& place = to[k * p.steps[2]];
+        T& held = to[k * p.steps[2]];
         const compute_t<T> value = load(source[from + (i64)n * p.steps[0]]);
-        store(place, combine<KIND>(load(place), value));
+        store(held, combine<KIND>(load(held), value));
     }
 }
 
 #define SCATTER(NAME, T, KIND)                                                                    \
     extern "C" __global__ __launch_bounds__(256) void NAME(                                       \
         const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
-        places<KIND>(source, index, out, p);                                                      \
+        elements<KIND>(source, index, out, p);                                                    \
     }
 
 #define SCATTER_REDUCE(NAME, T, KIND)                                                             \

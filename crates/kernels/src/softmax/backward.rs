@@ -2,7 +2,7 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use crate::dim::check_dim;
+use crate::dim::{check_dim, check_result, rows_along};
 use crate::programs::{FLOATS, LANES, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
@@ -10,7 +10,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
 
 /// Kernels with a few lanes per row, with a block per row, and for rows that lie side by side.
 const KERNELS: [&str; 3] = ["warp", "block", "columns"];
@@ -74,23 +74,15 @@ pub fn softmax_backward(
     let [warp, block, columns] = &ROWS;
     warp.check_dtype(op, out.dtype)?;
     for view in [grad, result] {
-        view.check_dtype(op, out.dtype)?;
-        if view.sizes() != out.sizes() {
-            let reason = format!("{:?} for a softmax of {:?}", view.sizes(), out.sizes());
-            return Err(Error::shape(op, reason));
-        }
+        check_result(op, view, out.dtype, out)?;
     }
-    let ndim = out.sizes().len();
-    check_dim(op, dim, ndim)?;
+    check_dim(op, dim, out.sizes().len())?;
     let operands = [grad.read(), out.read(), result.write()];
     check_operands(op, &operands)?;
     if out.numel() == 0 {
         return Ok(());
     }
-    let of =
-        |d: usize| (out.sizes()[d], [grad.strides()[d], out.strides()[d], result.strides()[d]]);
-    let (size, steps) = if ndim == 0 { (1, [0; 3]) } else { of(dim) };
-    let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
+    let (size, steps, walk) = rows_along(op, dim, [grad, out, result])?;
     let rows = walk.numel();
     let team = size.next_power_of_two().min(32);
     let (kernel, grid) = if size > 1 && steps[1] != 1 && rows > 1 {
@@ -106,7 +98,7 @@ pub fn softmax_backward(
         size: size as u64,
         team: team.ilog2().into(),
         log: log.into(),
-        steps: steps.map(|step| step as i64),
+        steps,
         walk,
     };
     kernel.launch(target, op, &operands, &params, grid)

@@ -3,14 +3,14 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Rows;
-use super::row::{BLOCK, Float, Row};
+use super::row::{BLOCK, Exp, Row};
 use crate::math::vectorized;
 use warpline_runtime::host::{self, GRAIN, HostElement, LANES, Number, SharedPtr};
 
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and result, of
 /// `T`.
-pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch<'_>, p: &Rows) {
+pub(super) unsafe fn softmax<T: HostElement<Compute: Exp>>(launch: &HostLaunch<'_>, p: &Rows) {
     let (source, result) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);

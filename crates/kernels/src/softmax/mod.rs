@@ -11,14 +11,14 @@ pub(crate) mod row;
 #[cfg(test)]
 mod tests;
 
-use crate::dim::check_dim;
+use crate::dim::{check_dim, check_result};
 use crate::programs::{FLOATS, LANES, committed};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_in_place};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Result, Target, View, cuda_struct, hosts};
 
 pub use backward::softmax_backward;
 
@@ -130,16 +130,9 @@ pub fn softmax(
     log: bool,
 ) -> Result<()> {
     let op = if log { "log_softmax" } else { "softmax" };
-    out.check_dtype(op, a.dtype)?;
     SCHEDULES[0].check_dtype(op, a.dtype)?;
-    if a.sizes() != out.sizes() {
-        return Err(Error::shape(
-            op,
-            format!("a result of {:?} for an input of {:?}", out.sizes(), a.sizes()),
-        ));
-    }
-    let ndim = a.sizes().len();
-    check_dim(op, dim, ndim)?;
+    check_result(op, out, a.dtype, a)?;
+    check_dim(op, dim, a.sizes().len())?;
     let operands = [a.read(), out.write()];
     check_in_place(op, &operands)?;
     if a.numel() == 0 {

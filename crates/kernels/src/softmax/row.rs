@@ -4,19 +4,19 @@ use crate::math::{self, Loop};
 use warpline_runtime::host::{Cast, LANES, Number};
 
 /// A type that softmax is computed in.
-pub(crate) trait Float: Number + Cast<f64> {
+pub(crate) trait Exp: Number + Cast<f64> {
     /// Returns eˣ in the precision of the type.
     fn exp(x: f64) -> f64;
 }
 
-impl Float for f32 {
+impl Exp for f32 {
     #[inline(always)]
     fn exp(x: f64) -> f64 {
         math::functions::exp(x)
     }
 }
 
-impl Float for f64 {
+impl Exp for f64 {
     #[inline(always)]
     fn exp(x: f64) -> f64 {
         x.exp()
@@ -36,7 +36,7 @@ pub(crate) struct Row<'a, C> {
     pub(crate) write: &'a dyn Fn(usize, &[C]),
 }
 
-impl<C: Float> Row<'_, C> {
+impl<C: Exp> Row<'_, C> {
     /// Reads the block that begins at element `first`, and pads the buffer with values that do not
     /// affect the result.
     fn load(&mut self, first: usize) {
@@ -47,7 +47,7 @@ impl<C: Float> Row<'_, C> {
     }
 }
 
-impl<C: Float> Loop for Row<'_, C> {
+impl<C: Exp> Loop for Row<'_, C> {
     #[inline(always)]
     fn run(mut self) {
         let step = self.block.len() * LANES;

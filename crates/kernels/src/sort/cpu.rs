@@ -2,7 +2,7 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::{Pair, Sort};
+use super::{Sort, SortPair};
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
@@ -20,9 +20,9 @@ fn key_of<C: Number>(value: C) -> u64 {
 }
 
 impl Sort {
-    fn pair<T: HostElement>(&self, value: T, index: u64) -> Pair {
+    fn pair<T: HostElement>(&self, value: T, index: u64) -> SortPair {
         let key = key_of(value.get());
-        Pair { key: if self.descending != 0 { !key } else { key }, index }
+        SortPair { key: if self.descending != 0 { !key } else { key }, index }
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// and pairs.
 pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
-        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<Pair>::operand(launch, 1));
+        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
     for t in 0..p.rows << p.log {
         let [from, ..] = p.walk.offsets((p.first + (t >> p.log)) as usize);
         let i = t & (p.padded - 1);
@@ -71,7 +71,7 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
             let pair = if i < p.size {
                 p.pair(source.read(from + i as isize * p.steps[0] as isize), i)
             } else {
-                Pair { key: u64::MAX, index: u64::MAX }
+                SortPair { key: u64::MAX, index: u64::MAX }
             };
             pairs.write(t as isize, pair);
         }
@@ -83,7 +83,7 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// pairs, values, of `T`, and indices, of `i64`.
 pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
-        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<Pair>::operand(launch, 1));
+        (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
     let (values, index) =
         (SharedPtr::<T>::operand(launch, 2), SharedPtr::<i64>::operand(launch, 3));
     let [a, b, c] = p.steps.map(|step| step as isize);
@@ -93,9 +93,9 @@ pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
             // SAFETY: `i` is less than the size of a row, and so are the indices of the first
             // `p.size` pairs of a sorted row.
             unsafe {
-                let place = pairs.read((row << p.log) as isize + i).index as isize;
-                values.write(to + i * b, source.read(from + place * a));
-                index.write(at + i * c, place as i64);
+                let origin = pairs.read((row << p.log) as isize + i).index as isize;
+                values.write(to + i * b, source.read(from + origin * a));
+                index.write(at + i * c, origin as i64);
             }
         }
     }

@@ -22,18 +22,16 @@ mod search;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
-use crate::dim::check_dim;
+use crate::dim::{check_dim, check_result, rows_along};
 use crate::programs::{committed, cuda_type, kernels};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, ErrorKind, Layout, Result, Storage, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Layout, Result, Storage, Target, View, cuda_struct, hosts};
 
-pub(crate) use pairs::{Pair, TILE, sort_pairs};
+pub(crate) use pairs::{SortPair, TILE, sort_pairs};
 pub use search::searchsorted;
 
 const OP: &str = "sort";
@@ -45,7 +43,7 @@ pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARC
 
 kernels! {
     SORT = "sort", &DType::SUFFIXES, |_, suffix| {
-        let of = Source::new().with::<Sort>().with::<Pair>().push(module::ELEMENT);
+        let of = Source::new().with::<Sort>().with::<SortPair>().push(module::ELEMENT);
         let of = of.push(module::WALK).push(&format!("#define TILE {TILE}"));
         let of = of.push(include_str!("pairs.cuh")).push(include_str!("sort.cuh"));
         of.push(&format!("SORT(sort_{suffix}, {})", cuda_type(suffix)))
@@ -103,27 +101,16 @@ pub fn sort(
     values: View<'_>,
     indices: View<'_>,
 ) -> Result<()> {
-    let location = Location::caller();
-    for (view, expected) in [(values, a.dtype), (indices, DType::I64)] {
-        if view.dtype != expected {
-            let actual = view.dtype;
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-        }
-        if view.sizes() != a.sizes() {
-            let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
-            return Err(Error::shape(OP, reason).at(location));
-        }
+    for (view, dtype) in [(values, a.dtype), (indices, DType::I64)] {
+        check_result(OP, view, dtype, a)?;
     }
-    let ndim = a.sizes().len();
-    check_dim(OP, dim, ndim)?;
+    check_dim(OP, dim, a.sizes().len())?;
     let operands = [a.read(), values.write(), indices.write()];
     check_operands(OP, &operands)?;
     if a.numel() == 0 {
         return Ok(());
     }
-    let of = |d: usize| (a.sizes()[d], [a.strides()[d], values.strides()[d], indices.strides()[d]]);
-    let (size, steps) = if ndim == 0 { (1, [0; 3]) } else { of(dim) };
-    let walk = Walk::new(OP, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
+    let (size, steps, walk) = rows_along(OP, dim, [a, values, indices])?;
     let padded = size.next_power_of_two();
     let params = Sort {
         rows: walk.numel() as u64,
@@ -132,7 +119,7 @@ pub fn sort(
         padded: padded as u64,
         log: padded.ilog2().into(),
         descending: descending.into(),
-        steps: steps.map(|step| step as i64),
+        steps,
         walk,
     };
     if matches!(target, Target::Cuda(..)) && padded > TILE {
@@ -156,7 +143,7 @@ fn long_rows(
     let Target::Cuda(runtime, _, stream) = target else { return Ok(()) };
     let (rows, padded) = (all.rows as usize, all.padded as usize);
     let at_once = (MOST / padded).clamp(1, rows);
-    let storage = Storage::device(runtime, at_once * padded * size_of::<Pair>(), stream)?;
+    let storage = Storage::device(runtime, at_once * padded * size_of::<SortPair>(), stream)?;
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);
         let count = rows * padded;

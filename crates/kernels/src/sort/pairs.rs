@@ -14,7 +14,7 @@ pub(crate) const TILE: usize = 2048;
 cuda_struct! {
     /// A key and an index. Pairs are ordered by key, then by index.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
-    pub(crate) struct Pair {
+    pub(crate) struct SortPair {
         pub(crate) key: u64,
         pub(crate) index: u64,
     }
@@ -36,7 +36,7 @@ cuda_struct! {
 // one thread.
 kernels! {
     pub(super) PASSES = "sort_passes", &[""], |_, _| {
-        let of = Source::new().with::<Pass>().with::<Pair>().push(&format!("#define TILE {TILE}"));
+        let of = Source::new().with::<Pass>().with::<SortPair>().push(&format!("#define TILE {TILE}"));
         of.push(include_str!("pairs.cuh")).push(include_str!("passes.cuh"))
     } => {
         unsafe TILES: Kernel<Pass, 1> = "tiles", hosts!(any tiles);
@@ -83,10 +83,10 @@ pub(crate) fn sort_pairs(
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
 unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
-    let pairs = SharedPtr::<Pair>::operand(launch, 0);
+    let pairs = SharedPtr::<SortPair>::operand(launch, 0);
     // SAFETY: the operand has `p.pairs` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
-    pairs.chunks_exact_mut(p.padded as usize).for_each(<[Pair]>::sort_unstable);
+    pairs.chunks_exact_mut(p.padded as usize).for_each(<[SortPair]>::sort_unstable);
 }
 
 /// Stands in for later passes: `tiles` has already sorted whole rows.

@@ -1,15 +1,15 @@
 //! Binary search in sorted rows: `searchsorted`.
 
-use std::panic::Location;
-
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::programs::{NUMBERS, committed};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, GRAIN, HostElement, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 const OP: &str = "searchsorted";
 
@@ -61,13 +61,8 @@ pub fn searchsorted(
     out: View<'_>,
     right: bool,
 ) -> Result<()> {
-    let location = Location::caller();
-    for (expected, view) in [(sorted.dtype, values), (DType::I64, out)] {
-        if view.dtype != expected {
-            let actual = view.dtype;
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
-        }
-    }
+    values.check_dtype(OP, sorted.dtype)?;
+    out.check_dtype(OP, DType::I64)?;
     COUNT.check_dtype(OP, sorted.dtype)?;
     let (rows, sizes) = (sorted.sizes(), values.sizes());
     let ndim = sizes.len();
@@ -77,7 +72,7 @@ pub fn searchsorted(
             "sorted rows of {rows:?} for values of {sizes:?}; there must be one for all of them, or one for \
              each of their rows"
         );
-        return Err(Error::shape(OP, reason).at(location));
+        return Err(Error::shape(OP, reason));
     }
     let operands = [sorted.read(), values.read(), out.write()];
     check_operands(OP, &operands)?;

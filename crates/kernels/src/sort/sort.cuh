@@ -16,10 +16,10 @@ template <class C> __device__ __forceinline__ u64 key_of(C v) {
 
 // Returns the pair of element `i`. Pairs beyond the end of the row sort last.
 template <class T>
-__device__ __forceinline__ Pair pair(const T* from, u64 i, const Sort& p) {
-    if (i >= p.size) return Pair{~0ull, ~0ull};
+__device__ __forceinline__ SortPair pair(const T* from, u64 i, const Sort& p) {
+    if (i >= p.size) return SortPair{~0ull, ~0ull};
     const u64 key = key_of(load(from[(i64)i * p.steps[0]]));
-    return Pair{p.descending ? ~key : key, i};
+    return SortPair{p.descending ? ~key : key, i};
 }
 
 // Sorts a row per block, in shared memory. `padded` is the size of the row, rounded up to a power
@@ -27,7 +27,7 @@ __device__ __forceinline__ Pair pair(const T* from, u64 i, const Sort& p) {
 template <class T>
 __device__ __forceinline__ void
 sort_row(const T* in, T* values, i64* index, const Sort& p) {
-    __shared__ Pair tile[TILE];
+    __shared__ SortPair tile[TILE];
     const u64 row = blockIdx.x;
     const T* from = in + walk(p.walk, 0, row);
     const u32 n = (u32)p.padded;
@@ -43,15 +43,15 @@ sort_row(const T* in, T* values, i64* index, const Sort& p) {
     T* to = values + walk(p.walk, 1, row);
     i64* at = index + walk(p.walk, 2, row);
     for (u32 i = threadIdx.x; i < p.size; i += blockDim.x) {
-        const i64 place = (i64)tile[i].index;
-        to[(i64)i * p.steps[1]] = from[place * p.steps[0]];
-        at[(i64)i * p.steps[2]] = place;
+        const i64 origin = (i64)tile[i].index;
+        to[(i64)i * p.steps[1]] = from[origin * p.steps[0]];
+        at[(i64)i * p.steps[2]] = origin;
     }
 }
 
 // Longer rows are sorted as pairs in scratch memory. `keys` writes the pairs, and `write` writes
 // the results of the sorted pairs.
-template <class T> __device__ __forceinline__ void keys(const T* in, Pair* pairs, const Sort& p) {
+template <class T> __device__ __forceinline__ void keys(const T* in, SortPair* pairs, const Sort& p) {
     const u64 t = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (t >= p.rows << p.log) return;
     pairs[t] = pair(in + walk(p.walk, 0, p.first + (t >> p.log)), t & (p.padded - 1), p);
@@ -59,13 +59,13 @@ template <class T> __device__ __forceinline__ void keys(const T* in, Pair* pairs
 
 template <class T>
 __device__ __forceinline__ void
-write(const T* in, const Pair* pairs, T* values, i64* index, const Sort& p) {
+write(const T* in, const SortPair* pairs, T* values, i64* index, const Sort& p) {
     const u64 t = (u64)blockIdx.x * blockDim.x + threadIdx.x, i = t & (p.padded - 1);
     if (t >= p.rows << p.log || i >= p.size) return;
     const u64 row = p.first + (t >> p.log);
-    const i64 place = (i64)pairs[t].index;
-    values[walk(p.walk, 1, row) + (i64)i * p.steps[1]] = in[walk(p.walk, 0, row) + place * p.steps[0]];
-    index[walk(p.walk, 2, row) + (i64)i * p.steps[2]] = place;
+    const i64 origin = (i64)pairs[t].index;
+    values[walk(p.walk, 1, row) + (i64)i * p.steps[1]] = in[walk(p.walk, 0, row) + origin * p.steps[0]];
+    index[walk(p.walk, 2, row) + (i64)i * p.steps[2]] = origin;
 }
 
 #define SORT(NAME, T)                                                                             \
@@ -74,10 +74,10 @@ write(const T* in, const Pair* pairs, T* values, i64* index, const Sort& p) {
         sort_row(in, values, index, p);                                                           \
     }                                                                                             \
     extern "C" __global__ __launch_bounds__(256) void NAME##_keys(                                \
-        const T* in, Pair* pairs, const __grid_constant__ Sort p) {                               \
+        const T* in, SortPair* pairs, const __grid_constant__ Sort p) {                               \
         keys(in, pairs, p);                                                                       \
     }                                                                                             \
     extern "C" __global__ __launch_bounds__(256) void NAME##_write(                               \
-        const T* in, const Pair* pairs, T* values, i64* index, const __grid_constant__ Sort p) {  \
+        const T* in, const SortPair* pairs, T* values, i64* index, const __grid_constant__ Sort p) {  \
         write(in, pairs, values, index, p);                                                       \
     }

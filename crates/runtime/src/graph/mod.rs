@@ -40,7 +40,7 @@ use log::GraphStorage;
 
 pub(crate) use log::GraphLog;
 pub(crate) use philox::PHILOX;
-pub use philox::{Place, Position, Sequence};
+pub use philox::{PhiloxState, Position, Sequence};
 pub use pool::GraphPool;
 
 /// A capture in progress. Dropping it ends the capture and discards the captured work.

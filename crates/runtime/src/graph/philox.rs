@@ -17,26 +17,26 @@ use crate::{Site, Target, View, cuda_struct, hosts};
 
 /// The kernel that writes the starting point of a replay's random ops.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
-    Source::new().with::<Place>().push(include_str!("philox.cu"))
+    Source::new().with::<PhiloxState>().push(include_str!("philox.cu"))
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
 // SAFETY: the kernel and the CPU implementation write the two words of the operand. Only
 // `set_state` launches it, with an operand of two words.
-static SET_STATE: Kernel<Place, 1> =
+static SET_STATE: Kernel<PhiloxState, 1> =
     unsafe { Kernel::new(&PHILOX, "set_state", hosts!(any write_state)) };
 
 cuda_struct! {
     /// A position in the sequence of a seed (PyTorch's `PhiloxCudaState`). In a graph the position
     /// is relative to that of the replay, which the kernel reads from memory.
-    pub struct Place {
+    pub struct PhiloxState {
         seed: u64,
         offset: u64,
         in_graph: u64,
     }
 }
 
-impl Place {
+impl PhiloxState {
     /// Returns the seed and the offset.
     ///
     /// # Safety
@@ -121,13 +121,15 @@ impl<'a> Sequence<'a> {
 
     /// Returns the starting point for a kernel whose threads take at most `values` values each, and
     /// advances past them.
-    pub fn advance(&mut self, values: u64) -> Place {
+    pub fn advance(&mut self, values: u64) -> PhiloxState {
         match &mut self.0 {
             SequenceSource::Generator(generator) => {
                 let (seed, offset) = generator.advance(values);
-                Place { seed, offset, in_graph: 0 }
+                PhiloxState { seed, offset, in_graph: 0 }
             }
-            SequenceSource::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
+            SequenceSource::Graph(log) => {
+                PhiloxState { seed: 0, offset: log.draw(values), in_graph: 1 }
+            }
         }
     }
 
@@ -159,20 +161,20 @@ pub(super) fn set_state(
     location: &'static Location<'static>,
 ) -> Result<()> {
     let (seed, offset) = generator.advance(values);
-    let place = Place { seed, offset, in_graph: 0 };
+    let position = PhiloxState { seed, offset, in_graph: 0 };
     let layout = Layout::contiguous(&[2])?;
     let operands = [View { storage: state, layout: &layout, dtype: DType::I64 }.write()];
     let site = Site { op: "replay", location };
-    SET_STATE.launch_at(target, site, &operands, &place, Grid::new([1; 3], 1))
+    SET_STATE.launch_at(target, site, &operands, &position, Grid::new([1; 3], 1))
 }
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operand has two words.
-unsafe fn write_state(launch: &HostLaunch<'_>, place: &Place) {
+unsafe fn write_state(launch: &HostLaunch<'_>, position: &PhiloxState) {
     let state = SharedPtr::<u64>::operand(launch, 0);
     // SAFETY: the caller guarantees that the operand has two words and is declared as written.
     unsafe {
-        state.write(0, place.seed);
-        state.write(1, place.offset);
+        state.write(0, position.seed);
+        state.write(1, position.offset);
     }
 }

@@ -9,48 +9,45 @@
 //! first-level cache. Shared memory would be no faster. Grids have a thread for each run instead of
 //! threads that loop (`Kernels::enqueue`).
 
-use bytemuck::{Pod, Zeroable};
-
 use super::space::{Index, IterPlan, magic};
 use super::walk::Dim;
-use crate::Result;
+use crate::{Result, cuda_struct};
 
 /// Number of lanes of a warp.
 const LANES: usize = 32;
 /// Number of bits of a thread's number within its block.
 const BLOCK_BITS: u32 = super::BLOCK.ilog2();
 
-/// Distribution of elements among threads. Each thread takes a *run*: as many elements of the
-/// innermost dimension as a vector has. The elements of a run are adjacent. If the result's
-/// elements are not adjacent and its rows are long, the elements of a run are the width of a warp
-/// apart, so that the threads of a warp write neighbours.
-///
-/// If an operand is denser in another dimension than the innermost, a block takes a tile of two
-/// dimensions, so that it reads whole memory sectors of each operand. Otherwise runs are numbered
-/// from row to row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Runs {
-    /// Number of threads, some of which may have nothing to do.
-    threads: u32,
-    /// Whether runs begin at the boundaries of the result's vectors, in rows that may begin between
-    /// two boundaries.
-    aligned: u16,
-    /// Distance between the elements of a run: 1, or the number of lanes of a warp.
-    apart: u16,
-    /// Binary logarithm of the number of lanes of a warp that lie side by side in a tile; `warps`
-    /// is the same for the warps of a block. Without tiles, `lanes` is `BLOCK_BITS` and `warps` is
-    /// 0.
-    lanes: u32,
-    warps: u32,
-    /// Number of runs per row, or of tiles in both dimensions.
-    count: [u32; 2],
-    /// Multipliers with which a GPU divides by `count`, together with `shift`.
-    magic: [u32; 2],
-    shift: [u32; 2],
+cuda_struct! {
+    /// Distribution of elements among threads. Each thread takes a *run*: as many elements of the
+    /// innermost dimension as a vector has. The elements of a run are adjacent. If the result's
+    /// elements are not adjacent and its rows are long, the elements of a run are the width of a warp
+    /// apart, so that the threads of a warp write neighbours.
+    ///
+    /// If an operand is denser in another dimension than the innermost, a block takes a tile of two
+    /// dimensions, so that it reads whole memory sectors of each operand. Otherwise runs are numbered
+    /// from row to row.
+    #[derive(Default, PartialEq, Eq)]
+    pub struct Runs {
+        /// Number of threads, some of which may have nothing to do.
+        threads: u32,
+        /// Whether runs begin at the boundaries of the result's vectors, in rows that may begin between
+        /// two boundaries.
+        aligned: u16,
+        /// Distance between the elements of a run: 1, or the number of lanes of a warp.
+        apart: u16,
+        /// Binary logarithm of the number of lanes of a warp that lie side by side in a tile; `warps`
+        /// is the same for the warps of a block. Without tiles, `lanes` is `BLOCK_BITS` and `warps` is
+        /// 0.
+        lanes: u32,
+        warps: u32,
+        /// Number of runs per row, or of tiles in both dimensions.
+        count: [u32; 2],
+        /// Multipliers with which a GPU divides by `count`, together with `shift`.
+        magic: [u32; 2],
+        shift: [u32; 2],
+    }
 }
-
-crate::cuda_struct!(Runs { threads, aligned, apart, lanes, warps, count, magic, shift });
 
 impl Runs {
     /// Returns the number of threads, some of which may have nothing to do.

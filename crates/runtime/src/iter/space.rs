@@ -6,32 +6,29 @@ use smallvec::SmallVec;
 use super::runs::Runs;
 use super::walk::{Dim, merged};
 use crate::layout::is_row_major;
-use crate::{ErrorKind, Result};
+use crate::{ErrorKind, Result, cuda_struct};
 
 /// Maximum number of dimensions of a kernel, after merging neighbours.
 pub(super) const MAX_DIMS: usize = 16;
 
-/// Elements of operands that are all contiguous and aligned to whole vectors.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct Flat {
-    /// Number of elements of each operand, fewer than 2³¹.
-    pub numel: u32,
+cuda_struct! {
+    /// Elements of operands that are all contiguous and aligned to whole vectors.
+    pub struct Flat {
+        /// Number of elements of each operand, fewer than 2³¹.
+        pub numel: u32,
+    }
 }
 
-crate::cuda_struct!(Flat { numel });
-
-/// A number of up to 64 bits among a kernel's arguments. Stored in halves, so that the field before
-/// needs no padding: the time of short kernels depends on the number of cache lines of their
-/// parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Bits {
-    low: u32,
-    high: u32,
+cuda_struct! {
+    /// A number of up to 64 bits among a kernel's arguments. Stored in halves, so that the field
+    /// before needs no padding: the time of short kernels depends on the number of cache lines of
+    /// their parameters.
+    #[derive(Default, PartialEq, Eq)]
+    pub struct Bits {
+        low: u32,
+        high: u32,
+    }
 }
-
-crate::cuda_struct!(Bits { low, high });
 
 impl From<u64> for Bits {
     fn from(bits: u64) -> Self {
@@ -45,46 +42,31 @@ impl From<Bits> for u64 {
     }
 }
 
-/// A dimension of an [`Index`].
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct IndexDim<const N: usize> {
-    size: u32,
-    /// Multiplier with which a GPU divides by `size`, together with `shift`.
-    magic: u32,
-    shift: u32,
-    /// Stride of each operand, in elements.
-    strides: [i32; N],
+cuda_struct! {
+    /// A dimension of an [`Index`].
+    struct IndexDim<const N: usize> {
+        size: u32,
+        /// Multiplier with which a GPU divides by `size`, together with `shift`.
+        magic: u32,
+        shift: u32,
+        /// Stride of each operand, in elements.
+        strides: [i32; N],
+    }
 }
 
-// SAFETY: all fields are 32-bit integers, so zeros are valid.
-unsafe impl<const N: usize> Zeroable for IndexDim<N> {}
-// SAFETY: `repr(C)` with 32-bit integers only: no padding, every bit pattern is valid.
-unsafe impl<const N: usize> Pod for IndexDim<N> {}
-
-crate::cuda_struct!(IndexDim<N> { size, magic, shift, strides });
-
-/// Elements of `N` operands of common sizes, from the innermost dimension out. The fields of a
-/// dimension are stored together, because a small kernel waits for each cache line of its
-/// parameters.
-///
-/// There are at least 1 and fewer than 2³¹ elements, and every offset fits `i32`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Index<const N: usize> {
-    numel: u32,
-    ndim: u32,
-    pub(super) runs: Runs,
-    dims: [IndexDim<N>; MAX_DIMS],
+cuda_struct! {
+    /// Elements of `N` operands of common sizes, from the innermost dimension out. The fields of a
+    /// dimension are stored together, because a small kernel waits for each cache line of its
+    /// parameters.
+    ///
+    /// There are at least 1 and fewer than 2³¹ elements, and every offset fits `i32`.
+    pub struct Index<const N: usize> {
+        numel: u32,
+        ndim: u32,
+        pub(super) runs: Runs,
+        dims: [IndexDim<N>; MAX_DIMS],
+    }
 }
-
-// SAFETY: all fields are 32-bit integers, so zeros are valid.
-unsafe impl<const N: usize> Zeroable for Index<N> {}
-// SAFETY: `repr(C)` with 32-bit integers only, those of `Runs` too: no padding, every bit pattern is
-// valid.
-unsafe impl<const N: usize> Pod for Index<N> {}
-
-crate::cuda_struct!(Index<N> { numel, ndim, runs, dims });
 
 impl<const N: usize> Index<N> {
     /// Returns the number of elements of each operand.

@@ -1,10 +1,10 @@
 //! The dimensions that a kernel walks, of any size, in the caller's order.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 use smallvec::SmallVec;
 
 use super::space::MAX_DIMS;
-use crate::{ErrorKind, Result};
+use crate::{ErrorKind, Result, cuda_struct};
 
 /// A dimension of `N` operands: its size, and their strides in elements.
 pub type Dim<const N: usize> = (usize, [isize; N]);
@@ -28,26 +28,19 @@ pub(super) fn merged<const N: usize>(
     merged
 }
 
-/// Dimensions of `N` operands in 64-bit form, for kernels over more elements than 32 bits can
-/// count; [`Index`](super::Index) is faster for fewer. CUDA's `walk` computes the offset of an
-/// element.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Walk<const N: usize> {
-    ndim: u64,
-    sizes: [u64; MAX_DIMS],
-    /// Multipliers with which a GPU divides by `sizes`, together with `shift`.
-    magic: [u64; MAX_DIMS],
-    shift: [u64; MAX_DIMS],
-    strides: [[i64; MAX_DIMS]; N],
+cuda_struct! {
+    /// Dimensions of `N` operands in 64-bit form, for kernels over more elements than 32 bits can
+    /// count; [`Index`](super::Index) is faster for fewer. CUDA's `walk` computes the offset of an
+    /// element.
+    pub struct Walk<const N: usize> {
+        ndim: u64,
+        sizes: [u64; MAX_DIMS],
+        /// Multipliers with which a GPU divides by `sizes`, together with `shift`.
+        magic: [u64; MAX_DIMS],
+        shift: [u64; MAX_DIMS],
+        strides: [[i64; MAX_DIMS]; N],
+    }
 }
-
-crate::cuda_struct!(Walk<N> { ndim, sizes, magic, shift, strides });
-
-// SAFETY: all fields are numbers, so zeros are valid.
-unsafe impl<const N: usize> Zeroable for Walk<N> {}
-// SAFETY: `repr(C)` with 64-bit integers only: no padding, every bit pattern is valid.
-unsafe impl<const N: usize> Pod for Walk<N> {}
 
 impl<const N: usize> Walk<N> {
     /// Creates a walk of these dimensions, from the innermost out. Merges neighbours.

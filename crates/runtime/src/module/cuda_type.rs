@@ -129,8 +129,19 @@ pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
 /// assert!(source.text().contains("u32 sizes[2];"));
 /// ```
 ///
-/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its
-/// fields. A struct that is generic over a number is written `cuda_struct!(Index<N> { .. })`.
+/// A struct may be generic over a number: `struct Args<const N: usize> { .. }`. All its fields then have the same
+/// alignment, so that no number makes padding:
+///
+/// ```compile_fail,E0080
+/// warpline_runtime::cuda_struct! {
+///     struct Args<const N: usize> {
+///         scales: [f32; N],
+///         size: u64,
+///     }
+/// }
+/// ```
+///
+/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its fields.
 #[macro_export]
 macro_rules! cuda_struct {
     (
@@ -146,6 +157,39 @@ macro_rules! cuda_struct {
             $($(#[$field_meta])* $field_vis $field: $ty),*
         }
         $crate::cuda_struct!($name { $($field),* });
+    };
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident<const $n:ident: usize> {
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ty),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug)]
+        #[repr(C)]
+        $vis struct $name<const $n: usize> {
+            $($(#[$field_meta])* $field_vis $field: $ty),*
+        }
+
+        const _: () = {
+            const fn same<const $n: usize>() -> bool {
+                $(align_of::<$ty>() == align_of::<$name<$n>>() &&)* true
+            }
+            assert!(same::<1>(), "the fields of a generic struct have the same alignment");
+            const fn plain<T: ::bytemuck::Pod>() {}
+            const fn fields<const $n: usize>() {
+                $(plain::<$ty>();)*
+            }
+            fields::<1>();
+        };
+        // SAFETY: all fields are `Pod`, as `fields` requires for any number.
+        unsafe impl<const $n: usize> ::bytemuck::Zeroable for $name<$n> {}
+        // SAFETY: all fields are `Pod`, as `fields` requires for any number. In `repr(C)`, fields of
+        // the same alignment have no padding; arrays have the alignment of their elements, whatever
+        // their number.
+        unsafe impl<const $n: usize> ::bytemuck::Pod for $name<$n> {}
+
+        $crate::cuda_struct!($name<$n> { $($field),* });
     };
     ($name:ident $(<$n:ident>)? { $first:ident $(, $field:ident)* $(,)? }) => {
         impl$(<const $n: usize>)? $crate::module::CudaType for $name$(<$n>)? {

@@ -15,7 +15,7 @@ pub const SPACE: &str = include_str!("../cuda/space.cuh");
 
 /// The positions of the elements of a [`Walk`](crate::iter::Walk).
 pub const WALK: &str = include_str!("../cuda/walk.cuh");
-/// The starting point of random ops, computed from a [`Place`](crate::graph::Place).
+/// The starting point of random ops, computed from a [`PhiloxState`](crate::graph::PhiloxState).
 pub const PHILOX: &str = include_str!("../cuda/philox.cuh");
 
 /// Start of every source: Rust's names of number types, and the codes of dtypes.

@@ -77,16 +77,16 @@ pub fn fold(
     let (output_size, kernel_size) = (output_size.per_dimension(), kernel_size.per_dimension());
     let window = of_images(OP, input, output_size, kernel_size, options.into_options())?;
     let fits = match *input.size() {
-        [.., rows, places] if input.dim() <= 3 => {
-            rows.is_multiple_of(window.taps()) && places == window.places()
+        [.., rows, positions] if input.dim() <= 3 => {
+            rows.is_multiple_of(window.taps()) && positions == window.positions()
         }
         _ => false,
     };
     if !fits {
         let reason = format!(
-            "columns of {:?}; a window of {kernel_size:?} has {} places on an image of {output_size:?}",
+            "columns of {:?}; a window of {kernel_size:?} has {} positions on an image of {output_size:?}",
             input.size(),
-            window.places()
+            window.positions()
         );
         return Err(Error::shape(OP, reason));
     }
@@ -127,7 +127,7 @@ fn of_images(
 #[track_caller]
 fn image_to_columns(x: &Tensor, of: Window) -> Result<Tensor> {
     let (exec, rows) = (x.exec()?, x.size()[1].saturating_mul(of.taps()));
-    let out = exec.empty(&[x.size()[0], rows, of.places()], x.dtype())?;
+    let out = exec.empty(&[x.size()[0], rows, of.positions()], x.dtype())?;
     im2col(exec.target(), x.as_view(), &of, out.as_view())?;
     if !should_record(&[x]) {
         return Ok(out);

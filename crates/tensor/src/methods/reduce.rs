@@ -129,7 +129,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
 
 /// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
 /// input, the result and the reduced dimensions, or `none`. A reduction that is missing here does not compile.
-macro_rules! reductions {
+macro_rules! reduction_methods {
     ($(
         $(#[$doc:meta])*
         $name:ident $keep:ident $op:ident($dims:ident: $into:ident => $convert:ident), gradient $gradient:tt;
@@ -161,7 +161,7 @@ macro_rules! reductions {
         #[track_caller]
         fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: ReducedDims) -> Result<Tensor> {
             match op {$(
-                ReduceOp::$op => reductions!(@gradient $gradient, op, a, out, reduced),
+                ReduceOp::$op => reduction_methods!(@gradient $gradient, op, a, out, reduced),
             )*}
         }
     };
@@ -178,7 +178,7 @@ macro_rules! reductions {
     }};
 }
 
-reductions! {
+reduction_methods! {
     /// The sum over dimensions (`torch.sum`). Integers and bools give `int64`.
     sum sum_keepdim Sum(dims: IntoDims => into_dims),
         gradient { (_, _, reduced) => Sum { reduced } };

@@ -1,7 +1,11 @@
-//! A parser of the public functions in a crate's sources, including functions that macros declare.
+//! A scanner for the public functions in a crate's sources, including functions that macros declare.
+//!
+//! It works on tokens, because the body of a macro is not a tree of items.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+use proc_macro2::TokenTree::{self, Group, Ident};
+use proc_macro2::{Delimiter, TokenStream};
 
 /// A public function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,9 +14,9 @@ pub(crate) struct Function {
     /// function.
     pub(crate) owner: Option<String>,
     pub(crate) name: String,
-    /// The text between the parentheses.
+    /// The text between the parentheses, without spaces except between words.
     pub(crate) parameters: String,
-    /// The text of the returned type. Empty for `()`.
+    /// The text of the returned type, without spaces except between words. Empty for `()`.
     pub(crate) output: String,
     /// Whether the name comes from the arguments of a macro call.
     pub(crate) from_macro: bool,
@@ -36,126 +40,192 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns the public functions of a file's text.
 pub(crate) fn functions(text: &str) -> Vec<Function> {
-    let text = without_comments(text);
-    let (impls, macros) = (impls(&text), macros(&text));
-    let heads = ["pub fn ", "pub const fn "];
-    let mut found = Vec::new();
-    for (at, head) in heads.iter().flat_map(|head| text.match_indices(head)) {
-        let rest = &text[at + head.len()..];
-        let word_end = rest.find(|c| !is_word(c) && c != '$').unwrap_or(rest.len());
-        let (word, rest) = rest.split_at(word_end);
-        let Some((parameters, output)) = signature(rest) else { continue };
-        let innermost = impls.iter().rfind(|(range, _)| range.contains(&at));
-        let function = |name: &str, from_macro| Function {
-            owner: innermost.map(|(_, owner)| owner.clone()),
-            name: name.to_owned(),
-            parameters: parameters.to_owned(),
-            output: output.to_owned(),
-            from_macro,
-        };
-        match word.strip_prefix('$') {
-            None => found.push((at, function(word, false))),
-            Some(variable) => {
-                let Some(rules) = macros.iter().find(|rules| rules.body.contains(&at)) else {
-                    continue;
-                };
-                found.extend(rules.names(&text, variable).map(|name| (at, function(name, true))));
-            }
-        }
-    }
-    found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, function)| function).collect()
+    let tokens: TokenStream = text.parse().expect("a Rust file");
+    let mut scanner = Scanner { calls: Vec::new(), functions: Vec::new() };
+    scanner.add_calls(tokens.clone());
+    scanner.scan(tokens, None, None);
+    scanner.functions
 }
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-fn without_comments(text: &str) -> String {
-    let code = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
-    code.flat_map(|line| [line, "\n"]).collect()
-}
-
-/// Returns the range between the bracket at the start of `from` and the closing bracket.
-fn group(text: &str, from: usize) -> Option<Range<usize>> {
-    let mut depth = 0;
-    let end = text[from..].find(|c| {
-        depth += i32::from(matches!(c, '(' | '{' | '[')) - i32::from(matches!(c, ')' | '}' | ']'));
-        depth == 0
-    })?;
-    Some(from + 1..from + end)
-}
-
-/// Splits the text after a function's name into the parameters and the returned type.
-fn signature(rest: &str) -> Option<(&str, &str)> {
-    let parameters = group(rest, rest.find('(')?)?;
-    let behind = &rest[parameters.end + 1..];
-    let end = behind.find(['{', ';']).unwrap_or(behind.len());
-    let output = behind[..end].split("where").next().unwrap_or_default().trim();
-    Some((&rest[parameters], output.strip_prefix("->").unwrap_or_default().trim()))
-}
-
-/// Returns each `impl` block with the name of its type.
-fn impls(text: &str) -> Vec<(Range<usize>, String)> {
-    let starts = text.match_indices("impl").filter(|(at, _)| {
-        let line = text[..*at].rfind('\n').map_or(0, |end| end + 1);
-        text[line..*at].trim().is_empty()
-    });
-    let blocks = starts.filter_map(|(at, word)| {
-        let open = at + text[at..].find('{')?;
-        let mut head = text[at + word.len()..open].trim();
-        if head.starts_with('<') {
-            let mut depth = 0;
-            let end = head.find(|c| {
-                depth += i32::from(c == '<') - i32::from(c == '>');
-                depth == 0
-            })?;
-            head = &head[end + 1..];
-        }
-        let owner = head.split_once(" for ").map_or(head, |(_, owner)| owner).trim();
-        let owner: String = owner.chars().take_while(|c| is_word(*c)).collect();
-        Some((group(text, open)?, owner))
-    });
-    blocks.collect()
+struct Scanner {
+    /// The name of each macro that is called with braces, and the arguments.
+    calls: Vec<(String, TokenStream)>,
+    functions: Vec<Function>,
 }
 
 /// A macro that takes entries of names, each closed by a semicolon.
-struct Rules<'a> {
-    name: &'a str,
-    body: Range<usize>,
+struct Rules {
+    name: String,
     /// The matcher's variables for identifiers, in order.
-    variables: Vec<&'a str>,
+    variables: Vec<String>,
 }
 
-fn macros(text: &str) -> Vec<Rules<'_>> {
-    let found = text.match_indices("macro_rules! ").filter_map(|(at, word)| {
-        let from = at + word.len();
-        let name = &text[from..from + text[from..].find(|c| !is_word(c))?];
-        let body = group(text, from + text[from..].find('{')?)?;
-        let matcher = &text[group(text, body.start + text[body.clone()].find('(')?)?];
-        let variables = matcher.split('$').filter_map(|part| part.split_once(":ident"));
-        let variables = variables.map(|(name, _)| name).collect();
-        Some(Rules { name, body, variables })
-    });
-    found.collect()
-}
-
-impl Rules<'_> {
-    /// Returns the values of a variable in all calls of the macro in a file.
-    fn names<'a>(&self, text: &'a str, variable: &str) -> impl Iterator<Item = &'a str> {
-        let place = self.variables.iter().position(|name| *name == variable);
-        let call = format!("\n{}! {{", self.name);
-        let starts: Vec<usize> =
-            text.match_indices(&call).map(|(at, call)| at + call.len()).collect();
-        let bodies = starts.into_iter().filter_map(|at| Some(&text[group(text, at - 1)?]));
-        let entries = bodies.flat_map(|body| body.split(';'));
-        entries.filter_map(move |entry| {
-            let entry = entry.trim();
-            // Attributes come before the names.
-            let names = entry.rfind(']').filter(|_| entry.starts_with('#'));
-            let names = names.map_or(entry, |end| &entry[end + 1..]);
-            let end = names.find(|c: char| !is_word(c) && !c.is_whitespace());
-            names[..end.unwrap_or(names.len())].split_whitespace().nth(place?)
-        })
+impl Scanner {
+    fn add_calls(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for (at, token) in tokens.iter().enumerate() {
+            let TokenTree::Group(group) = token else { continue };
+            match &tokens[..at] {
+                [.., Ident(name), TokenTree::Punct(mark)]
+                    if mark.as_char() == '!' && group.delimiter() == Delimiter::Brace =>
+                {
+                    self.calls.push((name.to_string(), group.stream()));
+                }
+                _ => self.add_calls(group.stream()),
+            }
+        }
     }
+
+    /// Adds the public functions of an `impl` block of `owner`, or of other code.
+    fn scan(&mut self, tokens: TokenStream, owner: Option<&str>, rules: Option<&Rules>) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mut at = 0;
+        while at < tokens.len() {
+            let rest = &tokens[at..];
+            at += 1;
+            match rest {
+                [Ident(word), TokenTree::Punct(_), Ident(name), Group(body), ..]
+                    if word == "macro_rules" =>
+                {
+                    let matcher = body.stream().into_iter().next().into_iter().collect();
+                    let rules = Rules { name: name.to_string(), variables: variables(matcher) };
+                    self.scan(body.stream(), None, Some(&rules));
+                    at += 3;
+                }
+                [Ident(word), ..] if word == "impl" && starts_item(&tokens[..at - 1]) => {
+                    let head = rest.iter().take_while(|token| !is_braces(token));
+                    let head: Vec<&TokenTree> = head.skip(1).collect();
+                    at += head.len();
+                    if let Some(Group(body)) = rest.get(1 + head.len()) {
+                        self.scan(body.stream(), Some(&type_name(&head)), rules);
+                        at += 1;
+                    }
+                }
+                [Ident(word), Ident(head), ..] if word == "pub" && head == "fn" => {
+                    self.add(&rest[2..], owner, rules);
+                }
+                [Ident(word), Ident(head), Ident(last), ..]
+                    if word == "pub" && head == "const" && last == "fn" =>
+                {
+                    self.add(&rest[3..], owner, rules);
+                }
+                [Group(group), ..] => self.scan(group.stream(), owner, rules),
+                _ => {}
+            }
+        }
+    }
+
+    /// Adds the function whose name and signature come first.
+    fn add(&mut self, tokens: &[TokenTree], owner: Option<&str>, rules: Option<&Rules>) {
+        let is_list = |token: &TokenTree| matches!(token, Group(group) if group.delimiter() == Delimiter::Parenthesis);
+        let Some(list) = tokens.iter().position(is_list) else { return };
+        let output = tokens[list + 1..].iter().take_while(|token| match token {
+            Ident(word) => word != "where",
+            TokenTree::Punct(mark) => mark.as_char() != ';',
+            token => !is_braces(token),
+        });
+        // The arrow has two tokens.
+        let output: TokenStream = output.skip(2).cloned().collect();
+        let Group(parameters) = &tokens[list] else { return };
+        let (parameters, output) = (text(parameters.stream()), text(output));
+        let (names, from_macro) = match (tokens, rules) {
+            ([Ident(name), ..], _) => (vec![name.to_string()], false),
+            ([_, Ident(variable), ..], Some(rules)) => (self.values(rules, variable), true),
+            _ => return,
+        };
+        self.functions.extend(names.into_iter().map(|name| Function {
+            owner: owner.map(str::to_owned),
+            name,
+            parameters: parameters.clone(),
+            output: output.clone(),
+            from_macro,
+        }));
+    }
+
+    /// Returns the values of a macro's variable in all its calls.
+    fn values(&self, rules: &Rules, variable: &proc_macro2::Ident) -> Vec<String> {
+        let Some(position) = rules.variables.iter().position(|name| variable == name) else {
+            return Vec::new();
+        };
+        let calls = self.calls.iter().filter(|(name, _)| *name == rules.name);
+        let mut values = Vec::new();
+        for (_, arguments) in calls {
+            let arguments: Vec<TokenTree> = arguments.clone().into_iter().collect();
+            for entry in arguments.split(|token| is_mark(token, ';')) {
+                // An attribute has two tokens.
+                let attributes = entry.iter().step_by(2).take_while(|token| is_mark(token, '#'));
+                let names = entry.iter().skip(2 * attributes.count());
+                let mut names = names.map_while(|token| match token {
+                    Ident(name) => Some(name.to_string()),
+                    _ => None,
+                });
+                values.extend(names.nth(position));
+            }
+        }
+        values
+    }
+}
+
+fn is_mark(token: &TokenTree, mark: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
+}
+
+fn is_braces(token: &TokenTree) -> bool {
+    matches!(token, Group(group) if group.delimiter() == Delimiter::Brace)
+}
+
+/// Returns whether an item may follow these tokens. An `impl` elsewhere is a type.
+fn starts_item(before: &[TokenTree]) -> bool {
+    match before.last() {
+        None | Some(Group(_)) => true,
+        Some(Ident(word)) => word == "unsafe",
+        Some(token) => is_mark(token, ';'),
+    }
+}
+
+/// Returns the first word of the type in the head of an `impl` block. Empty if a macro's argument names the type.
+fn type_name(head: &[&TokenTree]) -> String {
+    let (mut depth, mut name) = (0, None);
+    for (at, token) in head.iter().enumerate() {
+        let follows = |mark| at > 0 && is_mark(head[at - 1], mark);
+        match token {
+            token if is_mark(token, '<') => depth += 1,
+            token if is_mark(token, '>') => depth -= 1,
+            Ident(word) if depth == 0 && word == "for" => name = None,
+            Ident(word) if depth == 0 && name.is_none() && !follows('\'') => {
+                name = Some(if follows('$') { String::new() } else { word.to_string() });
+            }
+            _ => {}
+        }
+    }
+    name.unwrap_or_default()
+}
+
+/// Returns the names of a matcher's variables for identifiers.
+fn variables(matcher: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = matcher.into_iter().collect();
+    let mut names = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        match (token, &tokens[..at]) {
+            (Group(group), _) => names.extend(variables(group.stream())),
+            (Ident(kind), [.., Ident(name), colon]) if kind == "ident" && is_mark(colon, ':') => {
+                names.push(name.to_string());
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Returns the text of tokens. Lists of parameters and types need no spaces except between words.
+fn text(tokens: TokenStream) -> String {
+    let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let mut joined = String::new();
+    for word in tokens.to_string().split_whitespace() {
+        if is_word(joined.chars().last()) && is_word(word.chars().next()) {
+            joined.push(' ');
+        }
+        joined += word;
+    }
+    joined
 }

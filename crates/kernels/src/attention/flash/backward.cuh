@@ -9,20 +9,20 @@ template <class T, int D>
 __device__ __forceinline__ void backward_queries(
     const T* q, const T* k, const T* v, const void* mask, const T* out, const T* grad, const f32* lse, f32* delta, T* dq,
     const Attention& p) {
-    constexpr u32 R = TAKEN(D);
+    constexpr u32 R = STEP_ROWS(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_keys = k + start_of_keys(p, p.k, batch), *own_values = v + start_of_keys(p, p.v, batch);
-        const i64 own_mask = start_of_mask(p, batch);
+        const i64 own_mask = start(p, p.mask, batch);
         u32 query[D / 16][4], slope[D / 16][4];
         f32 common[2] = {}, log[2];
         T* const others = tiles + ROWS * PITCH(D);
         __syncthreads();
-        fetch_tile<T, D, ROWS>(tiles, grad + start(p, p.grad, batch), p.grad.row, first, queries, width);
-        fetch_tile<T, D, ROWS>(others, out + start(p, p.out, batch), p.out.row, first, queries, width);
+        const T *own_grad = grad + start(p, p.grad, batch), *own_out = out + start(p, p.out, batch);
+        fetch_tiles<T, D, ROWS>(tiles, own_grad, p.grad.row, own_out, p.out.row, first, queries, width);
         await_fetched();
         read_own<T, D>(slope, tiles);
         read_own<T, D>(query, others);
@@ -48,13 +48,11 @@ __device__ __forceinline__ void backward_queries(
         __syncthreads();
         f32 sums[D / 8][4] = {};
         T *keys = tiles, *next = tiles + 2 * TILE(D);
-        fetch_tile<T, D, R>(keys, own_keys, p.k.row, 0, end, width);
-        fetch_tile<T, D, R>(keys + TILE(D), own_values, p.v.row, 0, end, width);
+        fetch_tiles<T, D, R>(keys, own_keys, p.k.row, own_values, p.v.row, 0, end, width);
         for (u32 at = 0; at < end; at += R) {
             await_fetched();
             if (at + R < end) {
-                fetch_tile<T, D, R>(next, own_keys, p.k.row, at + R, end, width);
-                fetch_tile<T, D, R>(next + TILE(D), own_values, p.v.row, at + R, end, width);
+                fetch_tiles<T, D, R>(next, own_keys, p.k.row, own_values, p.v.row, at + R, end, width);
             }
             f32 scores[R / 8][4] = {}, slopes[R / 8][4] = {};
             by_rows<T, D, R>(scores, query, keys);
@@ -107,7 +105,7 @@ template <class T, int D>
 __device__ __forceinline__ void backward_keys(
     const T* q, const T* k, const T* v, const void* mask, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
     const Attention& p) {
-    constexpr u32 R = TAKEN(D);
+    constexpr u32 R = STEP_ROWS(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     __shared__ f32 sums[2][2 * R];
     const u32 keys = (u32)p.keys, count = (u32)p.queries, width = (u32)p.width;
@@ -119,8 +117,8 @@ __device__ __forceinline__ void backward_keys(
         u32 key[D / 16][4], value[D / 16][4];
         T* const others = tiles + ROWS * PITCH(D);
         __syncthreads();
-        fetch_tile<T, D, ROWS>(tiles, k + start_of_keys(p, p.k, from), p.k.row, first, keys, width);
-        fetch_tile<T, D, ROWS>(others, v + start_of_keys(p, p.v, from), p.v.row, first, keys, width);
+        const T *own_keys = k + start_of_keys(p, p.k, from), *own_values = v + start_of_keys(p, p.v, from);
+        fetch_tiles<T, D, ROWS>(tiles, own_keys, p.k.row, own_values, p.v.row, first, keys, width);
         await_fetched();
         read_own<T, D>(key, tiles);
         read_own<T, D>(value, others);
@@ -129,13 +127,12 @@ __device__ __forceinline__ void backward_keys(
         for (u64 batch = from; batch < from + p.group; batch++) {
             const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);
             const f32 *logs = lse + batch * p.queries, *commons = delta + batch * p.queries;
-            const i64 own_mask = start_of_mask(p, batch);
+            const i64 own_mask = start(p, p.mask, batch);
             // The last tiles of the former head were read.
             if (batch > from) __syncthreads();
             u32 stage = 0;
             if (begin < count) {
-                fetch_tile<T, D, R>(tiles, own_queries, p.q.row, begin, count, width);
-                fetch_tile<T, D, R>(tiles + TILE(D), own_grads, p.grad.row, begin, count, width);
+                fetch_tiles<T, D, R>(tiles, own_queries, p.q.row, own_grads, p.grad.row, begin, count, width);
                 read_sums<R>(sums[0], logs, commons, begin, count);
             }
             for (u32 at = begin; at < count; at += R, stage ^= 1) {
@@ -144,8 +141,7 @@ __device__ __forceinline__ void backward_keys(
                 const f32* const own = sums[stage];
                 if (at + R < count) {
                     T* const next = tiles + (stage ^ 1) * 2 * TILE(D);
-                    fetch_tile<T, D, R>(next, own_queries, p.q.row, at + R, count, width);
-                    fetch_tile<T, D, R>(next + TILE(D), own_grads, p.grad.row, at + R, count, width);
+                    fetch_tiles<T, D, R>(next, own_queries, p.q.row, own_grads, p.grad.row, at + R, count, width);
                     read_sums<R>(sums[stage ^ 1], logs, commons, at + R, count);
                 }
                 f32 weights[R / 8][4] = {}, slopes[R / 8][4] = {};

@@ -4,7 +4,7 @@
 template <class T, int D>
 __device__ __forceinline__ void attend(
     const T* q, const T* k, const T* v, const void* mask, T* out, f32* lse, const Attention& p) {
-    constexpr u32 R = TAKEN(D);
+    constexpr u32 R = STEP_ROWS(D);
     __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
     // Under the causal mask the last queries attend to the most keys, so their blocks start first.
@@ -12,7 +12,7 @@ __device__ __forceinline__ void attend(
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_keys = k + start_of_keys(p, p.k, batch), *own_values = v + start_of_keys(p, p.v, batch);
-        const i64 own_mask = start_of_mask(p, batch);
+        const i64 own_mask = start(p, p.mask, batch);
         __syncthreads();
         fetch_tile<T, D, ROWS>(tiles, q + start(p, p.q, batch), p.q.row, first, queries, width);
         await_fetched();
@@ -21,13 +21,11 @@ __device__ __forceinline__ void attend(
         __syncthreads();
         f32 sums[D / 8][4] = {}, most[2] = {-INFINITE, -INFINITE}, total[2] = {};
         T *keys = tiles, *next = tiles + 2 * TILE(D);
-        fetch_tile<T, D, R>(keys, own_keys, p.k.row, 0, end, width);
-        fetch_tile<T, D, R>(keys + TILE(D), own_values, p.v.row, 0, end, width);
+        fetch_tiles<T, D, R>(keys, own_keys, p.k.row, own_values, p.v.row, 0, end, width);
         for (u32 at = 0; at < end; at += R) {
             await_fetched();
             if (at + R < end) {
-                fetch_tile<T, D, R>(next, own_keys, p.k.row, at + R, end, width);
-                fetch_tile<T, D, R>(next + TILE(D), own_values, p.v.row, at + R, end, width);
+                fetch_tiles<T, D, R>(next, own_keys, p.k.row, own_values, p.v.row, at + R, end, width);
             }
             f32 scores[R / 8][4] = {};
             by_rows<T, D, R>(scores, own, keys);

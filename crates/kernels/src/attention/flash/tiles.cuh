@@ -8,8 +8,8 @@
 #define PITCH(D) ((D) + 8)
 // Rows of keys or queries per step, and the size of their tile in halves. A block computes with two
 // tiles while it fetches the next two.
-#define TAKEN(D) ((D) == 64 ? 64 : 32)
-#define TILE(D) (TAKEN(D) * PITCH(D))
+#define STEP_ROWS(D) ((D) == 64 ? 64 : 32)
+#define TILE(D) (STEP_ROWS(D) * PITCH(D))
 
 // Packs two halves into a word, the first in the low bits.
 template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high);
@@ -79,6 +79,14 @@ __device__ __forceinline__ void fetch_tile(T* tile, const T* from, i64 step, u32
         const bool is = first + row < count && column < width;
         fetch(tile + row * PITCH(D) + column, is ? from + (i64)(first + row) * step + column : from, is);
     }
+}
+
+// Fetches `R` rows of two matrices into two tiles.
+template <class T, int D, int R>
+__device__ __forceinline__ void
+fetch_tiles(T* tiles, const T* a, i64 step_a, const T* b, i64 step_b, u32 first, u32 count, u32 width) {
+    fetch_tile<T, D, R>(tiles, a, step_a, first, count, width);
+    fetch_tile<T, D, R>(tiles + R * PITCH(D), b, step_b, first, count, width);
 }
 
 // Loads the sixteen rows of a tile that belong to this warp, as left operands of products.
@@ -159,8 +167,8 @@ __device__ __forceinline__ void write_own(T* to, i64 step, u32 first, u32 count,
     }
 }
 
-// Returns the offset of a batch of queries in an operand.
-__device__ __forceinline__ i64 start(const Attention& p, const Steps& s, u64 batch) {
+// Returns the offset of a batch of queries in an operand or in the mask.
+template <class S> __device__ __forceinline__ i64 start(const Attention& p, const S& s, u64 batch) {
     const u64 outer = batch / p.inner;
     return (i64)outer * s.outer + (i64)(batch - outer * p.inner) * s.inner;
 }
@@ -169,12 +177,6 @@ __device__ __forceinline__ i64 start(const Attention& p, const Steps& s, u64 bat
 __device__ __forceinline__ i64 start_of_keys(const Attention& p, const Steps& s, u64 batch) {
     const u64 outer = batch / p.inner;
     return (i64)outer * s.outer + (i64)((batch - outer * p.inner) / p.group) * s.inner;
-}
-
-// Returns the offset of a mask's first element for a batch of queries.
-__device__ __forceinline__ i64 start_of_mask(const Attention& p, u64 batch) {
-    const u64 outer = batch / p.inner;
-    return (i64)outer * p.mask.outer + (i64)(batch - outer * p.inner) * p.mask.inner;
 }
 
 // Returns the value that a mask adds to a score, in base 2.

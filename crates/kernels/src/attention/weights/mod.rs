@@ -12,7 +12,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 use crate::math::vectorized;
 use crate::programs::{FLOATS, LANES, committed};
 use crate::softmax::EXPONENTIAL;
-use crate::softmax::row::{BLOCK, Float, Row};
+use crate::softmax::row::{BLOCK, Exp, Row};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{
@@ -226,7 +226,7 @@ fn run<const N: usize>(
 /// of the compute type of `T`, and weights, of `T`.
 unsafe fn forward<T>(launch: &HostLaunch<'_>, p: &Attention)
 where
-    T: HostElement<Compute: Float>,
+    T: HostElement<Compute: Exp>,
 {
     let (scores, weights) =
         (SharedPtr::<T::Compute>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));

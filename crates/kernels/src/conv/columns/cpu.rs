@@ -11,19 +11,19 @@ use super::Columns;
 pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Columns) {
     let (image, columns) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
-    let (taps, places) = (t.taps(), t.places());
+    let (taps, positions) = (t.taps(), t.positions());
     let [_, height, width] = t.kernel;
     let step = p.image[4] as isize;
     let rows = p.batch as usize * channels * taps;
-    parallel_for(launch.parallel, rows, (GRAIN / places).max(1), |rows| {
+    parallel_for(launch.parallel, rows, (GRAIN / positions).max(1), |rows| {
         for row in rows {
             let (n, c, tap) = (row / (channels * taps), row / taps % channels, (row % taps) as i32);
             let from = n as i64 * p.image[0] + c as i64 * p.image[1];
             let to = n as i64 * p.columns[0] + (c * taps) as i64 * p.columns[1];
             let to = columns.at((to + i64::from(tap) * p.columns[1]) as isize);
-            // SAFETY: the columns have a row of `places` adjacent elements here, and the row
+            // SAFETY: the columns have a row of `positions` adjacent elements here, and the row
             // belongs to this thread.
-            let row = unsafe { std::slice::from_raw_parts_mut(to, places) };
+            let row = unsafe { std::slice::from_raw_parts_mut(to, positions) };
             let [i, j, k] = [tap / (height * width), tap / width % height, tap % width];
             let lines = row.chunks_exact_mut(t.output[2] as usize);
             for (line, to) in lines.enumerate() {
@@ -65,10 +65,10 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
 pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns) {
     let (columns, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
-    let (taps, places, elements) = (t.taps(), t.places(), t.elements());
+    let (taps, positions, elements) = (t.taps(), t.positions(), t.elements());
     let [_, height, width] = t.kernel;
     let planes = p.batch as usize * channels;
-    let grain = (GRAIN / (places * taps).max(1)).max(1);
+    let grain = (GRAIN / (positions * taps).max(1)).max(1);
     parallel_for(launch.parallel, planes, grain, |planes| {
         let zero = T::Compute::from_bits(0);
         let mut sums = vec![zero; elements];

@@ -8,11 +8,11 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use std::panic::Location;
-
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
 
 use crate::programs::{BITS, FLOATS, committed};
 use crate::window::{Taps, Window, grid, images};
@@ -60,7 +60,7 @@ cuda_struct! {
 /// (`torch.nn.functional.unfold`).
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
-/// `window.input`. `columns` is `[batch, rows, places]` with stride 1 in the last dimension, one
+/// `window.input`. `columns` is `[batch, rows, positions]` with stride 1 in the last dimension, one
 /// row for each channel and window element, in this order, and one column for each position of the
 /// window. Elements outside of the image are 0. Supports every dtype.
 ///
@@ -89,7 +89,7 @@ pub fn im2col(
     if columns.numel() == 0 {
         return Ok(());
     }
-    let grid = grid(window.places(), [params.batch as usize, params.channels as usize]);
+    let grid = grid(window.positions(), [params.batch as usize, params.channels as usize]);
     TO_COLUMNS.launch(target, OP, &operands, &params, grid)
 }
 
@@ -122,18 +122,14 @@ pub fn col2im(
 
 #[track_caller]
 fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) -> Result<Columns> {
-    let location = Location::caller();
-    if image.dtype != columns.dtype {
-        let (expected, actual) = (image.dtype, columns.dtype);
-        return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location));
-    }
+    columns.check_dtype(op, image.dtype)?;
     let taps = window.packed(op)?;
     let ([batch, channels], strides) = images(op, image, window.input)?;
     let rows = channels.checked_mul(window.taps());
     let fits = columns.sizes().len() == 3
         && columns.sizes()[0] == batch
         && Some(columns.sizes()[1]) == rows
-        && columns.sizes()[2] == window.places()
+        && columns.sizes()[2] == window.positions()
         && (columns.sizes()[2] <= 1 || columns.strides()[2] == 1);
     if !fits {
         let reason = format!(
@@ -142,9 +138,9 @@ fn check(op: &'static str, image: View<'_>, window: &Window, columns: View<'_>) 
             columns.strides(),
             image.sizes(),
             rows.unwrap_or(usize::MAX),
-            window.places()
+            window.positions()
         );
-        return Err(Error::shape(op, reason).at(location));
+        return Err(Error::shape(op, reason));
     }
     let columns = [columns.strides()[0], columns.strides()[1]].map(|s| s as i64);
     Ok(Columns { taps, batch: batch as u32, channels: channels as u32, image: strides, columns })

@@ -54,7 +54,7 @@ fn reference(image: &[f64], [batch, channels]: [usize; 2], w: &Window) -> Vec<f6
     let plane: usize = w.input.iter().product();
     for nc in 0..batch * channels {
         for tap in 0..w.taps() {
-            for place in 0..w.places() {
+            for place in 0..w.positions() {
                 let of = |i: usize, s: [usize; 3]| [i / (s[1] * s[2]), i / s[2] % s[1], i % s[2]];
                 let (k, o) = (of(tap, w.kernel), of(place, w.output));
                 let at = |d: usize| {
@@ -90,12 +90,12 @@ fn images_to_columns_and_back(target: Target<'_>) {
                 (0..sizes.iter().product()).map(|i| (i * 7 % 13 + 1) as f64).collect();
             let image = Tensor::new(target, dtype, &sizes, &values);
             let rows = channels * w.taps();
-            let columns = Tensor::garbage(target, dtype, &[batch, rows, w.places()]);
+            let columns = Tensor::garbage(target, dtype, &[batch, rows, w.positions()]);
             im2col(target, image.view(), &w, columns.view()).unwrap();
             let expected = reference(&values, [batch, channels], &w);
             assert_eq!(columns.floats(target), expected, "{dtype} {w:?}");
             // Row-major columns of an image whose channels and spatial dimensions are exchanged.
-            let base = Tensor::garbage(target, dtype, &[rows, batch, w.places()]);
+            let base = Tensor::garbage(target, dtype, &[rows, batch, w.positions()]);
             let swapped = base.with(|l| l.transpose(0, 1));
             im2col(target, image.view(), &w, swapped.view()).unwrap();
             assert_eq!(swapped.floats(target), expected, "{dtype} {w:?}, the other way round");

@@ -7,26 +7,27 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parallel_for, rows};
 use warpline_runtime::iter::{HostLoop, Index};
 
-use super::run::Fused;
+use super::BackwardPass;
 use crate::elementwise::entry::Slices;
 use crate::elementwise::formula::{Formula, FormulaStep};
 use crate::elementwise::host::{Reader, SLICE, Writer};
-use crate::elementwise::run::NUMBER;
+use crate::elementwise::run::{NUMBER, Numbers};
 
-/// Computes gradients of `T`.
-pub(super) struct Backpropagation<T>(PhantomData<T>);
+/// Computes the gradients of `P` for elements of `T`.
+pub(super) struct Backpropagation<P, T>(PhantomData<(P, T)>);
 
 // SAFETY: `over` reads only inputs that are not numbers, and writes only wanted results.
-unsafe impl<T: HostElement, const I: usize, const N: usize> HostLoop<Fused<I>, N>
-    for Backpropagation<T>
+unsafe impl<P, T, const I: usize, const N: usize> HostLoop<Numbers<I>, N> for Backpropagation<P, T>
+where
+    P: BackwardPass,
+    T: HostElement,
 {
     const VARIANT: &'static str = T::DTYPE.suffix();
 
-    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &Fused<I>) {
-        // SAFETY: only launches of backward passes have `Fused` arguments. They have `I` inputs and
-        // then the results, with the dtypes in `args`. The caller guarantees elements at the
-        // positions of `index`, which no other thread writes.
-        unsafe { over::<T, I, N>(launch, index, *args, args.backward().formula()) }
+    unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
+        // SAFETY: the caller guarantees that the launch has `I` inputs and then the results, with the
+        // dtypes in `numbers` and elements at the positions of `index`, which no other thread writes.
+        unsafe { over::<T, I, N>(launch, index, *numbers, P::backward().formula()) }
     }
 }
 
@@ -40,7 +41,7 @@ type Slice<T> = [<T as HostElement>::Compute; SLICE];
 unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,
-    Fused { numbers, .. }: Fused<I>,
+    numbers: Numbers<I>,
     formula: &Formula,
 ) {
     let strides = index.inner_strides();
@@ -48,9 +49,9 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     // For each wanted result: its index among the views, the operand, and the step that computes
     // the gradient.
     let results: Vec<(usize, usize, usize)> = (I..N)
-        .zip(formula.computed())
+        .zip(formula.differentiable())
         .filter(|(k, _)| numbers.code(*k) != NUMBER)
-        .filter_map(|(k, &operand)| Some((k, operand, formula.gradient(operand)?)))
+        .filter_map(|(k, operand)| Some((k, operand, formula.gradient(operand)?)))
         .collect();
     let uses = formula.uses(results.iter().map(|(_, operand, _)| *operand));
     let steps: Vec<(usize, CpuStep)> = (formula.steps().iter().enumerate())
@@ -85,11 +86,11 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
             for first in (0..n).step_by(SLICE) {
                 let n = SLICE.min(n - first);
                 let offset = |k: usize| at[k] + first as isize * strides[k];
-                for (k, &leaf) in formula.leaves().iter().enumerate().take(I) {
-                    if uses[leaf] > 0 {
+                for (k, input) in inputs.iter_mut().enumerate() {
+                    if uses[k] > 0 {
                         // SAFETY: the caller guarantees the elements of the row, and `n` is at most
                         // [`SLICE`].
-                        values[leaf] = unsafe { inputs[k].read(offset(k), n) }.cast();
+                        values[k] = unsafe { input.read(offset(k), n) }.cast();
                     }
                 }
                 for (k, step_code) in &steps {
@@ -121,8 +122,8 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                     // SAFETY: the caller guarantees the elements of the row, and the step has `n`
                     // values.
                     unsafe {
-                        let place = out.place(offset(*k));
-                        values[*step].cast::<T::Compute>().copy_to_nonoverlapping(place, n);
+                        let to = out.results(offset(*k));
+                        values[*step].cast::<T::Compute>().copy_to_nonoverlapping(to, n);
                         out.write(offset(*k), n);
                     }
                 }

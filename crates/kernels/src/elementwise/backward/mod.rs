@@ -2,15 +2,15 @@
 //! its formulas.
 //!
 //! An op whose backward pass would take several launches has a program `NAME_backward` for
-//! floating-point dtypes. The program's inputs are the leaves that the formulas read. Its results
-//! are the computed gradients. Unwanted gradients, and inputs that only these read, are not
-//! accessed. Each step is printed as a call of its entry's CUDA expression (`cuda.rs`), inside the
+//! floating-point dtypes. The program's inputs are the operands, the gradient of the result and, if
+//! the formulas name it, the result. Its results are a gradient for each operand that has a formula.
+//! Unwanted gradients, and inputs that no wanted gradient reads, are not accessed. Each step is printed as a call of its entry's CUDA expression (`cuda.rs`), inside the
 //! kernels that entries use too. On the CPU, the entries' loops run over slices of 512 elements,
 //! step by step, so that intermediates need no memory (`host.rs`). Half-width floats are computed
 //! in `float32` and rounded once, when a gradient is written.
 //!
-//! The kernels' arguments contain the address of the [`Backward`], through which the CPU
-//! implementation finds the formula.
+//! A [`BackwardPass`] is a type for each backward pass, through which the CPU implementation finds
+//! the formulas.
 
 mod cuda;
 mod host;
@@ -22,11 +22,13 @@ use warpline_runtime::iter::CONVERTING_KERNELS;
 use warpline_runtime::module::{Program, Source};
 
 use super::formula::{Builder, Formula, MAX_OPERANDS};
+use super::run::MAX_VIEWS;
 use super::{extremes, table};
 use crate::programs::FLOATS;
 
 pub use cuda::source;
-pub use run::apply_backward;
+use run::LaunchBackward;
+pub use run::{BackwardKernels, apply_backward};
 
 /// The gradient formulas of an op, which are built on first use, and the program that computes
 /// them.
@@ -35,20 +37,33 @@ pub struct Backward {
     name: &'static str,
     build: fn(&mut Builder),
     formula: OnceLock<Formula>,
-    program: Program,
+    program: &'static Program,
+    kernels: &'static dyn LaunchBackward,
+}
+
+/// The type of a [`Backward`].
+#[doc(hidden)]
+pub trait BackwardPass: 'static {
+    fn backward() -> &'static Backward;
 }
 
 impl Backward {
     /// Creates the backward pass of an op.
     ///
     /// # Safety
-    /// `program` is made by [`program_of`](Self::program_of) with the [`source`] of this backward
-    /// pass, and its committed PTX was compiled from that source. `build` builds the same formula
-    /// on each call.
+    /// `kernels` are those of `program`, and of the [`BackwardPass`] that returns this backward
+    /// pass. `build` builds the same formula on each call. It declares all operands, then the
+    /// gradient of the result, then the result if a formula names it; these are the `I` inputs. It
+    /// sets `N - I` gradients.
     #[doc(hidden)]
     #[must_use]
-    pub const unsafe fn new(name: &'static str, program: Program, build: fn(&mut Builder)) -> Self {
-        Self { name, build, formula: OnceLock::new(), program }
+    pub const unsafe fn new<const I: usize, const N: usize>(
+        name: &'static str,
+        program: &'static Program,
+        kernels: &'static BackwardKernels<I, N>,
+        build: fn(&mut Builder),
+    ) -> Self {
+        Self { name, build, formula: OnceLock::new(), program, kernels }
     }
 
     /// Creates the program of a backward pass with this name and source.
@@ -72,17 +87,15 @@ impl Backward {
     /// Returns the program that computes the gradients, which has a variant for each floating-point
     /// dtype.
     #[must_use]
-    pub const fn program(&self) -> &Program {
-        &self.program
+    pub const fn program(&self) -> &'static Program {
+        self.program
     }
 
     /// Returns whether the program computes the gradients: one op at a time they would take several
-    /// launches, and kernels exist for this number of inputs and results.
+    /// launches, and there are at most eight inputs and results.
     #[must_use]
     pub fn is_fused(&self) -> bool {
-        let formula = self.formula();
-        formula.launches(0..MAX_OPERANDS) > 1
-            && cuda::has_kernels(formula.leaves().len(), formula.computed().len())
+        self.formula().launches(0..MAX_OPERANDS) > 1 && self.kernels.views() <= MAX_VIEWS
     }
 }
 
@@ -109,17 +122,27 @@ mod tests {
     }
 
     #[test]
+    fn inputs_and_results_are_counted_as_the_formulas_declare_them() {
+        let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
+        for backward in all {
+            let (formula, inputs) = (backward.formula(), backward.kernels.inputs());
+            let leaves = formula.steps().iter().take_while(|step| step.is_leaf()).count();
+            let gradients = formula.differentiable().count();
+            let counts = (inputs, backward.kernels.views());
+            assert_eq!(counts, (leaves, leaves + gradients), "{}", backward.name());
+        }
+    }
+
+    #[test]
     fn every_formula_of_several_launches_has_kernels() {
         assert!(fused().count() > 60, "{}", fused().count());
         let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
         for backward in all.filter(|backward| backward.formula().launches(0..MAX_OPERANDS) > 1) {
             assert!(backward.is_fused(), "{}", backward.name());
-            let (leaves, computed) = (backward.formula().leaves(), backward.formula().computed());
-            let counts = format!("{}: {} and {}", backward.name(), leaves.len(), computed.len());
             for (variant, suffix) in FLOATS.iter().enumerate() {
                 let kernel = format!("{}_{suffix}_flat(", backward.program().name());
                 let source = backward.program().source(variant).text();
-                assert!(source.contains(&kernel), "{counts}: {source}");
+                assert!(source.contains(&kernel), "{source}");
             }
         }
     }

@@ -1,45 +1,83 @@
 //! Launches backward passes.
 
+use std::fmt::Debug;
 use std::panic::Location;
 
-use bytemuck::{Pod, Zeroable};
-use warpline_runtime::iter::{Bits, Kernels};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Site, Target, View};
-use warpline_runtime::{cuda_struct, dispatch};
+use bytemuck::Zeroable;
+use warpline_runtime::host::HostElement;
+use warpline_runtime::iter::Kernels;
+use warpline_runtime::module::{Program, Source};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Scalar, Site, Target, View, bf16, f16};
 
-use super::Backward;
-use super::cuda::for_counts;
 use super::host::Backpropagation;
+use super::{Backward, BackwardPass};
 use crate::elementwise::Arg;
-use crate::elementwise::run::{NUMBER, Numbers, bits, truth};
+use crate::elementwise::cuda::structs;
+use crate::elementwise::formula::MAX_OPERANDS;
+use crate::elementwise::run::{MAX_VIEWS, NUMBER, Numbers, bits, truth};
 
-/// The kernels' arguments apart from the views.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Fused<const N: usize> {
-    pub(super) numbers: Numbers<N>,
-    /// Address of the [`Backward`], for the CPU implementation.
-    backward: Bits,
+/// The kernels of a backward pass with `I` inputs and `N` views, by dtype. Only floating-point
+/// dtypes have kernels.
+#[derive(Debug)]
+pub struct BackwardKernels<const I: usize, const N: usize> {
+    by_dtype: [Option<Kernels<Numbers<I>, N>>; DType::ALL.len()],
 }
 
-cuda_struct!(Fused<N> { numbers, backward });
-
-impl<const N: usize> Fused<N> {
-    /// Returns the backward pass.
+impl<const I: usize, const N: usize> BackwardKernels<I, N> {
+    /// Describes the kernels of the backward pass `P`.
     ///
     /// # Safety
-    /// `run` made the arguments.
-    pub(super) unsafe fn backward(&self) -> &'static Backward {
-        let address = u64::from(self.backward) as usize;
-        // SAFETY: `run` has exposed the address of a `&'static Backward`.
-        unsafe { &*std::ptr::with_exposed_provenance(address) }
+    /// `program` has the [`source`](super::source) of `P`, and its committed PTX was compiled from
+    /// that source. `P` has `I` inputs and `N - I` results.
+    #[doc(hidden)]
+    #[must_use]
+    pub const unsafe fn new<P: BackwardPass>(program: &'static Program) -> Self {
+        let mut by_dtype = [None; DType::ALL.len()];
+        // SAFETY: the caller guarantees the program of `P`, with these numbers of inputs and results.
+        unsafe {
+            by_dtype[DType::F16 as usize] = Some(kernels::<P, f16, I, N>(program));
+            by_dtype[DType::BF16 as usize] = Some(kernels::<P, bf16, I, N>(program));
+            by_dtype[DType::F32 as usize] = Some(kernels::<P, f32, I, N>(program));
+            by_dtype[DType::F64 as usize] = Some(kernels::<P, f64, I, N>(program));
+        }
+        Self { by_dtype }
     }
 }
 
-// SAFETY: all fields are integers, for which zero bits are valid.
-unsafe impl<const N: usize> Zeroable for Fused<N> {}
-// SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
-unsafe impl<const N: usize> Pod for Fused<N> {}
+/// # Safety
+/// The conditions of [`BackwardKernels::new`].
+const unsafe fn kernels<P: BackwardPass, T: HostElement, const I: usize, const N: usize>(
+    program: &'static Program,
+) -> Kernels<Numbers<I>, N> {
+    let vector = if T::DTYPE as u64 == DType::F64 as u64 { 2 } else { 4 };
+    // SAFETY: the caller guarantees the program of `P`, which has these numbers of inputs and
+    // results. `launch` makes the arguments: they contain the dtypes of the views, and mark unused
+    // inputs and unwanted results, which kernels and loop do not touch. `vector` is that of
+    // `source`.
+    let kernels = unsafe { Kernels::new::<Backpropagation<P, T>>(program) };
+    kernels.with_vector(vector).with_run(vector).with_results(N - I)
+}
+
+/// [`BackwardKernels`] with any numbers of inputs and views.
+pub(super) trait LaunchBackward: Debug + Sync {
+    /// Returns the number of inputs.
+    fn inputs(&self) -> usize;
+    /// Returns the number of inputs and results.
+    fn views(&self) -> usize;
+    /// Declares the parameters.
+    fn structs(&self) -> Source;
+    /// Launches the kernels of a fused `backward`. `inputs` has a value for each of the formula's
+    /// leaves, and `results` memory for each of the computed gradients.
+    fn launch(
+        &self,
+        target: Target<'_>,
+        backward: &Backward,
+        dtype: DType,
+        inputs: &[Arg<'_>],
+        results: &[Option<View<'_>>],
+        location: &'static Location<'static>,
+    ) -> Result<()>;
+}
 
 /// Computes the wanted gradients of an op's operands in one launch.
 ///
@@ -68,96 +106,96 @@ pub fn apply_backward(
     inputs: &[Arg<'_>],
     results: &[Option<View<'_>>],
 ) -> Result<()> {
-    let formula = backward.formula();
-    let expected = (formula.leaves().len(), formula.computed().len());
-    if expected != (inputs.len(), results.len()) {
-        let (given, takes) = ((inputs.len(), results.len()), expected);
+    let (name, formula, location) = (backward.name(), backward.formula(), Location::caller());
+    let takes = (formula.leaves().len(), formula.computed().len());
+    let given = (inputs.len(), results.len());
+    if takes != given {
         let reason = format!("takes {takes:?} inputs and results, not {given:?}");
-        return Err(Error::invalid(backward.name(), reason));
-    }
-    macro_rules! choose {
-        ($(($i:literal, $k:literal))*) => {
-            match expected {
-                $(($i, $k) => run::<$i, { $i + $k }>(target, backward, dtype, inputs, results),)*
-                _ => Err(Error::invalid(backward.name(), "has no backward program")),
-            }
-        };
-    }
-    for_counts!(choose)
-}
-
-#[track_caller]
-fn run<const I: usize, const N: usize>(
-    target: Target<'_>,
-    backward: &'static Backward,
-    dtype: DType,
-    inputs: &[Arg<'_>],
-    results: &[Option<View<'_>>],
-) -> Result<()> {
-    let name = backward.name();
-    let Some(out) = results.iter().flatten().next().copied().filter(|_| backward.is_fused()) else {
-        let reason = "has no backward program, or no gradient is wanted";
         return Err(Error::invalid(name, reason));
-    };
-    let Some(kernels) = backward.kernels::<I, N>(dtype) else {
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(name));
-    };
-    let mut numbers = Numbers::<I>::zeroed();
-    let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
-    for ((k, input), &leaf) in inputs.iter().enumerate().zip(backward.formula().leaves()) {
-        let is_condition = backward.formula().is_condition(leaf);
-        match input {
-            Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
-                let (expected, actual) = (DType::Bool, view.dtype);
-                let location = Location::caller();
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(name).at(location));
-            }
-            Arg::Tensor(view) => {
-                views[k] = *view;
-                converts |= view.dtype != dtype && !is_condition;
-                numbers.set_code(k, view.dtype as u32);
-            }
-            Arg::Number(value) => {
-                untouched |= 1 << k;
-                let value = if is_condition { truth(*value) } else { *value };
-                let rounded = dtype.size() == 2 && backward.formula().is_rounded(leaf);
-                numbers.set_number(k, bits(value, dtype, rounded));
-            }
-        }
     }
-    for (k, result) in (I..N).zip(results) {
-        match result {
-            Some(view) => {
-                views[k] = *view;
-                converts |= view.dtype != dtype;
-                numbers.set_code(k, view.dtype as u32);
-            }
-            None => {
-                untouched |= 1 << k;
-                numbers.set_code(k, NUMBER);
-            }
-        }
+    if !backward.is_fused() {
+        return Err(Error::invalid(name, "has no backward program"));
     }
-    let address = std::ptr::from_ref(backward).expose_provenance() as u64;
-    let args = Fused { numbers, backward: address.into() };
-    kernels.converting(converts).launch_some(target, Site::here(name), views, untouched, args)
+    let launched = backward.kernels.launch(target, backward, dtype, inputs, results, location);
+    launched.map_err(|e| e.at(location))
 }
 
-impl Backward {
-    /// Returns the kernels for a dtype, with `I` inputs and `N` views. `None` if the dtype is not
-    /// floating-point.
-    fn kernels<const I: usize, const N: usize>(
-        &'static self,
+impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
+    fn inputs(&self) -> usize {
+        I
+    }
+
+    fn views(&self) -> usize {
+        N
+    }
+
+    fn structs(&self) -> Source {
+        structs::<I, N>()
+    }
+
+    fn launch(
+        &self,
+        target: Target<'_>,
+        backward: &Backward,
         dtype: DType,
-    ) -> Option<Kernels<Fused<I>, N>> {
-        let vector = if dtype == DType::F64 { 2 } else { 4 };
-        // SAFETY: by the contract of `new`, the program is for the formulas, whose numbers of inputs
-        // and results `apply_backward` has compared with `I` and `N`. `run` makes the arguments:
-        // they contain the dtypes of the views, and mark inputs that are numbers and unwanted
-        // results, which kernels and loop do not touch.
-        let kernels = unsafe {
-            dispatch!(dtype, float T => Kernels::new::<Backpropagation<T>>(self.program()), _ => return None)
+        inputs: &[Arg<'_>],
+        results: &[Option<View<'_>>],
+        location: &'static Location<'static>,
+    ) -> Result<()> {
+        debug_assert!(N <= MAX_VIEWS, "only fused backward passes are launched");
+        let (op, formula) = (backward.name(), backward.formula());
+        let Some(out) = results.iter().flatten().next().copied() else {
+            return Err(Error::invalid(op, "no gradient is wanted"));
         };
-        Some(kernels.with_vector(vector).with_run(vector).with_results(N - I))
+        let Some(kernels) = self.by_dtype[dtype as usize] else {
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
+        };
+        // The index of a leaf among the steps is its index among the inputs. Inputs that no gradient
+        // reads are the number 0.
+        let mut args = [Arg::Number(Scalar::Int(0)); I];
+        for (&leaf, input) in formula.leaves().iter().zip(inputs) {
+            args[leaf] = *input;
+        }
+        let mut gradients = [None; MAX_OPERANDS];
+        for (&operand, result) in formula.computed().iter().zip(results) {
+            gradients[operand] = *result;
+        }
+        let mut numbers = Numbers::<I>::zeroed();
+        let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
+        for (k, input) in args.iter().enumerate() {
+            let is_condition = formula.is_condition(k);
+            match input {
+                Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
+                    let (expected, actual) = (DType::Bool, view.dtype);
+                    return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
+                }
+                Arg::Tensor(view) => {
+                    views[k] = *view;
+                    converts |= view.dtype != dtype && !is_condition;
+                    numbers.set_code(k, view.dtype as u32);
+                }
+                Arg::Number(value) => {
+                    untouched |= 1 << k;
+                    let value = if is_condition { truth(*value) } else { *value };
+                    let rounded = dtype.size() == 2 && formula.is_rounded(k);
+                    numbers.set_number(k, bits(value, dtype, rounded));
+                }
+            }
+        }
+        for (k, operand) in (I..N).zip(formula.differentiable()) {
+            match gradients[operand] {
+                Some(view) => {
+                    views[k] = view;
+                    converts |= view.dtype != dtype;
+                    numbers.set_code(k, view.dtype as u32);
+                }
+                None => {
+                    untouched |= 1 << k;
+                    numbers.set_code(k, NUMBER);
+                }
+            }
+        }
+        let site = Site { op, location };
+        kernels.converting(converts).launch_some(target, site, views, untouched, numbers)
     }
 }

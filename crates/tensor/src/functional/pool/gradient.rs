@@ -3,7 +3,7 @@
 //! maxima.
 
 use smallvec::smallvec;
-use warpline_kernels::pool::{self, Divisor, Places, Window};
+use warpline_kernels::pool::{self, Divisor, Regions, Window};
 use warpline_runtime::Sizes;
 
 use crate::autograd::{
@@ -16,7 +16,7 @@ use crate::{DType, Result, Tensor};
 #[derive(Clone, Copy)]
 pub(super) struct Pooling {
     pub(super) window: Window,
-    pub(super) places: Places,
+    pub(super) regions: Regions,
     pub(super) dims: usize,
 }
 
@@ -33,7 +33,7 @@ pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let sizes = of.sizes(x, of.window.output);
     let (values, indices) = (exec.empty(&sizes, x.dtype())?, exec.empty(&sizes, DType::I64)?);
     let (image, target) = (x.as_view(), exec.target());
-    pool::max_pool(target, image, &of.window, of.places, values.as_view(), indices.as_view())?;
+    pool::max_pool(target, image, &of.window, of.regions, values.as_view(), indices.as_view())?;
     if !should_record(&[x]) {
         return Ok((values, indices));
     }
@@ -70,7 +70,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
     let grad = no_grad(|| y.contiguous())?;
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());
-    pool::max_pool_backward(target, grad, index, &of.window, of.places, out.as_view())?;
+    pool::max_pool_backward(target, grad, index, &of.window, of.regions, out.as_view())?;
     if !should_record(&[y]) {
         return Ok(out);
     }
@@ -83,7 +83,7 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     let exec = x.exec()?;
     let out = exec.empty(&of.sizes(x, of.window.output), x.dtype())?;
     let (image, target) = (x.as_view(), exec.target());
-    pool::avg_pool(target, image, &of.window, of.places, divisor, out.as_view())?;
+    pool::avg_pool(target, image, &of.window, of.regions, divisor, out.as_view())?;
     if !should_record(&[x]) {
         return Ok(out);
     }
@@ -97,7 +97,7 @@ fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor
     let grad = no_grad(|| y.contiguous())?;
     let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
     let (grad, target) = (grad.as_view(), exec.target());
-    pool::avg_pool_backward(target, grad, &of.window, of.places, divisor, out.as_view())?;
+    pool::avg_pool_backward(target, grad, &of.window, of.regions, divisor, out.as_view())?;
     if !should_record(&[y]) {
         return Ok(out);
     }

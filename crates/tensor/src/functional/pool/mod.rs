@@ -4,7 +4,7 @@ mod gradient;
 
 use std::panic::Location;
 
-use warpline_kernels::pool::{Divisor, Places, Window};
+use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
 use super::window::{batched, last, positive, window};
@@ -229,7 +229,7 @@ fn max<const D: usize>(
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
-    max_with_indices::<D>(input, Pooling { window, places: Places::Moving, dims: D })
+    max_with_indices::<D>(input, Pooling { window, regions: Regions::Moving, dims: D })
 }
 
 #[track_caller]
@@ -258,7 +258,7 @@ fn average<const D: usize>(
         None if count_include_pad => Divisor::Padded,
         None => Divisor::Inside,
     };
-    let pooling = Pooling { window, places: Places::Moving, dims: D };
+    let pooling = Pooling { window, regions: Regions::Moving, dims: D };
     batched::<D>(input, |x| averages(x, pooling, divisor)).of(op)
 }
 
@@ -337,5 +337,5 @@ fn adaptive_pool<const D: usize>(
         return Err(Error::shape(op, reason));
     }
     let window = window(op, [sizes, output, [1; D], [1; D], [0; D], [1; D]])?;
-    Ok(Pooling { window, places: Places::Adaptive, dims: D })
+    Ok(Pooling { window, regions: Regions::Adaptive, dims: D })
 }

@@ -12,6 +12,11 @@ struct Row {
         head = is ? at / queries : 0;
         query = is ? at % queries : 0;
     }
+    // Returns the row's offset in an operand. `inner` is the head of keys.
+    template <class S>
+    __device__ __forceinline__ i64 offset(const Attention& p, const S& s, u64 outer, u64 inner) const {
+        return (i64)outer * s.outer + (i64)(inner * p.group + head) * s.inner + (i64)query * s.row;
+    }
 };
 
 template <class T, int D, int WARPS>
@@ -42,8 +47,7 @@ __device__ __forceinline__ void attend_few(
         const Row row(p, tile, i / (D / 8));
         const u32 column = i % (D / 8) * 8;
         const bool is = row.is && column < width;
-        const T* from = q + (i64)outer * common.q.outer + (i64)(inner * common.group + row.head) * common.q.inner
-            + (i64)row.query * common.q.row;
+        const T* from = q + row.offset(common, common.q, outer, inner);
         fetch(own_tile + i / (D / 8) * PITCH(D) + column, is ? from + column : q, is);
     }
     u32 own[D / 16][4];
@@ -59,8 +63,7 @@ __device__ __forceinline__ void attend_few(
     for (int half = 0; half < 2; half++) {
         const i64 last = p.has_lengths ? (i64)end - (i64)common.queries : 0;
         limits[half] = common.causal ? last + rows[half].query : (i64)end;
-        masks[half] = (i64)outer * common.mask.outer + (i64)(inner * common.group + rows[half].head) * common.mask.inner
-            + (i64)rows[half].query * common.mask.row;
+        masks[half] = rows[half].offset(common, common.mask, outer, inner);
     }
     f32 sums[D / 8][4] = {}, most[2] = {-INFINITE, -INFINITE}, total[2] = {};
     for (u32 at = begin; at < stop; at += KEYS) {
@@ -173,9 +176,7 @@ __device__ __forceinline__ void attend_few(
             to[column] = sum;
             if (column == 0) to[D] = largest, to[D + 1] = weight;
         } else if (column < width) {
-            const Row of(p, tile, row);
-            const i64 at = (i64)outer * common.out.outer + (i64)(inner * common.group + of.head) * common.out.inner
-                + (i64)of.query * common.out.row;
+            const i64 at = Row(p, tile, row).offset(common, common.out, outer, inner);
             store(out[at + column], weight > 0 ? sum / weight : 0.0f);
         }
     }
@@ -210,9 +211,7 @@ __device__ __forceinline__ void attend_few(
         for (u32 s = 0; s < splits; s++) {
             sum += all[row * MOST_SPLITS + s] * __ldcg(partial + (s * 16 + row) * (D + 2) + column);
         }
-        const Row of(p, tile, row);
-        const i64 at = (i64)outer * common.out.outer + (i64)(inner * common.group + of.head) * common.out.inner
-            + (i64)of.query * common.out.row;
+        const i64 at = Row(p, tile, row).offset(common, common.out, outer, inner);
         store(out[at + column], sum * total_of[0][row]);
     }
 }

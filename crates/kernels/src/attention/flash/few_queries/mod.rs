@@ -32,7 +32,8 @@ use super::{
     is_supported_width, of_mask, refused,
 };
 use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
-use crate::turn::{Scratch, TURN, ticket};
+use crate::scratch::ScratchTensor;
+use crate::turn::{TURN, scratch_operand, ticket};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -156,7 +157,7 @@ pub fn few_queries(
         return Ok(());
     }
     let mut scratch = None;
-    if let Target::Cuda(runtime, device, stream) = target {
+    if let Target::Cuda(_, device, _) = target {
         let tiles = params.common.keys.div_ceil(16 * warps).max(1);
         let blocks = BLOCKS * u64::from(device.properties().multiprocessor_count.max(1));
         let splits = (blocks / results).clamp(1, tiles.min(MOST_SPLITS));
@@ -164,10 +165,10 @@ pub fn few_queries(
         params.splits = params.common.keys.div_ceil(params.split_keys).max(1);
         if params.splits > 1 {
             params.ticket = ticket();
-            scratch = Some(Scratch::new(runtime, stream, params.scratch_words(width))?);
+            scratch = Some(ScratchTensor::new(target, &[params.scratch_words(width)], DType::I64)?);
         }
     }
-    let scratch = Scratch::operand(scratch.as_ref(), out);
+    let scratch = scratch_operand(scratch.as_ref(), out);
     let [q, k, v, mask, lengths, out] = operands;
     let blocks =
         u32::try_from(results).map_err(|_| Error::shape(OP, "there are too many heads"))?;
