@@ -51,6 +51,7 @@ impl Model {
             (Values::Rounded, Blur::Exact) => Blur::Close,
             _ => Blur::Free,
         };
+        self.blurred |= blur != Blur::Exact;
         let tracked: Vec<&Value> = args.iter().filter(|v| v.is_float() && v.tracked()).collect();
         let mut expect = None;
         match row.effect {
