@@ -34,12 +34,7 @@ impl Model {
             Err(UNKNOWN) => return None,
             Err(ANY) => return Some(Expect::Either(ANY)),
             // A call with two mistakes may name either.
-            Err(_)
-                if row.effect == Effect::Writes
-                    && (args[0].track == Track::Leaf || args[0].of_leaf) =>
-            {
-                return None;
-            }
+            Err(_) if row.effect == Effect::Writes && self.graphs => return None,
             Err(kinds) => return Some(Expect::Err(kinds)),
         };
         if outs.len() > 16 {
