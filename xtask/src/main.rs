@@ -1,10 +1,11 @@
-//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | ci`.
+//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | mutants | ci`.
 
 #![forbid(unsafe_code)]
 
 mod ci;
 mod gpu_test;
 mod markdown;
+mod mutants;
 mod outside;
 mod package;
 mod prose;
@@ -39,6 +40,8 @@ enum Command {
     Outside(outside::Args),
     /// Test a crate that defines its own op against the packages
     CustomOp(outside::Args),
+    /// Bring former bugs back in a copy, and count the random programs that find each
+    Mutants(mutants::Args),
     /// Run the checks and tests of continuous integration
     Ci(ci::Args),
 }
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Package(args) => package::run(&args),
         Command::Outside(args) => outside::alloc_alone(&args),
         Command::CustomOp(args) => outside::custom_op(&args),
+        Command::Mutants(args) => mutants::run(&args),
         Command::Ci(args) => ci::run(&args),
     };
     match result {

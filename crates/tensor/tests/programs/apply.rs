@@ -34,12 +34,7 @@ impl Model {
             Err(UNKNOWN) => return None,
             Err(ANY) => return Some(Expect::Either(ANY)),
             // A call with two mistakes may name either.
-            Err(_)
-                if row.effect == Effect::Writes
-                    && (args[0].track == Track::Leaf || args[0].of_leaf) =>
-            {
-                return None;
-            }
+            Err(_) if row.effect == Effect::Writes && self.graphs => return None,
             Err(kinds) => return Some(Expect::Err(kinds)),
         };
         if outs.len() > 16 {
@@ -51,6 +46,7 @@ impl Model {
             (Values::Rounded, Blur::Exact) => Blur::Close,
             _ => Blur::Free,
         };
+        self.blurred |= blur != Blur::Exact;
         let tracked: Vec<&Value> = args.iter().filter(|v| v.is_float() && v.tracked()).collect();
         let mut expect = None;
         match row.effect {

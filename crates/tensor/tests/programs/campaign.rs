@@ -36,9 +36,9 @@ fn numbers(text: &str) -> Vec<usize> {
     text.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Runs the programs that a parent asks for. Does nothing without a parent.
+/// Runs the programs that a parent asks for.
 pub(crate) fn work() {
-    let Ok(range) = std::env::var(RANGE) else { return };
+    let range = std::env::var(RANGE).expect("`random_programs` starts this process");
     let folder = PathBuf::from(std::env::var(FOLDER).expect("the parent's folder"));
     let [first, count, stride] = numbers(&range)[..] else { panic!("{RANGE}={range}") };
     let kept = std::env::var(KEEP).ok().map(|text| numbers(&text));
@@ -84,7 +84,7 @@ impl Worker {
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "worker", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", "worker", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(RANGE, seeds.map(|n| n.to_string()).join(",")).env(FOLDER, &folder);
         if let Some(kept) = kept {
             let kept: Vec<String> = kept.iter().map(ToString::to_string).collect();

@@ -3,7 +3,7 @@
 use warpline::DType;
 
 use crate::apply::Expect;
-use crate::model::{Blur, Model, Value};
+use crate::model::{Blur, Model, Track, UNKNOWN, Value};
 use crate::ops::{self, FROM_VEC};
 use crate::row::{DTYPES, Row};
 
@@ -164,12 +164,36 @@ impl Draw<'_> {
         let mut numbers =
             vec![dtype as i64, place as i64, self.random.below(11) as i64, modulus as i64];
         numbers.extend(sizes.iter().map(|&n| n as i64));
+        let at = self.call(FROM_VEC, vec![], numbers);
+        self.tensors.push(at);
+    }
+
+    /// Passes a leaf that requires a gradient.
+    pub(crate) fn leaf(&mut self) {
+        let leaf = |v: &Value| v.track == Track::Leaf;
+        if self.model.values.values().any(leaf) {
+            return self.tensor(&FLOATS, leaf);
+        }
+        let (sizes, place) = (self.sizes(), self.place());
+        self.fresh(DType::F32, place, 0, &sizes);
+        let tensor = self.tensors.pop().expect("a tensor was made");
+        let at = self.call(ops::requires_grad(), vec![tensor], vec![]);
+        self.tensors.push(at);
+    }
+
+    /// Adds a step that makes a tensor.
+    fn call(
+        &mut self,
+        row: usize,
+        tensors: Vec<(usize, usize)>,
+        numbers: Vec<i64>,
+    ) -> (usize, usize) {
         let id = *self.next;
         *self.next += 1;
         let step = Step {
             id,
-            row: FROM_VEC,
-            tensors: vec![],
+            row,
+            tensors,
             numbers,
             stream: if self.random.percent(60) { 0 } else { self.random.below(3) },
             thread: self.random.percent(5),
@@ -178,7 +202,7 @@ impl Draw<'_> {
         let expect = self.model.apply(&step);
         assert!(matches!(expect, Some(Expect::Ok(_))), "{step:?} makes a tensor");
         self.steps.push(step);
-        self.tensors.push((id, 0));
+        (id, 0)
     }
 
     /// Passes a number.
@@ -238,8 +262,11 @@ const EXTREMES: [i64; 14] = [
     1 << 62,
 ];
 
-/// Steps of a program beside the tensors that it makes.
-const CALLS: usize = 24;
+/// Calls that are to be wrong, in percent. Not every function can be called wrongly.
+const WRONG: usize = 35;
+/// Calls of a program, beside those that make tensors for others and those that drop tensors because
+/// there are many.
+const CALLS: usize = 20;
 /// Live tensors above which tensors are dropped.
 const LIVE: usize = 14;
 
@@ -250,8 +277,11 @@ pub(crate) fn program(seed: u64) -> Vec<Step> {
     let (mut model, mut steps, mut next) = (Model::default(), Vec::new(), 0);
     // Each program concentrates on some of the rows, so that these meet often.
     let focus: Vec<usize> = (0..8).map(|_| weighted(&mut random, rows)).collect();
-    for _ in 0..CALLS {
-        let row = if model.values.len() > LIVE {
+    let mut calls = 0;
+    while calls < CALLS {
+        let full = model.values.len() > LIVE;
+        calls += usize::from(!full);
+        let row = if full {
             ops::DROP
         } else if random.percent(35) {
             random.pick(&focus)
@@ -268,8 +298,8 @@ pub(crate) fn program(seed: u64) -> Vec<Step> {
             sharp: rows[row].sharp,
         };
         (rows[row].draw)(&mut draw);
-        if draw.random.percent(22) {
-            corrupt(&mut draw);
+        if !full && draw.random.percent(WRONG) {
+            corrupt(&mut draw, &rows[row]);
         }
         let (tensors, numbers) = (draw.tensors, draw.numbers);
         let thread = random.percent(12);
@@ -302,39 +332,47 @@ fn weighted(random: &mut Random, rows: &[Row]) -> usize {
     0
 }
 
-/// Replaces one argument by another that is probably wrong.
-fn corrupt(draw: &mut Draw<'_>) {
+/// Replaces one argument so that the call is wrong, if a few attempts find such an argument.
+fn corrupt(draw: &mut Draw<'_>, row: &Row) {
+    let valid = (draw.tensors.clone(), draw.numbers.clone());
+    for _ in 0..12 {
+        replace_one(draw);
+        let args: Vec<Value> = (0..draw.tensors.len()).map(|k| draw.arg(k)).collect();
+        if (row.predict)(&args, &draw.numbers).is_err_and(|kinds| kinds != UNKNOWN) {
+            return;
+        }
+        (draw.tensors, draw.numbers) = valid.clone();
+    }
+    // Another valid call, with more unusual arguments.
+    replace_one(draw);
+}
+
+/// Replaces one argument by another number or tensor.
+fn replace_one(draw: &mut Draw<'_>) {
     let (tensors, numbers) = (draw.tensors.len(), draw.numbers.len());
     if tensors + numbers == 0 {
         return;
     }
     let k = draw.random.below(tensors + numbers);
-    if k < tensors {
-        let other = match draw.random.below(3) {
-            0 => {
-                let value = draw.arg(k);
-                let place = draw.place();
-                draw.fresh(value.dtype, place, 0, &value.sizes);
-                draw.tensors.pop()
-            }
-            1 => {
-                let value = draw.arg(k);
-                let dtype = draw.random.pick(&DType::ALL);
-                draw.fresh(dtype, value.place, 0, &value.sizes);
-                draw.tensors.pop()
-            }
-            _ => {
-                draw.any();
-                draw.tensors.pop()
-            }
-        };
-        draw.tensors[k] = other.expect("a tensor was drawn");
-    } else {
+    if k >= tensors {
         let number = &mut draw.numbers[k - tensors];
         *number = match draw.random.below(3) {
             0 => number.wrapping_add(1),
             1 => number.wrapping_sub(1),
             _ => draw.random.pick(&EXTREMES),
         };
+        return;
     }
+    let value = draw.arg(k);
+    let live: Vec<(usize, usize)> = draw.model.values.keys().copied().collect();
+    if draw.random.percent(92) {
+        draw.tensors[k] = draw.random.pick(&live);
+        return;
+    }
+    let (dtype, place) = match draw.random.below(2) {
+        0 => (draw.random.pick(&DType::ALL), value.place),
+        _ => (value.dtype, draw.place()),
+    };
+    draw.fresh(dtype, place, 0, &value.sizes);
+    draw.tensors[k] = draw.tensors.pop().expect("a tensor was made");
 }

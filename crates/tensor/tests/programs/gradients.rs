@@ -78,7 +78,7 @@ pub(crate) fn rows() -> Vec<Row> {
         .constant(),
         row!(
             "Tensor::set_grad",
-            tracked,
+            |d| d.leaf(),
             |t, _| if t[0].track == Track::Leaf { Ok(vec![]) } else { Err(UNKNOWN) },
             |t, _| t[0].set_grad(None)?
         ),
@@ -95,7 +95,7 @@ pub(crate) fn rows() -> Vec<Row> {
         }),
         row!(
             "HookHandle::remove(closure that touches its tensor when dropped)",
-            tracked,
+            |d| d.leaf(),
             |t, _| of_leaf(t),
             |t, _| {
                 struct Touches(Tensor);
@@ -114,15 +114,15 @@ pub(crate) fn rows() -> Vec<Row> {
                 .remove();
             }
         )
-        .weight(2),
-        row!("a hook fails", tracked, |t, _| of_leaf(t), |t, _| {
+        .weight(5),
+        row!("a hook fails", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {
             let y = t[0].mul(2)?;
             y.register_hook(|_| Err(crate::prelude::own_error()))?;
             let failed = y.sum(())?.backward();
             assert_eq!(failed.unwrap_err().to_string().contains("the program's own error"), true);
         })
-        .weight(2),
-        row!("a hook panics", tracked, |t, _| of_leaf(t), |t, _| {
+        .weight(5),
+        row!("a hook panics", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {
             let y = t[0].mul(2)?;
             y.register_hook(|_| std::panic::resume_unwind(Box::new("the program's own panic")))?;
             let sum = y.sum(())?;
@@ -130,8 +130,8 @@ pub(crate) fn rows() -> Vec<Row> {
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sum.backward()));
             assert!(panicked.is_err());
         })
-        .weight(2),
-        row!("a captured value panics when dropped", tracked, |t, _| of_leaf(t), |t, _| {
+        .weight(5),
+        row!("a captured value panics when dropped", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {
             struct Bomb;
             impl Drop for Bomb {
                 fn drop(&mut self) {
@@ -149,15 +149,15 @@ pub(crate) fn rows() -> Vec<Row> {
             let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(z)));
             assert!(panicked.is_err());
         })
-        .weight(2),
-        row!("autograd::grad(create_graph)", tracked, |t, _| of_leaf(t), |t, _| {
+        .weight(5),
+        row!("autograd::grad(create_graph)", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {
             let y = t[0].mul(&t[0])?.sum(())?;
             let first =
                 grad(&[&y], &[&t[0]], GradOptions::new().create_graph(true))?.remove(0).unwrap();
             let second = grad(&[&first.sum(())?], &[&t[0]], ())?.remove(0).unwrap();
             assert_eq!(second.size(), t[0].size());
         })
-        .weight(2),
+        .weight(5),
         row!(
             "autograd::checkpoint",
             tracked,
@@ -173,7 +173,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row!(
             "a long chain of checkpoints is dropped",
             |d| {
-                tracked(d);
+                d.leaf();
                 d.number(4000);
             },
             |t, n| {
@@ -204,10 +204,10 @@ pub(crate) fn rows() -> Vec<Row> {
                 ended?
             }
         )
-        .weight(1),
+        .weight(2),
         row!(
             "autograd::backward(lists of other lengths)",
-            tracked,
+            |d| d.leaf(),
             |t, _| match t[0].track {
                 Track::Leaf => Err(&["Gradient"]),
                 _ => Err(UNKNOWN),
@@ -217,11 +217,11 @@ pub(crate) fn rows() -> Vec<Row> {
                 BackwardTensorsOptions::new().grad_tensors(&[None])
             )?
         )
-        .weight(2),
+        .weight(5),
         row!(
             "Tensor::backward_with(a gradient of other sizes)",
             |d| {
-                tracked(d);
+                d.leaf();
                 d.any();
             },
             |t, _| {
@@ -232,7 +232,7 @@ pub(crate) fn rows() -> Vec<Row> {
             },
             |t, _| t[0].backward_with(&t[1])?
         )
-        .weight(2),
+        .weight(5),
     ];
     // A pass and a hook affect tensors that are no arguments.
     rows.into_iter().map(Row::exclusive).collect()

@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) groups: Vec<Range<usize>>,
     /// Live tensors at the end, and how their values agree between CPU and GPU.
     pub(crate) live: Vec<((usize, usize), Blur)>,
+    /// Whether the gradients of the CPU and the GPU agree up to rounding.
+    pub(crate) close_gradients: bool,
     /// One handle of each leaf that requires a gradient.
     pub(crate) leaves: Vec<(usize, usize)>,
 }
@@ -59,7 +61,7 @@ pub(crate) fn plan(program: &[Step]) -> Plan {
     }
     let live = model.values.iter().map(|(at, value)| (*at, model.blur(value))).collect();
     let groups = groups(&steps);
-    Plan { steps, groups, live, leaves }
+    Plan { steps, groups, live, close_gradients: !model.blurred, leaves }
 }
 
 fn groups(steps: &[Planned]) -> Vec<Range<usize>> {

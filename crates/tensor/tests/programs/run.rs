@@ -8,11 +8,12 @@ use std::thread::scope;
 
 use warpline::cuda::{self, Stream};
 use warpline::{Device, Result, Runtime, RuntimeConfig, Tensor, with_runtime};
-use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
-use warpline_cuda_sys_safe::{CudaCode, DriverError};
+use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 
 use crate::apply::Expect;
-use crate::generate::{Random, Step};
+use crate::faults;
+use crate::generate::Step;
 use crate::model::{ANY, Blur, Track, Value};
 use crate::ops;
 use crate::plan::{Plan, Planned, plan};
@@ -69,10 +70,10 @@ struct Trace {
 }
 
 /// A place where programs run.
-struct World {
+pub(crate) struct World {
     name: String,
-    runtime: Runtime,
-    sim: Option<std::sync::Arc<SimDriver>>,
+    pub(crate) runtime: Runtime,
+    pub(crate) sim: Option<std::sync::Arc<SimDriver>>,
 }
 
 impl World {
@@ -82,7 +83,7 @@ impl World {
         Self { name: "cpu".into(), runtime, sim: None }
     }
 
-    fn simulated(schedule: Schedule) -> Self {
+    pub(crate) fn simulated(schedule: Schedule) -> Self {
         let sim = SimConfig { schedule, ..SimConfig::new(2) }.build();
         let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).expect("a runtime");
         Self { name: format!("{schedule:?}"), runtime, sim: Some(sim) }
@@ -109,97 +110,9 @@ pub(crate) fn check(program: &[Step], seed: u64, coverage: &mut Coverage) -> Res
         let name = world.name.clone();
         traces.push(run(&plan, world).map_err(|reason| format!("{name}: {reason}"))?);
     }
-    faulted(&plan, seed)?;
+    faults::run(&plan, seed)?;
     compare(&plan, &traces[0], &traces[1], true).map_err(|e| format!("CPU and lazy GPU: {e}"))?;
     compare(&plan, &traces[1], &traces[2], false).map_err(|e| format!("lazy and seeded GPU: {e}"))
-}
-
-/// Driver calls that fail in a faulted run.
-const FAULTS: [CallKind; 20] = [
-    CallKind::Launch,
-    CallKind::Launch,
-    CallKind::MemAlloc,
-    CallKind::MemCreate,
-    CallKind::MemMap,
-    CallKind::MemSetAccess,
-    CallKind::MemFree,
-    CallKind::HostAlloc,
-    CallKind::MemcpyAsync,
-    CallKind::Memcpy,
-    CallKind::MemsetAsync,
-    CallKind::EventCreate,
-    CallKind::EventRecord,
-    CallKind::EventQuery,
-    CallKind::EventSynchronize,
-    CallKind::StreamCreate,
-    CallKind::StreamWaitEvent,
-    CallKind::StreamSynchronize,
-    CallKind::ModuleLoad,
-    CallKind::ModuleFunction,
-];
-
-/// Runs a program in which a driver call fails, once or from then on. Any step may fail then, but
-/// nothing panics, no memory remains, and later ops work.
-fn faulted(plan: &Plan, seed: u64) -> Result<(), String> {
-    let mut random = Random::new(seed ^ 0xFA17);
-    let call = random.pick(&FAULTS);
-    let code = match call {
-        CallKind::MemAlloc | CallKind::MemCreate | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
-        _ => CudaCode::INVALID_VALUE,
-    };
-    let times = random.pick(&[1, usize::MAX]);
-    let fault = Fault::new(call, code).after(random.below(24)).times(times);
-    let world = World::simulated(Schedule::Seeded(seed));
-    let runtime = world.runtime.clone();
-    let named = |reason: String| format!("with {fault:?}: {reason}");
-    with_runtime(&runtime, || {
-        let sim = world.sim.as_ref().expect("a simulated world");
-        let streams = [Vec::new(), Vec::new()];
-        let mut machine =
-            Machine { world: &world, slots: BTreeMap::new(), streams, trace: Trace::default() };
-        sim.inject(fault);
-        for planned in &plan.steps {
-            let row = &ops::table()[planned.step.row];
-            // Such a row has expectations of its own.
-            let expects = row.text.contains("assert") || row.text.contains("unwrap");
-            if expects || planned.step.tensors.iter().any(|at| !machine.slots.contains_key(at)) {
-                continue;
-            }
-            let answer =
-                machine.call(planned).map_err(|e| named(format!("{}: {e}", describe(planned))))?;
-            for (k, result) in answer.into_iter().flatten().enumerate() {
-                machine.slots.insert((planned.step.id, k), result);
-            }
-            if row.effect == Effect::Drop {
-                machine.slots.remove(&planned.step.tensors[0]);
-            }
-        }
-        machine.slots.clear();
-        sim.clear_faults();
-        let works = || -> Result<Vec<f32>> {
-            (0..2).try_for_each(cuda::synchronize)?;
-            warpline::ones([2], 0)?.add(1)?.to_vec()
-        };
-        let values = works().map_err(|e| named(format!("afterwards, {e}")))?;
-        if values != [2.0, 2.0] {
-            return Err(named(format!("afterwards, 1 + 1 is {values:?}")));
-        }
-        for device in 0..2 {
-            let bytes = cuda::memory_allocated(device).map_err(|e| e.to_string())?;
-            if bytes > 0 {
-                return Err(named(format!("{bytes} bytes of cuda:{device} remain in use")));
-            }
-        }
-        Ok(())
-    })?;
-    let sim = world.sim;
-    drop((world.runtime, runtime));
-    let usage = sim.expect("a simulated world").usage();
-    if usage.all_released() {
-        Ok(())
-    } else {
-        Err(named(format!("driver objects remain: {usage:?}")))
-    }
 }
 
 fn compare(plan: &Plan, a: &Trace, b: &Trace, devices: bool) -> Result<(), String> {
@@ -223,7 +136,11 @@ fn compare(plan: &Plan, a: &Trace, b: &Trace, devices: bool) -> Result<(), Strin
         }
     }
     for (at, (a, b)) in plan.leaves.iter().zip(a.gradients.iter().zip(&b.gradients)) {
-        let blur = if devices { Blur::Free } else { Blur::Exact };
+        let blur = match (devices, plan.close_gradients) {
+            (false, _) => Blur::Exact,
+            (true, true) => Blur::Close,
+            (true, false) => Blur::Free,
+        };
         let difference = match (a, b) {
             (None, None) => None,
             (Some(a), Some(b)) => a.difference(b, blur),
@@ -241,7 +158,7 @@ fn only_on_gpus(planned: &Planned) -> bool {
     matches!(planned.expect, Expect::Err(kinds) if kinds.contains(&"DeviceMismatch"))
 }
 
-fn describe(planned: &Planned) -> String {
+pub(crate) fn describe(planned: &Planned) -> String {
     let step = &planned.step;
     format!("step {} ({})", step.id, ops::table()[step.row].name)
 }
@@ -259,9 +176,9 @@ fn kind(error: &warpline::Error) -> String {
 }
 
 /// The state of a program in a world.
-struct Machine<'a> {
+pub(crate) struct Machine<'a> {
     world: &'a World,
-    slots: BTreeMap<At, Tensor>,
+    pub(crate) slots: BTreeMap<At, Tensor>,
     streams: [Vec<Stream>; 2],
     trace: Trace,
 }
@@ -270,16 +187,14 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
     let runtime = world.runtime.clone();
     let trace = with_runtime(&runtime, || {
         warpline::manual_seed(1);
-        let mut streams = [Vec::new(), Vec::new()];
+        let mut machine = Machine::new(&world);
         if world.sim.is_some() {
-            for (device, streams) in streams.iter_mut().enumerate() {
+            for (device, streams) in machine.streams.iter_mut().enumerate() {
                 for _ in 0..2 {
                     streams.push(Stream::new(device).map_err(|e| e.to_string())?);
                 }
             }
         }
-        let mut machine =
-            Machine { world: &world, slots: BTreeMap::new(), streams, trace: Trace::default() };
         for group in &plan.groups {
             machine.group(&plan.steps[group.clone()])?;
         }
@@ -303,6 +218,14 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
 }
 
 type Answer = Result<Result<Vec<Tensor>>, String>;
+
+impl<'a> Machine<'a> {
+    /// Creates the state of a program that has not begun, and runs all steps on the current streams.
+    pub(crate) fn new(world: &'a World) -> Self {
+        let streams = [Vec::new(), Vec::new()];
+        Self { world, slots: BTreeMap::new(), streams, trace: Trace::default() }
+    }
+}
 
 impl Machine<'_> {
     /// Runs steps at the same time.
@@ -350,7 +273,7 @@ impl Machine<'_> {
         all.collect::<Result<_>>().map_err(|e| e.to_string())
     }
 
-    fn call(&self, planned: &Planned) -> Answer {
+    pub(crate) fn call(&self, planned: &Planned) -> Answer {
         let step = &planned.step;
         let args: Vec<Tensor> = step.tensors.iter().map(|at| self.slots[at].clone()).collect();
         let call = || -> Result<Vec<Tensor>> {

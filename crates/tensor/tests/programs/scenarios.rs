@@ -24,6 +24,15 @@ fn both(t: &[Value]) -> Result<(), Kinds> {
     if equal && plain { Ok(()) } else { Err(UNKNOWN) }
 }
 
+/// Draws a tensor of `float32` without a gradient.
+fn own(d: &mut Draw<'_>) {
+    d.tensor(&[DType::F32], |v| !v.tracked());
+}
+
+fn plain(t: &[Value]) -> Predict {
+    if t[0].dtype == DType::F32 && !t[0].tracked() { Ok(vec![]) } else { Err(UNKNOWN) }
+}
+
 /// Predicts a new tensor like the first of both.
 fn sum(t: &[Value]) -> Predict {
     both(t)?;
@@ -42,8 +51,8 @@ pub(crate) fn rows() -> Vec<Row> {
         row!("cuda::synchronize", |_| {}, |_, _| Ok(vec![]), |_, _| if cuda::device_count()? > 0 {
             cuda::synchronize(0)?
         })
-        .weight(2),
-        row!("cuda::empty_cache", |_| {}, |_, _| Ok(vec![]), |_, _| cuda::empty_cache()).weight(2),
+        .weight(3),
+        row!("cuda::empty_cache", |_| {}, |_, _| Ok(vec![]), |_, _| cuda::empty_cache()).weight(3),
         row!(
             "cuda::manual_seed",
             |d| {
@@ -53,7 +62,7 @@ pub(crate) fn rows() -> Vec<Row> {
             |_, n| warpline::manual_seed(n[0] as u64)
         )
         .exclusive()
-        .weight(2),
+        .weight(3),
         row!(
             "cuda::synchronize(absent device)",
             |d| {
@@ -159,7 +168,7 @@ pub(crate) fn rows() -> Vec<Row> {
             }
         )
         .exclusive()
-        .weight(2),
+        .weight(3),
         row!(
             "a capture fails",
             two,
@@ -181,7 +190,7 @@ pub(crate) fn rows() -> Vec<Row> {
             }
         )
         .exclusive()
-        .weight(2),
+        .weight(3),
         row!(
             "a read in a capture fails",
             two,
@@ -200,7 +209,7 @@ pub(crate) fn rows() -> Vec<Row> {
             }
         )
         .exclusive()
-        .weight(2),
+        .weight(3),
         row!(
             "a tensor of a pool outlives it",
             |d| d.tensor(&[DType::F32], |v| v.place < 2 && !v.tracked()),
@@ -328,6 +337,129 @@ pub(crate) fn rows() -> Vec<Row> {
                 assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
             }
         ),
+        row!("a read is pending while its tensor changes", own, |t, _| plain(t), |t, _| {
+            let own = t[0].copy()?;
+            let pending = own.to_vec_async::<f32>()?;
+            own.zero_()?;
+            drop(own);
+            let read = crate::prelude::read(&t[0])?;
+            assert!(
+                pending.wait()?.iter().zip(&read).all(|(a, b)| f64::from(*a) == *b || b.is_nan())
+            );
+        }),
+        row!("a pending read is dropped", own, |t, _| plain(t), |t, _| {
+            let own = t[0].copy()?;
+            drop(own.to_vec_async::<f32>()?);
+            drop(own.cpu_async()?);
+        }),
+        row!(
+            "page-locked memory is changed and dropped after a copy",
+            own,
+            |t, _| {
+                plain(t)?;
+                new(&t[0], t[0].dtype, &t[0].sizes)
+            },
+            |t, _| {
+                if !t[0].is_cuda() {
+                    return Ok(vec![t[0].copy()?]);
+                }
+                let pinned = t[0].to_non_blocking("cpu")?;
+                let back = pinned.to_non_blocking(t[0].device())?;
+                pinned.zero_()?;
+                drop(pinned);
+                back
+            }
+        )
+        .weight(8),
+        row!(
+            "shared memory is copied back",
+            own,
+            |t, _| {
+                plain(t)?;
+                new(&t[0], t[0].dtype, &t[0].sizes)
+            },
+            |t, _| {
+                let shared = t[0].share_memory()?;
+                assert!(shared.is_shared());
+                shared.copy()?
+            }
+        )
+        .exclusive()
+        .weight(3),
+        row!(
+            "two graphs share a pool",
+            two,
+            |t, _| {
+                both(t)?;
+                if t[0].numel() == 0 {
+                    return Err(UNKNOWN);
+                }
+                new(&t[0], t[0].dtype, &t[0].sizes)
+            },
+            |t, _| {
+                if !t[0].is_cuda() {
+                    return Ok(vec![t[0].add(&t[1])?.mul(2)?]);
+                }
+                cuda::with_device(t[0].device(), || {
+                    let mut first = CudaGraph::new();
+                    let sum = first.capture(|| t[0].add(&t[1]))?;
+                    let mut second = CudaGraph::new();
+                    let product = second.capture_with(&first.pool()?, || sum.mul(2))?;
+                    first.replay()?;
+                    second.replay()?;
+                    let result = product.copy()?;
+                    first.reset();
+                    Ok(vec![result])
+                })?
+            }
+        )
+        .exclusive(),
+        row!(
+            "a graph outlives its tensors",
+            two,
+            |t, _| {
+                both(t)?;
+                Ok(vec![])
+            },
+            |t, _| {
+                if !t[0].is_cuda() || t[0].numel() == 0 {
+                    return Ok(vec![]);
+                }
+                let own = t[0].copy()?;
+                let mut graph = CudaGraph::new();
+                cuda::with_device(t[0].device(), || graph.capture(|| own.add_(&t[1]).map(drop)))?;
+                drop(own);
+                graph.replay()?;
+                graph.replay()?;
+            }
+        )
+        .exclusive(),
+        row!(
+            "a loader with workers",
+            |d| d.tensor(&[DType::F32], |v| v.ndim() == 2 && !v.tracked() && !v.sizes.contains(&0)),
+            |t, _| {
+                if t[0].ndim() != 2
+                    || t[0].numel() == 0
+                    || t[0].tracked()
+                    || t[0].dtype != DType::F32
+                {
+                    return Err(UNKNOWN);
+                }
+                new(&t[0], t[0].dtype, &t[0].sizes)
+            },
+            |t, _| {
+                let host = t[0].cpu()?;
+                let rows = warpline::data::TensorDataset::new(host.clone(), host)?;
+                let loader = warpline::data::DataLoader::new(rows).batch_size(2)?.num_workers(2);
+                let batches = loader
+                    .iter()?
+                    .map(|batch| batch.map(|batch| batch.0))
+                    .collect::<warpline::Result<Vec<_>>>()?;
+                warpline::cat(&batches, 0)?.to(t[0].device())?
+            }
+        )
+        .exclusive()
+        .weight(3),
         row!(
             "identities of views",
             |d| d.tensor(&[DType::F32, DType::I64], |v| v.ndim() == 2),

@@ -100,7 +100,7 @@ pub(crate) fn rows() -> Vec<Row> {
             |_, n| pattern(n)?
         )
         .weight(1),
-        row!("drop", |d| d.any(), |_, _| Ok(vec![]), |_, _| ()).effect(Effect::Drop).weight(40),
+        row!("drop", |d| d.any(), |_, _| Ok(vec![]), |_, _| ()).effect(Effect::Drop).weight(15),
         row!("Tensor::to_vec", |d| d.any(), |_, _| Ok(vec![]), |t, _| {
             read(&t[0])?;
         })

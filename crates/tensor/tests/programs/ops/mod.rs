@@ -9,13 +9,18 @@ mod windows;
 
 use std::sync::OnceLock;
 
-use crate::row::Row;
+use crate::row::{Effect, Row};
 use crate::{gradients, scenarios, views};
 
 /// The row of `Tensor::from_vec`, which makes tensors for other rows.
 pub(crate) const FROM_VEC: usize = 0;
 /// The row that drops a tensor.
 pub(crate) const DROP: usize = 1;
+
+/// Returns the row of `Tensor::requires_grad_`.
+pub(crate) fn requires_grad() -> usize {
+    table().iter().position(|row| row.effect == Effect::Leaf).expect("a row")
+}
 
 /// Returns all rows.
 pub(crate) fn table() -> &'static [Row] {
