@@ -114,18 +114,33 @@ impl InitOptions {
     #[track_caller]
     pub fn from_env_with(timeout: Duration) -> Result<Self> {
         let location = Location::caller();
-        Self::read(timeout).map_err(|error| error.at(location))
+        Self::read(Backend::Nccl, timeout).map_err(|error| error.at(location))
     }
 
-    fn read(timeout: Duration) -> Result<Self> {
+    /// Reads the options like [`InitOptions::from_env`], for another backend. [`Backend::Cpu`] needs no device, so the
+    /// local rank is not compared with the number of devices.
+    ///
+    /// # Errors
+    /// The same as [`InitOptions::from_env`].
+    #[track_caller]
+    pub fn from_env_for(backend: Backend) -> Result<Self> {
+        let location = Location::caller();
+        Self::read(backend, DEFAULT_TIMEOUT).map_err(|error| error.at(location))
+    }
+
+    fn read(backend: Backend, timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
         // Check the device before reaching the store, so that no other rank waits for a rank without a device.
-        let device = found.device(cuda::device_count()?)?;
+        let device = match backend {
+            Backend::Nccl => found.device(cuda::device_count()?)?,
+            Backend::Cpu => None,
+        };
         let store = store_from_env(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
         options.store_host = (!found.launcher_hosts).then_some(0);
         options.timeout = timeout;
         options.debug = found.debug;
+        options.backend = backend;
         options.device = device;
         Ok(options)
     }
@@ -178,7 +193,7 @@ where
 }
 
 /// Forms a process group (`torch.distributed.init_process_group`). All ranks call this function, and it returns after
-/// all ranks have arrived. Each rank needs its own device.
+/// all ranks have arrived. With [`Backend::Nccl`], each rank needs its own GPU.
 ///
 /// A process may form several groups, one after the other or at the same time. Among groups of the same name and number
 /// of ranks, the n-th group of a rank meets the n-th group of the other ranks. Attempts that a rank gave up are
