@@ -80,12 +80,11 @@ fn network(device: Device) -> Result<Sequential> {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let mut options = InitOptions::from_env(())?;
-    options.backend = match args.backend {
+    let backend = match args.backend {
         BackendName::Cpu => Backend::Cpu,
         BackendName::Nccl => Backend::Nccl,
     };
-    let group = init_process_group(options)?;
+    let group = init_process_group(InitOptions::from_env(backend)?)?;
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());
     let [learned, (images, labels)] = digits()?;
 

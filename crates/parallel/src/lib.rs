@@ -1,5 +1,5 @@
-//! Several GPUs and several processes: `DataParallel` and process groups (`torch.nn.DataParallel`,
-//! `torch.distributed`).
+//! Several GPUs and several processes: `DataParallel`, process groups and `DistributedDataParallel`
+//! (`torch.nn.DataParallel`, `torch.distributed`, `torch.nn.parallel.DistributedDataParallel`).
 
 #![forbid(unsafe_code)]
 

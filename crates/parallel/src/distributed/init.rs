@@ -55,11 +55,20 @@ pub struct InitOptions {
 }
 
 warpline::__options! {
-    /// Options of [`InitOptions::from_env`]. A timeout converts into options.
+    /// Options of [`InitOptions::from_env`]. A timeout converts into options, and so does a backend.
     #[derive(Clone, Copy, Debug)]
     EnvironmentOptions [] [] {
         /// Sets [`InitOptions::timeout`], which also limits the time to reach the store. Default: 10 minutes.
         timeout: Duration = DEFAULT_TIMEOUT, Duration;
+        /// Sets [`InitOptions::backend`]. [`Backend::Cpu`] needs no device, so the local rank is not compared with the
+        /// number of devices. Default: [`Backend::Nccl`].
+        backend: Backend = Backend::Nccl, Backend;
+    }
+}
+
+impl From<Backend> for EnvironmentOptions {
+    fn from(backend: Backend) -> Self {
+        Self::new().backend(backend)
     }
 }
 
@@ -86,8 +95,8 @@ impl InitOptions {
         }
     }
 
-    /// Reads the options from the environment variables that launchers set. `options` is `()`, a timeout, or
-    /// [`EnvironmentOptions`].
+    /// Reads the options from the environment variables that launchers set. `options` is `()`, a timeout, a
+    /// backend, or [`EnvironmentOptions`].
     ///
     /// | variable | meaning |
     /// |---|---|
@@ -121,18 +130,23 @@ impl InitOptions {
     #[track_caller]
     pub fn from_env(options: impl IntoOptions<EnvironmentOptions>) -> Result<Self> {
         let location = Location::caller();
-        Self::read(options.into_options().timeout).map_err(|error| error.at(location))
+        let EnvironmentOptions { timeout, backend } = options.into_options();
+        Self::read(backend, timeout).map_err(|error| error.at(location))
     }
 
-    fn read(timeout: Duration) -> Result<Self> {
+    fn read(backend: Backend, timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
         // Check the device before reaching the store, so that no other rank waits for a rank without a device.
-        let device = found.device(cuda::device_count()?)?;
+        let device = match backend {
+            Backend::Nccl => found.device(cuda::device_count()?)?,
+            Backend::Cpu => None,
+        };
         let store = store_from_env(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
         options.store_host = (!found.launcher_hosts).then_some(0);
         options.timeout = timeout;
         options.debug = found.debug;
+        options.backend = backend;
         options.device = device;
         Ok(options)
     }
@@ -187,7 +201,7 @@ where
 }
 
 /// Forms a process group (`torch.distributed.init_process_group`). All ranks call this function, and it returns after
-/// all ranks have arrived. Each rank needs its own device.
+/// all ranks have arrived. With [`Backend::Nccl`], each rank needs its own GPU.
 ///
 /// A process may form several groups, one after the other or at the same time. Among groups of the same name and number
 /// of ranks, the n-th group of a rank meets the n-th group of the other ranks. Attempts that a rank gave up are

@@ -1,10 +1,11 @@
-//! Process groups (`torch.distributed`). Ranks are threads or processes.
+//! Process groups (`torch.distributed`), and training with them ([`DistributedDataParallel`]). Ranks are threads or
+//! processes.
 //!
 //! # Security on a network
 //!
 //! Ranks meet in a [`Store`]. A [`TcpStore`] on a network requires the job's [`Secret`] (`WARPLINE_SECRET`) from every
 //! client, because a client that can write to the store determines which addresses NCCL connects to. After the proof of
-//! the secret, the store's messages are not encrypted. NCCL's connections, which carry the tensors, are neither
+//! the secret, the store's messages are not encrypted; those of a group on the CPU are its tensors. NCCL's connections, which carry the tensors, are neither
 //! authenticated nor encrypted: make NCCL's ports unreachable for others on the job's network. `NCCL_SOCKET_IFNAME`
 //! selects NCCL's network interface.
 

@@ -22,6 +22,9 @@ const READY: &str = "ready to be killed";
 #[ignore = "is started by the other tests"]
 fn program_of_a_rank() {
     let Ok(part) = std::env::var(PART) else { return };
+    if part == "cpu" {
+        return trains_on_cpus().unwrap();
+    }
     let mut options = InitOptions::from_env(LONG).unwrap();
     if part == "ddp" {
         return trains(&options).unwrap();
@@ -53,6 +56,15 @@ fn trains(options: &InitOptions) -> Result<()> {
         }
         train(&group, small_buckets(), 4)?.assert_close(&train_alone(4), 1e-9);
     }
+    Ok(())
+}
+
+/// Trains on the CPU, where there may be more ranks than devices.
+fn trains_on_cpus() -> Result<()> {
+    let mut options = InitOptions::from_env(Backend::Cpu)?;
+    options.timeout = LONG;
+    let group = init_process_group(options)?;
+    train(&group, small_buckets(), 4)?.assert_close(&train_alone(4), 1e-12);
     Ok(())
 }
 
@@ -162,6 +174,13 @@ fn processes_come_together() {
 fn processes_train_like_one_process_with_the_whole_batch() {
     for driver in ["sim:2,lazy", "sim:2,seed=1", "sim:2,seed=2"] {
         all_go_well(driver, 2, "ddp");
+    }
+}
+
+#[test]
+fn processes_on_the_cpu_need_no_device() {
+    for driver in ["sim:0", "sim:2"] {
+        all_go_well(driver, 3, "cpu");
     }
 }
 

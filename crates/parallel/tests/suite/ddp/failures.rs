@@ -77,15 +77,18 @@ fn modules_without_parameters_or_on_other_devices_are_refused() {
 /// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
 const SHORT: Duration = Duration::from_millis(2500);
 
-/// The last rank leaves in the middle of a backward pass, after its first reduction. The other ranks get an error that
-/// names the rank, the bucket and its parameters, and can form a new group.
-fn a_rank_leaves_in_the_middle_of_a_step(ranks: &Ranks) {
+/// The points of a backward pass at which a rank leaves: before the pass, and before each gradient, in their order.
+const POINTS: [&str; 7] =
+    ["", "fc3.bias", "fc3.weight", "fc2.bias", "fc2.weight", "fc1.bias", "fc1.weight"];
+
+/// The last rank leaves at a point of a step. The other ranks get an error that names the rank, the bucket and its
+/// parameters.
+fn a_rank_leaves(ranks: &Ranks, point: &str) {
     let gone = ranks.len() - 1;
     let errors = ranks.timeout(SHORT).run(|group| {
-        let device = group.device();
-        let part = (group.rank(), group.world_size());
-        let net =
-            DistributedDataParallel::new(Mlp::new(device, 0)?, group.clone(), small_buckets())?;
+        let (device, part) = (group.device(), (group.rank(), group.world_size()));
+        let net = Mlp::new(device, 0)?;
+        let net = DistributedDataParallel::new(net, group.clone(), small_buckets())?;
         let step = |step: usize| -> Result<()> {
             let (x, y) = batch(step, part, device)?;
             (net.forward(x)? - y)?.square()?.mean(())?.backward()
@@ -94,11 +97,13 @@ fn a_rank_leaves_in_the_middle_of_a_step(ranks: &Ranks) {
         group.barrier()?;
         let begun = Instant::now();
         if group.rank() == gone {
-            // This hook runs before the second bucket is complete.
-            net.module().fc2.weight.register_hook(|_| {
-                Err(warpline::Error::invalid("test", "the rank leaves".to_owned()))
-            })?;
-            step(2).unwrap_err();
+            let parameters = net.module().named_parameters();
+            if let Some((_, parameter)) = parameters.iter().find(|(name, _)| name == point) {
+                parameter.register_hook(|_| {
+                    Err(warpline::Error::invalid("test", "the rank leaves".to_owned()))
+                })?;
+                step(2).unwrap_err();
+            }
             return Ok(None); // drops this rank's group
         }
         let stepped = step(2).and_then(|()| {
@@ -106,33 +111,53 @@ fn a_rank_leaves_in_the_middle_of_a_step(ranks: &Ranks) {
             grads.into_iter().try_for_each(|grad| grad.to_vec::<f64>().map(drop))
         });
         assert!(begun.elapsed() < LONG);
-        Ok(Some(stepped.unwrap_err()))
+        Ok(Some((stepped.unwrap_err(), net.bucket_names())))
     });
-    for (rank, error) in errors.iter().enumerate().take(gone) {
-        let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
+    for (rank, failed) in errors.iter().enumerate().take(gone) {
+        let (error, buckets) =
+            failed.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
         let failure = GroupError::failure(error).unwrap_or_else(|| panic!("{error}"));
         assert_eq!((failure.rank, &failure.missing[..]), (rank, &[gone][..]), "{error}");
+        let has_point = |bucket: &Vec<String>| bucket.iter().any(|name| name == point);
+        let bucket = buckets.iter().position(has_point).unwrap_or(0);
         let text = error.to_string();
-        assert!(text.contains("bucket 1 of "), "{text}");
-        assert!(text.contains("fc2."), "{text}");
+        assert!(text.contains(&format!("bucket {bucket} of {}", buckets.len())), "{point}: {text}");
+        assert!(text.contains(&buckets[bucket][0]), "{point}: {text}");
     }
-    ranks.run(|group| works(&group));
+}
+
+fn a_rank_leaves_at_every_point(specs: &[Option<&str>], ranks: usize) {
+    let make = |spec: &Option<&str>| spec.map_or(Ranks::cpu(ranks), |spec| Ranks::new(spec, ranks));
+    for spec in specs {
+        // All points at the same time, because each ends at a timeout.
+        std::thread::scope(|scope| {
+            let start = |point| scope.spawn(move || a_rank_leaves(&make(spec), point));
+            let all = POINTS.map(start);
+            all.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        make(spec).run(|group| works(&group));
+    }
 }
 
 #[test]
 fn a_cpu_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter() {
-    a_rank_leaves_in_the_middle_of_a_step(&Ranks::cpu(3));
+    a_rank_leaves_at_every_point(&[None], 3);
 }
 
 #[test]
 fn a_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter() {
-    for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,seed=2"] {
-        a_rank_leaves_in_the_middle_of_a_step(&Ranks::new(spec, 3));
-    }
+    a_rank_leaves_at_every_point(
+        &[Some("sim:3,lazy"), Some("sim:3,seed=1"), Some("sim:3,seed=2")],
+        3,
+    );
 }
 
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_a_ddp_rank_that_leaves_in_the_middle_of_a_step_is_named() {
-    a_rank_leaves_in_the_middle_of_a_step(&Ranks::new(&gpu_spec(), 2));
+    let ranks = Ranks::new(&gpu_spec(), 2);
+    for point in POINTS {
+        a_rank_leaves(&ranks, point);
+    }
+    ranks.run(|group| works(&group));
 }
