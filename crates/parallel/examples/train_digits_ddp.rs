@@ -1,8 +1,8 @@
 //! Trains a small convolutional network to recognize handwritten digits, on two or more ranks. Each rank has its own part
 //! of each epoch.
 //!
-//! On CPUs: `cargo build --release -p warpline-parallel --example train_digits --bin warpline-run`, then
-//! `target/release/warpline-run --nproc 2 target/release/examples/train_digits`. On simulated GPUs, add `--driver sim`
+//! On CPUs: `cargo build --release -p warpline-parallel --example train_digits_ddp --bin warpline-run`, then
+//! `target/release/warpline-run --nproc 2 target/release/examples/train_digits_ddp`. On simulated GPUs, add `--driver sim`
 //! after `warpline-run`, and `--backend nccl` at the end; on real GPUs only the latter.
 
 use std::path::PathBuf;
