@@ -232,3 +232,23 @@ fn a_condition_is_of_bools() {
         assert!(matches!(few.kind(), Some(ErrorKind::InvalidArgument { .. })));
     });
 }
+
+#[allow(unreachable_pub)] // the macro declares public ops
+mod many_gradients {
+    crate::elementwise_ops! {
+        // SAFETY: the CUDA expression is arithmetic on the operands.
+        unsafe;
+
+        /// `w x + y z`.
+        SUM_OF_PRODUCTS = "sum_of_products"(w, x, y, z), FLOATS => Same, "w * x + y * z", {
+            float => w * x + y * z
+        }, gradients(g) { w: g * x, x: g * w, y: g * z, z: g * y }
+    }
+}
+
+#[test]
+fn gradients_with_more_than_eight_inputs_and_results_are_not_fused() {
+    let backward = many_gradients::SUM_OF_PRODUCTS.backward().unwrap();
+    assert_eq!((backward.formula().leaves().len(), backward.formula().computed().len()), (5, 4));
+    assert!(!backward.is_fused());
+}
