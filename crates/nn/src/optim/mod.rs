@@ -42,9 +42,9 @@ pub use rule::{Rule, Settings};
 pub use schedulers::{
     Anneal, Chained, ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingLROptions,
     CosineAnnealingWarmRestarts, CosineAnnealingWarmRestartsOptions, ExponentialLR, LambdaLR,
-    LinearLR, LinearLROptions, MultiStepLR, MultiStepLROptions, OneCycleLR, OneCycleLROptions,
-    PlateauMode, ReduceLROnPlateau, ReduceLROnPlateauOptions, Scheduler, SchedulerState,
-    SequentialLR, StepLR, StepLROptions, ThresholdMode,
+    LambdaLROptions, LinearLR, LinearLROptions, MultiStepLR, MultiStepLROptions, OneCycleLR,
+    OneCycleLROptions, PlateauMode, ReduceLROnPlateau, ReduceLROnPlateauOptions, Scheduler,
+    SchedulerState, SequentialLR, StepLR, StepLROptions, ThresholdMode,
 };
 pub use sgd::{SGD, SGDOptions};
 pub use state::{GroupState, OptimizerState};

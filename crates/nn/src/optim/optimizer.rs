@@ -110,13 +110,14 @@ impl<R: Rule> Optim<R> {
     /// their own take these options.
     ///
     /// ```
+    /// use warpline::Tensor;
+    /// use warpline_nn::Linear;
     /// use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, ParamGroup};
-    /// use warpline_nn::{Linear, Module};
     ///
     /// let (net, options) = (Linear::new(4, 2, ())?, AdamWOptions::new().lr(0.01));
-    /// let decayed = ParamGroup::new(vec![net.weight.clone().into()]);
-    /// let bias = net.bias.clone().expect("a bias").into();
-    /// let others = ParamGroup::new(vec![bias]).options(options.weight_decay(0.0));
+    /// let decayed = ParamGroup::new(vec![Tensor::clone(&net.weight)]);
+    /// let bias = net.bias.as_ref().expect("a bias");
+    /// let others = ParamGroup::new(vec![Tensor::clone(bias)]).options(options.weight_decay(0.0));
     /// let optimizer = AdamW::new(vec![decayed, others], options)?;
     /// assert_eq!((optimizer.lr(0), optimizer.setting(1, "weight_decay")), (0.01, Some(0.0)));
     /// # Ok::<(), warpline::Error>(())

@@ -10,7 +10,7 @@ use warpline_nn::optim::{
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
     Embedding, EmbeddingOptions, GroupNorm, LSTM, LSTMCell, LayerNorm, Linear, LinearOptions,
-    MultiheadAttention, PReLU, PReLUOptions, RMSNorm,
+    MultiheadAttention, PReLU, PReLUOptions, RMSNorm, TransformerEncoderLayer,
 };
 
 use super::cases::{cases, m};
@@ -36,6 +36,8 @@ pub(crate) const MODULES: &[Case] = cases! {
     "BatchNorm2d::new" |at, n| Parameters(BatchNorm2d::new(n.u, at)?);
     "LSTMCell::new" |at, n| Parameters(LSTMCell::new(n.u, 2, at)?);
     "LSTMCell::new" |at, n| Parameters(LSTMCell::new(2, n.u, at)?);
+    "TransformerEncoderLayer::new" |at, n| Parameters(TransformerEncoderLayer::new(n.u, 1, at)?);
+    "TransformerEncoderLayer::new" |at, n| Parameters(TransformerEncoderLayer::new(4, n.u, at)?);
     "LSTM::new" |at, n| Parameters(LSTM::new(n.u, 2, at)?);
     "LSTM::new" |at, n| Parameters(LSTM::new(2, n.u, at)?);
     "Conv1d::new" |at, n| Parameters(Conv1d::new(n.u, 2, 1, at)?);

@@ -7,7 +7,7 @@ use crate::common::sources;
 
 /// The names of PyTorch's functions, methods, classes and constants: all definitions without a leading underscore in
 /// `torch` (2.11), its type stubs, `torch.autograd`, `cuda`, `distributed`, `linalg`, `multiprocessing`, `nn`, `optim`,
-/// `special` and `utils.data`.
+/// `special` and `utils.data`, and the hooks and keywords of `DistributedDataParallel`.
 const PYTORCH: &str = include_str!("../names/pytorch.txt");
 
 /// Names that programs do not write, each with the reason.
@@ -15,22 +15,22 @@ const HIDDEN: &[(&str, &str)] = &[
     ("Ambient", MARKER),
     ("Anneal", ALIASED),
     ("AsDyn", MACROS),
-    ("Called", MACROS),
     ("Chained", ALIASED),
     ("Compare", MACROS),
     ("Constant", ALIASED),
     ("Cosine", ALIASED),
-    ("Field", MACROS),
+    ("FieldRef", MACROS),
+    ("FormulaCall", MACROS),
+    ("FormulaNumber", MACROS),
+    ("FormulaOperand", MACROS),
     ("HookList", PRIVATE),
     ("Lambdas", ALIASED),
     ("Line", ALIASED),
     ("Milestones", ALIASED),
     ("Modes", PRIVATE),
     ("NoModule", MACROS),
-    ("Number", MACROS),
     ("NumberTerm", MACROS),
     ("Numeric", MACROS),
-    ("Operand", MACROS),
     ("OtherTerm", MACROS),
     ("Powers", ALIASED),
     ("Steps", ALIASED),

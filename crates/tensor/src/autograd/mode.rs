@@ -93,9 +93,10 @@ fn within<R>(change: impl FnOnce(&mut ThreadModes), f: impl FnOnce() -> R) -> R 
 /// ```
 /// use warpline::autograd::{Modes, is_grad_enabled, no_grad};
 ///
-/// let modes = no_grad(Modes::current);
+/// let modes = no_grad(|| Ok(Modes::current()))?;
 /// let there = std::thread::spawn(move || modes.within(is_grad_enabled));
 /// assert!(!there.join().unwrap() && is_grad_enabled());
+/// # Ok::<(), warpline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Modes(ThreadModes);

@@ -284,10 +284,12 @@ impl LambdaLR {
     /// of their own.
     ///
     /// ```
+    /// use warpline::zeros;
     /// use warpline_nn::optim::{LambdaLR, LambdaLROptions, Optimizer, ParamGroup, SGD};
     ///
-    /// let group = |sizes| Ok(ParamGroup::new(vec![warpline::zeros(sizes, ())?]));
-    /// let mut sgd = SGD::new(vec![group([1])?, group([2])?], ())?;
+    /// let [weight, bias] = [zeros([2, 2], ())?, zeros([2], ())?];
+    /// let groups = vec![ParamGroup::new(vec![weight]), ParamGroup::new(vec![bias])];
+    /// let mut sgd = SGD::new(groups, ())?;
     /// let constant = LambdaLROptions::new().group(1, |_| 1.0);
     /// LambdaLR::new(&mut sgd, |epoch| 0.5 / (epoch + 1) as f64, constant)?;
     /// assert_eq!((sgd.lr(0), sgd.lr(1)), (0.0005, 0.001));

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use warpline::{DType, Error, Result, full};
 
 pub use chained::{
-    Chained, ConstantLR, CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, StepLR,
+    Chained, ConstantLR, CosineAnnealingLR, ExponentialLR, LambdaLR, LambdaLROptions, LinearLR,
+    MultiStepLR, StepLR,
 };
 pub use one_cycle::{Anneal, OneCycleLR};
 pub use options::{
