@@ -119,7 +119,7 @@ pub(crate) fn rows() -> Vec<Row> {
             let y = t[0].mul(2)?;
             y.register_hook(|_| Err(crate::prelude::own_error()))?;
             let failed = y.sum(())?.backward();
-            assert_eq!(failed.unwrap_err().to_string().contains("the program's own error"), true);
+            assert!(failed.unwrap_err().to_string().contains("the program's own error"));
         })
         .weight(5),
         row!("a hook panics", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {

@@ -30,7 +30,7 @@ fn pool(t: &[Value], n: &[i64]) -> Predict {
     }
     if n.iter().any(|n| *n <= 0) {
         // Negative numbers are huge sizes; a zero is refused.
-        return if n.iter().any(|n| *n == 0) && n.iter().all(|n| *n >= 0) {
+        return if n.contains(&0) && n.iter().all(|n| *n >= 0) {
             Err(&["InvalidArgument", "ShapeMismatch"])
         } else {
             Err(UNKNOWN)
@@ -42,9 +42,7 @@ fn pool(t: &[Value], n: &[i64]) -> Predict {
             // A dilation has no effect on a window of one element, but a step beyond 32 bits may be
             // refused where it has one.
             let sizes = [t[0].sizes[0], h as usize, w as usize];
-            if n.iter().any(|n| *n >= 1 << 31) && n[2] < 1 << 31 && n[3] >= 1 << 31
-                || n[2] >= 1 << 31
-            {
+            if n[2] >= 1 << 31 || n[3] >= 1 << 31 {
                 return new(&t[0], t[0].dtype, &sizes);
             }
             new(&t[0], t[0].dtype, &sizes)
