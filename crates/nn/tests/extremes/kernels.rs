@@ -1,7 +1,7 @@
 //! Calls of `warpline-kernels`, whose functions take dimensions, windows and ranges.
 
 use warpline::{DType, Result, Tensor, ones, zeros};
-use warpline_kernels::pool::{Divisor, Places, Window};
+use warpline_kernels::pool::{Divisor, Regions, Window};
 use warpline_kernels::reduce::ReduceOp;
 use warpline_kernels::scan::ScanOp;
 use warpline_kernels::scatter::Reduce;
@@ -42,13 +42,13 @@ pub(crate) const KERNELS: &[Case] = cases! {
     "conv_input_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| conv::conv_input_backward(t, ones([1, 1, 1], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 5), 1, out))?;
     "conv_weight_backward" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv_weight_backward(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(1, 3), n.u, out))?;
     "conv_weight_backward" |at, n| to(zeros([1, 1, 1], at)?, |t, out| conv::conv_weight_backward(t, ones([1, 1, 4], at)?.as_view(), ones([1, 1, 1], at)?.as_view(), &window(n.u, 4), 1, out))?;
-    "max_pool" |at, n| pooled(at, &window(n.u, 5), Places::Moving)?;
-    "max_pool" |at, n| pooled(at, &window(n.u, 4), Places::Moving)?;
-    "max_pool" |at, n| pooled(at, &window(n.u, 2), Places::Adaptive)?;
-    "max_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::max_pool_backward(t, ones([1, 1, 1], at)?.as_view(), zeros([1, 1, 1], (DType::I64, at))?.as_view(), &window(n.u, 5), Places::Moving, out))?;
-    "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(n.u, 3), Places::Moving, Divisor::Inside, out))?;
-    "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(1, 3), Places::Moving, Divisor::Number(n.l), out))?;
-    "avg_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::avg_pool_backward(t, ones([1, 1, 1], at)?.as_view(), &window(n.u, 3), Places::Moving, Divisor::Padded, out))?;
+    "max_pool" |at, n| pooled(at, &window(n.u, 5), Regions::Moving)?;
+    "max_pool" |at, n| pooled(at, &window(n.u, 4), Regions::Moving)?;
+    "max_pool" |at, n| pooled(at, &window(n.u, 2), Regions::Adaptive)?;
+    "max_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::max_pool_backward(t, ones([1, 1, 1], at)?.as_view(), zeros([1, 1, 1], (DType::I64, at))?.as_view(), &window(n.u, 5), Regions::Moving, out))?;
+    "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(n.u, 3), Regions::Moving, Divisor::Inside, out))?;
+    "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(1, 3), Regions::Moving, Divisor::Number(n.l), out))?;
+    "avg_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::avg_pool_backward(t, ones([1, 1, 1], at)?.as_view(), &window(n.u, 3), Regions::Moving, Divisor::Padded, out))?;
 };
 
 /// Runs a kernel on a result.
@@ -92,7 +92,7 @@ fn columns(at: &str, n: usize, field: usize) -> Result<Tensor> {
     to(zeros([1, 1, 1], at)?, |t, out| conv::im2col(t, image.as_view(), &window(n, field), out))
 }
 
-fn pooled(at: &str, window: &Window, places: Places) -> Result<Tensor> {
+fn pooled(at: &str, window: &Window, places: Regions) -> Result<Tensor> {
     let (image, indices) = (ones([1, 1, 4], at)?, zeros([1, 1, 1], (DType::I64, at))?);
     to(zeros([1, 1, 1], at)?, |t, out| {
         pool::max_pool(t, image.as_view(), window, places, out, indices.as_view())
