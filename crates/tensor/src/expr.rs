@@ -228,7 +228,7 @@ impl<T> UnwrapValue for FormulaCall<T> {
 
 /// Comparisons of operands, which give a boolean tensor, or a `bool` for two numbers.
 pub trait Compare<Other> {
-    /// The result of a comparison: [`Tensor`] or [`Number`].
+    /// The result of a comparison: [`Tensor`] or [`FormulaNumber`].
     type Output;
 
     /// Computes `self == other`.
