@@ -7,8 +7,8 @@ use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 
 /// Memory of a CUDA device, released on drop.
 ///
-/// Any stream may use the memory at once, and it is released when no stream uses it any more.
-/// Memory of a stream-ordered pool exists in the order of one stream only, so a source cannot
+/// Any stream may use the memory immediately, without a wait. Dropping the value releases the memory
+/// after all streams have finished with it. Memory of a stream-ordered pool exists in the order of one stream only, so a source cannot
 /// return it:
 ///
 /// ```compile_fail,E0277

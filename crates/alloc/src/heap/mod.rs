@@ -41,7 +41,7 @@ pub(crate) use record::{Record, Status};
 use crate::trace::{TraceAction, TraceStep, Tracer};
 use crate::{Policy, PoolKind};
 
-/// Number of no record.
+/// Stands for the absence of a record. No record has this number.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Adjacent addresses, covered by a chain of records.

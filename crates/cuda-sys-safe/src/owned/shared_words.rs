@@ -83,7 +83,7 @@ impl SharedWords {
         Ok(self.word("SharedWords::load", at)?.load(Ordering::Acquire))
     }
 
-    /// Writes a word at once, with release ordering.
+    /// Stores a word from the host, atomically and with release ordering.
     ///
     /// # Errors
     /// The same as [`SharedWords::load`].

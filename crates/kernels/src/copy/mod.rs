@@ -23,7 +23,7 @@ cuda_struct! {
 
 pub(crate) const PROGRAMS: &[&Program] = &[&COPY, &CAST, &ANY];
 
-/// Copies within a dtype, by the size of the elements.
+/// Kernels for copies between views of one dtype: one variant per element size.
 static COPY: Program =
     Program::new("copy", BITS, iter::KERNELS, |_, ty| source("copy", ty, ty, ty))
         .with_ptx(committed);

@@ -317,8 +317,8 @@ macro_rules! __elementwise_cpu_one {
     };
 }
 
-/// The kernels and CPU loops of an op by dtype. Each function of compute types gives those of the
-/// dtypes that are computed in them.
+/// The kernels and CPU loops of an op by dtype. A function that is written for a compute type is
+/// instantiated for every dtype that is computed in that type.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_hosts {

@@ -271,8 +271,8 @@ impl Layout {
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
         let stride = if d < self.ndim() {
-            // Saturates only in layouts without elements. The stride of a single index is never
-            // used.
+            // The product overflows only in a layout without elements. The stride of a dimension of
+            // size 1 is never used, so saturation is harmless.
             self.strides[d].saturating_mul(isize::try_from(self.sizes[d]).unwrap_or(isize::MAX))
         } else {
             1

@@ -41,7 +41,7 @@ fn map_allocators<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(map_allocators(CudaAllocator::segments).of("memory_snapshot")?.concat())
@@ -54,7 +54,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 /// Without a backtrace, an entry names the location of the request.
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
@@ -83,7 +83,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -113,7 +113,7 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU. [`crate::ErrorKind::InvalidArgument`] if the file
+/// The same as [`Runtime::devices`](crate::Runtime::devices). [`crate::ErrorKind::InvalidArgument`] if the file
 /// cannot be written; the message has the path and the reason.
 #[cfg(feature = "snapshot")]
 #[track_caller]
@@ -132,7 +132,7 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
 /// Adds a mark with a text to the history of all devices.
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -146,7 +146,7 @@ pub fn annotate(text: &str) -> Result<()> {
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     map_allocators(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")

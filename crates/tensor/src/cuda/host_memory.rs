@@ -25,7 +25,7 @@ use crate::{Result, runtime};
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn host_memory_stats() -> Result<HostMemoryStats> {
     Ok(runtime().pinned_cache()?.stats())
@@ -35,7 +35,7 @@ pub fn host_memory_stats() -> Result<HostMemoryStats> {
 /// (`torch.cuda.reset_peak_host_memory_stats`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn reset_peak_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_peak_stats();
@@ -46,7 +46,7 @@ pub fn reset_peak_host_memory_stats() -> Result<()> {
 /// (`torch.cuda.reset_accumulated_host_memory_stats`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU.
+/// The same as [`Runtime::devices`](crate::Runtime::devices).
 #[track_caller]
 pub fn reset_accumulated_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_accumulated_stats();

@@ -8,8 +8,9 @@ use crate::{Category, DType, Element, Result, Tensor};
 /// Makes a tensor on the CPU from literals, as `torch.tensor` does: floats give `float32`, integers `int64`, and bools
 /// `bool`. The value is a [`Result`].
 ///
-/// Elements are expressions of one type. Rows that differ in length do not compile. [`tensor()`](crate::tensor())
-/// makes a tensor of the data's own dtype, of another dtype or on another device, and one without dimensions.
+/// Elements are expressions of one type. Rows that differ in length do not compile. Use
+/// [`tensor()`](crate::tensor()) to keep the data's own dtype, to choose a dtype or a device, or to make a tensor
+/// without dimensions.
 ///
 /// ```
 /// use warpline::{DType, tensor};

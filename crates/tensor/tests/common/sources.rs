@@ -201,7 +201,7 @@ fn type_name(head: &[&TokenTree]) -> String {
     name.unwrap_or_default()
 }
 
-/// Returns the names of a matcher's variables for identifiers.
+/// Returns the names of the `$name:ident` variables in a macro's matcher.
 fn variables(matcher: TokenStream) -> Vec<String> {
     let tokens: Vec<TokenTree> = matcher.into_iter().collect();
     let mut names = Vec::new();

@@ -177,7 +177,7 @@ impl CommStages {
     /// The same as [`Nccl::comm_interrupt`](crate::nccl::Nccl::comm_interrupt).
     pub(super) unsafe fn interrupt(&self, library: &Library) -> Result<()> {
         self.interrupted.store(true, Ordering::Release);
-        // No call blocks in an earlier stage, and the parent is still needed for the last split.
+        // Before `Stage::Ready` no call blocks, and the last split still needs the parent.
         if self.stage() != Stage::Ready {
             return Ok(());
         }

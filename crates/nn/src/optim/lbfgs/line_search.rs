@@ -104,7 +104,8 @@ pub(super) fn strong_wolfe(
             break;
         }
         let mut t = cubic_interpolate(&bracket[0], &bracket[1], (min, max));
-        // Move a second trial in succession that is close to a boundary away from the boundary.
+        // If two trials in a row are close to a boundary, or a trial is not between the boundaries, move
+        // the trial inwards by a tenth of the bracket.
         let margin = 0.1 * (max - min);
         let is_close = (max - t).min(t - min) < margin;
         if is_close && (insufficient_progress || t >= max || t <= min) {

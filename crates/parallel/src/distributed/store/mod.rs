@@ -183,7 +183,7 @@ pub enum StoreError {
     WrongSecret {
         /// Address of the store.
         address: String,
-        /// The end that refused the other end.
+        /// Which side refused the connection, the client or the server.
         reason: String,
     },
     /// A secret is invalid.

@@ -28,8 +28,8 @@ impl<P> Hosts<P> {
         Self { by_dtype: [None; DTYPES], params: PhantomData }
     }
 
-    /// Adds a function in two forms: `_typed` for the type of its parameters, and `host` for the
-    /// calls.
+    /// Adds a CPU implementation. `host` is called. `_typed` is the same function with typed
+    /// parameters; it is not called, and only makes the compiler check `P`.
     #[doc(hidden)]
     #[must_use]
     pub const fn with(
