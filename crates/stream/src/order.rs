@@ -11,9 +11,13 @@
 //! wait needs a checkpoint right after its operation. From then on each operation gets one, until
 //! [`CHECKPOINTED_OPS`] operations pass without another late wait.
 //!
-//! Limits: a stream's first late wait covers all work enqueued before the wait. A stream keeps its
-//! latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest checkpoint,
-//! and so covers more work than needed, never less.
+//! A stream also records a checkpoint before it waits for other work, which may depend on another
+//! process and never complete. So a late wait covers later work of its stream, but not the work
+//! that the stream waits for later.
+//!
+//! Limits: a stream's first late wait covers the stream's work up to its next wait. A stream keeps
+//! its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest
+//! checkpoint, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,6 +87,8 @@ pub(crate) struct Checkpoints {
     recorded: VecDeque<Checkpoint>,
     /// Operations up to this number get a checkpoint each.
     wanted_until: OpNumber,
+    /// The last operation that is not a wait.
+    pub(crate) last_work: OpNumber,
 }
 
 /// An operation, the work before it, and an event recorded right after it.

@@ -442,6 +442,9 @@ impl PeerSemaphore {
         let own = page.stream()?;
         page.note(own);
         self.begin_wait(&awaited).map_err(|e| e.at(location))?;
+        // Record an event before the wait, so that a use of a tensor that has arrived does not wait
+        // for this number too.
+        let _ = own.op_event(own.last_op());
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
             // SAFETY: the page has recorded the stream, and its drop retires the words until the
             // stream has executed the wait.

@@ -88,9 +88,21 @@ impl StreamInner {
         event: &owned::Event,
         point: &StreamPoint,
     ) -> Result<()> {
+        self.checkpoint_before_wait(state);
         self.raw.wait_event(event)?;
         self.enter_wait(state, point);
         Ok(())
+    }
+
+    /// Records a checkpoint after the last work, unless there is one, so that a wait for this work
+    /// does not cover the wait that follows. A failure is ignored: the wait for the work then
+    /// records a checkpoint itself.
+    fn checkpoint_before_wait(&self, state: &mut SubmitState) {
+        let SubmitState { checkpoints, clock } = state;
+        let op = checkpoints.last_work;
+        if !self.progress.is_known_done(op) && checkpoints.at_or_after(op).is_none() {
+            let _ = checkpoints.record(&self.core, &self.raw, op, clock);
+        }
     }
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
@@ -392,6 +404,7 @@ impl Stream {
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
             let SubmitState { checkpoints, clock } = state;
+            checkpoints.last_work = op;
             if checkpoints.are_wanted_at(op) || inner.capture.twin_in().is_some() {
                 // The operation is enqueued already, so a failure here is ignored. The next wait for
                 // the operation finds no checkpoint, tries to record one, and returns the error.

@@ -62,6 +62,7 @@ impl Stream {
         let mut state = self.0.lock();
         // Check under the lock, because another thread may have begun a capture of this stream.
         self.refuse_capturing("wait_for")?;
+        self.0.checkpoint_before_wait(&mut state);
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
         Ok(())

@@ -45,8 +45,8 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
             work(&stream, || ());
         }
     };
-    // A wait for the last operation records its event and needs no others.
-    assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 1);
+    // A wait for the last operation records its event, and one after the waiting stream's last work.
+    assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 2);
     assert_eq!(records(&|| enqueue(10)), 0);
     // A wait that comes late covers all work so far. Each later operation gets an event.
     assert_eq!(records(&|| other.wait_for(&stream, last + 1).unwrap()), 1);
@@ -56,6 +56,25 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
     assert!(!other.is_ordered_after(&stream, last + 16).unwrap());
     // Without further late waits, the events end.
     assert_eq!(records(&|| enqueue(70_000)), 65_536);
+}
+
+/// The work that a stream waits for may depend on another process and never complete.
+#[test]
+fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    let clock = RunClock::default();
+    let (used, op) = clock.mark(&from);
+    let (blocked, last) = clock.mark(&stalled);
+    from.wait_for(&stalled, last).unwrap();
+    let later = clock.mark(&from).0;
+    to.wait_for(&from, op).unwrap();
+    let consumer = clock.mark(&to).0;
+    driver.run_alone(from.raw().handle());
+    driver.run_alone(to.raw().handle());
+    assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
+    assert!(!blocked.ran() && !later.ran());
 }
 
 #[test]
@@ -205,7 +224,8 @@ fn checkpoints_of_a_dropped_stream_are_reused() {
         let op = work(&stream, || ());
         device.default_stream().wait_for(&stream, op).unwrap();
     }
-    assert_eq!(driver.calls("event_create"), 1);
+    // One event after the default stream's work, and one for all other streams.
+    assert_eq!(driver.calls("event_create"), 2);
     assert_eq!(driver.calls("stream_destroy"), 20);
 }
 

@@ -174,6 +174,42 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
     }
 }
 
+/// The wait for the first tensor does not cover the wait for the second, which is enqueued later.
+#[test]
+fn a_tensor_that_has_arrived_is_used_while_the_peers_next_one_is_awaited() {
+    for schedule in schedules() {
+        let (sim, sender) = world(1, Schedule::Lazy);
+        let (here, there) = pair();
+        let (streams, holds) = with_runtime(&sender, || -> Result<_> {
+            let tensor = |value| full([60], value, (DType::F32, "cuda:0"))?.share_memory();
+            let tensors = [tensor(1.0)?, tensor(2.0)?];
+            let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
+            cuda::synchronize(())?;
+            let holds = streams.each_ref().map(|s| sim.hold(s.raw().handle()).unwrap());
+            for (tensor, stream) in tensors.iter().zip(&streams) {
+                cuda::with_stream(stream, || tensor.add_(1.0).and_then(|t| here.send(t)))?;
+            }
+            Ok((streams, holds))
+        })
+        .unwrap();
+        bounded("a tensor that has arrived", move || {
+            let (_, receiver) = world(1, schedule);
+            with_runtime(&receiver, || -> Result<()> {
+                let [first, second] = [there.recv()?, there.recv()?];
+                holds[0].open();
+                streams[0].synchronize()?;
+                assert_eq!(first.add(1.0)?.to_vec::<f32>()?, [3.0; 60], "{schedule:?}");
+                assert!(!holds[1].is_open());
+                holds[1].open();
+                streams[1].synchronize()?;
+                assert_eq!(second.to_vec::<f32>()?, [3.0; 60], "{schedule:?}");
+                Ok(())
+            })
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn sending_on_one_stream_does_not_stop_another_one() {
     for schedule in schedules() {

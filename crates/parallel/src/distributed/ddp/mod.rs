@@ -184,8 +184,9 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     /// The errors of `forward`. [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source
-    /// [`DdpError::NotReduced`] if parameters got no gradient in the previous iteration; errors of the collectives
-    /// ([`ProcessGroup::all_reduce`]).
+    /// [`DdpError::NotReduced`] if parameters got no gradient in the previous iteration;
+    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a move of the module has replaced a parameter; errors of the
+    /// collectives ([`ProcessGroup::all_reduce`]).
     #[track_caller]
     pub fn call<T: TensorTree>(&self, forward: impl FnOnce(&M) -> Result<T>) -> Result<T> {
         let records = is_grad_enabled();
@@ -195,6 +196,7 @@ impl<M: Module> DistributedDataParallel<M> {
             self.announce_forward(join)?;
         }
         if records {
+            self.reducer.check_not_moved()?;
             self.reducer.rebuild()?;
         }
         if self.copies_buffers() {

@@ -2,12 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use warpline::{DType, Device, Result, full};
+use warpline::{DType, Device, ErrorKind, Result, full};
 use warpline_nn::{Linear, Module};
 use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParallel, GroupError};
 
 use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{LONG, Ranks, gpu_spec, works};
+
+#[test]
+fn a_forward_pass_after_a_move_of_the_module_is_an_error() {
+    let errors = Ranks::cpu(2).run(|group| {
+        let mut net = DistributedDataParallel::new(Linear::new(2, 1, ())?, group, ())?;
+        net.module_mut().to(DType::F64)?;
+        let x = full([1, 2], 1.0, DType::F64)?;
+        Ok(net.call(|linear| linear.forward(&x)).unwrap_err())
+    });
+    for error in errors {
+        assert!(matches!(error.kind(), ErrorKind::Moved { .. }), "{error}");
+    }
+}
 
 #[test]
 fn different_models_are_an_error_that_names_rank_and_parameter() {

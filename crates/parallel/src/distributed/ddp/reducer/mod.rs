@@ -12,7 +12,7 @@ mod finish;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use warpline::autograd::{no_grad, queue_callback, reachable_leaves};
+use warpline::autograd::{check_not_moved, no_grad, queue_callback, reachable_leaves};
 use warpline::{Result, Tensor, tensor};
 
 use super::super::{ProcessGroup, Work};
@@ -145,6 +145,13 @@ impl Reducer {
             true => state.first_iteration,
             false => self.options.find_unused_parameters,
         }
+    }
+
+    /// Fails if a move of the module has replaced a parameter, because the reducer would go on with the old one.
+    #[track_caller]
+    pub(super) fn check_not_moved(&self) -> Result<()> {
+        let mut parameters = self.parameters.iter();
+        parameters.try_for_each(|p| check_not_moved("DistributedDataParallel", &p.tensor))
     }
 
     /// Returns whether the next backward pass of a static graph has to begin its reductions at its end.
