@@ -2,8 +2,8 @@
 //!
 //! The problem: a stream that waits for an operation of another stream should not wait for work
 //! that was enqueued after that operation. CUDA's wait covers all work before an event's record, so
-//! the event must be recorded right after the operation, before it is known whether anybody will
-//! wait. Most streams are never waited for in this way, and each record costs a driver call.
+//! the event must be recorded right after the operation, before it is known whether a stream or
+//! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
 //! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
 //! checkpoint at or after its operation, and records one after all work so far if there is none. A

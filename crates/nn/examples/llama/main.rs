@@ -7,8 +7,8 @@
 //!
 //! On a GPU, a step of decoding is captured once and replayed for each token. The folder is that of a model of the
 //! architecture `LlamaForCausalLM`, for example a download by `hf download NAME --local-dir FOLDER`. Without
-//! `--model`, the program makes a tiny random model, whose text has no meaning. `transformers.py` makes the models with
-//! which tests compare the logits and the text with those of transformers.
+//! `--model`, the program makes a tiny random model, whose text has no meaning. The tests compare logits and text with
+//! those of transformers, for models that `transformers.py` makes.
 
 mod config;
 mod generate;

@@ -42,7 +42,7 @@ pub struct Progress {
 /// Options of [`load_file`]. A device, or the name of one, converts into options.
 #[derive(Default)]
 pub struct LoadOptions<'a> {
-    /// Options of which only the device is set.
+    /// The device to load to. No other option is set.
     tensor: TensorOptions,
     progress: Option<&'a mut dyn FnMut(Progress)>,
 }

@@ -16,11 +16,7 @@ warpline::__options! {
     }
 }
 
-impl From<f64> for DropoutOptions {
-    fn from(p: f64) -> Self {
-        Self::new().p(p)
-    }
-}
+warpline::__options_from_number! { DropoutOptions p; }
 
 macro_rules! dropouts {
     ($($doc:literal $name:ident $function:ident;)*) => {$(

@@ -17,11 +17,7 @@ warpline::__options! {
     }
 }
 
-impl From<f64> for TotalNormOptions {
-    fn from(norm_type: f64) -> Self {
-        Self::new().norm_type(norm_type)
-    }
-}
+warpline::__options_from_number! { TotalNormOptions norm_type; }
 
 /// Scales the gradients of `parameters` by a common factor so that their total norm is at most `max_norm`
 /// (`torch.nn.utils.clip_grad_norm_`). Returns the total norm before scaling as a tensor, so that the host does not

@@ -154,8 +154,8 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     if known != saved.state.len() {
         return invalid("the state has parameters that are in none of its groups".into());
     }
-    // Copy into the existing tensors, because captured steps read that memory. Parameters that share a counter
-    // of steps, but whose numbers of steps differ in the loaded state, get counters of their own.
+    // Copy into the existing tensors, because captured steps read that memory. If parameters
+    // share a counter of steps and their numbers of steps differ in the loaded state, each gets its own counter.
     let mut states = states.into_iter();
     let mut counted: Vec<(u64, u64)> = Vec::new();
     for (group, formers) in groups.iter().zip(&mut optimizer.states) {

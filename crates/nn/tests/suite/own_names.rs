@@ -7,7 +7,7 @@ use crate::common::sources;
 
 /// The names of PyTorch's functions, methods, classes and constants: all definitions without a leading underscore in
 /// `torch` (2.11), its type stubs, `torch.autograd`, `cuda`, `distributed`, `linalg`, `multiprocessing`, `nn`, `optim`,
-/// `special` and `utils.data`, and the hooks and keywords of `DistributedDataParallel`.
+/// `special` and `utils.data`, and the hooks of `DistributedDataParallel`.
 const PYTORCH: &str = include_str!("../names/pytorch.txt");
 
 /// Names that programs do not write, each with the reason.

@@ -28,7 +28,7 @@ use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_proc
 ///
 /// # Errors
 /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Rank`] of the first rank
-/// whose closure failed, with preference for errors that are not the failure of the group.
+/// whose closure failed for another reason than the failure of the group, or else of the first failed rank.
 ///
 /// # Panics
 /// Resumes the panic of the first rank that panicked, after all ranks have ended.

@@ -108,9 +108,10 @@ fn subgroups_of_cpus_have_calls_of_their_own() {
 fn cpu_groups_work_over_every_store() {
     let works_over = |stores: [Arc<dyn Store>; 2]| {
         std::thread::scope(|scope| {
-            for (rank, store) in stores.into_iter().enumerate() {
+            // The host's store lives until both ranks have ended.
+            for (rank, store) in stores.iter().enumerate() {
                 scope.spawn(move || {
-                    let mut options = InitOptions::new(store, rank, 2);
+                    let mut options = InitOptions::new(Arc::clone(store), rank, 2);
                     options.backend = Backend::Cpu;
                     options.timeout = LONG;
                     with_runtime(&warpline::simulated(0).unwrap(), || {

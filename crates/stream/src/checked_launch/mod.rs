@@ -238,7 +238,7 @@ impl CheckedLaunch {
         match &self.node.kind {
             // A running replay may be known to fail, but it settles only when it is complete.
             LaunchKind::Replay(replay) => replay.outcome.get().is_some(),
-            // An input may be pending on another stream, without an order between that stream and this one. Readers
+            // An input may be pending on a stream that this stream is not ordered with. Readers
             // examine such inputs.
             LaunchKind::Union(_) => known || self.is_done(is_complete),
             LaunchKind::Host(_) | LaunchKind::Launch(_) => known,

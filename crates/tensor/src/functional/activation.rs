@@ -5,7 +5,7 @@ use warpline_kernels::elementwise::SILU_MUL;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::functional::options::options;
+use crate::functional::options::{from_number, options};
 use crate::methods::{apply_elementwise_in, common_dtype};
 use crate::{Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
@@ -171,17 +171,6 @@ options! {
         /// Sets the largest result. Default: 1.
         max_val: f64 = 1.0, f64;
     }
-}
-
-/// Implements the conversion of a number into options with one setter.
-macro_rules! from_number {
-    ($($options:ident $field:ident;)*) => {$(
-        impl From<f64> for $options {
-            fn from($field: f64) -> Self {
-                Self::new().$field($field)
-            }
-        }
-    )*};
 }
 
 from_number! {

@@ -9,7 +9,7 @@ use crate::ErrorKind;
 use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
 use crate::called::Called;
 use crate::exec::Exec;
-use crate::functional::options::options;
+use crate::functional::options::{from_number, options};
 use crate::{DType, Error, IntoOptions, Result, Tensor};
 
 options! {
@@ -23,11 +23,7 @@ options! {
     }
 }
 
-impl From<f64> for DropoutOptions {
-    fn from(p: f64) -> Self {
-        Self::new().p(p)
-    }
-}
+from_number! { DropoutOptions p; }
 
 /// In training, sets each element to zero with probability `p`, and multiplies the others by `1 / (1 - p)`
 /// (`torch.nn.functional.dropout`). Otherwise returns `input` itself.

@@ -56,7 +56,21 @@ macro_rules! __options {
     (@value $field:ident $convert:expr) => { ($convert)($field) };
 }
 
+/// Implements the conversion of a number into options, by the setter of one field.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __options_from_number {
+    ($($options:ident $field:ident;)*) => {$(
+        impl From<f64> for $options {
+            fn from($field: f64) -> Self {
+                Self::new().$field($field)
+            }
+        }
+    )*};
+}
+
 pub(super) use crate::__options as options;
+pub(super) use crate::__options_from_number as from_number;
 
 /// A number for each of `D` dimensions: one number for all dimensions, or an array or a tuple with one per dimension.
 /// The numbers are [`Integer`]s.

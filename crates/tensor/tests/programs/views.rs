@@ -169,6 +169,17 @@ fn reshape(t: &[Value], n: &[i64]) -> Predict {
     part(v, sizes, strides, 0)
 }
 
+/// Draws a contiguous tensor and sizes for all its elements, the last of which is inferred.
+fn contiguous_and_sizes(d: &mut Draw<'_>) {
+    d.tensor(&DTYPES, |v| v.contiguous());
+    let numel = d.arg(0).numel() as i64;
+    let first = d.random.pick(&[1, 2, 3]);
+    if numel > 0 && numel % first == 0 {
+        d.number(first);
+    }
+    d.number(if numel > 0 { -1 } else { 0 });
+}
+
 fn diagonal(t: &[Value], n: &[i64]) -> Predict {
     let v = &t[0];
     let (a, b) = (dim(v, n[1])?, dim(v, n[2])?);
@@ -378,36 +389,8 @@ pub(crate) fn rows() -> Vec<Row> {
             |t, n| t[0].expand(n)?
         )
         .weight(8),
-        row!(
-            "Tensor::reshape",
-            |d| {
-                d.tensor(&DTYPES, |v| v.contiguous());
-                let numel = d.arg(0).numel() as i64;
-                let first = d.random.pick(&[1, 2, 3]);
-                if numel > 0 && numel % first == 0 {
-                    d.number(first);
-                }
-                d.number(if numel > 0 { -1 } else { 0 });
-            },
-            reshape,
-            |t, n| t[0].reshape(n)?
-        )
-        .weight(8),
-        row!(
-            "Tensor::view",
-            |d| {
-                d.tensor(&DTYPES, |v| v.contiguous());
-                let numel = d.arg(0).numel() as i64;
-                let first = d.random.pick(&[1, 2, 3]);
-                if numel > 0 && numel % first == 0 {
-                    d.number(first);
-                }
-                d.number(if numel > 0 { -1 } else { 0 });
-            },
-            reshape,
-            |t, n| t[0].view(n)?
-        )
-        .weight(8),
+        row!("Tensor::reshape", contiguous_and_sizes, reshape, |t, n| t[0].reshape(n)?).weight(8),
+        row!("Tensor::view", contiguous_and_sizes, reshape, |t, n| t[0].view(n)?).weight(8),
         row!(
             "Tensor::diagonal",
             |d| {

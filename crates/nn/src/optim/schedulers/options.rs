@@ -112,18 +112,7 @@ warpline::__options! {
     }
 }
 
-/// Implements the conversion of a number into options.
-macro_rules! from_number {
-    ($($options:ident $field:ident;)*) => {$(
-        impl From<f64> for $options {
-            fn from($field: f64) -> Self {
-                Self::new().$field($field)
-            }
-        }
-    )*};
-}
-
-from_number! {
+warpline::__options_from_number! {
     StepLROptions gamma;
     MultiStepLROptions gamma;
     CosineAnnealingLROptions eta_min;

@@ -16,45 +16,15 @@ use super::super::ReduceOp;
 use super::sync::broadcast_coalesced;
 use super::{DdpError, DistributedDataParallel};
 
-/// Options of [`DistributedDataParallel::join`].
-#[derive(Clone, Copy, Debug)]
-pub struct JoinOptions {
-    divide_by_initial_world_size: bool,
-    throw_on_early_termination: bool,
-}
-
-impl Default for JoinOptions {
-    fn default() -> Self {
-        Self { divide_by_initial_world_size: true, throw_on_early_termination: false }
-    }
-}
-
-impl From<()> for JoinOptions {
-    fn from((): ()) -> Self {
-        Self::default()
-    }
-}
-
-impl JoinOptions {
-    /// Creates options with the defaults.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets whether gradients are divided by the number of all ranks, or else by the number of ranks that still have
-    /// inputs, which the host then waits for in each iteration. Default: `true`.
-    #[must_use]
-    pub fn divide_by_initial_world_size(mut self, initial: bool) -> Self {
-        self.divide_by_initial_world_size = initial;
-        self
-    }
-
-    /// Sets whether all ranks fail as soon as one rank has no more inputs. Default: `false`.
-    #[must_use]
-    pub fn throw_on_early_termination(mut self, throw: bool) -> Self {
-        self.throw_on_early_termination = throw;
-        self
+warpline::__options! {
+    /// Options of [`DistributedDataParallel::join`].
+    #[derive(Clone, Copy, Debug)]
+    JoinOptions [] [] {
+        /// Sets whether gradients are divided by the number of all ranks, or else by the number of ranks that still have
+        /// inputs, which the host then waits for in each iteration. Default: `true`.
+        divide_by_initial_world_size: bool = true, bool;
+        /// Sets whether all ranks fail as soon as one rank has no more inputs. Default: `false`.
+        throw_on_early_termination: bool = false, bool;
     }
 }
 

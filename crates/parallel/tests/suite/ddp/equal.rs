@@ -7,7 +7,7 @@ use crate::group_support::{Ranks, gpu_spec, schedules};
 
 const STEPS: usize = 6;
 
-/// Returns what the ranks have trained, which is the same on all ranks.
+/// Returns the losses and weights of a training run, after checking that all ranks have the same.
 fn trained(ranks: &Ranks, options: &DdpOptions) -> Trained {
     let all = ranks.run(|group| train(&group, options.clone(), STEPS));
     for (rank, other) in all.iter().enumerate() {

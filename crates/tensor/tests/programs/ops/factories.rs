@@ -6,7 +6,7 @@ use warpline::{
 };
 
 use crate::generate::Draw;
-use crate::model::{ANY, Out, Predict, UNKNOWN, count, float_of};
+use crate::model::{ANY, Out, Predict, UNKNOWN, Value, count, float_of};
 use crate::prelude::{dtype, pattern, place, read, sizes};
 use crate::row::{Effect, Row, row};
 
@@ -16,6 +16,21 @@ fn options_and_sizes(d: &mut Draw<'_>) {
     let place = d.place();
     d.number(place as i64);
     d.sizes().into_iter().for_each(|n| d.number(n as i64));
+}
+
+/// Draws a tensor and a place.
+fn tensor_and_place(d: &mut Draw<'_>) {
+    d.any();
+    let place = d.place();
+    d.number(place as i64);
+}
+
+/// Predicts a copy of `t[0]` at the place in `n[0]`.
+fn moved(t: &[Value], n: &[i64]) -> Predict {
+    if !(0..3).contains(&n[0]) {
+        return Err(UNKNOWN);
+    }
+    Ok(vec![Out::New { dtype: t[0].dtype, place: n[0] as usize, sizes: t[0].sizes.clone() }])
 }
 
 /// Returns the dtype with a number, if there is one.
@@ -293,21 +308,8 @@ pub(crate) fn rows() -> Vec<Row> {
         .weight(8),
         row!(
             "Tensor::to(device)",
-            |d| {
-                d.any();
-                let place = d.place();
-                d.number(place as i64);
-            },
-            |t, n| {
-                if !(0..3).contains(&n[0]) {
-                    return Err(UNKNOWN);
-                }
-                Ok(vec![Out::New {
-                    dtype: t[0].dtype,
-                    place: n[0] as usize,
-                    sizes: t[0].sizes.clone(),
-                }])
-            },
+            tensor_and_place,
+            moved,
             |t, n| if t[0].device() == place(n[0])? {
                 t[0].copy()?
             } else {
@@ -315,29 +317,13 @@ pub(crate) fn rows() -> Vec<Row> {
             }
         )
         .weight(12),
-        row!(
-            "Tensor::to_non_blocking",
-            |d| {
-                d.any();
-                let place = d.place();
-                d.number(place as i64);
-            },
-            |t, n| {
-                if !(0..3).contains(&n[0]) {
-                    return Err(UNKNOWN);
-                }
-                Ok(vec![Out::New {
-                    dtype: t[0].dtype,
-                    place: n[0] as usize,
-                    sizes: t[0].sizes.clone(),
-                }])
-            },
-            |t, n| if t[0].device() == place(n[0])? {
-                t[0].copy()?
-            } else {
-                t[0].to_non_blocking(place(n[0])?)?
-            }
-        )
+        row!("Tensor::to_non_blocking", tensor_and_place, moved, |t, n| if t[0].device()
+            == place(n[0])?
+        {
+            t[0].copy()?
+        } else {
+            t[0].to_non_blocking(place(n[0])?)?
+        })
         .weight(12),
         row!(
             "Tensor::zeros_like",
