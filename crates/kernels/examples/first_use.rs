@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let begun = Instant::now();
                 let ptx =
                     program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
-                let ptx = specialized(single(&ptx, &kernel), capability);
+                let ptx = specialized(single(ptx, &kernel), capability);
                 let unpacked = begun.elapsed().as_secs_f64() * 1e3;
                 let first = load(&driver, &ptx, &kernel)?;
                 let compiled = first.min(load(&driver, &ptx, &kernel)?);

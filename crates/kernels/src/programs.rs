@@ -136,9 +136,9 @@ mod tests {
         for program in programs() {
             for variant in 0..program.variants().len() {
                 let ptx = program.ptx(variant).unwrap();
-                let all = defined(&ptx);
+                let all = defined(ptx);
                 for kernel in program.kernels(variant) {
-                    let part = single(&ptx, &kernel);
+                    let part = single(ptx, &kernel);
                     let entries: Vec<&str> =
                         part.lines().filter(|line| line.contains(".entry ")).collect();
                     assert_eq!(entries.len(), 1, "in {kernel}: {entries:?}");
@@ -163,7 +163,7 @@ mod tests {
     fn newer_devices_round_to_bf16_by_an_instruction() {
         let add = programs().into_iter().find(|program| program.name() == "add").unwrap();
         let bf16 = add.variants().iter().position(|variant| *variant == "bf16").unwrap();
-        let ptx = single(&add.ptx(bf16).unwrap(), "add_bf16_flat");
+        let ptx = single(add.ptx(bf16).unwrap(), "add_bf16_flat");
         let rounds = ptx.matches("/* sm_80: cvt.rn.bf16.f32 ").count();
         assert!(rounds > 8, "a vector, and the one element of the rest");
         assert!(ptx.contains(".target sm_75\n"), "older ones do it by hand");

@@ -52,12 +52,12 @@ fn head(program: &Program, variant: usize) -> String {
 }
 
 /// Returns a variant's PTX from the committed file of its program.
-pub(super) fn committed(program: &Program, variant: usize) -> Option<String> {
-    let all = unpack((program.committed)(program.name())?)?;
-    section(&all, program.variants()[variant]).map(str::to_owned)
+pub(super) fn committed(program: &Program, variant: usize) -> Option<&str> {
+    let all = program.unpacked.get_or_init(|| unpack((program.committed)(program.name())?));
+    section(all.as_deref()?, program.variants()[variant])
 }
 
-fn unpack(compressed: &[u8]) -> Option<String> {
+pub(super) fn unpack(compressed: &[u8]) -> Option<String> {
     let mut text = String::new();
     let mut reader = LzmaReader::new_mem_limit(compressed, REACH / 512, None).ok()?;
     reader.read_to_string(&mut text).ok()?;
@@ -72,7 +72,7 @@ pub(super) fn compressed(text: &str) -> std::io::Result<Vec<u8>> {
 }
 
 /// Returns the PTX of a variant, without a check of its source.
-fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
+pub(super) fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
     all.split(HEAD).skip(1).find_map(|part| {
         let (head, ptx) = part.split_once('\n')?;
         (head.rsplit_once(' ')?.0 == variant).then_some(ptx)

@@ -1,6 +1,7 @@
 //! The kernels that a device has loaded. Only the first lookup of a kernel takes a lock or builds a
 //! name.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -69,20 +70,20 @@ impl KernelCache {
         driver: &Arc<dyn Driver>,
         program: &'static Program,
         variant: usize,
-    ) -> Result<String> {
+    ) -> Result<Cow<'static, str>> {
         if let Some(ptx) = artefact::committed(program, variant) {
-            return Ok(ptx);
+            return Ok(Cow::Borrowed(ptx));
         }
         let compiled = compiled_ptx::at_run_time(program, variant, self.folder.as_deref());
         let is_real = driver.name() == "cuda";
         match compiled {
             Ok(ptx) if !is_real && !has_kernels(&ptx, program, variant) => {
-                Ok(names_only(program, variant))
+                Ok(names_only(program, variant).into())
             }
             Err(error) if !is_real && matches!(error.kind(), ErrorKind::NoGpuCode { .. }) => {
-                Ok(names_only(program, variant))
+                Ok(names_only(program, variant).into())
             }
-            compiled => compiled,
+            compiled => compiled.map(Cow::Owned),
         }
     }
 }

@@ -23,6 +23,7 @@ mod source;
 mod tests;
 
 use std::ffi::CString;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use artefact::{Change, agrees, stale, update};
@@ -47,6 +48,8 @@ pub struct Program {
     kernels: &'static [&'static str],
     source: fn(&Program, &str) -> Source,
     committed: fn(&str) -> Option<&'static [u8]>,
+    /// The committed file, unpacked on first use and kept for the program's other kernels.
+    unpacked: OnceLock<Option<String>>,
     /// Number of the program's first variant, assigned on first use. 0: not assigned yet.
     id: AtomicUsize,
 }
@@ -64,15 +67,24 @@ impl Program {
         const fn none(_: &str) -> Option<&'static [u8]> {
             None
         }
-        Self { name, variants, kernels, source, committed: none, id: AtomicUsize::new(0) }
+        Self {
+            name,
+            variants,
+            kernels,
+            source,
+            committed: none,
+            unpacked: OnceLock::new(),
+            id: AtomicUsize::new(0),
+        }
     }
 
     /// Adds the PTX compiled ahead of time. `committed` returns the file that [`update`] wrote, for
     /// the program's name. An empty file counts as no PTX, so that a crate builds before its first
     /// update.
     #[must_use]
-    pub const fn with_ptx(self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
-        Self { committed, ..self }
+    pub const fn with_ptx(mut self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
+        self.committed = committed;
+        self
     }
 
     /// Returns the program's name.
@@ -101,7 +113,7 @@ impl Program {
 
     /// Returns a variant's PTX that was compiled ahead of time, if there is any.
     #[must_use]
-    pub fn ptx(&self, variant: usize) -> Option<String> {
+    pub fn ptx(&self, variant: usize) -> Option<&str> {
         artefact::committed(self, variant)
     }
 
