@@ -46,14 +46,14 @@ pub unsafe trait HostLoop<A, const N: usize> {
 }
 
 unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
-    let Params { space, args, .. }: Params<Flat, A> = params(launch);
+    let Params { space, args }: Params<Flat, A> = params(launch);
     // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
     // `Kernels::new` promises that the operands have the loop's types.
     unsafe { L::flat(launch, &space, &args) }
 }
 
 unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
-    let Params { space, args, .. }: Params<Index<N>, A> = params(launch);
+    let Params { space, args }: Params<Index<N>, A> = params(launch);
     // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
     // `Kernels::new` promises that the operands have the loop's types.
     unsafe { L::strided(launch, &space, &args) }
@@ -260,7 +260,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let blocks = launch::blocks(threads.div_ceil(BLOCK as usize));
         let kernel = (self.program, self.variant, kernel);
         let code = Code::Kernel { kernel, grid: [blocks, 1, 1], threads: BLOCK };
-        let (params, checks_indices) = (Params::new(space, args), false);
+        let (params, checks_indices) = (Params { space, args }, false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
         // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only

@@ -17,10 +17,9 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_stream::{IndexCheck, KernelSet, Stream};
 
 use super::{Call, TOKEN};
-use crate::Site;
 use crate::graph::GraphLog;
-use crate::module::{CudaType, Definitions, field};
 use crate::storage::Dependency;
+use crate::{Site, cuda_struct};
 
 thread_local! {
     /// The call named by errors about indices in this thread's launches. `None`: each launch's own
@@ -64,27 +63,7 @@ pub struct Report {
     size: u64,
 }
 
-// Written by hand, because `cuda_struct!` would take `BEGINS_WITH_REPORT` from the first field.
-impl CudaType for Report {
-    const BEGINS_WITH_REPORT: bool = true;
-
-    fn declare(name: &str) -> String {
-        format!("Report {name}")
-    }
-
-    fn define(definitions: &mut Definitions) {
-        definitions.structure::<Self>(
-            "Report",
-            &[
-                field("mailbox", |own: &Self| &own.mailbox),
-                field("launch", |own: &Self| &own.launch),
-                field("site", |own: &Self| &own.site),
-                field("dim", |own: &Self| &own.dim),
-                field("size", |own: &Self| &own.size),
-            ],
-        );
-    }
-}
+cuda_struct!(@impl [] Report, [], true, (), { mailbox, launch, site, dim, size });
 
 /// A parameter block for the driver.
 pub(super) type ParameterBlock = SmallVec<[u8; 512]>;

@@ -114,16 +114,15 @@ impl Layout {
     #[inline]
     #[track_caller]
     pub fn dim(&self, dim: isize) -> Result<usize> {
-        resolve_dim(dim, self.ndim())
+        dim_of("dim", dim, self.ndim())
     }
 
     /// Converts `dim` as [`Layout::dim`] does, but fails for a layout without dimensions.
     #[track_caller]
-    fn own_dim(&self, dim: isize) -> Result<usize> {
-        if self.ndim() == 0 {
-            Err(ErrorKind::DimOutOfRange { dim, ndim: 0 }.of(""))
-        } else {
-            self.dim(dim)
+    fn own_dim(&self, op: &'static str, dim: isize) -> Result<usize> {
+        match self.ndim() {
+            0 => Err(ErrorKind::DimOutOfRange { dim, ndim: 0 }.of(op)),
+            ndim => dim_of(op, dim, ndim),
         }
     }
 
@@ -134,7 +133,8 @@ impl Layout {
     /// [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
     #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
-        let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
+        let ndim = self.ndim();
+        let (a, b) = (dim_of("transpose", dim0, ndim)?, dim_of("transpose", dim1, ndim)?);
         let mut out = self.clone();
         if a != b {
             out.sizes.swap(a, b);
@@ -153,7 +153,7 @@ impl Layout {
         let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
         let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
         for &dim in dims {
-            let d = self.own_dim(dim)?;
+            let d = self.own_dim("permute", dim)?;
             if std::mem::replace(&mut seen[d], true) {
                 return Err(Error::invalid(
                     "permute",
@@ -180,7 +180,7 @@ impl Layout {
     /// - [`ErrorKind::IndexOutOfRange`] if the range reaches outside the dimension.
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
-        let d = self.own_dim(dim)?;
+        let d = self.own_dim("narrow", dim)?;
         let size = self.sizes[d];
         let first = if start < 0 { start.saturating_add_unsigned(size) } else { start };
         if first < 0 || first as usize > size || length > size - first as usize {
@@ -204,7 +204,7 @@ impl Layout {
         if step == 0 {
             return Err(Error::invalid("slice", "the step must be greater than zero"));
         }
-        let d = self.own_dim(dim)?;
+        let d = self.own_dim("slice", dim)?;
         let size = self.sizes[d];
         let (start, end) = (start.min(size), end.min(size));
         let mut out = self.narrow(dim, start as isize, end.saturating_sub(start))?;
@@ -223,7 +223,7 @@ impl Layout {
     /// - [`ErrorKind::IndexOutOfRange`] if the dimension does not have this index.
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
-        let d = self.own_dim(dim)?;
+        let d = self.own_dim("select", dim)?;
         let size = self.sizes[d];
         let i = if index < 0 { index.saturating_add_unsigned(size) } else { index };
         if i < 0 || i as usize >= size {
@@ -242,7 +242,7 @@ impl Layout {
     /// [`ErrorKind::DimOutOfRange`] if the layout has no such dimension.
     #[track_caller]
     pub fn squeeze(&self, dim: isize) -> Result<Self> {
-        let d = self.dim(dim)?;
+        let d = dim_of("squeeze", dim, self.ndim())?;
         let mut out = self.clone();
         if !out.sizes.is_empty() && out.sizes[d] == 1 {
             out.sizes.remove(d);
@@ -269,7 +269,7 @@ impl Layout {
     /// [`ErrorKind::DimOutOfRange`] if `dim` is outside this range.
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
-        let d = resolve_dim(dim, self.ndim() + 1)?;
+        let d = dim_of("unsqueeze", dim, self.ndim() + 1)?;
         let stride = if d < self.ndim() {
             // The product overflows only in a layout without elements. The stride of a dimension of
             // size 1 is never used, so saturation is harmless.
@@ -295,7 +295,7 @@ impl Layout {
         let location = Location::caller();
         let mismatch = || {
             ErrorKind::ExpandMismatch { from: self.sizes.to_vec(), to: sizes.to_vec() }
-                .of("")
+                .of("expand")
                 .at(location)
         };
         let new = sizes.len().checked_sub(self.ndim()).ok_or_else(mismatch)?;
@@ -398,9 +398,15 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
 /// [`ErrorKind::DimOutOfRange`] if there is no such dimension.
 #[track_caller]
 pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
+    dim_of("resolve_dim", dim, ndim)
+}
+
+#[inline]
+#[track_caller]
+fn dim_of(op: &'static str, dim: isize, ndim: usize) -> Result<usize> {
     let n = ndim.max(1) as isize;
     if dim < -n || dim >= n {
-        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(""));
+        return Err(ErrorKind::DimOutOfRange { dim, ndim }.of(op));
     }
     Ok(if dim < 0 { dim + n } else { dim } as usize)
 }
@@ -414,7 +420,7 @@ pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
 pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     let numel = sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
     if numel > isize::MAX as usize {
-        return Err(ErrorKind::SizeOverflow { sizes: sizes.to_vec() }.of(""));
+        return Err(ErrorKind::SizeOverflow { sizes: sizes.to_vec() }.of("numel"));
     }
     Ok(if sizes.contains(&0) { 0 } else { numel })
 }
@@ -427,7 +433,7 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
 pub fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
     match layout.numel().checked_mul(dtype.size()) {
         Some(bytes) if bytes <= isize::MAX as usize => Ok(bytes),
-        _ => Err(ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("")),
+        _ => Err(ErrorKind::SizeOverflow { sizes: layout.sizes().into() }.of("byte_size")),
     }
 }
 
@@ -446,7 +452,8 @@ pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
             (1, y) => y,
             (x, 1) => x,
             (x, y) => {
-                return Err(ErrorKind::BroadcastMismatch { a: x, b: y, dim: d }.of(""));
+                let kind = ErrorKind::BroadcastMismatch { a: x, b: y, dim: d };
+                return Err(kind.of("broadcast"));
             }
         });
     }

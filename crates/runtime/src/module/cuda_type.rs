@@ -49,10 +49,17 @@ pub struct Field {
     size: usize,
 }
 
-/// Creates a field for [`Definitions::structure`]. The field has the type `T` to which `_of`
-/// returns a reference.
-pub fn field<S, T: CudaType>(name: &str, _of: fn(&S) -> &T) -> Field {
+/// Creates a field for [`Definitions::structure`]. The field has the type `T` that `_of` returns.
+pub fn field<S, T: CudaType>(name: &str, _of: fn(S) -> T) -> Field {
     Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
+}
+
+/// Returns the CUDA declaration of a variable of a struct, which may be a template's instance.
+pub fn declaration(structure: &str, arguments: &[String], name: &str) -> String {
+    match arguments {
+        [] => format!("{structure} {name}"),
+        _ => format!("{structure}<{}> {name}", arguments.join(", ")),
+    }
 }
 
 /// The type definitions of a source, each once, in order of dependency.
@@ -103,7 +110,7 @@ impl Definitions {
 
 /// Returns [`CudaType::BEGINS_WITH_REPORT`] of the field that `_of` returns.
 #[doc(hidden)]
-pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
+pub const fn is_report<S, T: CudaType>(_of: fn(S) -> T) -> bool {
     T::BEGINS_WITH_REPORT
 }
 
@@ -139,6 +146,22 @@ pub const fn is_report<S, T: CudaType>(_of: fn(&S) -> &T) -> bool {
 ///         size: u64,
 ///     }
 /// }
+/// ```
+///
+/// A struct may also be generic over types: `struct Args<S, A> { .. }`. It is then `#[repr(C, packed)]`. A program does
+/// not compile if the struct has padding in CUDA with the program's types:
+///
+/// ```compile_fail,E0080
+/// use warpline_runtime::{cuda_struct, module::Source};
+///
+/// cuda_struct! {
+///     struct Args<S, A> {
+///         space: S,
+///         args: A,
+///     }
+/// }
+///
+/// let source = Source::new().with::<Args<u32, u64>>();
 /// ```
 ///
 /// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its fields.
@@ -191,27 +214,57 @@ macro_rules! cuda_struct {
 
         $crate::cuda_struct!($name<$n> { $($field),* });
     };
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident<$($param:ident),+> {
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ty),* $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, ::bytemuck::Pod, ::bytemuck::Zeroable)]
+        #[repr(C, packed)]
+        $vis struct $name<$($param: ::bytemuck::Pod),+> {
+            $($(#[$field_meta])* $field_vis $field: $ty),*
+        }
+
+        impl<$($param: ::bytemuck::Pod + $crate::module::CudaType),+> $name<$($param),+> {
+            const NO_PADDING: () = assert!(
+                $(::std::mem::offset_of!(Self, $field) % align_of::<$ty>() == 0
+                    && size_of::<Self>() % align_of::<$ty>() == 0 &&)* true,
+                "the struct has padding in CUDA; add fields in its place"
+            );
+        }
+
+        $crate::cuda_struct!(
+            @impl [$($param: ::bytemuck::Pod + $crate::module::CudaType),+] $name<$($param),+>,
+            [$($param::declare("").trim_end()),+], false, Self::NO_PADDING, { $($field),* }
+        );
+    };
     ($name:ident $(<$n:ident>)? { $first:ident $(, $field:ident)* $(,)? }) => {
-        impl$(<const $n: usize>)? $crate::module::CudaType for $name$(<$n>)? {
-            const BEGINS_WITH_REPORT: bool = $crate::module::is_report(|own: &Self| &own.$first);
+        $crate::cuda_struct!(
+            @impl [$(const $n: usize)?] $name$(<$n>)?, [$($n)?],
+            $crate::module::is_report(|own: Self| own.$first), (), { $first $(, $field)* }
+        );
+    };
+    (
+        @impl [$($bounds:tt)*] $name:ident$(<$($param:ident),+>)?, [$($argument:expr),*],
+        $begins_with_report:expr, $check:expr, { $($field:ident),* }
+    ) => {
+        impl<$($bounds)*> $crate::module::CudaType for $name$(<$($param),+>)? {
+            const BEGINS_WITH_REPORT: bool = $begins_with_report;
 
             fn declare(name: &str) -> String {
-                #[allow(unused_mut)]
-                let mut own = String::from(stringify!($name));
-                $(own += &format!("<{}>", $n);)?
-                format!("{own} {name}")
+                let arguments: &[String] = &[$($argument.to_string()),*];
+                $crate::module::declaration(stringify!($name), arguments, name)
             }
 
             fn define(definitions: &mut $crate::module::Definitions) {
+                let () = $check;
                 // A pattern without `..` fails to compile if a field is missing.
-                let _ = |Self { $first: _, $($field: _),* }: Self| ();
+                let _ = |Self { $($field: _),* }: Self| ();
                 let own = Self::declare("");
                 definitions.structure::<Self>(own.trim_end(), &[
-                    $crate::module::field(stringify!($first), |own: &Self| &own.$first),
-                    $($crate::module::field(
-                        stringify!($field),
-                        |own: &Self| &own.$field,
-                    )),*
+                    $($crate::module::field::<Self, _>(stringify!($field), |own| own.$field)),*
                 ]);
             }
         }

@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compiler::{ARCHITECTURE, Compiler};
+pub use cuda_type::{CudaType, Definitions};
 #[doc(hidden)]
-pub use cuda_type::is_report;
-pub use cuda_type::{CudaType, Definitions, field};
+pub use cuda_type::{declaration, field, is_report};
 pub use newer::specialized;
 pub use single::single;
 pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};

@@ -202,7 +202,7 @@ impl Runtime {
         }
         self.devices()?;
         let (count, location) = (self.0.gpus.len(), Location::caller());
-        Err(ErrorKind::NoSuchDevice { index, count }.of("").at(location))
+        Err(ErrorKind::NoSuchDevice { index, count }.of("device").at(location))
     }
 
     /// Returns the device with an index, for callers that do not need an error.

@@ -237,8 +237,7 @@ impl Tensor {
     /// tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn softmax(&self, dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.softmax_or_log(dim, false)
+        self.softmax_or_log(dim.into_isize(), false)
     }
 
     /// The logarithm of [`Tensor::softmax`] (`torch.log_softmax`). It is more exact than `softmax` followed by
@@ -248,8 +247,7 @@ impl Tensor {
     /// The same as [`Tensor::softmax`].
     #[track_caller]
     pub fn log_softmax(&self, dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.softmax_or_log(dim, true)
+        self.softmax_or_log(dim.into_isize(), true)
     }
 
     #[track_caller]

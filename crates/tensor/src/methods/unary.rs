@@ -11,8 +11,9 @@ fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
     elementwise::apply(op, &[a.into()], a.dtype())
 }
 
+/// Defines a method for an op of the table, and the method in place if it is named.
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+    ($($(#[$doc:meta])* $op:ident $name:ident $($in_place:ident)?;)*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
@@ -23,119 +24,133 @@ macro_rules! methods {
             pub fn $name(&self) -> Result<Self> {
                 apply(&table::$op, self).of(stringify!($name))
             }
+
+            $(
+                #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
+                ///
+                /// # Errors
+                /// [`crate::ErrorKind::CannotCast`] if the result is floating-point and this tensor is not. Otherwise
+                /// the same as the method without the underscore.
+                #[track_caller]
+                pub fn $in_place(&self) -> Result<&Self> {
+                    let name = stringify!($in_place);
+                    apply_in_place(&table::$op, name, self, &[self.into()], self.dtype())?;
+                    Ok(self)
+                }
+            )?
         )*}
     };
 }
 
 methods! {
     /// `-self`. Not for bools.
-    neg NEG;
+    NEG neg neg_;
     /// The absolute value. Not for bools.
-    abs ABS;
+    ABS abs abs_;
     /// The sign: −1, 0 or 1; 0 for NaN.
-    sign SIGN;
+    SIGN sign sign_;
     /// `self * self`.
-    square SQUARE;
+    SQUARE square square_;
     /// The larger of each element and zero. Not for bools.
-    relu RELU;
+    RELU relu relu_;
     /// The largest integer that is not above the element. Not for bools.
-    floor FLOOR;
+    FLOOR floor floor_;
     /// The smallest integer that is not below the element. Not for bools.
-    ceil CEIL;
+    CEIL ceil ceil_;
     /// The nearest integer; halfway cases go to the even integer. Not for bools.
-    round ROUND;
+    ROUND round round_;
     /// `e` to the power of each element.
-    exp EXP;
+    EXP exp exp_;
     /// `exp(self) - 1`, exact near zero.
-    expm1 EXPM1;
+    EXPM1 expm1 expm1_;
     /// The natural logarithm.
-    log LOG;
+    LOG log log_;
     /// `log(1 + self)`, exact near zero.
-    log1p LOG1P;
+    LOG1P log1p log1p_;
     /// The square root.
-    sqrt SQRT;
+    SQRT sqrt sqrt_;
     /// `1 / sqrt(self)`.
-    rsqrt RSQRT;
+    RSQRT rsqrt rsqrt_;
     /// `1 / self`.
-    reciprocal RECIPROCAL;
+    RECIPROCAL reciprocal reciprocal_;
     /// The sine.
-    sin SIN;
+    SIN sin sin_;
     /// The cosine.
-    cos COS;
+    COS cos cos_;
     /// The hyperbolic tangent.
-    tanh TANH;
+    TANH tanh tanh_;
     /// The error function.
-    erf ERF;
+    ERF erf erf_;
     /// `1 / (1 + exp(-self))`.
-    sigmoid SIGMOID;
+    SIGMOID sigmoid sigmoid_;
     /// `self * sigmoid(self)`. Floats only.
-    silu SILU;
+    SILU silu silu_;
     /// The Gaussian error linear unit, computed with the error function. Floats only.
-    gelu GELU;
+    GELU gelu gelu_;
     /// The Gaussian error linear unit, approximated with `tanh`. Floats only.
-    gelu_tanh GELU_TANH;
+    GELU_TANH gelu_tanh gelu_tanh_;
     /// The same as [`Tensor::sign`].
-    sgn SIGN;
+    SIGN sgn sgn_;
     /// The element rounded towards zero. Not for bools.
-    trunc TRUNC;
+    TRUNC trunc trunc_;
     /// The fractional part: `self - trunc(self)`. Floats only.
-    frac FRAC;
+    FRAC frac frac_;
     /// 2 to the power of each element.
-    exp2 EXP2;
+    EXP2 exp2 exp2_;
     /// The logarithm to base 2.
-    log2 LOG2;
+    LOG2 log2 log2_;
     /// The logarithm to base 10.
-    log10 LOG10;
+    LOG10 log10 log10_;
     /// The tangent.
-    tan TAN;
+    TAN tan tan_;
     /// The arcsine.
-    asin ASIN;
+    ASIN asin asin_;
     /// The arccosine.
-    acos ACOS;
+    ACOS acos acos_;
     /// The arctangent.
-    atan ATAN;
+    ATAN atan atan_;
     /// The hyperbolic sine.
-    sinh SINH;
+    SINH sinh sinh_;
     /// The hyperbolic cosine.
-    cosh COSH;
+    COSH cosh cosh_;
     /// The inverse hyperbolic sine.
-    asinh ASINH;
+    ASINH asinh asinh_;
     /// The inverse hyperbolic cosine.
-    acosh ACOSH;
+    ACOSH acosh acosh_;
     /// The inverse hyperbolic tangent.
-    atanh ATANH;
+    ATANH atanh atanh_;
     /// Converts degrees to radians.
-    deg2rad DEG2RAD;
+    DEG2RAD deg2rad deg2rad_;
     /// Converts radians to degrees.
-    rad2deg RAD2DEG;
+    RAD2DEG rad2deg rad2deg_;
     /// The complementary error function, `1 - erf(self)`.
-    erfc ERFC;
+    ERFC erfc erfc_;
     /// The inverse of the error function.
-    erfinv ERFINV;
+    ERFINV erfinv erfinv_;
     /// The logarithm of the absolute value of the gamma function.
-    lgamma LGAMMA;
+    LGAMMA lgamma lgamma_;
     /// The derivative of [`Tensor::lgamma`].
-    digamma DIGAMMA;
+    DIGAMMA digamma digamma_;
     /// `sin(pi * self) / (pi * self)`.
-    sinc SINC;
+    SINC sinc sinc_;
     /// Whether the element is zero, as bools.
-    logical_not LOGICAL_NOT;
+    LOGICAL_NOT logical_not logical_not_;
     /// Bitwise NOT. Integers and bools only.
-    bitwise_not BITWISE_NOT;
+    BITWISE_NOT bitwise_not bitwise_not_;
     /// The scaled exponential linear unit. Floats only.
-    selu SELU;
+    SELU selu selu_;
     /// `relu6(self + 3) / 6`. Floats only.
-    hardsigmoid HARDSIGMOID;
+    HARDSIGMOID hardsigmoid hardsigmoid_;
     /// `self * relu6(self + 3) / 6`. Floats only.
-    hardswish HARDSWISH;
+    HARDSWISH hardswish hardswish_;
     /// `self * tanh(log(1 + exp(self)))`. Floats only.
-    mish MISH;
+    MISH mish mish_;
     /// `log(sigmoid(self))`. Floats only.
-    logsigmoid LOGSIGMOID;
+    LOGSIGMOID logsigmoid;
     /// `self / (1 + abs(self))`. Floats only.
-    softsign SOFTSIGN;
+    SOFTSIGN softsign;
     /// `self - tanh(self)`. Floats only.
-    tanhshrink TANHSHRINK;
+    TANHSHRINK tanhshrink;
 }
 
 /// Returns `op(a)` for floats. For other dtypes, every element of the result is `otherwise`.
@@ -184,76 +199,4 @@ impl Tensor {
         }
         apply(&table::SIGNBIT, self)
     }
-}
-
-macro_rules! in_place_methods {
-    ($($name:ident $in_place:ident $op:ident;)*) => {
-        impl Tensor {$(
-            #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
-            ///
-            /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] if the result is floating-point and this tensor is not. Otherwise
-            /// the same as the method without the underscore.
-            #[track_caller]
-            pub fn $in_place(&self) -> Result<&Self> {
-                let name = stringify!($in_place);
-                apply_in_place(&table::$op, name, self, &[self.into()], self.dtype())?;
-                Ok(self)
-            }
-        )*}
-    };
-}
-
-in_place_methods! {
-    neg neg_ NEG;
-    abs abs_ ABS;
-    sign sign_ SIGN;
-    square square_ SQUARE;
-    relu relu_ RELU;
-    floor floor_ FLOOR;
-    ceil ceil_ CEIL;
-    round round_ ROUND;
-    exp exp_ EXP;
-    expm1 expm1_ EXPM1;
-    log log_ LOG;
-    log1p log1p_ LOG1P;
-    sqrt sqrt_ SQRT;
-    rsqrt rsqrt_ RSQRT;
-    reciprocal reciprocal_ RECIPROCAL;
-    sin sin_ SIN;
-    cos cos_ COS;
-    tanh tanh_ TANH;
-    erf erf_ ERF;
-    sigmoid sigmoid_ SIGMOID;
-    silu silu_ SILU;
-    gelu gelu_ GELU;
-    gelu_tanh gelu_tanh_ GELU_TANH;
-    selu selu_ SELU;
-    hardsigmoid hardsigmoid_ HARDSIGMOID;
-    hardswish hardswish_ HARDSWISH;
-    mish mish_ MISH;
-    sgn sgn_ SIGN;
-    trunc trunc_ TRUNC;
-    frac frac_ FRAC;
-    exp2 exp2_ EXP2;
-    log2 log2_ LOG2;
-    log10 log10_ LOG10;
-    tan tan_ TAN;
-    asin asin_ ASIN;
-    acos acos_ ACOS;
-    atan atan_ ATAN;
-    sinh sinh_ SINH;
-    cosh cosh_ COSH;
-    asinh asinh_ ASINH;
-    acosh acosh_ ACOSH;
-    atanh atanh_ ATANH;
-    deg2rad deg2rad_ DEG2RAD;
-    rad2deg rad2deg_ RAD2DEG;
-    erfc erfc_ ERFC;
-    erfinv erfinv_ ERFINV;
-    lgamma lgamma_ LGAMMA;
-    digamma digamma_ DIGAMMA;
-    sinc sinc_ SINC;
-    logical_not logical_not_ LOGICAL_NOT;
-    bitwise_not bitwise_not_ BITWISE_NOT;
 }

@@ -272,8 +272,7 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range.
     #[track_caller]
     pub fn unsqueeze(&self, dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
-        let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
+        let layout = self.layout().unsqueeze(dim.into_isize()).of("unsqueeze")?;
         self.viewed_reshaped("unsqueeze", layout)
     }
 
@@ -310,8 +309,7 @@ impl Tensor {
     /// The same as [`crate::cat`].
     #[track_caller]
     pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
-        cat(tensors, dim)
+        cat(tensors, dim.into_isize())
     }
 
     /// The same as [`crate::stack`].
@@ -320,8 +318,7 @@ impl Tensor {
     /// The same as [`crate::stack`].
     #[track_caller]
     pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
-        stack(tensors, dim)
+        stack(tensors, dim.into_isize())
     }
 
     /// Returns the tensor itself if it is contiguous, otherwise a contiguous copy (`torch.Tensor.contiguous`).

@@ -98,16 +98,8 @@ macro_rules! convolutions {
             bias: impl IntoOptionalTensor<'a>,
             options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
-            #[track_caller]
-            fn run(
-                input: &Tensor,
-                weight: &Tensor,
-                bias: Option<&Tensor>,
-                options: $options<$d>,
-            ) -> Result<Tensor> {
-                $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
-            }
-            run(input, weight, bias.into_optional(), options.into_options())
+            let (bias, options) = (bias.into_optional(), options.into_options());
+            $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
         }
     )*};
 }

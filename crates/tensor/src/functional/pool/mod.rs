@@ -62,11 +62,8 @@ macro_rules! pools {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<Tensor> {
-            #[track_caller]
-            fn run(input: &Tensor, kernel: [usize; $d], options: MaxPoolOptions<$d>) -> Result<Tensor> {
-                Ok(max(stringify!($name), input, kernel, options).of(stringify!($name))?.0)
-            }
-            run(input, kernel_size.per_dimension(), options.into_options())
+            let (kernel, options) = (kernel_size.per_dimension(), options.into_options());
+            Ok(max(stringify!($name), input, kernel, options)?.0)
         }
 
         #[doc = concat!("[`", stringify!($name), "`] and the index of each largest element among the elements of its ")]
@@ -80,15 +77,8 @@ macro_rules! pools {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<(Tensor, Tensor)> {
-            #[track_caller]
-            fn run(
-                input: &Tensor,
-                kernel: [usize; $d],
-                options: MaxPoolOptions<$d>,
-            ) -> Result<(Tensor, Tensor)> {
-                max(stringify!($with_indices), input, kernel, options).of(stringify!($with_indices))
-            }
-            run(input, kernel_size.per_dimension(), options.into_options())
+            let (kernel, options) = (kernel_size.per_dimension(), options.into_options());
+            max(stringify!($with_indices), input, kernel, options)
         }
     )*};
 }
@@ -132,11 +122,7 @@ macro_rules! averages {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<AvgPoolOptions<$d>>,
         ) -> Result<Tensor> {
-            #[track_caller]
-            fn run(input: &Tensor, kernel: [usize; $d], options: AvgPoolOptions<$d>) -> Result<Tensor> {
-                average(stringify!($name), input, kernel, options).of(stringify!($name))
-            }
-            run(input, kernel_size.per_dimension(), options.into_options())
+            average(stringify!($name), input, kernel_size.per_dimension(), options.into_options())
         }
     )*};
 }
@@ -174,12 +160,7 @@ macro_rules! adaptive {
         /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
-            #[track_caller]
-            fn run(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
-                let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
-                adaptive_pool(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
-            }
-            run(input, output_size.per_dimension())
+            adaptive_average(stringify!($avg), input, output_size.per_dimension())
         }
 
         #[doc = "The largest elements of `output_size` parts of the image per dimension "]
@@ -202,13 +183,7 @@ macro_rules! adaptive {
             input: &Tensor,
             output_size: impl PerDimension<$d>,
         ) -> Result<(Tensor, Tensor)> {
-            #[track_caller]
-            fn run(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
-                let op = stringify!($with_indices);
-                let run = |pooling| max_with_indices::<$d>(input, pooling);
-                adaptive_pool(op, input, output_size).and_then(run).of(op)
-            }
-            run(input, output_size.per_dimension())
+            adaptive_max(stringify!($with_indices), input, output_size.per_dimension())
         }
     )*};
 }
@@ -229,7 +204,26 @@ fn max<const D: usize>(
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
-    max_with_indices::<D>(input, Pooling { window, regions: Regions::Moving, dims: D })
+    max_with_indices::<D>(input, Pooling { window, regions: Regions::Moving, dims: D }).of(op)
+}
+
+#[track_caller]
+fn adaptive_max<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    output: [usize; D],
+) -> Result<(Tensor, Tensor)> {
+    max_with_indices::<D>(input, adaptive_pool(op, input, output)?).of(op)
+}
+
+#[track_caller]
+fn adaptive_average<const D: usize>(
+    op: &'static str,
+    input: &Tensor,
+    output: [usize; D],
+) -> Result<Tensor> {
+    let pooling = adaptive_pool(op, input, output)?;
+    batched::<D>(input, |x| averages(x, pooling, Divisor::Inside)).of(op)
 }
 
 #[track_caller]

@@ -75,8 +75,7 @@ impl Tensor {
     /// [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.gather_as("gather", dim, index)
+        self.gather_as("gather", dim.into_isize(), index)
     }
 
     /// Calls [`Tensor::gather`] on behalf of the op `op`.

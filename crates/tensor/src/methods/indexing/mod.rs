@@ -6,7 +6,7 @@ mod count;
 mod gather;
 mod masked;
 mod scatter;
-mod scatter_reduce_backward;
+mod scatter_reduce;
 mod take;
 mod whole;
 
@@ -18,7 +18,7 @@ use crate::{DType, Result, Tensor};
 pub use basic::{IndexRange, IntoIndices, TensorIndex};
 pub use gather::embedding;
 pub(crate) use gather::embedding_padded;
-pub use scatter::ScatterReduce;
+pub use scatter_reduce::ScatterReduce;
 
 /// Converts indices to `int64`, which kernels require. Fails if they cannot be used on the device of `of`.
 /// Converts only `int32`; kernels refuse other dtypes.

@@ -4,34 +4,17 @@ use smallvec::smallvec;
 use warpline_kernels::scatter::{self, Reduce};
 
 use super::as_indices;
-use super::scatter_reduce_backward::ScatterReduced;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Gradients, NodeInputs, OpBackward, Saved, check_in_place, record, record_in_place, saved,
+    Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, saved,
     should_record, should_record_in_place,
 };
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{Integer, IntoOperand, Result, RoundingMode, Scalar, Tensor};
-
-/// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
-/// `torch.scatter_reduce`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScatterReduce {
-    /// The sum.
-    Sum,
-    /// The product.
-    Prod,
-    /// The mean; rounded down for integers.
-    Mean,
-    /// The largest element; NaN if there is a NaN.
-    Amax,
-    /// The smallest element; NaN if there is a NaN.
-    Amin,
-}
+use crate::{Integer, IntoOperand, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
@@ -62,8 +45,7 @@ impl Tensor {
         index: &Tensor,
         src: impl IntoOperand<'a>,
     ) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.put("scatter", dim, index, src.into_operand(), false)
+        self.put("scatter", dim.into_isize(), index, src.into_operand(), false)
     }
 
     /// [`Tensor::scatter`] in place.
@@ -78,8 +60,7 @@ impl Tensor {
         index: &Tensor,
         src: impl IntoOperand<'a>,
     ) -> Result<&Self> {
-        let dim = dim.into_isize();
-        self.put("scatter_", dim, index, src.into_operand(), true)?;
+        self.put("scatter_", dim.into_isize(), index, src.into_operand(), true)?;
         Ok(self)
     }
 
@@ -99,8 +80,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
+        self.scattered("scatter_add", dim.into_isize(), index, src, Reduce::Sum, false)
     }
 
     /// [`Tensor::scatter_add`] in place.
@@ -109,68 +89,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter_`].
     #[track_caller]
     pub fn scatter_add_(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<&Self> {
-        let dim = dim.into_isize();
-        self.scattered("scatter_add_", dim, index, src, Reduce::Sum, true)?;
-        Ok(self)
-    }
-
-    /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
-    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, this tensor's element at
-    /// the place counts too. A place without an element of `src` keeps its element.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::scatter`].
-    #[track_caller]
-    pub fn scatter_reduce(
-        &self,
-        dim: impl Integer,
-        index: &Tensor,
-        src: &Tensor,
-        reduce: ScatterReduce,
-        include_self: bool,
-    ) -> Result<Self> {
-        let dim = dim.into_isize();
-        const OP: &str = "scatter_reduce";
-        let index = &as_indices(OP, self, index)?;
-        let out = self.duplicate()?;
-        out.reduce_in(OP, dim, index, src, reduce, include_self)?;
-        if !self.dtype().is_float() || !should_record(&[self, src]) {
-            return Ok(out);
-        }
-        let saved = ScatterReduced {
-            x: self.clone(),
-            src: src.clone(),
-            index: index.clone(),
-            out: out.clone(),
-            dim,
-            reduce,
-            include_self,
-        };
-        record(OP, out, &[self, src], saved)
-    }
-
-    /// [`Tensor::scatter_reduce`] in place.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::scatter_`].
-    #[track_caller]
-    pub fn scatter_reduce_(
-        &self,
-        dim: impl Integer,
-        index: &Tensor,
-        src: &Tensor,
-        reduce: ScatterReduce,
-        include_self: bool,
-    ) -> Result<&Self> {
-        let dim = dim.into_isize();
-        const OP: &str = "scatter_reduce_";
-        if should_record_in_place(self, &[src]) {
-            // The gradient may read the elements that the op overwrites.
-            let former = self.copy().of(OP)?;
-            let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
-            return self.copy_(&out, false).of(OP);
-        }
-        self.reduce_in(OP, dim, index, src, reduce, include_self)?;
+        self.scattered("scatter_add_", dim.into_isize(), index, src, Reduce::Sum, true)?;
         Ok(self)
     }
 
@@ -259,44 +178,6 @@ impl Tensor {
         let (index, src) = (index.as_view(), src.as_view());
         scatter::scatter(self.exec()?.target(), op, self.as_view(), dim, index, src, reduce)
     }
-
-    #[track_caller]
-    fn reduce_in(
-        &self,
-        op: &'static str,
-        dim: isize,
-        index: &Tensor,
-        src: &Tensor,
-        reduce: ScatterReduce,
-        include_self: bool,
-    ) -> Result<()> {
-        let index = &as_indices(op, self, index)?;
-        let kind = match reduce {
-            ScatterReduce::Sum | ScatterReduce::Mean => Reduce::Sum,
-            ScatterReduce::Prod => Reduce::Prod,
-            ScatterReduce::Amax => Reduce::Max,
-            ScatterReduce::Amin => Reduce::Min,
-        };
-        if let (false, Some(neutral)) = (include_self, kind.neutral(self.dtype())) {
-            // Replaces only elements that `index` names by the neutral element, so that all others stay.
-            let neutral = self.expanded_scalar(op, neutral, index.size())?;
-            self.scatter_raw(op, dim, index, &neutral, Reduce::Assign)?;
-        }
-        self.scatter_raw(op, dim, index, src, kind)?;
-        if reduce == ScatterReduce::Mean {
-            let counts = self.new_full(self.size(), i64::from(include_self), ()).of(op)?;
-            let one = self.expanded_scalar(op, Scalar::Int(1), index.size())?;
-            counts.scatter_raw(op, dim, index, &one, Reduce::Sum)?;
-            let counts = counts.clamp_min(1).of(op)?;
-            let mean = if self.dtype().is_float() {
-                self.div(&counts)
-            } else {
-                self.div_rounded(&counts, RoundingMode::Floor)
-            };
-            self.overwrite(&mean.of(op)?, false).of(op)?;
-        }
-        Ok(())
-    }
 }
 
 saved! {
@@ -320,8 +201,6 @@ impl OpBackward for Scatter {
         Ok(smallvec![of_self, index.map(of_src).transpose()?])
     }
 }
-
-impl Saved for ScatterReduce {}
 
 /// Pads a gradient with zeros at the end of each dimension, to `sizes`.
 pub(super) fn pad_gradient(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {

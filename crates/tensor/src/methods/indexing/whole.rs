@@ -32,8 +32,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_add(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
-        let dim = dim.into_isize();
-        self.added("index_add", dim, index, source, false)
+        self.added("index_add", dim.into_isize(), index, source, false)
     }
 
     /// [`Tensor::index_add`] in place.
@@ -43,8 +42,7 @@ impl Tensor {
     /// this tensor.
     #[track_caller]
     pub fn index_add_(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<&Self> {
-        let dim = dim.into_isize();
-        self.added("index_add_", dim, index, source, true)?;
+        self.added("index_add_", dim.into_isize(), index, source, true)?;
         Ok(self)
     }
 
@@ -60,9 +58,8 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
-        let dim = dim.into_isize();
         let op = "index_add_scaled";
-        self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, false)
+        self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, false)
     }
 
     /// [`Tensor::index_add_scaled`] in place.
@@ -77,9 +74,8 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
-        let dim = dim.into_isize();
         let op = "index_add_scaled_";
-        self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, true)?;
+        self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, true)?;
         Ok(self)
     }
 

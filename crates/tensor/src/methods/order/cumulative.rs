@@ -36,8 +36,7 @@ impl Tensor {
     /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
-        let dim = dim.into_isize();
-        let all = self.cumsum(dim).of("cumsum_")?;
+        let all = self.cumsum(dim.into_isize()).of("cumsum_")?;
         self.copy_(&all, false).of("cumsum_")
     }
 
@@ -63,11 +62,10 @@ impl Tensor {
     /// The same as [`Tensor::cumsum_`].
     #[track_caller]
     pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
-        let dim = dim.into_isize();
         // The gradient reads the elements that this op overwrites.
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
-        let all = former.cumprod(dim).of("cumprod_")?;
+        let all = former.cumprod(dim.into_isize()).of("cumprod_")?;
         self.copy_(&all, false).of("cumprod_")
     }
 
@@ -78,8 +76,7 @@ impl Tensor {
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummax(&self, dim: impl Integer) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
-        self.extremes("cummax", ScanOp::Max, dim)
+        self.extremes("cummax", ScanOp::Max, dim.into_isize())
     }
 
     /// The cumulative minimum along a dimension, and its index (`torch.cummin`). If several elements are equal,
@@ -89,8 +86,7 @@ impl Tensor {
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummin(&self, dim: impl Integer) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
-        self.extremes("cummin", ScanOp::Min, dim)
+        self.extremes("cummin", ScanOp::Min, dim.into_isize())
     }
 
     #[track_caller]

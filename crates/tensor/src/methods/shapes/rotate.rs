@@ -21,7 +21,6 @@ impl Tensor {
     /// if `dims` are not two different dimensions. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn rot90(&self, k: impl Integer, dims: impl IntoDims) -> Result<Self> {
-        let k = k.into_isize();
         let (op, dims) = ("rot90", dims.into_dims());
         let &[from, to] = &dims[..] else {
             return Err(Error::invalid(op, format!("expects two dimensions, not {dims:?}")));
@@ -31,7 +30,7 @@ impl Tensor {
             return Err(Error::invalid(op, format!("both dimensions are {from}")));
         }
         let (from, to) = (from as isize, to as isize);
-        match k.rem_euclid(4) {
+        match k.into_isize().rem_euclid(4) {
             0 => self.copy().of(op),
             1 => self.flip(to).of(op)?.transpose(from, to).of(op),
             2 => self.flip([from, to]).of(op),

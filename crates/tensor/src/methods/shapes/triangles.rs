@@ -24,8 +24,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tril(&self, diagonal: impl Integer) -> Result<Self> {
-        let diagonal = diagonal.into_isize();
-        self.masked_fill(&self.mask_above("tril", diagonal)?, 0).of("tril")
+        self.masked_fill(&self.mask_above("tril", diagonal.into_isize())?, 0).of("tril")
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
@@ -35,8 +34,7 @@ impl Tensor {
     /// The same as [`Tensor::tril`].
     #[track_caller]
     pub fn triu(&self, diagonal: impl Integer) -> Result<Self> {
-        let diagonal = diagonal.into_isize();
-        self.masked_fill(&self.mask_below("triu", diagonal)?, 0).of("triu")
+        self.masked_fill(&self.mask_below("triu", diagonal.into_isize())?, 0).of("triu")
     }
 
     /// [`Tensor::tril`] in place.
@@ -46,8 +44,7 @@ impl Tensor {
     /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: impl Integer) -> Result<&Self> {
-        let diagonal = diagonal.into_isize();
-        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0).of("tril_")
+        self.masked_fill_(&self.mask_above("tril_", diagonal.into_isize())?, 0).of("tril_")
     }
 
     /// [`Tensor::triu`] in place.
@@ -56,8 +53,7 @@ impl Tensor {
     /// The same as [`Tensor::tril_`].
     #[track_caller]
     pub fn triu_(&self, diagonal: impl Integer) -> Result<&Self> {
-        let diagonal = diagonal.into_isize();
-        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0).of("triu_")
+        self.masked_fill_(&self.mask_below("triu_", diagonal.into_isize())?, 0).of("triu_")
     }
 
     /// Returns a mask of the elements above a diagonal of a matrix.
