@@ -15,7 +15,7 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{Integer, IntoOperand, Result, RoundingMode, Scalar, Tensor};
+use crate::{Integer, IntoOperand, IntoOptions, OrDefault, Result, RoundingMode, Scalar, Tensor};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -115,7 +115,7 @@ impl Tensor {
     }
 
     /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
-    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, this tensor's element at
+    /// (`torch.scatter_reduce`). With `include_self`, which is the default, this tensor's element at
     /// the place counts too. A place without an element of `src` keeps its element.
     ///
     /// # Errors
@@ -127,9 +127,9 @@ impl Tensor {
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
-        include_self: bool,
+        include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
-        let dim = dim.into_isize();
+        let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce";
         let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
@@ -160,15 +160,15 @@ impl Tensor {
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
-        include_self: bool,
+        include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
-        let dim = dim.into_isize();
+        let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce_";
         if should_record_in_place(self, &[src]) {
             // The gradient may read the elements that the op overwrites.
             let former = self.copy().of(OP)?;
             let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
-            return self.copy_(&out, false).of(OP);
+            return self.copy_(&out, ()).of(OP);
         }
         self.reduce_in(OP, dim, index, src, reduce, include_self)?;
         Ok(self)
@@ -333,6 +333,6 @@ pub(super) fn pad_gradient(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     for (d, &n) in grad.size().iter().enumerate() {
         part = part.narrow(d as isize, 0, n)?;
     }
-    part.copy_(grad, false)?;
+    part.copy_(grad, ())?;
     Ok(all)
 }

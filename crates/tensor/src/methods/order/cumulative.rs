@@ -38,7 +38,7 @@ impl Tensor {
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
         let dim = dim.into_isize();
         let all = self.cumsum(dim).of("cumsum_")?;
-        self.copy_(&all, false).of("cumsum_")
+        self.copy_(&all, ()).of("cumsum_")
     }
 
     /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With
@@ -68,7 +68,7 @@ impl Tensor {
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
         let all = former.cumprod(dim).of("cumprod_")?;
-        self.copy_(&all, false).of("cumprod_")
+        self.copy_(&all, ()).of("cumprod_")
     }
 
     /// The cumulative maximum along a dimension, and its index (`torch.cummax`). If several elements are equal,
