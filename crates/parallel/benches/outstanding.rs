@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use warpline::{Result, Runtime, RuntimeConfig, cuda, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
+use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOptions, init_process_group};
 
 fn main() -> Result<()> {
     if std::env::var_os("WARPLINE_DRIVER").is_some() {
@@ -36,14 +36,15 @@ fn row(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
 }
 
 fn growth() -> Result<()> {
-    let mut options = InitOptions::new(Arc::new(HashStore::new()), 0, 1);
-    options.device = Some(0);
+    let options = InitOptions::new(Arc::new(HashStore::new()), 0, 1).device(0);
     let group = init_process_group(options)?;
     let x = ones([1024], 0)?;
-    row("all_reduce", || group.all_reduce(&x, ReduceOp::Sum, false).map(drop))?;
-    row("all_reduce, async_op", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
+    row("all_reduce", || group.all_reduce(&x, ()).map(drop))?;
+    row("all_reduce, async_op", || {
+        group.all_reduce(&x, ReduceOptions::new().async_op(true)).map(drop)
+    })?;
     row("all_reduce, add_", || {
-        group.all_reduce(&x, ReduceOp::Sum, false)?;
+        group.all_reduce(&x, ())?;
         x.add_(1.0).map(drop)
     })
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use warpline::{cuda, full};
 use warpline_parallel::distributed::launch::Launcher;
-use warpline_parallel::distributed::{InitOptions, ReduceOp, init_process_group};
+use warpline_parallel::distributed::{InitOptions, ReduceOp, ReduceOptions, init_process_group};
 
 /// All-reduce of several processes.
 #[derive(Parser)]
@@ -58,12 +58,12 @@ fn rank(size: usize) -> Result<(), Box<dyn std::error::Error>> {
 
     // Runs on the current stream, like any op, before later work on the stream.
     let x = full([size], rank as f64 + 1.0, "cuda")?;
-    group.all_reduce(&x, ReduceOp::Sum, false)?;
+    group.all_reduce(&x, ())?;
     let sum = (x.sum(())? / size as f64)?.item::<f32>()?;
 
     // Runs on the group's own stream, concurrently with other work, until `wait`.
     let y = full([size], rank as f64, "cuda")?;
-    let work = group.all_reduce(&y, ReduceOp::Max, true)?;
+    let work = group.all_reduce(&y, ReduceOptions::new().op(ReduceOp::Max).async_op(true))?;
     let squares = (&x * &x)?;
     work.wait()?;
     let most = (&y + &squares)?.max(0)?.0.item::<f32>()?;

@@ -26,7 +26,7 @@ use warpline_cuda_sys_safe::nccl::{Collective, NcclType, UniqueId};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{Communicator, DeviceMemory};
 use warpline_parallel::distributed::{
-    HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+    HashStore, InitOptions, ProcessGroup, ReduceOp, ReduceOptions, init_process_group,
 };
 
 #[derive(Clone, Debug, Parser)]
@@ -203,7 +203,7 @@ struct RankInputs {
 
 fn check(group: &ProcessGroup) -> anyhow::Result<()> {
     let x = full([1000], group.rank() as f64 + 1.0, group.device())?;
-    group.all_reduce(&x, ReduceOp::Sum, false)?;
+    group.all_reduce(&x, ())?;
     let sum = (group.world_size() * (group.world_size() + 1) / 2) as f32;
     ensure!(x.to_vec::<f32>()?.iter().all(|v| *v == sum), "the sums are wrong");
     Ok(())
@@ -212,8 +212,8 @@ fn check(group: &ProcessGroup) -> anyhow::Result<()> {
 fn rank(shared: &RankInputs, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, Times)>> {
     let RankInputs { args, store, ids, start } = shared;
     cuda::set_device(rank)?;
-    let mut options = InitOptions::new(store.clone(), rank, args.ranks);
-    (options.device, options.timeout) = (Some(rank), WAIT_LIMIT);
+    let options =
+        InitOptions::new(store.clone(), rank, args.ranks).device(rank).timeout(WAIT_LIMIT);
     let group = init_process_group(options)?;
     if !args.null {
         check(&group)?;
@@ -244,11 +244,12 @@ fn rank(shared: &RankInputs, rank: usize) -> anyhow::Result<Vec<(Vec<&'static st
                 Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)
             }),
         ));
-        methods
-            .push(("process group", Box::new(|| Ok(group.all_reduce(&x, op, false).map(drop)?))));
+        methods.push(("process group", Box::new(|| Ok(group.all_reduce(&x, op).map(drop)?))));
         methods.push((
             "process group, async_op",
-            Box::new(|| Ok(group.all_reduce(&x, op, true)?.wait()?)),
+            Box::new(|| {
+                Ok(group.all_reduce(&x, ReduceOptions::new().op(op).async_op(true))?.wait()?)
+            }),
         ));
         let times = time(args, start, &stream, &methods)?;
         all.push((methods.iter().map(|method| method.0).collect(), times));

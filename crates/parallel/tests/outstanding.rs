@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use warpline::cuda::CudaGraph;
 use warpline::{Result, Runtime, RuntimeConfig, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
+use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOptions, init_process_group};
 
 /// The system's allocator, with a counter of allocated bytes.
 struct CountingAllocator;
@@ -63,23 +63,24 @@ fn the_cost_of_a_collective_does_not_depend_on_outstanding_collectives() {
 }
 
 fn all() -> Result<()> {
-    let mut options = InitOptions::new(Arc::new(HashStore::new()), 0, 1);
-    options.device = Some(0);
+    let options = InitOptions::new(Arc::new(HashStore::new()), 0, 1).device(0);
     let group = init_process_group(options)?;
     let x = ones([16], 0)?;
-    assert_constant_cost("all_reduce", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
+    assert_constant_cost("all_reduce", || {
+        group.all_reduce(&x, ReduceOptions::new().async_op(true)).map(drop)
+    })?;
     let mut works = Vec::new();
     assert_constant_cost("all_reduce, kept", || {
-        works.push(group.all_reduce(&ones([16], 0)?, ReduceOp::Sum, true)?);
+        works.push(group.all_reduce(&ones([16], 0)?, ReduceOptions::new().async_op(true))?);
         Ok(())
     })?;
     assert_constant_cost("all_reduce, used", || {
-        group.all_reduce(&x, ReduceOp::Sum, false)?;
+        group.all_reduce(&x, ())?;
         x.add_(1.0).map(drop)
     })?;
     let mut graph = CudaGraph::new();
     graph.capture(|| {
-        group.all_reduce(&x, ReduceOp::Sum, false).expect("it is captured");
+        group.all_reduce(&x, ()).expect("it is captured");
         Ok(())
     })?;
     assert_constant_cost("replay", || graph.replay())?;

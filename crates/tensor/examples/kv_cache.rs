@@ -36,8 +36,8 @@ impl Attention {
     fn step(&mut self, x: &Tensor) -> Result<Tensor> {
         // A view shares the memory, so a copy to the row writes to the cache.
         let row = self.length..=self.length;
-        self.keys.i(row.clone())?.copy_(&x.matmul(&self.key)?, false)?;
-        self.values.i(row)?.copy_(&x.matmul(&self.value)?, false)?;
+        self.keys.i(row.clone())?.copy_(&x.matmul(&self.key)?, ())?;
+        self.values.i(row)?.copy_(&x.matmul(&self.value)?, ())?;
         self.length += 1;
         let (keys, values) = (self.keys.i(..self.length)?, self.values.i(..self.length)?);
         let scores = (x.matmul(&self.query)?.matmul(&keys.t()?)? / (WIDTH as f64).sqrt())?;

@@ -13,13 +13,13 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
         warpline::manual_seed(0);
         let a = warpline::empty([100, 100], "cuda")?;
-        a.normal_(0.0, 1.0)?;
+        a.normal_(())?;
         let expected = a.sum(())?.item::<f32>()?; // one stream: in order by itself
 
         warpline::manual_seed(0);
         let s = cuda::Stream::new(())?; // a new stream
         let a = warpline::empty([100, 100], "cuda")?;
-        a.normal_(0.0, 1.0)?;
+        a.normal_(())?;
         let b = cuda::with_stream(&s, || a.sum(()))?; // in PyTorch, this may start too early
         let sum = b.item::<f32>()?;
         report.check("S12 right by default", sum == expected, format!("{sum} = {expected}"));
@@ -31,7 +31,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         warpline::manual_seed(0);
         let s = cuda::Stream::new(())?;
         let a = warpline::empty([100, 100], "cuda")?;
-        a.normal_(0.0, 1.0)?;
+        a.normal_(())?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         let races = runtime.take_races();
         let outcome = races.first().map_or("no race was reported".into(), ToString::to_string);
@@ -43,7 +43,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         // The remedy of the note.
         warpline::manual_seed(0);
         let a = warpline::empty([100, 100], "cuda")?;
-        a.normal_(0.0, 1.0)?;
+        a.normal_(())?;
         s.wait_stream(&cuda::current_stream(())?)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         a.record_stream(&s)?;

@@ -57,20 +57,24 @@ mod tensor;
 mod tensor_options;
 
 pub use ambient::{SimulatedOptions, manual_seed, open, runtime, simulated, with_runtime};
+pub use autograd::{enable_grad, inference_mode, no_grad};
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
-    IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, MeshIndexing, Pending, RoundingMode,
-    ScatterReduce, TensorData, TensorIndex, TensorOrScalar, apply_elementwise, arange,
-    arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty, eye, full,
-    hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint, randn,
-    randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
+    AddmmOptions, BincountOptions, DiagEmbedOptions, DiagonalOptions, DiffOptions, DimRange,
+    HistcOptions, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, IsCloseOptions,
+    MeshIndexing, NanToNumOptions, NormOptions, NormalOptions, Pending, Rot90Options, RoundingMode,
+    ScatterReduce, SortOptions, TensorData, TensorIndex, TensorOrScalar, TensordotDims,
+    TopkOptions, UniformOptions, UniqueOptions, VarOptions, VectorNormOptions, apply_elementwise,
+    arange, arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty,
+    eye, full, hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint,
+    randn, randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
     triu_indices, vstack, where_cond, zeros,
 };
 pub use tensor::Tensor;
-pub use tensor_options::{IntoOptionalTensor, IntoOptions, TensorOptions};
+pub use tensor_options::{IntoOptionalTensor, IntoOptions, OrDefault, TensorOptions};
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///
 /// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.

@@ -3,9 +3,11 @@
 use std::borrow::Borrow;
 use std::panic::Location;
 
+use half::{bf16, f16};
+
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result, Tensor};
+use crate::{DType, Device, Error, Integer, IntoDevice, MemoryFormat, Result, Scalar, Tensor};
 
 /// Dtype, device, page-locking and memory format of a tensor to be made (`dtype=`, `device=`, `pin_memory=`,
 /// `memory_format=`).
@@ -189,6 +191,57 @@ impl<'a, T: Borrow<Tensor>> IntoOptionalTensor<'a> for &'a Option<T> {
     fn into_optional(self) -> Option<&'a Tensor> {
         self.as_ref().map(Borrow::borrow)
     }
+}
+
+/// An argument that has a default: `()` for the default, or a value.
+///
+/// ```
+/// use warpline::{cat, tensor};
+///
+/// let (a, b) = (tensor![[1, 2]]?, tensor![[3, 4]]?);
+/// assert_eq!(cat(&[&a, &b], ())?.size(), [2, 2]); // dimension 0
+/// assert_eq!(cat(&[&a, &b], 1)?.size(), [1, 4]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OrDefault<T>(Option<T>);
+
+impl<T> OrDefault<T> {
+    /// Returns the value, or `default` for `()`.
+    pub fn or(self, default: T) -> T {
+        self.0.unwrap_or(default)
+    }
+}
+
+impl<T> From<()> for OrDefault<T> {
+    fn from((): ()) -> Self {
+        Self(None)
+    }
+}
+
+impl<I: Integer> From<I> for OrDefault<isize> {
+    fn from(value: I) -> Self {
+        Self(Some(value.into_isize()))
+    }
+}
+
+macro_rules! or_default {
+    ($($value:ty => $target:ty),*) => {$(
+        impl From<$value> for OrDefault<$target> {
+            fn from(value: $value) -> Self {
+                Self(Some(value.into()))
+            }
+        }
+    )*};
+}
+
+or_default! { bool => bool, f64 => f64 }
+
+// A generic conversion from all that converts into `Scalar` could overlap with the one from `()`.
+or_default! {
+    Scalar => Scalar, bool => Scalar, f16 => Scalar, bf16 => Scalar, f32 => Scalar, f64 => Scalar,
+    u8 => Scalar, u16 => Scalar, u32 => Scalar, u64 => Scalar, u128 => Scalar, usize => Scalar,
+    i8 => Scalar, i16 => Scalar, i32 => Scalar, i64 => Scalar, i128 => Scalar, isize => Scalar
 }
 
 /// An options value of a function or module: `()` for the defaults, options, or a value that converts into options.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use warpline::functional::KvCache;
-use warpline::{DType, Pending, Result, Tensor, cuda, manual_seed, tensor, zeros};
+use warpline::{DType, Pending, Result, SortOptions, Tensor, cuda, manual_seed, tensor, zeros};
 
 use super::model::Llama;
 
@@ -28,8 +28,8 @@ impl Sampling {
         let vocabulary = logits.size()[1];
         let sorted = match self.top_k {
             0 if self.top_p >= 1.0 => None,
-            0 => Some(logits.sort(-1, true)?),
-            k => Some(logits.topk(k.min(vocabulary), -1, true)?),
+            0 => Some(logits.sort(SortOptions::new().descending(true))?),
+            k => Some(logits.topk(k.min(vocabulary), ())?),
         };
         let Some((logits, tokens)) = sorted else {
             return logits.softmax(-1)?.multinomial(1, true);
@@ -113,7 +113,7 @@ impl<'a> Generator<'a> {
     /// Appends tokens, `[1, n]`, to the caches and chooses their successor.
     fn append(&self, tokens: &Tensor) -> Result<()> {
         let logits = self.model.forward(tokens, &self.caches, false)?.select(1, 0)?;
-        self.token.copy_(&self.sampling.choose(&logits)?, false)?;
+        self.token.copy_(&self.sampling.choose(&logits)?, ())?;
         Ok(())
     }
 

@@ -154,7 +154,7 @@ impl Decoding {
             x = layer.forward(&x, &at, cache)?;
         }
         let logits = linear(&model.norm.forward(&x)?, &model.embedding.weight, None)?;
-        self.token.copy_(&logits.argmax(-1)?, false)?;
+        self.token.copy_(&logits.argmax(-1)?, ())?;
         self.position.add_(1)?.remainder_(self.capacity as i64)?;
         Ok(())
     }
@@ -280,7 +280,7 @@ impl FusedDecoding {
         }
         let (x, _) = add_norm(&model.norm, &x, &residual)?;
         let logits = linear(&x, &model.embedding.weight, None)?;
-        self.token.copy_(&logits.argmax(-1)?, false)?;
+        self.token.copy_(&logits.argmax(-1)?, ())?;
         Ok(())
     }
 }

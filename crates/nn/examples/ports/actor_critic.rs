@@ -78,7 +78,7 @@ fn finish_episode(model: &mut Policy, optimizer: &mut Adam, device: Device) -> R
 
     let returns = tensor(returns, device)?;
     let eps = f32::EPSILON;
-    let returns = expr!((returns - returns.mean(())) / (returns.std((), 1) + eps))?;
+    let returns = expr!((returns - returns.mean(())) / (returns.std(()) + eps))?;
 
     for (SavedAction { log_prob, value }, r) in model.saved_actions.iter().zip(returns.iter()?) {
         let advantage = expr!(r - value.item::<f32>())?;

@@ -26,13 +26,13 @@ const NZ: usize = 100;
 /// Custom initialization of weights, called on both networks.
 fn weights_init(m: &mut dyn Module) -> Result<()> {
     if let Some(m) = m.downcast_ref::<Conv2d>() {
-        normal_(&m.weight, 0.0, 0.02)?;
+        normal_(&m.weight, (0.0, 0.02))?;
     } else if let Some(m) = m.downcast_ref::<ConvTranspose2d>() {
-        normal_(&m.weight, 0.0, 0.02)?;
+        normal_(&m.weight, (0.0, 0.02))?;
     } else if m.is::<BatchNorm2d>()
         && let [weight, bias] = &m.parameters()[..]
     {
-        normal_(weight, 1.0, 0.02)?;
+        normal_(weight, (1.0, 0.02))?;
         zeros_(bias)?;
     }
     Ok(())

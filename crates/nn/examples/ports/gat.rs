@@ -137,7 +137,7 @@ fn load_graph(nodes: usize, words: usize, classes: i64, device: Device) -> Resul
     let same = expr!(rows == labels)?;
     let (own, other) = (20.0 / nodes as f64, 1.0 / nodes as f64);
     let edges = expr!(rand((nodes, nodes), ()) < where_cond(&same, own, other))?;
-    let adj_mat = expr!(eye(nodes, None, ()) + edges)?;
+    let adj_mat = expr!(eye(nodes, ()) + edges)?;
     Ok(((features.to(device)?, adj_mat.to(device)?), labels.to(device)?))
 }
 

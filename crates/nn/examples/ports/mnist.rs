@@ -47,7 +47,7 @@ impl Net {
         let x = relu(&x)?;
         let x = max_pool2d(&x, 2, ())?;
         let x = self.dropout1.forward(&x)?;
-        let x = x.flatten(1, -1)?;
+        let x = x.flatten(1)?;
         let x = self.fc1.forward(&x)?;
         let x = relu(&x)?;
         let x = self.dropout2.forward(&x)?;

@@ -127,7 +127,7 @@ impl Gpt {
             } else if parameter.dim() == 2 {
                 // GPT-2 scales the layers that add to the residual stream by 1/√(number of such layers).
                 let parts = if name.contains("c_proj") { 2.0 * sizes.layers as f64 } else { 1.0 };
-                init::normal_(&parameter, 0.0, 0.02 / parts.sqrt())?;
+                init::normal_(&parameter, (0.0, 0.02 / parts.sqrt()))?;
             }
         }
         gpt.to(device)?;

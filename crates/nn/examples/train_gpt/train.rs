@@ -100,8 +100,8 @@ impl Training {
     pub(crate) fn step(&mut self) -> Result<Tensor> {
         let (inputs, targets) = self.next_batch()?;
         self.optimizer.zero_grad()?;
-        let logits = self.model.forward(&inputs)?.flatten(0, 1)?;
-        let loss = cross_entropy(&logits, &targets.flatten(0, 1)?, ())?;
+        let logits = self.model.forward(&inputs)?.flatten((0, 1))?;
+        let loss = cross_entropy(&logits, &targets.flatten((0, 1))?, ())?;
         loss.backward()?;
         clip_grad_norm_(&self.model.parameters(), 1.0, ())?;
         self.optimizer.step()?;

@@ -1,6 +1,6 @@
 //! Initialisers of matrices and filters.
 
-use warpline::{DType, Result, Tensor, eye, randn, randperm, zeros};
+use warpline::{DType, IntoOptions, OrDefault, Result, Tensor, eye, randn, randperm, zeros};
 
 use super::shape_error;
 
@@ -13,8 +13,8 @@ pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
     let &[rows, columns] = tensor.size() else {
         return Err(shape_error("eye_", "the identity is a matrix", tensor));
     };
-    let identity = eye(rows, columns, (tensor.dtype(), tensor.device()))?;
-    tensor.detach().copy_(&identity, false)?;
+    let identity = eye((rows, columns), (tensor.dtype(), tensor.device()))?;
+    tensor.detach().copy_(&identity, ())?;
     Ok(tensor)
 }
 
@@ -38,7 +38,7 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
         }
         place.fill_(1.0)?;
     }
-    tensor.detach().copy_(&host, false)?;
+    tensor.detach().copy_(&host, ())?;
     Ok(tensor)
 }
 
@@ -49,7 +49,8 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
 /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
 /// errors of [`randn`].
 #[track_caller]
-pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
+pub fn orthogonal_(tensor: &Tensor, gain: impl IntoOptions<OrDefault<f64>>) -> Result<&Tensor> {
+    let gain = gain.into_options().or(1.0);
     if tensor.dim() < 2 {
         return Err(shape_error("orthogonal_", "two dimensions or more are needed", tensor));
     }
@@ -72,7 +73,7 @@ pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     let q = Tensor::from_vec(vectors.concat(), [rows.min(columns), rows.max(columns)], ())?;
     let q = if rows < columns { q } else { q.t()? };
     let q = q.reshape(tensor.size())?;
-    tensor.detach().copy_(&q, false)?.mul_(gain)?;
+    tensor.detach().copy_(&q, ())?.mul_(gain)?;
     Ok(tensor)
 }
 
@@ -101,12 +102,17 @@ fn orthonormalise(vectors: &mut [Vec<f64>]) {
 /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have two dimensions;
 /// errors of [`Tensor::normal_`].
 #[track_caller]
-pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
+pub fn sparse_(
+    tensor: &Tensor,
+    sparsity: f64,
+    std: impl IntoOptions<OrDefault<f64>>,
+) -> Result<&Tensor> {
+    let std = std.into_options().or(0.01);
     let &[rows, columns] = tensor.size() else {
         return Err(shape_error("sparse_", "only matrices are supported", tensor));
     };
     let zeros = ((sparsity * rows as f64).ceil() as usize).min(rows);
-    tensor.detach().normal_(0.0, std)?;
+    tensor.detach().normal_((0.0, std))?;
     let mut mask = vec![1f64; rows * columns];
     for column in 0..columns {
         for row in &randperm(rows, "cpu")?.to_vec::<i64>()?[..zeros] {

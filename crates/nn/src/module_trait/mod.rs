@@ -374,9 +374,11 @@ pub trait Module: Any + tree::AsDyn {
 /// The forward pass of a module, for generic callers such as [`Apply::apply`], `DataParallel` and
 /// [`Sequential`](crate::Sequential). `Input` is a tuple if there are several inputs.
 ///
-/// Every module of this crate implements this trait, and also has an inherent `forward` that takes references and
-/// several arguments, so that a program calls `self.fc.forward(&x)?` and `loss.forward(&y, &target)?` without an import.
-/// A module of your own needs this trait only for generic callers.
+/// Every module of this crate implements this trait by a call of its inherent `forward`, which has the code. The inherent
+/// method takes references and several arguments, so that a program calls `self.fc.forward(&x)?` and
+/// `loss.forward(&y, &target)?` without an import. The trait alone could not offer these calls: a generic `Input` does not
+/// coerce a `&Parameter` to a `&Tensor`, several inputs would be a tuple, and a wrong argument would be reported as a
+/// missing implementation instead of a mismatched type. A module of your own needs this trait only for generic callers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no forward pass that takes `{Input}`",
     label = "expected a module that implements `Forward<{Input}>`, or a function",

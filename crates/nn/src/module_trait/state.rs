@@ -225,7 +225,7 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
     }
     for (name, tensor) in own.iter() {
         if let Some(new) = given.get(name)
-            && let Err(source) = tensor.copy_(&new.detach(), false)
+            && let Err(source) = tensor.copy_(&new.detach(), ())
         {
             return Err(LoadError::Copy { name: name.to_owned(), source }.into());
         }

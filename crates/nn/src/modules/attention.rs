@@ -192,7 +192,7 @@ impl MultiheadAttention {
             .is_causal(is_causal && mask.is_none());
         let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
         // From [batch, heads, time, width / heads] to the layout of the queries.
-        let out = out.transpose(1, 2)?.flatten(2, 3)?;
+        let out = out.transpose(1, 2)?.flatten((2, 3))?;
         let out = self.out_proj.forward(&out)?;
         match (query.dim(), self.batch_first) {
             (2, _) => out.squeeze(0),

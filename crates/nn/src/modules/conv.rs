@@ -11,7 +11,7 @@ use super::linear::uniform;
 use super::options::parameter_options;
 use super::repr::{size, tuple};
 use crate::called::Called;
-use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
+use crate::init::{Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, input_device};
 
 /// Draws weight and bias as PyTorch does: uniformly from ±1/√fan-in.
@@ -24,7 +24,7 @@ fn parameters(
     options: &TensorOptions,
 ) -> Result<(Parameter, Option<Parameter>)> {
     let weight = empty(sizes, options)?;
-    kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt()))?;
+    kaiming_uniform_(&weight, Nonlinearity::LeakyReLU(5f64.sqrt()))?;
     let (fan_in, _) = fans(op, &weight)?;
     let bound = 1.0 / (fan_in as f64).sqrt();
     let bias = bias.then(|| uniform([outputs], bound, options)).transpose()?;

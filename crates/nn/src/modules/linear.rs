@@ -6,7 +6,7 @@ use warpline::{Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 use super::options::parameter_options;
 use super::repr::{boolean, size};
 use crate::called::Called;
-use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
+use crate::init::{Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, input_device};
 
 /// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
@@ -54,7 +54,7 @@ impl Linear {
         let op = "Linear";
         let weight = empty([outputs, inputs], &options).of(op)?;
         // With this slope the bound is 1/√in, as in PyTorch.
-        kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt())).of(op)?;
+        kaiming_uniform_(&weight, Nonlinearity::LeakyReLU(5f64.sqrt())).of(op)?;
         let bias = bias.then(|| uniform([outputs], 1.0 / (inputs as f64).sqrt(), &options));
         Ok(Self { weight: Parameter::new(weight).of(op)?, bias: bias.transpose().of(op)? })
     }
@@ -89,7 +89,7 @@ pub(super) fn uniform<const N: usize>(
 ) -> Result<Parameter> {
     let tensor = empty(sizes, options)?;
     let bound = if bound.is_finite() { bound } else { 0.0 };
-    uniform_(&tensor, -bound, bound)?;
+    uniform_(&tensor, (-bound, bound))?;
     Parameter::new(tensor)
 }
 

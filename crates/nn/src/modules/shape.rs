@@ -44,7 +44,7 @@ impl Flatten {
     }
 }
 
-forward!(Flatten, this, x => x.flatten(this.options.start_dim, this.options.end_dim));
+forward!(Flatten, this, x => x.flatten((this.options.start_dim, this.options.end_dim)));
 
 /// Splits a dimension into several (`torch.nn.Unflatten`).
 #[derive(Clone, Debug, Module)]

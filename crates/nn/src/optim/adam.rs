@@ -183,12 +183,12 @@ impl AdamStep {
             };
         }
         let mean = slot.state.zeros(0, param)?;
-        mean.copy_(&mean.lerp(&grad, 1.0 - beta1)?, false)?;
+        mean.copy_(&mean.lerp(&grad, 1.0 - beta1)?, ())?;
         let squares = slot.state.zeros(1, param)?;
-        squares.copy_(&squares.mul(beta2)?.addcmul(&grad, &grad, 1.0 - beta2)?, false)?;
+        squares.copy_(&squares.mul(beta2)?.addcmul(&grad, &grad, 1.0 - beta2)?, ())?;
         let squares = if self.amsgrad {
             let largest = slot.state.zeros(2, param)?;
-            largest.copy_(&largest.maximum(&squares)?, false)?;
+            largest.copy_(&largest.maximum(&squares)?, ())?;
             largest
         } else {
             squares
@@ -203,7 +203,7 @@ impl AdamStep {
         match lr {
             Rate::Number(lr) => {
                 let new = param.addcdiv(&mean, &divisor, -(lr / correction1))?;
-                param.copy_(&new, false).map(drop)
+                param.copy_(&new, ()).map(drop)
             }
             Rate::Tensor(lr) => {
                 descend(param, &mean.div(&divisor)?, &Rate::Tensor(lr.div(correction1)?))

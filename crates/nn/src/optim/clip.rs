@@ -31,7 +31,7 @@ warpline::__options_from_number! { TotalNormOptions norm_type; }
 /// weight.set_grad(&tensor([3f32, 4.0], ())?)?;
 /// let norm = clip_grad_norm_(&[weight.clone()], 1.0, ())?;
 /// assert_eq!(norm.item::<f32>()?, 5.0);
-/// assert!((weight.grad().unwrap().norm(2.0, ())?.item::<f32>()? - 1.0).abs() < 1e-5);
+/// assert!((weight.grad().unwrap().norm(())?.item::<f32>()? - 1.0).abs() < 1e-5);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -108,11 +108,11 @@ fn total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
         norms.push(two_norm(bucket)?.to(first.device())?);
     }
     for tensor in others {
-        norms.push(tensor.vector_norm(norm_type, ())?.to(first.device())?);
+        norms.push(tensor.vector_norm(norm_type)?.to(first.device())?);
     }
     match &norms[..] {
         [norm] => Ok(norm.clone()),
-        _ => stack(&norms, 0)?.vector_norm(norm_type, ()),
+        _ => stack(&norms, 0)?.vector_norm(norm_type),
     }
 }
 

@@ -93,10 +93,10 @@ impl RMSpropOptions {
         slot.state.step += 1;
         let grad = slot.gradient(self.maximize, self.weight_decay)?;
         let squares = slot.state.zeros(0, param)?;
-        squares.copy_(&squares.mul(self.alpha)?.addcmul(&grad, &grad, 1.0 - self.alpha)?, false)?;
+        squares.copy_(&squares.mul(self.alpha)?.addcmul(&grad, &grad, 1.0 - self.alpha)?, ())?;
         let size = if self.centered {
             let mean = slot.state.zeros(2, param)?;
-            mean.copy_(&mean.lerp(&grad, 1.0 - self.alpha)?, false)?;
+            mean.copy_(&mean.lerp(&grad, 1.0 - self.alpha)?, ())?;
             squares.addcmul(&mean, &mean, -1.0)?.sqrt()?
         } else {
             squares.sqrt()?

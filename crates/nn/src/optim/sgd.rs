@@ -97,7 +97,7 @@ impl SGDOptions {
                 // The first value is the gradient, without dampening.
                 check_not_capturing(slot.param)?;
                 let buffer = slot.param.empty_like(())?;
-                buffer.copy_(&grad, false)?;
+                buffer.copy_(&grad, ())?;
                 slot.state.tensors[0] = Some(buffer.clone());
                 buffer
             }

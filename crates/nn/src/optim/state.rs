@@ -208,7 +208,7 @@ fn load_param_state<R: Rule>(
             return Err(Error::invalid("load_state_dict", reason));
         }
         let copy = param.zeros_like(())?;
-        copy.copy_(tensor, false)?;
+        copy.copy_(tensor, ())?;
         state.tensors[which] = Some(copy);
     }
     Ok(state)
@@ -225,7 +225,7 @@ fn reuse_tensors(former: &ParamState, new: ParamState) -> Result<ParamState> {
     let mut tensors = new.tensors;
     for (tensor, former) in tensors.iter_mut().zip(&former.tensors) {
         if let (Some(new), Some(former)) = (&*tensor, former) {
-            former.copy_(new, false)?;
+            former.copy_(new, ())?;
             *tensor = Some(former.clone());
         }
     }

@@ -3,8 +3,10 @@
 use warpline::data::{DataLoader, DistributedSampler, RandomSampler, TensorDataset};
 use warpline::functional::*;
 use warpline::{
-    Device, Result, ScatterReduce, Tensor, arange, empty, eye, full, linspace, logspace, ones,
-    rand, randint, randn, randperm, tensor, tril_indices, triu_indices, zeros,
+    BincountOptions, Device, DiagEmbedOptions, DiagonalOptions, DiffOptions, HistcOptions,
+    NormOptions, Result, Rot90Options, ScatterReduce, SortOptions, Tensor, VarOptions,
+    VectorNormOptions, arange, empty, eye, full, linspace, logspace, ones, rand, randint, randn,
+    randperm, tensor, tril_indices, triu_indices, zeros,
 };
 
 use super::{Case, ResultSummary, Summarize};
@@ -84,8 +86,8 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "linspace" |at, n| linspace(0, 1, n.u, at)?;
     "linspace" |at, n| linspace(n.l, 1, 3, at)?;
     "logspace" |at, n| logspace(0, 1, n.u, 2.0, at)?;
-    "eye" |at, n| eye(n.u, 2, at)?;
-    "eye" |at, n| eye(2, n.u, at)?;
+    "eye" |at, n| eye((n.u, 2), at)?;
+    "eye" |at, n| eye((2, n.u), at)?;
     "rand" |at, n| Random(rand([n.u], at)?);
     "randn" |at, n| Random(randn([n.u], at)?);
     "randint" |at, n| Random(randint(0, n.l, [3], at)?);
@@ -153,22 +155,22 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "slice" |at, n| m(at).slice(1, 1.., n.u)?.unfold(0, 1, n.u)?.flip([0, 1])?;
     "squeeze" |at, n| m(at).squeeze(n.i)?;
     "unsqueeze" |at, n| m(at).unsqueeze(n.i)?;
-    "flatten" |at, n| m(at).flatten(n.i, -1)?;
-    "flatten" |at, n| m(at).flatten(0, n.i)?;
+    "flatten" |at, n| m(at).flatten(n.i)?;
+    "flatten" |at, n| m(at).flatten((0, n.i))?;
     "cat" |at, n| warpline::cat(&[m(at), m(at)], n.i)?;
     "stack" |at, n| warpline::stack(&[m(at), m(at)], n.i)?;
     "diag" |at, n| m(at).diag(n.i)?;
     "diag" |at, n| v(at).diag(n.i)?;
-    "diag_embed" |at, n| v(at).diag_embed(n.i, 0, 1)?;
-    "diag_embed" |at, n| v(at).diag_embed(0, n.i, 1)?;
-    "diag_embed" |at, n| v(at).diag_embed(0, 0, n.i)?;
+    "diag_embed" |at, n| v(at).diag_embed(DiagEmbedOptions::new().offset(n.i).dim1(0).dim2(1))?;
+    "diag_embed" |at, n| v(at).diag_embed(DiagEmbedOptions::new().dim1(n.i).dim2(1))?;
+    "diag_embed" |at, n| v(at).diag_embed(DiagEmbedOptions::new().dim1(0).dim2(n.i))?;
     "repeat" |at, n| v(at).repeat([n.u])?;
     "repeat" |at, n| zeros([0], at)?.repeat([n.u])?;
     "tile" |at, n| m(at).tile([n.u])?;
     "repeat_interleave" |at, n| v(at).repeat_interleave(n.u, 0)?;
     "repeat_interleave" |at, n| v(at).repeat_interleave(2, n.i)?;
-    "rot90" |at, n| m(at).rot90(n.i, [0, 1])?;
-    "rot90" |at, n| m(at).rot90(1, [n.i, 1])?;
+    "rot90" |at, n| m(at).rot90(n.i)?;
+    "rot90" |at, n| m(at).rot90(Rot90Options::new().dims([n.i, 1]))?;
     "split" |at, n| m(at).split(n.u, 0)?;
     "split" |at, n| m(at).split(1, n.i)?;
     "split" |at, n| made(ones([1], at)?.expand([n.i]))?.split(1, 0)?.len().min(1).ignore_value();
@@ -182,9 +184,9 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "tensor_split_at" |at, n| m(at).tensor_split_at([1], n.i)?;
     "unbind" |at, n| m(at).unbind(n.i)?;
     "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).ignore_value();
-    "diagonal" |at, n| m(at).diagonal(n.i, 0, 1)?;
-    "diagonal" |at, n| m(at).diagonal(0, n.i, 1)?;
-    "diagonal" |at, n| m(at).diagonal(0, 0, n.i)?;
+    "diagonal" |at, n| m(at).diagonal(n.i)?;
+    "diagonal" |at, n| m(at).diagonal(DiagonalOptions::new().dim1(n.i))?;
+    "diagonal" |at, n| m(at).diagonal(DiagonalOptions::new().dim2(n.i))?;
     "as_strided" |at, n| m(at).as_strided([n.u], [0], 0)?;
     "as_strided" |at, n| m(at).as_strided([1, 2], [n.i, 1], 0)?.add(1.0)?;
     "as_strided" |at, n| m(at).as_strided([0, 2], [1, n.i], n.u)?.add(1.0)?;
@@ -210,22 +212,22 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "aminmax" |at, n| m(at).aminmax(n.i)?;
     "aminmax_keepdim" |at, n| m(at).aminmax_keepdim(n.i)?;
     "count_nonzero" |at, n| m(at).count_nonzero(n.i)?;
-    "diff" |at, n| m(at).diff(n.u, 1)?;
-    "diff" |at, n| m(at).diff(1, n.i)?;
-    "vector_norm" |at, n| m(at).vector_norm(2.0, n.i)?;
-    "vector_norm_keepdim" |at, n| m(at).vector_norm_keepdim(2.0, n.i)?;
-    "norm" |at, n| m(at).norm(2.0, n.i)?;
-    "norm_keepdim" |at, n| m(at).norm_keepdim(2.0, n.i)?;
-    "var" |at, n| m(at).var(n.i, 1)?;
-    "var" |at, n| m(at).var(0, n.u)?;
-    "var_keepdim" |at, n| m(at).var_keepdim(n.i, n.u)?;
-    "std" |at, n| m(at).std(n.i, 1)?;
-    "std" |at, n| m(at).std(0, n.u)?;
-    "std_keepdim" |at, n| m(at).std_keepdim(0, n.u)?;
-    "var_mean" |at, n| m(at).var_mean(0, n.u)?;
-    "var_mean_keepdim" |at, n| m(at).var_mean_keepdim(n.i, 1)?;
-    "std_mean" |at, n| m(at).std_mean(0, n.u)?;
-    "std_mean_keepdim" |at, n| m(at).std_mean_keepdim(n.i, 1)?;
+    "diff" |at, n| m(at).diff(DiffOptions::new().n(n.u).dim(1))?;
+    "diff" |at, n| m(at).diff(DiffOptions::new().dim(n.i))?;
+    "vector_norm" |at, n| m(at).vector_norm(VectorNormOptions::new().dim(n.i))?;
+    "vector_norm_keepdim" |at, n| m(at).vector_norm_keepdim(VectorNormOptions::new().dim(n.i))?;
+    "norm" |at, n| m(at).norm(NormOptions::new().dim(n.i))?;
+    "norm_keepdim" |at, n| m(at).norm_keepdim(NormOptions::new().dim(n.i))?;
+    "var" |at, n| m(at).var(n.i)?;
+    "var" |at, n| m(at).var(VarOptions::new().dim(0).correction(n.u))?;
+    "var_keepdim" |at, n| m(at).var_keepdim(VarOptions::new().dim(n.i).correction(n.u))?;
+    "std" |at, n| m(at).std(n.i)?;
+    "std" |at, n| m(at).std(VarOptions::new().dim(0).correction(n.u))?;
+    "std_keepdim" |at, n| m(at).std_keepdim(VarOptions::new().dim(0).correction(n.u))?;
+    "var_mean" |at, n| m(at).var_mean(VarOptions::new().dim(0).correction(n.u))?;
+    "var_mean_keepdim" |at, n| m(at).var_mean_keepdim(n.i)?;
+    "std_mean" |at, n| m(at).std_mean(VarOptions::new().dim(0).correction(n.u))?;
+    "std_mean_keepdim" |at, n| m(at).std_mean_keepdim(n.i)?;
     "cumsum" |at, n| m(at).cumsum(n.i)?;
     "cumsum_" |at, n| m(at).cumsum_(n.i)?;
     "cumprod" |at, n| m(at).cumprod(n.i)?;
@@ -233,26 +235,26 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "cummax" |at, n| m(at).cummax(n.i)?;
     "cummin" |at, n| m(at).cummin(n.i)?;
     "multinomial" |at, n| Random(v(at).multinomial(n.u, true)?);
-    "multinomial" |at, n| Random(v(at).multinomial(n.u, false)?);
+    "multinomial" |at, n| Random(v(at).multinomial(n.u, ())?);
     "kthvalue" |at, n| m(at).kthvalue(n.u, 1)?;
     "kthvalue" |at, n| m(at).kthvalue(1, n.i)?;
     "kthvalue_keepdim" |at, n| m(at).kthvalue_keepdim(n.u, n.i)?;
     "median" |at, n| m(at).median(n.i)?;
     "median_keepdim" |at, n| m(at).median_keepdim(n.i)?;
-    "sort" |at, n| m(at).sort(n.i, false)?;
-    "argsort" |at, n| m(at).argsort(n.i, true)?;
-    "topk" |at, n| m(at).topk(n.u, 1, true)?;
-    "topk" |at, n| m(at).topk(1, n.i, true)?;
+    "sort" |at, n| m(at).sort(n.i)?;
+    "argsort" |at, n| m(at).argsort(SortOptions::new().dim(n.i).descending(true))?;
+    "topk" |at, n| m(at).topk(n.u, 1)?;
+    "topk" |at, n| m(at).topk(1, n.i)?;
     "flip" |at, n| m(at).flip(n.i)?;
     "roll" |at, n| m(at).roll(n.i, 1)?;
     "roll" |at, n| m(at).roll(n.i, ())?;
     "roll" |at, n| m(at).roll(1, n.i)?;
     "tensordot" |at, n| m(at).tensordot(&m(at), n.u)?;
-    "tensordot_dims" |at, n| m(at).tensordot_dims(&m(at), n.i, 0)?;
-    "tensordot_dims" |at, n| m(at).tensordot_dims(&m(at), 0, n.i)?;
-    "bincount" |at, n| at2(at).bincount(None, n.u)?;
-    "bincount" |at, n| tensor([n.l], at)?.bincount(None, 0)?;
-    "histc" |at, n| v(at).histc(n.u, 0.0, 4.0)?;
+    "tensordot" |at, n| m(at).tensordot(&m(at), (n.i, 0))?;
+    "tensordot" |at, n| m(at).tensordot(&m(at), (0, n.i))?;
+    "bincount" |at, n| at2(at).bincount(BincountOptions::new().minlength(n.u))?;
+    "bincount" |at, n| tensor([n.l], at)?.bincount(())?;
+    "histc" |at, n| v(at).histc(HistcOptions::new().bins(n.u).max(4.0))?;
     "scatter" |at, n| m(at).scatter(n.i, &at2(at).reshape([1, 2])?, 1.0)?;
     "scatter" |at, n| m(at).scatter(1, &tensor([n.l], at)?.reshape([1, 1])?, 1.0)?;
     "scatter_" |at, n| m(at).scatter_(n.i, &at2(at).reshape([1, 2])?, 1.0)?;
@@ -275,7 +277,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "slice" |at, n| strided(at, n)?.slice(1, .., n.u)?;
     "unsqueeze" |at, n| strided(at, n)?.unsqueeze(0)?.sum(0)?;
     "reshape" |at, n| strided(at, n)?.reshape([2, 0])?;
-    "diagonal" |at, n| strided(at, n)?.diagonal(1, 0, 1)?;
+    "diagonal" |at, n| strided(at, n)?.diagonal(1)?;
     "flip" |at, n| strided(at, n)?.flip([0, 1])?;
     "sum" |at, n| strided(at, n)?.sum(0)?;
     "sum" |at, n| strided(at, n)?.add(1.0)?.sum(())?;

@@ -25,7 +25,7 @@ fn a_parameter_is_an_argument_of_every_kind() -> Result<()> {
     let x = make([[1f32, 2.0], [3.0, 4.0]], ())?;
     let p = Parameter::new(tensor([[1f32, 0.0], [0.0, 2.0]], ())?)?;
     let row = Buffer::new(tensor([10f32, 20.0], ())?);
-    let values = |t: Result<warpline::Tensor>| t?.detach().flatten(0, -1)?.to_vec::<f32>();
+    let values = |t: Result<warpline::Tensor>| t?.detach().flatten(())?.to_vec::<f32>();
     // Methods.
     assert_eq!(values(x.add(&p))?, [2.0, 2.0, 3.0, 6.0]);
     assert_eq!(values(x.mul(&row))?, [10.0, 40.0, 30.0, 80.0]);

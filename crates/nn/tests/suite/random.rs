@@ -8,7 +8,7 @@ use warpline::{
     DType, ErrorKind, Generator, Result, ResultExt, Tensor, arange_start, full, manual_seed, ones,
     zeros,
 };
-use warpline_nn::init::{self, FanMode, Nonlinearity};
+use warpline_nn::init::{self, Nonlinearity};
 use warpline_nn::{
     Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
 };
@@ -42,10 +42,10 @@ fn drawn(what: &str) -> Result<Option<Tensor>> {
     match what {
         "nn.init.xavier_uniform_ of 6x4" => init::xavier_uniform_(t, 1.0)?,
         "nn.init.xavier_normal_ of 6x4" => init::xavier_normal_(t, 1.0)?,
-        "nn.init.kaiming_uniform_ of 6x4" => init::kaiming_uniform_(t, FanMode::FanIn, default)?,
-        "nn.init.kaiming_normal_ of 6x4" => init::kaiming_normal_(t, FanMode::FanIn, default)?,
+        "nn.init.kaiming_uniform_ of 6x4" => init::kaiming_uniform_(t, default)?,
+        "nn.init.kaiming_normal_ of 6x4" => init::kaiming_normal_(t, default)?,
         "nn.init.orthogonal_ of 6x4" => init::orthogonal_(t, 1.0)?,
-        "nn.init.trunc_normal_ of 6x4" => init::trunc_normal_(t, 0.0, 1.0, -2.0, 2.0)?,
+        "nn.init.trunc_normal_ of 6x4" => init::trunc_normal_(t, ())?,
         "nn.init.sparse_ of 6x4" => init::sparse_(t, 0.5, 0.01)?,
         _ => return Ok(None),
     };
@@ -109,7 +109,7 @@ fn dropouts(device: &str) -> Result<usize> {
         manual_seed(case["seed"].as_u64().expect("a seed"));
         if what == "dropout2d of ones 3x4x5x5" {
             let out = dropout2d(&ones([3, 4, 5, 5], device)?, 0.5)?;
-            let channels = out.select(3, 0)?.select(2, 0)?.flatten(0, -1)?;
+            let channels = out.select(3, 0)?.select(2, 0)?.flatten(())?;
             check(what, &channels, &case["values"], case.get("sum"))?;
             continue;
         }
@@ -143,8 +143,8 @@ fn multinomials(device: &str) -> Result<usize> {
         manual_seed(case["seed"].as_u64().expect("a seed"));
         let drawn = match what {
             "multinomial of 1..20, 30 with replacement" => weights.multinomial(30, true)?,
-            "multinomial of 1..20, 7 without" => weights.multinomial(7, false)?,
-            _ => weights.expand([3, 20])?.multinomial(5, true)?.flatten(0, -1)?,
+            "multinomial of 1..20, 7 without" => weights.multinomial(7, ())?,
+            _ => weights.expand([3, 20])?.multinomial(5, true)?.flatten(())?,
         };
         check(&format!("{what} on {device}"), &drawn, &case["values"], case.get("sum"))?;
         count += 1;

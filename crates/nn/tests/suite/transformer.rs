@@ -1,7 +1,7 @@
 //! Encoders of the Transformer against compositions of their parts.
 
 use warpline::functional::{gelu, relu};
-use warpline::{DType, Result, Tensor, manual_seed, ones, randn, tensor};
+use warpline::{DType, IsCloseOptions, Result, Tensor, manual_seed, ones, randn, tensor};
 use warpline_nn::{
     LayerNorm, Module, MultiheadAttention, MultiheadAttentionForwardOptions,
     MultiheadAttentionOptions, TransformerEncoder, TransformerEncoderForwardOptions,
@@ -12,7 +12,7 @@ use crate::common::{World, worlds};
 
 fn assert_close(a: &Tensor, b: &Tensor, what: &str) -> Result<()> {
     assert_eq!(a.size(), b.size(), "{what}");
-    assert!(a.allclose(b, 1e-5, 1e-6, false)?, "{what}: {a} is not {b}");
+    assert!(a.allclose(b, IsCloseOptions::new().atol(1e-6))?, "{what}: {a} is not {b}");
     Ok(())
 }
 
@@ -70,9 +70,17 @@ fn dropout_is_active_in_training_only() -> Result<()> {
     let x = randn([3, 4, 6], ())?;
     let mut layer =
         TransformerEncoderLayer::new(6, 2, TransformerEncoderLayerOptions::new().dropout(0.5))?;
-    assert!(!layer.forward(&x, ())?.allclose(&layer.forward(&x, ())?, 1e-5, 1e-6, false)?);
+    assert!(
+        !layer
+            .forward(&x, ())?
+            .allclose(&layer.forward(&x, ())?, IsCloseOptions::new().atol(1e-6))?
+    );
     layer.eval();
-    assert!(layer.forward(&x, ())?.allclose(&layer.forward(&x, ())?, 1e-5, 1e-6, false)?);
+    assert!(
+        layer
+            .forward(&x, ())?
+            .allclose(&layer.forward(&x, ())?, IsCloseOptions::new().atol(1e-6))?
+    );
     let error = TransformerEncoderLayer::new(6, 4, ()).unwrap_err().to_string();
     assert!(error.contains("heads"), "{error}");
     assert!(

@@ -25,32 +25,26 @@ use super::{
     TcpStoreOptions,
 };
 
-/// Options of [`init_process_group`].
+/// Options of [`init_process_group`]: the store and the ranks, which are required, and one setter per other option.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
-    /// Store in which the ranks meet, the same for all ranks. Required.
+    #[doc(hidden)]
     pub store: Arc<dyn Store>,
-    /// Number of this rank, from 0 to `world_size - 1`. Each rank has a different number. Required.
+    #[doc(hidden)]
     pub rank: usize,
-    /// Number of ranks in the group, at least 1. Required.
+    #[doc(hidden)]
     pub world_size: usize,
-    /// Time limit of each collective, and for all ranks to arrive in [`init_process_group`]. Default: 10 minutes. After
-    /// the limit, the call takes up to one more second to ask the store which ranks are missing. The limit does not
-    /// apply to [`Store`] calls without a timeout, so a program's own store must bound these calls itself.
+    #[doc(hidden)]
     pub timeout: Duration,
-    /// The carrier of the tensors. Default: [`Backend::Nccl`].
+    #[doc(hidden)]
     pub backend: Backend,
-    /// Index of this rank's GPU, for [`Backend::Nccl`]. Default: `None`, which means the rank modulo the number of visible GPUs, as in
-    /// PyTorch. That index is right if each host has as many ranks as GPUs.
+    #[doc(hidden)]
     pub device: Option<usize>,
-    /// Debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`): compares the calls of the ranks through the store before each
-    /// launch. For collectives, compares everything that must be equal; for sends and receives, dtype and number of
-    /// elements, in their order between two ranks. Each call then costs several round trips to the store, and the host
-    /// waits for the calls of the other ranks. Default: false.
+    #[doc(hidden)]
     pub debug: bool,
-    /// Name of the group in errors and in the store. Default: `default`.
+    #[doc(hidden)]
     pub name: String,
-    /// The rank whose process hosts the store, so that errors can name that rank if the store is lost. Default: `None`.
+    #[doc(hidden)]
     pub store_host: Option<usize>,
 }
 
@@ -79,7 +73,9 @@ impl From<Duration> for EnvironmentOptions {
 }
 
 impl InitOptions {
-    /// Creates options with the defaults. The ranks may be threads of one process, each with its own group.
+    /// Creates options with the defaults. All ranks meet in `store`. `rank` is the number of this rank, from 0 to
+    /// `world_size - 1`, and differs from rank to rank; `world_size` is the number of ranks, at least 1. The ranks may be
+    /// threads of one process, each with its own group.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         Self {
@@ -93,6 +89,56 @@ impl InitOptions {
             name: "default".into(),
             store_host: None,
         }
+    }
+
+    /// Sets the time limit of each collective, and for all ranks to arrive in [`init_process_group`]. Default: 10
+    /// minutes. After the limit, the call takes up to one more second to ask the store which ranks are missing. The
+    /// limit does not apply to [`Store`] calls without a timeout, so a program's own store must bound these calls
+    /// itself.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets the carrier of the tensors. Default: [`Backend::Nccl`].
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Sets the index of this rank's GPU, for [`Backend::Nccl`]. Default: the rank modulo the number of visible GPUs, as
+    /// in PyTorch. That index is right if each host has as many ranks as GPUs.
+    #[must_use]
+    pub fn device(mut self, device: impl Into<Option<usize>>) -> Self {
+        self.device = device.into();
+        self
+    }
+
+    /// Sets the debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`), which compares the calls of the ranks through the
+    /// store before each launch. For collectives, it compares everything that must be equal; for sends and receives,
+    /// dtype and number of elements, in their order between two ranks. Each call then costs several round trips to the
+    /// store, and the host waits for the calls of the other ranks. Default: `false`.
+    #[must_use]
+    pub fn debug(mut self, debug: bool) -> Self {
+        self.debug = debug;
+        self
+    }
+
+    /// Sets the name of the group in errors and in the store. Default: `default`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets the rank whose process hosts the store, so that errors can name that rank if the store is lost. Default:
+    /// none.
+    #[must_use]
+    pub fn store_host(mut self, rank: impl Into<Option<usize>>) -> Self {
+        self.store_host = rank.into();
+        self
     }
 
     /// Reads the options from the environment variables that launchers set. `options` is `()`, a timeout, a
@@ -142,13 +188,12 @@ impl InitOptions {
             Backend::Cpu => None,
         };
         let store = store_from_env(&found, timeout)?;
-        let mut options = Self::new(store, found.rank, found.world_size);
-        options.store_host = (!found.launcher_hosts).then_some(0);
-        options.timeout = timeout;
-        options.debug = found.debug;
-        options.backend = backend;
-        options.device = device;
-        Ok(options)
+        Ok(Self::new(store, found.rank, found.world_size)
+            .store_host((!found.launcher_hosts).then_some(0))
+            .timeout(timeout)
+            .debug(found.debug)
+            .backend(backend)
+            .device(device))
     }
 }
 
@@ -222,7 +267,7 @@ where
 ///                 options.device = Some(rank);
 ///                 let group = init_process_group(options)?;
 ///                 let x = full([4], rank as f64 + 1.0, rank)?;
-///                 group.all_reduce(&x, ReduceOp::Sum, false)?;
+///                 group.all_reduce(&x, ())?;
 ///                 assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
 ///                 Ok::<_, warpline::Error>(())
 ///             })

@@ -27,7 +27,7 @@ mod work;
 
 pub use ddp::{DdpError, DdpOptions, DistributedDataParallel, JoinOptions};
 pub use error::{Failure, GroupError, RankCall};
-pub use group::{Backend, P2p, ProcessGroup};
+pub use group::{AllToAllOptions, Backend, P2p, ProcessGroup, ReduceOptions};
 pub use init::{EnvironmentOptions, InitOptions, init_process_group};
 pub use spawn::spawn;
 pub use store::{

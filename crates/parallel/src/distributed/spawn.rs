@@ -19,7 +19,7 @@ use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_proc
 ///
 /// let sums = spawn(3, |group| {
 ///     let x = full([2], group.rank() as f64, ())?;
-///     group.all_reduce(&x, ReduceOp::Sum, false)?;
+///     group.all_reduce(&x, ())?;
 ///     x.to_vec::<f32>()
 /// })?;
 /// assert_eq!(sums, [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]);
@@ -39,8 +39,7 @@ pub fn spawn<R: Send>(
 ) -> Result<Vec<R>> {
     let store = Arc::new(HashStore::new());
     let run = |rank| {
-        let mut options = InitOptions::new(store.clone(), rank, ranks);
-        options.backend = Backend::Cpu;
+        let options = InitOptions::new(store.clone(), rank, ranks).backend(Backend::Cpu);
         with_runtime(&simulated(0)?, || {
             let group = init_process_group(options)?;
             let shared = Arc::clone(group.shared());

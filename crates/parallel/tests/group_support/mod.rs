@@ -8,7 +8,7 @@ use warpline::{
     Error, Result, Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, simulated, with_runtime,
 };
 use warpline_parallel::distributed::{
-    Backend, HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+    Backend, HashStore, InitOptions, ProcessGroup, ReduceOptions, init_process_group,
 };
 
 /// A timeout that a passing test never reaches.
@@ -28,7 +28,7 @@ pub(crate) fn works(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     for async_op in [false, true] {
         let x = at(group, rank + 1)?;
-        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        group.all_reduce(&x, ReduceOptions::new().async_op(async_op))?.wait()?;
         assert_eq!(values(&x)?, [(ranks * (ranks + 1) / 2) as f32; 3]);
     }
     group.barrier()
@@ -145,11 +145,11 @@ impl Ranks {
         let store = Arc::new(HashStore::new());
         std::thread::scope(|scope| {
             let thread = |&rank: &usize| {
-                let mut options = InitOptions::new(store.clone(), rank, self.ranks);
-                options.device = self.devices.then_some(rank);
-                options.timeout = self.timeout;
-                options.debug = self.debug;
-                options.backend = self.backend;
+                let options = InitOptions::new(store.clone(), rank, self.ranks)
+                    .device(self.devices.then_some(rank))
+                    .timeout(self.timeout)
+                    .debug(self.debug)
+                    .backend(self.backend);
                 let body = &body;
                 scope.spawn(move || with_runtime(&self.runtime, || body(options)))
             };

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use warpline::{DType, Result, arange, full, tensor, with_runtime, zeros};
 use warpline_parallel::distributed::{
-    Backend, FileStore, GroupError, InitOptions, P2p, ReduceOp, Store, TcpStore,
-    init_process_group, spawn,
+    AllToAllOptions, Backend, FileStore, GroupError, InitOptions, P2p, ReduceOptions, Store,
+    TcpStore, init_process_group, spawn,
 };
 
 use crate::group_failures::a_rank_is_gone;
@@ -35,13 +35,19 @@ fn invalid_calls_on_cpus_are_refused_and_change_nothing() {
         let x = zeros([2, 3], ())?;
         let list = [x.clone()];
         for (refused, says) in [
-            (group.all_reduce(&x.t()?, ReduceOp::Sum, false), "contiguous"),
-            (group.all_reduce(&zeros([2], "cuda:0")?, ReduceOp::Sum, true), "cuda:0"),
-            (group.broadcast(&x, 2, false), "no rank 2"),
-            (group.all_gather(&list, &x, false), "one for each of the 2 ranks"),
-            (group.all_gather_into_tensor(&x, &x, false), "as many elements"),
-            (group.all_to_all_single(&x, &x, None, Some(&[1, 2]), false), "[1, 2]"),
-            (group.scatter(&x, Some(&list), 1 - group.rank(), false), "only rank"),
+            (group.all_reduce(&x.t()?, ()), "contiguous"),
+            (
+                group.all_reduce(&zeros([2], "cuda:0")?, ReduceOptions::new().async_op(true)),
+                "cuda:0",
+            ),
+            (group.broadcast(&x, 2, ()), "no rank 2"),
+            (group.all_gather(&list, &x, ()), "one for each of the 2 ranks"),
+            (group.all_gather_into_tensor(&x, &x, ()), "as many elements"),
+            (
+                group.all_to_all_single(&x, &x, AllToAllOptions::new().input_split_sizes(&[1, 2])),
+                "[1, 2]",
+            ),
+            (group.scatter(&x, Some(&list), 1 - group.rank(), ()), "only rank"),
             (group.send(&x, group.rank(), false), "itself"),
             (group.batch_isend_irecv(&[]), "at least one"),
         ] {
@@ -60,7 +66,7 @@ fn long_messages_are_cut_into_pieces() {
     Ranks::cpu(3).run(|group| {
         let (rank, ranks) = (group.rank(), group.world_size());
         let x = arange(LENGTH as i64, (DType::F32, "cpu"))?.mul(rank as f64 + 1.0)?;
-        group.all_reduce(&x, ReduceOp::Sum, false)?;
+        group.all_reduce(&x, ())?;
         let wanted = |i: usize| (i as f32) + 2.0 * (i as f32) + 3.0 * (i as f32);
         let found = x.to_vec::<f32>()?;
         assert!(found.iter().enumerate().all(|(i, x)| *x == wanted(i)));
@@ -80,7 +86,7 @@ fn sums_are_in_the_order_of_ranks_and_equal_on_all_ranks() {
     let wanted = ((1e8f32 - 1e8) + 1.0) + 3e-8;
     for (rank, sum) in spawn(4, |group| {
         let x = tensor([terms[group.rank()] as f32], ())?;
-        group.all_reduce(&x, ReduceOp::Sum, false)?;
+        group.all_reduce(&x, ())?;
         x.item::<f32>()
     })
     .unwrap()
@@ -111,9 +117,9 @@ fn cpu_groups_work_over_every_store() {
             // The host's store lives until both ranks have ended.
             for (rank, store) in stores.iter().enumerate() {
                 scope.spawn(move || {
-                    let mut options = InitOptions::new(Arc::clone(store), rank, 2);
-                    options.backend = Backend::Cpu;
-                    options.timeout = LONG;
+                    let options = InitOptions::new(Arc::clone(store), rank, 2)
+                        .backend(Backend::Cpu)
+                        .timeout(LONG);
                     with_runtime(&warpline::simulated(0).unwrap(), || {
                         works(&init_process_group(options).unwrap()).unwrap();
                     });
@@ -157,8 +163,8 @@ fn differing_calls_on_cpus_fail_and_leave_the_tensors_unchanged() {
     let errors = Ranks::cpu(2).timeout(SHORT).run(|group| {
         let x = at(&group, 1)?;
         let called = match group.rank() {
-            0 => group.all_reduce(&x, ReduceOp::Sum, false),
-            _ => group.all_reduce(&full([4], 1.0, ())?, ReduceOp::Sum, false),
+            0 => group.all_reduce(&x, ()),
+            _ => group.all_reduce(&full([4], 1.0, ())?, ()),
         };
         let error = called.unwrap_err();
         assert_eq!(values(&x)?, [1.0; 3]);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use warpline::cuda::{self, CudaGraph};
 use warpline::{DType, ErrorKind, Result, with_runtime, zeros};
 use warpline_parallel::distributed::{
-    GroupError, HashStore, InitOptions, P2p, ReduceOp, Store, StoreResult, init_process_group,
+    AllToAllOptions, GroupError, HashStore, InitOptions, P2p, ReduceOp, ReduceOptions, Store,
+    StoreResult, init_process_group,
 };
 
 use crate::group_support::{at, schedules, values, works};
@@ -33,8 +34,8 @@ fn debug_mode_names_the_differing_ranks_and_launches_nothing() {
         ranks.debug().run(|group| {
             let (rank, x) = (group.rank(), at(&group, 1)?);
             let error = match rank {
-                1 => group.broadcast(&x, 0, false),
-                _ => group.all_reduce(&x, ReduceOp::Sum, false),
+                1 => group.broadcast(&x, 0, ()),
+                _ => group.all_reduce(&x, ()),
             }
             .unwrap_err();
             let Some(GroupError::Mismatch { seq: 1, differing, .. }) = error.find() else {
@@ -47,11 +48,11 @@ fn debug_mode_names_the_differing_ranks_and_launches_nothing() {
             assert_eq!(values(&x)?, [1.0; 3]);
             // Dtype, shape, reduction and root are compared, too.
             let y = zeros([3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
-            assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
+            assert!(group.all_reduce(&y, ReduceOptions::new().async_op(true)).is_err());
             let y = zeros([if rank == 2 { 3 } else { 4 }], group.device())?;
-            assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
+            assert!(group.all_reduce(&y, ReduceOptions::new().async_op(true)).is_err());
             let op = if rank == 2 { ReduceOp::Max } else { ReduceOp::Min };
-            assert!(group.all_reduce(&x, op, true).is_err());
+            assert!(group.all_reduce(&x, ReduceOptions::new().op(op).async_op(true)).is_err());
             assert!(group.broadcast(&x, usize::from(rank == 2), true).is_err());
             works(&group)
         });
@@ -64,7 +65,8 @@ fn a_refused_call_in_debug_mode_does_not_disturb_later_calls() {
         ranks.debug().run(|group| {
             let turned = zeros([2, 3], group.device())?.t()?;
             for async_op in [false, true] {
-                let refused = group.all_reduce(&turned, ReduceOp::Sum, async_op).unwrap_err();
+                let refused =
+                    group.all_reduce(&turned, ReduceOptions::new().async_op(async_op)).unwrap_err();
                 assert!(refused.to_string().contains("contiguous"), "{refused}");
                 works(&group)?;
             }
@@ -138,16 +140,21 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
             let (x, y) = (zeros([4], group.device())?, zeros([4], group.device())?);
             x.fill_(rank as f64 + 1.0)?;
             // A call with equal splits matches a call without splits.
-            let splits = (rank == 0).then_some([2, 2]);
-            let splits = splits.as_ref().map(<[usize; 2]>::as_slice);
-            group.all_to_all_single(&y, &x, splits, splits, false)?;
+            let splits =
+                AllToAllOptions::new().output_split_sizes(&[2, 2]).input_split_sizes(&[2, 2]);
+            let options = if rank == 0 { splits } else { AllToAllOptions::new() };
+            group.all_to_all_single(&y, &x, options)?;
             assert_eq!(values(&y)?, [1.0, 1.0, 2.0, 2.0]);
             // Each rank has its own sizes: rank 0 sends 3 elements to rank 1, and rank 1 sends 1 element to rank 0.
             let (inputs, outputs, y) = match rank {
                 0 => ([1, 3], [1, 1], zeros([2], group.device())?),
                 _ => ([1, 3], [3, 3], zeros([6], group.device())?),
             };
-            group.all_to_all_single(&y, &x, Some(&outputs), Some(&inputs), false)?;
+            group.all_to_all_single(
+                &y,
+                &x,
+                AllToAllOptions::new().output_split_sizes(&outputs).input_split_sizes(&inputs),
+            )?;
             let expected: &[f32] =
                 if rank == 0 { &[1.0, 2.0] } else { &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0] };
             assert_eq!(values(&y)?, expected);
@@ -156,15 +163,18 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
             let y = zeros([outputs.iter().sum()], group.device())?;
             let inputs = if rank == 0 { [2, 2] } else { [1, 2] };
             let x = zeros([inputs.iter().sum()], group.device())?;
-            let (ranks, text) =
-                mismatch(group.all_to_all_single(&y, &x, Some(&outputs), Some(&inputs), false));
+            let (ranks, text) = mismatch(group.all_to_all_single(
+                &y,
+                &x,
+                AllToAllOptions::new().output_split_sizes(&outputs).input_split_sizes(&inputs),
+            ));
             assert_eq!(ranks, [1 - rank], "{text}");
             assert!(text.contains("2 of float32") && text.contains("3 of float32"), "{text}");
             let list = [x.clone(), y.clone()];
             let ints = [zeros([3], (DType::I32, group.device()))?, y.clone()];
             let inputs = if rank == 0 { &list } else { &ints };
             let outs = [x.new_empty(x.size(), x.device())?, y.new_empty(y.size(), y.device())?];
-            let (_, text) = mismatch(group.all_to_all(&outs, inputs, false));
+            let (_, text) = mismatch(group.all_to_all(&outs, inputs, ()));
             assert!(text.contains("of int32") && text.contains("all_to_all()"), "{text}");
             works(&group)
         });
@@ -217,21 +227,18 @@ fn debug_mode_leaves_nothing_in_the_store_between_replays() {
     schedules(&[2], |ranks| {
         let listed = Arc::new(KeyTrackingStore::default());
         let rank = |rank: usize| {
-            let mut options = InitOptions::new(listed.clone(), rank, 2);
-            (options.device, options.debug) = (Some(rank), true);
+            let options = InitOptions::new(listed.clone(), rank, 2).device(rank).debug(true);
             let group = init_process_group(options)?;
             cuda::set_device(group.device())?;
             let x = at(&group, 0)?;
-            group.all_reduce(&x, ReduceOp::Sum, false)?;
+            group.all_reduce(&x, ())?;
             let side = cuda::Stream::new(group.device())?;
             let mut graph = CudaGraph::new();
-            cuda::with_stream(&side, || {
-                graph.capture(|| group.all_reduce(&x, ReduceOp::Sum, false).map(drop))
-            })?;
+            cuda::with_stream(&side, || graph.capture(|| group.all_reduce(&x, ()).map(drop)))?;
             // Each replay has its own sequence number and writes nothing to the store.
             for replays in 0..6 {
                 (0..replays).try_for_each(|_| graph.replay())?;
-                group.all_reduce(&x, ReduceOp::Sum, false)?;
+                group.all_reduce(&x, ())?;
             }
             group.barrier()
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use warpline::{Runtime, RuntimeConfig, open, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_parallel::distributed::{
-    GroupError, HashStore, InitOptions, ReduceOp, init_process_group,
+    GroupError, HashStore, InitOptions, ReduceOp, ReduceOptions, init_process_group,
 };
 
 use crate::group_support::{LONG, Ranks, at, schedules, values, works};
@@ -21,7 +21,7 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
             let x = at(&group, 1)?;
             let work = match group.rank() {
                 1 => group.broadcast(&x, 0, true),
-                _ => group.all_reduce(&x, ReduceOp::Sum, true),
+                _ => group.all_reduce(&x, ReduceOptions::new().async_op(true)),
             };
             Ok(work.and_then(|work| work.synchronize()).unwrap_err())
         });
@@ -51,7 +51,7 @@ fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
         let ranks = ranks.timeout(SHORT);
         ranks.run(|group| {
             let x = at(&group, 1)?;
-            group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+            group.all_reduce(&x, ())?.synchronize()?;
             let error = if group.rank() == 2 {
                 // This rank is alive but late: its watchdog reads the failure that the others reported.
                 let begun = Instant::now();
@@ -59,9 +59,12 @@ fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
                     assert!(begun.elapsed() < LONG);
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                group.all_reduce(&x, ReduceOp::Sum, false).unwrap_err()
+                group.all_reduce(&x, ()).unwrap_err()
             } else {
-                group.all_reduce(&x, ReduceOp::Max, true)?.synchronize().unwrap_err()
+                group
+                    .all_reduce(&x, ReduceOptions::new().op(ReduceOp::Max).async_op(true))?
+                    .synchronize()
+                    .unwrap_err()
             };
             let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
             assert_eq!((failure.rank, failure.missing.len()), (group.rank(), 0), "{error}");
@@ -87,12 +90,14 @@ pub(crate) fn a_rank_is_gone(ranks: &Ranks) {
     let gone = ranks.len() - 1;
     let errors = ranks.timeout(SHORT).run(|group| {
         let x = at(&group, 1)?;
-        group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+        group.all_reduce(&x, ())?.synchronize()?;
         if group.rank() == gone {
             return Ok(None); // drops this rank's group
         }
         let begun = Instant::now();
-        let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
+        let failed = group
+            .all_reduce(&x, ReduceOptions::new().async_op(true))
+            .and_then(|work| work.synchronize());
         assert!(begun.elapsed() < LONG);
         Ok(failed.err())
     });
@@ -129,12 +134,12 @@ fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
 fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
     ranks.timeout(SHORT).run(|group| {
         let (x, done) = (at(&group, 1)?, at(&group, 1)?);
-        group.all_reduce(&done, ReduceOp::Sum, async_op)?.synchronize()?;
+        group.all_reduce(&done, ReduceOptions::new().async_op(async_op))?.synchronize()?;
         group.barrier()?;
         if group.rank() == 1 {
             return Ok(());
         }
-        let work = group.all_reduce(&x, ReduceOp::Sum, async_op)?;
+        let work = group.all_reduce(&x, ReduceOptions::new().async_op(async_op))?;
         if async_op {
             work.wait()?;
         }
@@ -195,7 +200,7 @@ fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
     let begun = Instant::now();
     ranks.timeout(SHORT).run(|group| {
         if group.rank() == 0 {
-            drop(group.all_reduce(&at(&group, 1)?, ReduceOp::Sum, true)?);
+            drop(group.all_reduce(&at(&group, 1)?, ReduceOptions::new().async_op(true))?);
         }
         drop(group);
         Ok(())
@@ -210,7 +215,7 @@ fn a_first_call_hangs(ranks: &Ranks) {
         let errors = ranks.timeout(SHORT).run(|group| {
             let x = at(&group, 1)?;
             if group.rank() == 0 {
-                let work = group.all_reduce(&x, ReduceOp::Sum, async_op);
+                let work = group.all_reduce(&x, ReduceOptions::new().async_op(async_op));
                 return Ok(work.and_then(|work| work.synchronize()).unwrap_err());
             }
             while group.failure().is_none() {
@@ -270,8 +275,7 @@ fn a_rank_that_gave_up_meets_the_others_in_a_later_round() {
     for early in 0..2 {
         let store = Arc::new(HashStore::new());
         let init = |rank: usize, timeout| {
-            let mut options = InitOptions::new(store.clone(), rank, 2);
-            (options.device, options.timeout) = (Some(rank), timeout);
+            let options = InitOptions::new(store.clone(), rank, 2).device(rank).timeout(timeout);
             with_runtime(&runtime, || init_process_group(options))
         };
         let error = init(early, Duration::from_millis(50)).unwrap_err();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::group_support::{LONG, Ranks, at, gpu_spec, schedules, values};
 use warpline::cuda::{self, CudaGraph};
 use warpline::{Result, Tensor, with_runtime};
-use warpline_parallel::distributed::{GroupError, P2p, ProcessGroup, ReduceOp};
+use warpline_parallel::distributed::{GroupError, P2p, ProcessGroup, ReduceOp, ReduceOptions};
 
 /// A timeout that hanging replays reach soon, but matching calls do not, even on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
@@ -34,12 +34,12 @@ fn a_replay_hangs(ranks: &Ranks) {
         let (x, kept) = (at(&group, 1)?, at(&group, 1)?);
         let (y, apart) = (at(&group, 0)?, at(&group, 0)?);
         // NCCL connects the ranks during the first calls, which cannot be captured.
-        group.all_reduce(&x, ReduceOp::Max, false)?;
-        group.broadcast(&x, 0, false)?.synchronize()?;
+        group.all_reduce(&x, ReduceOp::Max)?;
+        group.broadcast(&x, 0, ())?.synchronize()?;
         let graph = capture(&group, || {
-            group.all_reduce(&x, ReduceOp::Sum, false)?;
-            group.broadcast(&x, 0, false)?;
-            group.all_reduce(&x, ReduceOp::Sum, true)?.wait()?;
+            group.all_reduce(&x, ())?;
+            group.broadcast(&x, 0, ())?;
+            group.all_reduce(&x, ReduceOptions::new().async_op(true))?.wait()?;
             y.copy_(&(&x + 1.0)?, true)?;
             apart.fill_(3.0)?;
             Ok(())
@@ -113,9 +113,9 @@ fn a_graph_of_two_groups_is_watched_by_each() {
             let (x, y) = (at(&group, 1)?, at(&group, 1)?);
             let graph = capture(&group, || {
                 if let Some(alone) = &alone {
-                    alone.all_reduce(&y, ReduceOp::Sum, true)?.wait()?;
+                    alone.all_reduce(&y, ReduceOptions::new().async_op(true))?.wait()?;
                 }
-                group.all_reduce(&x, ReduceOp::Sum, false).map(drop)
+                group.all_reduce(&x, ()).map(drop)
             })?;
             graph.replay()?;
             assert_eq!(values(&x)?, [2.0; 3]);
@@ -125,7 +125,7 @@ fn a_graph_of_two_groups_is_watched_by_each() {
             refused("the result", "all_reduce", x.to_vec::<f32>());
             assert!(group.failure().is_some());
             // A replay counts as one call on each group. The call is done when the whole replay is done.
-            match alone.all_reduce(&y, ReduceOp::Sum, false) {
+            match alone.all_reduce(&y, ()) {
                 Ok(work) => assert_eq!(work.seq(), 4),
                 Err(error) => {
                     let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
@@ -153,7 +153,7 @@ fn replays_of_sends_are_numbered_apart() {
                 graph.replay()?;
                 assert_eq!(values(&y)?, [peer as f32; 3]);
             }
-            let seq = group.all_reduce(&x, ReduceOp::Max, false)?.seq();
+            let seq = group.all_reduce(&x, ReduceOp::Max)?.seq();
             assert_eq!((seq, values(&x)?), (1, vec![2.0; 3]));
             Ok(())
         });
@@ -166,7 +166,7 @@ fn a_graph_whose_group_was_dropped_is_still_watched() {
     let ranks = Ranks::new("sim:2,seed=3", 2);
     let kept = ranks.timeout(SHORT).run(|group| {
         let x = at(&group, 1)?;
-        let graph = capture(&group, || group.all_reduce(&x, ReduceOp::Sum, false).map(drop))?;
+        let graph = capture(&group, || group.all_reduce(&x, ()).map(drop))?;
         group.barrier()?;
         Ok((graph, x))
     });

@@ -3,7 +3,9 @@
 
 use warpline::cuda::{self, CudaGraph};
 use warpline::{DType, Device, ErrorKind, Result, Tensor, arange, full, tensor, zeros};
-use warpline_parallel::distributed::{P2p, ProcessGroup, ReduceOp, Work};
+use warpline_parallel::distributed::{
+    AllToAllOptions, P2p, ProcessGroup, ReduceOp, ReduceOptions, Work,
+};
 
 use crate::group_support::{Ranks, at, schedules, values};
 
@@ -23,7 +25,7 @@ pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()
     let all = || 0..ranks;
 
     let x = at(group, rank + 1)?;
-    finish(&group.all_reduce(&x, ReduceOp::Sum, async_op)?, async_op)?;
+    finish(&group.all_reduce(&x, ReduceOptions::new().async_op(async_op))?, async_op)?;
     assert_eq!(values(&x)?, [(ranks * (ranks + 1) / 2) as f32; 3]);
     for (op, wanted) in [
         (ReduceOp::Max, ranks as f32),
@@ -32,11 +34,11 @@ pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()
         (ReduceOp::Avg, (ranks + 1) as f32 / 2.0),
     ] {
         let x = at(group, rank + 1)?;
-        finish(&group.all_reduce(&x, op, async_op)?, async_op)?;
+        finish(&group.all_reduce(&x, ReduceOptions::new().op(op).async_op(async_op))?, async_op)?;
         assert_eq!(values(&x)?, [wanted; 3], "{op:?}");
     }
     let pair = [at(group, rank)?, at(group, 2 * rank)?];
-    finish(&group.all_reduce_coalesced(&pair, ReduceOp::Sum, async_op)?, async_op)?;
+    finish(&group.all_reduce_coalesced(&pair, ReduceOptions::new().async_op(async_op))?, async_op)?;
     let sum = all().sum::<usize>() as f32;
     assert_eq!((values(&pair[0])?, values(&pair[1])?), (vec![sum; 3], vec![2.0 * sum; 3]));
 
@@ -45,7 +47,7 @@ pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()
         finish(&group.broadcast(&x, root, async_op)?, async_op)?;
         assert_eq!(values(&x)?, [root as f32; 3]);
         let x = at(group, rank)?;
-        finish(&group.reduce(&x, root, ReduceOp::Sum, async_op)?, async_op)?;
+        finish(&group.reduce(&x, root, ReduceOptions::new().async_op(async_op))?, async_op)?;
         assert_eq!(values(&x)?, [if rank == root { sum } else { rank as f32 }; 3]);
 
         let outputs =
@@ -80,24 +82,40 @@ pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()
         .map(|to| full([to + 1], f64::from(number(rank, to)), group.device()))
         .collect::<warpline::Result<Vec<_>>>()?;
     let output = zeros([rank + 1], group.device())?;
-    finish(&group.reduce_scatter(&output, &inputs, ReduceOp::Sum, async_op)?, async_op)?;
+    finish(
+        &group.reduce_scatter(&output, &inputs, ReduceOptions::new().async_op(async_op))?,
+        async_op,
+    )?;
     let column: f32 = all().map(|from| number(from, rank)).sum();
     assert_eq!(values(&output)?, vec![column; rank + 1]);
     let input = of(group, &all().map(|to| number(rank, to)).collect::<Vec<_>>())?;
     let output = zeros([1], group.device())?;
-    finish(&group.reduce_scatter_tensor(&output, &input, ReduceOp::Sum, async_op)?, async_op)?;
+    finish(
+        &group.reduce_scatter_tensor(&output, &input, ReduceOptions::new().async_op(async_op))?,
+        async_op,
+    )?;
     assert_eq!(values(&output)?, [column]);
 
     let received: Vec<_> = all().map(|from| number(from, rank)).collect();
     let output = zeros([ranks], group.device())?;
-    finish(&group.all_to_all_single(&output, &input, None, None, async_op)?, async_op)?;
+    finish(
+        &group.all_to_all_single(&output, &input, AllToAllOptions::new().async_op(async_op))?,
+        async_op,
+    )?;
     assert_eq!(values(&output)?, received);
     // Rank r receives r + 1 elements from each rank.
     let splits: Vec<_> = all().map(|to| to + 1).collect();
     let input = arange((ranks * (ranks + 1) / 2) as i64, (DType::F32, group.device()))?;
     let output = zeros([ranks * (rank + 1)], group.device())?;
     let own = vec![rank + 1; ranks];
-    let work = group.all_to_all_single(&output, &input, Some(&own), Some(&splits), async_op)?;
+    let work = group.all_to_all_single(
+        &output,
+        &input,
+        AllToAllOptions::new()
+            .output_split_sizes(&own)
+            .input_split_sizes(&splits)
+            .async_op(async_op),
+    )?;
     finish(&work, async_op)?;
     let first = rank * (rank + 1) / 2;
     let part: Vec<_> = (first..=first + rank).map(|i| i as f32).collect();
@@ -155,7 +173,7 @@ pub(crate) fn dtypes_are_nccls(ranks: &Ranks) {
     ranks.run(|group| {
         for dtype in DType::ALL {
             let x = full([4], 1, (dtype, group.device()))?;
-            let reduced = group.all_reduce(&x, ReduceOp::Sum, false);
+            let reduced = group.all_reduce(&x, ());
             match dtype {
                 DType::I16 => {
                     let error = reduced.unwrap_err();
@@ -164,7 +182,7 @@ pub(crate) fn dtypes_are_nccls(ranks: &Ranks) {
                 DType::Bool => {
                     reduced?;
                     assert_eq!(x.to_vec::<bool>()?, [true; 4]);
-                    let error = group.all_reduce(&x, ReduceOp::Avg, false).unwrap_err();
+                    let error = group.all_reduce(&x, ReduceOp::Avg).unwrap_err();
                     assert!(error.to_string().contains("bool"), "{error}");
                 }
                 _ => {
@@ -184,18 +202,32 @@ fn invalid_calls_are_refused_and_change_nothing() {
             let x = zeros([2, 3], group.device())?;
             let list = [x.clone()];
             for (refused, says) in [
-                (group.all_reduce(&x.t()?, ReduceOp::Sum, false), "contiguous"),
-                (group.all_reduce(&zeros([2], "cpu")?, ReduceOp::Sum, true), "cpu"),
-                (group.broadcast(&x, 2, false), "no rank 2"),
-                (group.all_gather(&list, &x, false), "one for each of the 2 ranks"),
-                (group.reduce_scatter(&x, &list, ReduceOp::Sum, false), "one for each"),
-                (group.all_to_all(&list, &list, false), "one for each"),
-                (group.all_gather_into_tensor(&x, &x, false), "as many elements"),
-                (group.all_to_all_single(&x, &x, Some(&[1]), None, false), "[1]"),
-                (group.all_to_all_single(&x, &x, None, Some(&[1, 2]), false), "[1, 2]"),
-                (group.gather(&x, None, group.rank(), false), "has to be given here"),
-                (group.scatter(&x, Some(&list), 1 - group.rank(), false), "only rank"),
-                (group.gather(&x, None, 7, false), "no rank 7"),
+                (group.all_reduce(&x.t()?, ()), "contiguous"),
+                (group.all_reduce(&zeros([2], "cpu")?, ReduceOptions::new().async_op(true)), "cpu"),
+                (group.broadcast(&x, 2, ()), "no rank 2"),
+                (group.all_gather(&list, &x, ()), "one for each of the 2 ranks"),
+                (group.reduce_scatter(&x, &list, ()), "one for each"),
+                (group.all_to_all(&list, &list, ()), "one for each"),
+                (group.all_gather_into_tensor(&x, &x, ()), "as many elements"),
+                (
+                    group.all_to_all_single(
+                        &x,
+                        &x,
+                        AllToAllOptions::new().output_split_sizes(&[1]),
+                    ),
+                    "[1]",
+                ),
+                (
+                    group.all_to_all_single(
+                        &x,
+                        &x,
+                        AllToAllOptions::new().input_split_sizes(&[1, 2]),
+                    ),
+                    "[1, 2]",
+                ),
+                (group.gather(&x, None, group.rank(), ()), "has to be given here"),
+                (group.scatter(&x, Some(&list), 1 - group.rank(), ()), "only rank"),
+                (group.gather(&x, None, 7, ()), "no rank 7"),
                 (group.send(&x, group.rank(), false), "itself"),
                 (group.batch_isend_irecv(&[]), "at least one"),
             ] {
@@ -222,7 +254,7 @@ fn async_work_is_ordered_by_wait_alone() {
             let _on = cuda::stream(&side)?;
             let x = at(&group, 1)?;
             x.mul_(3.0)?;
-            let work = group.all_reduce(&x, ReduceOp::Sum, true)?;
+            let work = group.all_reduce(&x, ReduceOptions::new().async_op(true))?;
             work.wait()?;
             x.mul_(10.0)?;
             assert_eq!(values(&x)?, [60.0; 3]);
@@ -239,7 +271,7 @@ fn work_of_a_dropped_group_still_runs() {
     schedules(&[2], |ranks| {
         let sums = ranks.run(|group| {
             let x = at(&group, group.rank() + 1)?;
-            drop(group.all_reduce(&x, ReduceOp::Sum, true)?);
+            drop(group.all_reduce(&x, ReduceOptions::new().async_op(true))?);
             drop(group);
             values(&x)
         });
@@ -253,7 +285,7 @@ fn host_waits_end_when_the_work_is_done() {
         ranks.run(|group| {
             for async_op in [false, true] {
                 let x = at(&group, 1)?;
-                let work = group.all_reduce(&x, ReduceOp::Sum, async_op)?;
+                let work = group.all_reduce(&x, ReduceOptions::new().async_op(async_op))?;
                 work.synchronize()?;
                 assert!(work.is_completed()?);
                 assert_eq!(values(&x)?, [2.0; 3]);
@@ -275,7 +307,7 @@ fn subgroups_have_the_requested_ranks() {
             if let Some(pair) = pair {
                 assert_eq!((pair.rank(), pair.world_size()), (world / 2, 2));
                 let x = at(&pair, world + 1)?;
-                pair.all_reduce(&x, ReduceOp::Sum, false)?;
+                pair.all_reduce(&x, ())?;
                 assert_eq!(values(&x)?, [4.0; 3]);
                 all_collectives(&pair, true)?;
             }
@@ -308,13 +340,13 @@ fn captured(group: &ProcessGroup) -> Result<()> {
     cuda::set_device(group.device())?;
     let x = at(group, 1)?;
     // NCCL connects the ranks during the first call, which cannot be captured.
-    group.all_reduce(&x, ReduceOp::Max, false)?.synchronize()?;
+    group.all_reduce(&x, ReduceOp::Max)?.synchronize()?;
     let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
     cuda::with_stream(&side, || {
         graph.capture(|| {
-            group.all_reduce(&x, ReduceOp::Sum, false)?;
-            let work = group.all_reduce(&x, ReduceOp::Sum, true)?;
+            group.all_reduce(&x, ())?;
+            let work = group.all_reduce(&x, ReduceOptions::new().async_op(true))?;
             work.wait()
         })
     })?;

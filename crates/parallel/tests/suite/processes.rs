@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use warpline::{Result, cuda, full};
 use warpline_parallel::distributed::launch::{Launcher, Outcome};
 use warpline_parallel::distributed::{
-    Backend, GroupError, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+    Backend, GroupError, InitOptions, ProcessGroup, ReduceOp, ReduceOptions, init_process_group,
 };
 
 use crate::ddp::model::{small_buckets, train, train_alone};
@@ -35,7 +35,7 @@ fn program_of_a_rank() {
         for rank in 0..options.world_size {
             options.store.wait(&[&format!("started/{rank}")], LONG).unwrap();
         }
-        options.timeout = Duration::from_secs(3);
+        options = options.timeout(Duration::from_secs(3));
     }
     let group = init_process_group(options).unwrap();
     cuda::set_device(group.device()).unwrap();
@@ -48,8 +48,7 @@ fn program_of_a_rank() {
 /// Trains on the CPU and on GPUs, like one process with the whole batch.
 fn trains(options: &InitOptions) -> Result<()> {
     for backend in [Backend::Cpu, Backend::Nccl] {
-        let mut options = options.clone();
-        options.backend = backend;
+        let options = options.clone().backend(backend);
         let group = init_process_group(options)?;
         if group.device().is_cuda() {
             cuda::set_device(group.device())?;
@@ -61,8 +60,7 @@ fn trains(options: &InitOptions) -> Result<()> {
 
 /// Trains on the CPU, where there may be more ranks than devices.
 fn trains_on_cpus() -> Result<()> {
-    let mut options = InitOptions::from_env(Backend::Cpu)?;
-    options.timeout = LONG;
+    let options = InitOptions::from_env(Backend::Cpu)?.timeout(LONG);
     let group = init_process_group(options)?;
     train(&group, small_buckets(), 4)?.assert_close(&train_alone(4), 1e-12);
     Ok(())
@@ -72,7 +70,7 @@ fn sums(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     for async_op in [false, true] {
         let x = full([1000], rank as f64 + 1.0, "cuda")?;
-        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        group.all_reduce(&x, ReduceOptions::new().async_op(async_op))?.wait()?;
         assert_eq!(x.to_vec::<f32>()?, vec![(ranks * (ranks + 1) / 2) as f32; 1000]);
         let all = full([ranks], -1.0, "cuda")?;
         group.all_gather_into_tensor(&all, &full([1], rank as f64, "cuda")?, async_op)?.wait()?;
@@ -87,14 +85,16 @@ fn sums(group: &ProcessGroup) -> Result<()> {
 fn survives(group: ProcessGroup, victim: usize) {
     let rank = group.rank();
     let x = full([4], 1.0, "cuda").unwrap();
-    group.all_reduce(&x, ReduceOp::Max, false).unwrap().synchronize().unwrap();
+    group.all_reduce(&x, ReduceOp::Max).unwrap().synchronize().unwrap();
     if rank == victim {
         println!("{READY}");
         std::thread::sleep(LONG);
         return;
     }
     let begun = Instant::now();
-    let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
+    let failed = group
+        .all_reduce(&x, ReduceOptions::new().async_op(true))
+        .and_then(|work| work.synchronize());
     let error = failed.unwrap_err();
     assert!(begun.elapsed() < LONG);
     let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));

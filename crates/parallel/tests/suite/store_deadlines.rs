@@ -83,8 +83,7 @@ fn a_get_from_a_silent_or_dripping_server_ends_at_its_timeout() {
 /// Returns the error of rank 1 of 2, which waits alone for one second.
 fn error_of_init(store: Arc<dyn Store>) -> Error {
     let runtime = open("sim:2", &RuntimeConfig::default()).unwrap();
-    let mut options = InitOptions::new(store, 1, 2);
-    (options.device, options.timeout) = (Some(1), Duration::from_secs(1));
+    let options = InitOptions::new(store, 1, 2).device(1).timeout(Duration::from_secs(1));
     let (begun, timeout) = (Instant::now(), options.timeout);
     let error = with_runtime(&runtime, || init_process_group(options)).unwrap_err();
     assert!(begun.elapsed() < timeout + Duration::from_secs(1) + SLACK, "{:?}", begun.elapsed());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warpline::{Error, RuntimeConfig, open, with_runtime};
 use warpline_parallel::distributed::{
-    GroupError, HashStore, InitOptions, ReduceOp, Store, StoreError, StoreResult,
+    GroupError, HashStore, InitOptions, ReduceOptions, Store, StoreError, StoreResult,
     init_process_group,
 };
 
@@ -72,9 +72,9 @@ fn error_of_a_timeout(text: &'static str) -> Error {
             let (runtime, store, over) = (&runtime, Arc::clone(&store), &over);
             scope.spawn(move || {
                 with_runtime(runtime, || {
-                    let mut options =
-                        InitOptions::new(Arc::<BreakableStore>::clone(&store), rank, 3);
-                    (options.device, options.timeout) = (Some(rank), SHORT);
+                    let options = InitOptions::new(Arc::<BreakableStore>::clone(&store), rank, 3)
+                        .device(rank)
+                        .timeout(SHORT);
                     let group = init_process_group(options)?;
                     works(&group)?;
                     if rank > 0 {
@@ -84,7 +84,8 @@ fn error_of_a_timeout(text: &'static str) -> Error {
                         return Ok(None);
                     }
                     store.broken.store(true, Ordering::Relaxed);
-                    let work = group.all_reduce(&at(&group, 1)?, ReduceOp::Sum, true);
+                    let work =
+                        group.all_reduce(&at(&group, 1)?, ReduceOptions::new().async_op(true));
                     let failed = work.and_then(|work| work.synchronize());
                     over.store(true, Ordering::Relaxed);
                     Ok::<_, Error>(failed.err())
@@ -117,8 +118,8 @@ fn ranks_of_unknown_state_are_named() {
     let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
     for (text, absent, unknown) in [("came/2", vec![0], "rank 2"), ("came/0", vec![], "rank 0, ")] {
         let store = BreakableStore { text, broken: true.into(), ..BreakableStore::default() };
-        let mut options = InitOptions::new(Arc::new(store), 1, 3);
-        (options.device, options.timeout) = (Some(1), Duration::from_millis(100));
+        let options =
+            InitOptions::new(Arc::new(store), 1, 3).device(1).timeout(Duration::from_millis(100));
         let error = with_runtime(&runtime, || init_process_group(options)).unwrap_err();
         assert!(error.to_string().contains("the disk is gone"), "{text}: {error}");
         let told = format!("; the store could not be asked about {unknown}");

@@ -93,8 +93,8 @@ ops! {
     "eq", Times(2.25), (x: operand, y: operand) => x.eq(&y);
     "to float32", Into(4), (x: operand) => x.to(DType::F32);
     "to bfloat16", Into(2), (x: operand) => x.to(DType::BF16);
-    "normal_", Times(1.0), (x: operand) => x.normal_(0.0, 1.0);
-    "uniform_", Times(1.0), (x: operand) => x.uniform_(0.0, 1.0);
+    "normal_", Times(1.0), (x: operand) => x.normal_(());
+    "uniform_", Times(1.0), (x: operand) => x.uniform_(());
     "sum", Times(1.0), (x: operand) => x.sum(());
     "sum of rows", Times(1.0), (x: operand) => x.sum(-1);
     "sum of columns", Times(1.0), (x: operand) => x.sum(0);

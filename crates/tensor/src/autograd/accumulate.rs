@@ -21,7 +21,7 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         None if has_leaf_strides(leaf, &grad) && grad.is_unique() => grad.clone(),
         None => {
             let own = leaf.empty_like(())?;
-            own.copy_(&grad, false)?;
+            own.copy_(&grad, ())?;
             own
         }
         Some(former) if create_graph => former.add(&grad)?,

@@ -148,7 +148,7 @@ pub(crate) fn embed(
     part: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let whole = grad.new_zeros(sizes, ())?;
-    part(&whole)?.copy_(grad, false)?;
+    part(&whole)?.copy_(grad, ())?;
     Ok(whole)
 }
 
@@ -222,7 +222,7 @@ fn scatter_to_base(geometry: &ViewGeometry, grad: &Tensor) -> Result<Tensor> {
     let (whole, part) = single.base_and_view(&once)?;
     let dims = overlapping_dims(&single.view);
     if dims.is_empty() {
-        part.copy_(&once, false)?;
+        part.copy_(&once, ())?;
         return Ok(whole);
     }
     // Writes one index of these dimensions at a time, so that the elements of each write do not overlap.
@@ -293,10 +293,10 @@ impl GradFn for CopySlices {
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Some(grad) = Tensor::of(grads) else { return Ok(Gradients::new()) };
         let (whole, part) = self.geometry.base_and_view(grad)?;
-        whole.copy_(grad, false)?;
+        whole.copy_(grad, ())?;
         let mut through = self.op.run(&[Some(part.copy()?)], inputs.partial)?;
         match through.first_mut().and_then(Option::take) {
-            Some(own) => part.copy_(&own, false)?,
+            Some(own) => part.copy_(&own, ())?,
             None => part.zero_()?,
         };
         match through.first_mut() {

@@ -38,7 +38,7 @@ pub use warpline_runtime::graph::GraphPool;
 ///     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [3.0; 4]);
-///     x.copy_(&full([4], 10.0, "cuda")?, false)?;
+///     x.copy_(&full([4], 10.0, "cuda")?, ())?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [21.0; 4]);
 ///     Ok::<_, warpline::Error>(())

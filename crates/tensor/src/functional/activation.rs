@@ -23,8 +23,13 @@ macro_rules! activations {
 }
 
 activations! {
+    celu(options: impl IntoOptions<CELUOptions>);
+    elu(options: impl IntoOptions<ELUOptions>);
+    hardshrink(options: impl IntoOptions<HardshrinkOptions>);
     hardsigmoid();
     hardswish();
+    hardtanh(options: impl IntoOptions<HardtanhOptions>);
+    leaky_relu(options: impl IntoOptions<LeakyReLUOptions>);
     log_softmax(dim: impl Integer);
     logsigmoid();
     mish();
@@ -34,6 +39,8 @@ activations! {
     sigmoid();
     silu();
     softmax(dim: impl Integer);
+    softplus(options: impl IntoOptions<SoftplusOptions>);
+    softshrink(options: impl IntoOptions<SoftshrinkOptions>);
     softsign();
     tanh();
     tanhshrink();
@@ -54,56 +61,13 @@ macro_rules! in_place {
 }
 
 in_place! {
+    celu_(options: impl IntoOptions<CELUOptions>);
+    elu_(options: impl IntoOptions<ELUOptions>);
+    hardtanh_(options: impl IntoOptions<HardtanhOptions>);
+    leaky_relu_(options: impl IntoOptions<LeakyReLUOptions>);
     relu_();
     selu_();
     threshold_(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
-}
-
-/// Defines activations with options as functions of the methods' names.
-macro_rules! with_options {
-    ($($name:ident $options:ident($($field:ident),*);)*) => {$(
-        #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
-        ///
-        /// # Errors
-        #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
-        #[track_caller]
-        pub fn $name(input: &Tensor, options: impl IntoOptions<$options>) -> Result<Tensor> {
-            let options = options.into_options();
-            input.$name($(options.$field),*)
-        }
-    )*};
-}
-
-with_options! {
-    celu CELUOptions(alpha);
-    elu ELUOptions(alpha);
-    hardshrink HardshrinkOptions(lambd);
-    hardtanh HardtanhOptions(min_val, max_val);
-    leaky_relu LeakyReLUOptions(negative_slope);
-    softplus SoftplusOptions(beta, threshold);
-    softshrink SoftshrinkOptions(lambd);
-}
-
-/// Defines activations in place with options.
-macro_rules! in_place_with_options {
-    ($($name:ident $options:ident($($field:ident),*);)*) => {$(
-        #[doc = concat!("[`Tensor::", stringify!($name), "`] as a function (`torch.nn.functional.", stringify!($name), "`).")]
-        ///
-        /// # Errors
-        #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
-        #[track_caller]
-        pub fn $name(input: &Tensor, options: impl IntoOptions<$options>) -> Result<&Tensor> {
-            let options = options.into_options();
-            input.$name($(options.$field),*)
-        }
-    )*};
-}
-
-in_place_with_options! {
-    celu_ CELUOptions(alpha);
-    elu_ ELUOptions(alpha);
-    hardtanh_ HardtanhOptions(min_val, max_val);
-    leaky_relu_ LeakyReLUOptions(negative_slope);
 }
 
 options! {
@@ -259,10 +223,10 @@ pub fn glu(input: &Tensor, options: impl IntoOptions<GLUOptions>) -> Result<Tens
 ///
 /// ```
 /// # use warpline::functional::{silu, silu_mul};
-/// # use warpline::tensor;
+/// # use warpline::{IsCloseOptions, tensor};
 /// let (gate, up) = (tensor([-1f32, 0.0, 2.0], ())?, tensor([3f32, 4.0, 5.0], ())?);
 /// let expected = silu(&gate)?.mul(&up)?;
-/// assert!(silu_mul(&gate, &up)?.allclose(&expected, 1e-6, 0.0, false)?);
+/// assert!(silu_mul(&gate, &up)?.allclose(&expected, IsCloseOptions::new().rtol(1e-6).atol(0.0))?);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///

@@ -2,7 +2,7 @@
 
 use super::options::options;
 use crate::called::Called;
-use crate::{DType, Integer, IntoOptions, Result, Tensor};
+use crate::{DType, Integer, IntoOptions, Result, Tensor, VectorNormOptions};
 
 options! {
     /// Options of [`normalize`].
@@ -44,7 +44,11 @@ pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) ->
     let NormalizeOptions { p, dim, eps } = options.into_options();
     let op = "normalize";
     let x = input.widened().of(op)?;
-    let norm = x.vector_norm_keepdim(p, dim).of(op)?.clamp_min(eps).of(op)?;
+    let norm = x
+        .vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(dim))
+        .of(op)?
+        .clamp_min(eps)
+        .of(op)?;
     x.div(&norm).of(op)?.to(input.dtype()).of(op)
 }
 

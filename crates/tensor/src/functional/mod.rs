@@ -26,7 +26,7 @@ mod kv_cache;
 mod linear;
 mod loss;
 mod normalization;
-mod options;
+pub(crate) mod options;
 mod pad;
 mod pixels;
 mod pool;

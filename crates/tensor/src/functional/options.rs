@@ -13,6 +13,24 @@ use crate::Integer;
 macro_rules! __options {
     (
         $(#[$meta:meta])*
+        $name:ident [$($generics:tt)*] [$($params:tt)*] { $($fields:tt)* }
+    ) => {
+        $crate::__options! {
+            @without_unit
+            $(#[$meta])*
+            $name [$($generics)*] [$($params)*] { $($fields)* }
+        }
+
+        impl<$($generics)*> From<()> for $name<$($params)*> {
+            fn from((): ()) -> Self {
+                Self::default()
+            }
+        }
+    };
+    // Without the conversion from `()`, for options that convert from every list of dimensions, `()` included.
+    (
+        @without_unit
+        $(#[$meta:meta])*
         $name:ident [$($generics:tt)*] [$($params:tt)*] {
             $($(#[$doc:meta])* $field:ident: $ty:ty = $default:expr, $arg:ty $(=> $convert:expr)?;)*
         }
@@ -26,12 +44,6 @@ macro_rules! __options {
         impl<$($generics)*> Default for $name<$($params)*> {
             fn default() -> Self {
                 Self { $($field: $default,)* }
-            }
-        }
-
-        impl<$($generics)*> From<()> for $name<$($params)*> {
-            fn from((): ()) -> Self {
-                Self::default()
             }
         }
 
@@ -69,8 +81,20 @@ macro_rules! __options_from_number {
     )*};
 }
 
-pub(super) use crate::__options as options;
-pub(super) use crate::__options_from_number as from_number;
+pub(crate) use crate::__options as options;
+pub(crate) use crate::__options_from_number as from_number;
+
+/// Implements the conversion of an [`Integer`] into options, by the setter of one field.
+macro_rules! from_integer {
+    ($($options:ident $field:ident;)*) => {$(
+        impl<I: $crate::Integer> From<I> for $options {
+            fn from($field: I) -> Self {
+                Self::new().$field($field)
+            }
+        }
+    )*};
+}
+pub(crate) use from_integer;
 
 /// A number for each of `D` dimensions: one number for all dimensions, or an array or a tuple with one per dimension.
 /// The numbers are [`Integer`]s.

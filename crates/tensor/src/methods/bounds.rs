@@ -7,7 +7,23 @@ use super::elementwise::{
 };
 use super::inplace::check_filled;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoOperand, Result, Scalar, Tensor};
+use crate::functional::options::{from_number, options};
+use crate::{DType, Error, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
+
+options! {
+    /// Options of [`Tensor::nan_to_num`]. A number converts into options, as the replacement of NaN.
+    #[derive(Clone, Copy, Debug)]
+    NanToNumOptions [] [] {
+        /// Sets the replacement of NaN. Default: 0.
+        nan: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+        /// Sets the replacement of inf. Default: the largest finite number of the dtype.
+        posinf: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+        /// Sets the replacement of -inf. Default: the smallest finite number of the dtype.
+        neginf: Option<f64> = None, impl Into<Option<f64>> => Into::into;
+    }
+}
+
+from_number! { NanToNumOptions nan; }
 
 /// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is a boolean tensor. All three
 /// broadcast.
@@ -174,19 +190,14 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). Defaults: 0 for `nan`, the largest finite
-    /// number of the dtype for `posinf`, the smallest for `neginf`. Integers and bools stay as they are.
+    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). A number in place of the options replaces NaN.
+    /// Integers and bools stay as they are.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn nan_to_num(
-        &self,
-        nan: Option<f64>,
-        posinf: Option<f64>,
-        neginf: Option<f64>,
-    ) -> Result<Self> {
-        match self.replacements([nan, posinf, neginf]) {
+    pub fn nan_to_num(&self, options: impl IntoOptions<NanToNumOptions>) -> Result<Self> {
+        match self.replacements(options.into_options()) {
             Some([nan, posinf, neginf]) => {
                 apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
             }
@@ -199,13 +210,8 @@ impl Tensor {
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn nan_to_num_(
-        &self,
-        nan: Option<f64>,
-        posinf: Option<f64>,
-        neginf: Option<f64>,
-    ) -> Result<&Self> {
-        if let Some([nan, posinf, neginf]) = self.replacements([nan, posinf, neginf]) {
+    pub fn nan_to_num_(&self, options: impl IntoOptions<NanToNumOptions>) -> Result<&Self> {
+        if let Some([nan, posinf, neginf]) = self.replacements(options.into_options()) {
             let operands = [self.into(), nan, posinf, neginf];
             apply_in_place(&table::NAN_TO_NUM, "nan_to_num_", self, &operands, self.dtype())?;
         }
@@ -215,7 +221,7 @@ impl Tensor {
     /// Returns the replacements of NaN, inf and -inf. `None` if the dtype cannot represent these.
     fn replacements(
         &self,
-        [nan, posinf, neginf]: [Option<f64>; 3],
+        NanToNumOptions { nan, posinf, neginf }: NanToNumOptions,
     ) -> Option<[TensorOrScalar<'static>; 3]> {
         let most = match self.dtype() {
             DType::F16 => 65504.0,

@@ -11,9 +11,10 @@ use super::tensor_data::TensorData;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::empty as empty_in;
+use crate::functional::PerDimension;
 use crate::{
-    Category, DType, Device, Element, Error, IntoShape, Result, Runtime, Scalar, Tensor,
-    TensorOptions, runtime,
+    Category, DType, Device, Element, Error, IntoOptions, IntoShape, OrDefault, Result, Runtime,
+    Scalar, Tensor, TensorOptions, runtime,
 };
 
 /// Makes a tensor with unspecified elements (`torch.empty`). Default: `float32` on the CPU.
@@ -125,7 +126,7 @@ pub(super) fn tensor_in<D: TensorData>(
         return Ok(source);
     }
     let out = empty_in(runtime, &sizes, options, dtype).of("tensor")?;
-    out.copy_(&source, false)?;
+    out.copy_(&source, ())?;
     Ok(out)
 }
 
@@ -244,12 +245,12 @@ pub fn linspace(
     Ok(out)
 }
 
-/// Makes a vector of `base` to the power of each value of [`linspace`] (`torch.logspace`, where the default of
-/// `base` is 10). Default dtype: `float32`.
+/// Makes a vector of `base` to the power of each value of [`linspace`] (`torch.logspace`). Default of `base`: 10.
+/// Default dtype: `float32`.
 ///
 /// ```
 /// # use warpline::logspace;
-/// assert_eq!(logspace(-1, 1, 3, 10.0, ())?.to_vec::<f32>()?, [0.1, 1.0, 10.0]);
+/// assert_eq!(logspace(-1, 1, 3, (), ())?.to_vec::<f32>()?, [0.1, 1.0, 10.0]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -260,30 +261,35 @@ pub fn logspace(
     start: impl Into<Scalar>,
     end: impl Into<Scalar>,
     steps: usize,
-    base: f64,
+    base: impl IntoOptions<OrDefault<f64>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
     let options = options.into();
     let exact = options.clone().dtype(DType::F64).pin_memory(false);
-    let powers = linspace(start, end, steps, exact).of("logspace")?.rpow(base).of("logspace")?;
+    let powers = linspace(start, end, steps, exact)
+        .of("logspace")?
+        .rpow(base.into_options().or(10.0))
+        .of("logspace")?;
     let out = empty_in(&runtime(), &[steps], &options, DType::F32).of("logspace")?;
-    out.copy_(&powers, false).of("logspace")?;
+    out.copy_(&powers, ()).of("logspace")?;
     Ok(out)
 }
 
-/// Makes a matrix of `n` rows and `m` columns with ones on its diagonal and zeros elsewhere (`torch.eye`).
-/// `None` for `m` stands for `n`. Default dtype: `float32`.
+/// Makes a matrix with ones on its diagonal and zeros elsewhere (`torch.eye`). `sizes` is the number of rows and
+/// columns, or a tuple of both. Default dtype: `float32`.
+///
+/// ```
+/// # use warpline::eye;
+/// assert_eq!((eye(3, ())?.size(), eye((3, 4), ())?.size()), (&[3, 3][..], &[3, 4][..]));
+/// # Ok::<(), warpline::Error>(())
+/// ```
 ///
 /// # Errors
 /// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn eye(
-    n: usize,
-    m: impl Into<Option<usize>>,
-    options: impl Into<TensorOptions>,
-) -> Result<Tensor> {
-    let out =
-        empty_in(&runtime(), &[n, m.into().unwrap_or(n)], &options.into(), DType::F32).of("eye")?;
+pub fn eye(sizes: impl PerDimension<2>, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let sizes = sizes.per_dimension();
+    let out = empty_in(&runtime(), &sizes, &options.into(), DType::F32).of("eye")?;
     let exec = out.exec()?;
     fill::eye(exec.target(), out.as_view())?;
     Ok(out)
@@ -297,7 +303,7 @@ pub fn eye(
 #[track_caller]
 pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("rand")?;
-    out.uniform_(0.0, 1.0).of("rand")?;
+    out.uniform_(()).of("rand")?;
     Ok(out)
 }
 
@@ -309,7 +315,7 @@ pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
 #[track_caller]
 pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("randn")?;
-    out.normal_(0.0, 1.0).of("randn")?;
+    out.normal_(()).of("randn")?;
     Ok(out)
 }
 

@@ -7,7 +7,42 @@ use super::elementwise::check_fits;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{check_in_place, record_overwritten, should_record_in_place};
-use crate::{DType, Error, Result, Scalar, Tensor};
+use crate::functional::options::options;
+use crate::{DType, Error, IntoOptions, OrDefault, Result, Scalar, Tensor};
+
+options! {
+    /// Options of [`Tensor::normal_`]. A tuple of the mean and the standard deviation converts into options.
+    #[derive(Clone, Copy, Debug)]
+    NormalOptions [] [] {
+        /// Sets the mean. Default: 0.
+        mean: f64 = 0.0, f64;
+        /// Sets the standard deviation. Default: 1.
+        std: f64 = 1.0, f64;
+    }
+}
+
+options! {
+    /// Options of [`Tensor::uniform_`]. A tuple of both ends converts into options.
+    #[derive(Clone, Copy, Debug)]
+    UniformOptions [] [] {
+        /// Sets the lower end, inclusive. Default: 0.
+        from: f64 = 0.0, f64;
+        /// Sets the upper end, exclusive. Default: 1.
+        to: f64 = 1.0, f64;
+    }
+}
+
+impl From<(f64, f64)> for NormalOptions {
+    fn from((mean, std): (f64, f64)) -> Self {
+        Self { mean, std }
+    }
+}
+
+impl From<(f64, f64)> for UniformOptions {
+    fn from((from, to): (f64, f64)) -> Self {
+        Self { from, to }
+    }
+}
 
 impl Tensor {
     /// Sets every element to `value` (`torch.Tensor.fill_`).
@@ -43,7 +78,8 @@ impl Tensor {
     /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
+    pub fn normal_(&self, options: impl IntoOptions<NormalOptions>) -> Result<&Self> {
+        let NormalOptions { mean, std } = options.into_options();
         check_finite("normal_", &[("mean", mean), ("std", std)])?;
         let exec = self.exec()?;
         let tracked = check_overwritten("normal_", self)?;
@@ -58,7 +94,8 @@ impl Tensor {
     /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
+    pub fn uniform_(&self, options: impl IntoOptions<UniformOptions>) -> Result<&Self> {
+        let UniformOptions { from, to } = options.into_options();
         check_finite("uniform_", &[("from", from), ("to", to)])?;
         let exec = self.exec()?;
         let tracked = check_overwritten("uniform_", self)?;
@@ -85,7 +122,8 @@ impl Tensor {
     /// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
+    pub fn bernoulli_(&self, p: impl IntoOptions<OrDefault<f64>>) -> Result<&Self> {
+        let p = p.into_options().or(0.5);
         let exec = self.exec()?;
         let tracked = check_overwritten("bernoulli_", self)?;
         random::bernoulli(exec.target(), self.as_view(), p)?;
@@ -98,8 +136,9 @@ impl Tensor {
     /// [`ErrorKind::InvalidArgument`] if `lambda` is not positive and finite. [`ErrorKind::UnsupportedDType`]
     /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
-        check_finite("exponential_", &[("lambda", lambda)])?;
+    pub fn exponential_(&self, lambd: impl IntoOptions<OrDefault<f64>>) -> Result<&Self> {
+        let lambda = lambd.into_options().or(1.0);
+        check_finite("exponential_", &[("lambd", lambda)])?;
         let exec = self.exec()?;
         let tracked = check_overwritten("exponential_", self)?;
         random::exponential(exec.target(), self.as_view(), lambda)?;

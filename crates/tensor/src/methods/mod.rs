@@ -28,7 +28,7 @@ mod unary;
 mod unary_with_parameters;
 mod views;
 
-pub use bounds::where_cond;
+pub use bounds::{NanToNumOptions, where_cond};
 pub use elementwise::{IntoOperand, TensorOrScalar, apply_elementwise};
 pub(crate) use elementwise::{
     apply as apply_elementwise_in, common_dtype, common_dtype_of, counts_as_number, rounded,
@@ -38,18 +38,23 @@ pub use factories::{
     randint, randn, randperm, tensor, zeros,
 };
 pub(crate) use indexing::embedding_padded;
-pub use indexing::{IndexRange, IntoIndices, ScatterReduce, TensorIndex, embedding};
+pub use indexing::{
+    BincountOptions, HistcOptions, IndexRange, IntoIndices, ScatterReduce, TensorIndex, embedding,
+};
+pub use inplace::{NormalOptions, UniformOptions};
 pub use literal::tensor_of_literals;
-pub use order::{isin, searchsorted};
+pub use order::{SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 pub use pending::Pending;
-pub use powers::RoundingMode;
-pub use products::einsum;
+pub use powers::{IsCloseOptions, RoundingMode};
+pub use products::{AddmmOptions, TensordotDims, einsum};
 pub use promote::{promote_types, result_type};
 pub use reduce::{IntoDim, IntoDims};
 pub(crate) use reduce_backward::Softmax;
 pub(crate) use shapes::list;
 pub use shapes::{
-    MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
+    DiagEmbedOptions, DiagonalOptions, MeshIndexing, Rot90Options, block_diag, dstack, hstack,
+    meshgrid, tril_indices, triu_indices, vstack,
 };
+pub use statistics::{DiffOptions, NormOptions, VarOptions, VectorNormOptions};
 pub use tensor_data::TensorData;
-pub use views::{cat, stack};
+pub use views::{DimRange, cat, stack};

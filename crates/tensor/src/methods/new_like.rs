@@ -141,7 +141,7 @@ impl Tensor {
     #[track_caller]
     pub fn rand_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let out = self.empty_like(options).of("rand_like")?;
-        out.uniform_(0.0, 1.0).of("rand_like")?;
+        out.uniform_(()).of("rand_like")?;
         Ok(out)
     }
 
@@ -153,7 +153,7 @@ impl Tensor {
     #[track_caller]
     pub fn randn_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let out = self.empty_like(options).of("randn_like")?;
-        out.normal_(0.0, 1.0).of("randn_like")?;
+        out.normal_(()).of("randn_like")?;
         Ok(out)
     }
 }

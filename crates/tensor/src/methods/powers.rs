@@ -6,7 +6,21 @@ use super::binary;
 use super::elementwise::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::promote::{result_type, result_type_scalar};
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoOperand, Result, Scalar, Tensor};
+use crate::functional::options::options;
+use crate::{DType, Error, ErrorKind, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor};
+
+options! {
+    /// Options of [`Tensor::isclose`] and [`Tensor::allclose`].
+    #[derive(Clone, Copy, Debug)]
+    IsCloseOptions [] [] {
+        /// Sets the allowed difference relative to the other element. Default: 1e-5.
+        rtol: f64 = 1e-5, f64;
+        /// Sets the allowed absolute difference, which is added to the relative one. Default: 1e-8.
+        atol: f64 = 1e-8, f64;
+        /// Sets whether NaN is close to NaN. Default: `false`.
+        equal_nan: bool = false, bool;
+    }
+}
 
 /// The rounding of a quotient (`rounding_mode` of `torch.div`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,8 +186,14 @@ impl Tensor {
     /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors have an integer dtype. Otherwise the same as
     /// [`Tensor::add`].
     #[track_caller]
-    pub fn addcmul(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
-        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+    pub fn addcmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        value: impl IntoOptions<OrDefault<Scalar>>,
+    ) -> Result<Self> {
+        let value = value.into_options().or(Scalar::Int(1));
+        let operands = [self.into(), a.into(), b.into(), value.into()];
         apply(&table::ADDCMUL, &operands, common_dtype(&operands[..3]))
     }
 
@@ -183,8 +203,14 @@ impl Tensor {
     /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
     /// Otherwise the same as [`Tensor::addcmul`].
     #[track_caller]
-    pub fn addcmul_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
-        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+    pub fn addcmul_(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        value: impl IntoOptions<OrDefault<Scalar>>,
+    ) -> Result<&Self> {
+        let value = value.into_options().or(Scalar::Int(1));
+        let operands = [self.into(), a.into(), b.into(), value.into()];
         let common = common_dtype(&operands[..3]);
         apply_in_place(&table::ADDCMUL, "addcmul_", self, &operands, common)?;
         Ok(self)
@@ -195,8 +221,14 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::add`].
     #[track_caller]
-    pub fn addcdiv(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
-        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+    pub fn addcdiv(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        value: impl IntoOptions<OrDefault<Scalar>>,
+    ) -> Result<Self> {
+        let value = value.into_options().or(Scalar::Int(1));
+        let operands = [self.into(), a.into(), b.into(), value.into()];
         apply(&table::ADDCDIV, &operands, common_dtype(&operands[..3]))
     }
 
@@ -206,8 +238,14 @@ impl Tensor {
     /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
     /// Otherwise the same as [`Tensor::addcdiv`].
     #[track_caller]
-    pub fn addcdiv_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
-        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+    pub fn addcdiv_(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        value: impl IntoOptions<OrDefault<Scalar>>,
+    ) -> Result<&Self> {
+        let value = value.into_options().or(Scalar::Int(1));
+        let operands = [self.into(), a.into(), b.into(), value.into()];
         let common = common_dtype(&operands[..3]);
         apply_in_place(&table::ADDCDIV, "addcdiv_", self, &operands, common)?;
         Ok(self)
@@ -219,7 +257,12 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DTypeMismatch`] if the dtypes differ. Otherwise the same as [`Tensor::add`].
     #[track_caller]
-    pub fn isclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<Self> {
+    pub fn isclose(
+        &self,
+        other: &Tensor,
+        options: impl IntoOptions<IsCloseOptions>,
+    ) -> Result<Self> {
+        let IsCloseOptions { rtol, atol, equal_nan } = options.into_options();
         let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
         if expected != actual {
             return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));

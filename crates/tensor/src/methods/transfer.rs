@@ -14,7 +14,10 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::{Exec, can_read, empty_in};
-use crate::{DType, Device, Element, Error, ErrorKind, Result, Scalar, Tensor, TensorOptions};
+use crate::{
+    DType, Device, Element, Error, ErrorKind, IntoOptions, OrDefault, Result, Scalar, Tensor,
+    TensorOptions,
+};
 
 impl Tensor {
     /// Copies the elements to new memory, with the dimensions in the same order (PyTorch's `clone`). Rust's
@@ -239,7 +242,7 @@ impl Tensor {
 
     /// Copies the elements of `src` to this tensor (`torch.Tensor.copy_`). `src` broadcasts to this tensor's
     /// sizes, and is converted to its dtype and moved to its device. With `non_blocking`, a copy between a GPU
-    /// and page-locked memory does not wait.
+    /// and page-locked memory does not wait. Default of `non_blocking`: `false`.
     ///
     /// A copy between GPUs runs after all work on the current streams of both. Later work on these streams runs
     /// after the copy.
@@ -250,7 +253,12 @@ impl Tensor {
     /// [`ErrorKind::RuntimeMismatch`] if the tensors belong to different runtimes. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
+    pub fn copy_(
+        &self,
+        src: &Tensor,
+        non_blocking: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<&Self> {
+        let non_blocking = non_blocking.into_options().or(false);
         if !should_record_in_place(self, &[src]) {
             self.overwrite(src, non_blocking)?;
             return Ok(self);

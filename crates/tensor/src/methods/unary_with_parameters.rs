@@ -5,10 +5,14 @@ use warpline_kernels::elementwise as table;
 use super::elementwise::{apply, apply_as, apply_in_place, apply_in_place_as, rounded};
 use super::inplace::check_filled;
 use crate::called::Called;
-use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
+use crate::functional::{
+    CELUOptions, ELUOptions, HardshrinkOptions, HardtanhOptions, LeakyReLUOptions, SoftplusOptions,
+    SoftshrinkOptions,
+};
+use crate::{Category, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Scalar, Tensor};
 
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident($($parameter:ident),+) $op:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident $options:ident($($parameter:ident),+) $op:ident;)*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
@@ -16,7 +20,8 @@ macro_rules! methods {
             /// [`crate::ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
             /// [every op](Tensor#errors-of-every-op).
             #[track_caller]
-            pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
+            pub fn $name(&self, options: impl IntoOptions<$options>) -> Result<Self> {
+                let $options { $($parameter),+ } = options.into_options();
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
                 apply(&table::$op, &operands, self.dtype()).of(stringify!($name))
             }
@@ -26,21 +31,17 @@ macro_rules! methods {
 
 methods! {
     /// `log(1 + exp(beta * self)) / beta`, or `self` where `beta * self` is above `threshold`. Floats only.
-    /// PyTorch's defaults are 1 for `beta` and 20 for `threshold`.
-    softplus(beta, threshold) SOFTPLUS;
-    /// `self` where it is positive, otherwise `alpha * (exp(self) - 1)`. Floats only. PyTorch's default for
-    /// `alpha` is 1.
-    elu(alpha) ELU;
-    /// `self` where it is positive, otherwise `alpha * (exp(self / alpha) - 1)`. Floats only. PyTorch's default
-    /// for `alpha` is 1.
-    celu(alpha) CELU;
-    /// `self` where it is positive, otherwise `negative_slope * self`. Floats only. PyTorch's default for
-    /// `negative_slope` is 0.01.
-    leaky_relu(negative_slope) LEAKY_RELU;
+    softplus SoftplusOptions(beta, threshold) SOFTPLUS;
+    /// `self` where it is positive, otherwise `alpha * (exp(self) - 1)`. Floats only.
+    elu ELUOptions(alpha) ELU;
+    /// `self` where it is positive, otherwise `alpha * (exp(self / alpha) - 1)`. Floats only.
+    celu CELUOptions(alpha) CELU;
+    /// `self` where it is positive, otherwise `negative_slope * self`. Floats only.
+    leaky_relu LeakyReLUOptions(negative_slope) LEAKY_RELU;
 }
 
 macro_rules! in_place_methods {
-    ($($name:ident $in_place:ident($($parameter:ident),+) $op:ident;)*) => {
+    ($($name:ident $in_place:ident $options:ident($($parameter:ident),+) $op:ident;)*) => {
         impl Tensor {$(
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
@@ -48,7 +49,8 @@ macro_rules! in_place_methods {
             /// The same as the method without the underscore. [`crate::ErrorKind::OverlappingWrite`] if the
             /// tensor has several indices at one address.
             #[track_caller]
-            pub fn $in_place(&self, $($parameter: f64),+) -> Result<&Self> {
+            pub fn $in_place(&self, options: impl IntoOptions<$options>) -> Result<&Self> {
+                let $options { $($parameter),+ } = options.into_options();
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
                 apply_in_place(&table::$op, stringify!($in_place), self, &operands, self.dtype())?;
                 Ok(self)
@@ -58,47 +60,49 @@ macro_rules! in_place_methods {
 }
 
 in_place_methods! {
-    elu elu_(alpha) ELU;
-    celu celu_(alpha) CELU;
-    leaky_relu leaky_relu_(negative_slope) LEAKY_RELU;
+    elu elu_ ELUOptions(alpha) ELU;
+    celu celu_ CELUOptions(alpha) CELU;
+    leaky_relu leaky_relu_ LeakyReLUOptions(negative_slope) LEAKY_RELU;
 }
 
 impl Tensor {
-    /// `self - lambda` where `self` is above `lambda`, `self + lambda` where it is below `-lambda`, otherwise 0
-    /// (`torch.nn.functional.softshrink`). Floats only. PyTorch's default for `lambda` is 0.5.
+    /// `self - lambd` where `self` is above `lambd`, `self + lambd` where it is below `-lambd`, otherwise 0
+    /// (`torch.nn.functional.softshrink`). Floats only.
     ///
     /// ```
     /// # use warpline::tensor;
     /// let t = tensor(&[-2f32, 0.25, 1.0], ())?;
-    /// assert_eq!(t.softshrink(0.5)?.to_vec::<f32>()?, [-1.5, 0.0, 0.5]);
-    /// assert_eq!(t.hardshrink(0.5)?.to_vec::<f32>()?, [-2.0, 0.0, 1.0]);
+    /// assert_eq!(t.softshrink(())?.to_vec::<f32>()?, [-1.5, 0.0, 0.5]);
+    /// assert_eq!(t.hardshrink(())?.to_vec::<f32>()?, [-2.0, 0.0, 1.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `lambda` is negative or NaN, or if the dtype cannot hold it.
+    /// [`ErrorKind::InvalidArgument`] if `lambd` is negative or NaN, or if the dtype cannot hold it.
     /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn softshrink(&self, lambda: f64) -> Result<Self> {
-        if lambda.is_nan() || lambda < 0.0 {
-            let reason = format!("lambda must be greater than or equal to 0, but is {lambda}");
+    pub fn softshrink(&self, options: impl IntoOptions<SoftshrinkOptions>) -> Result<Self> {
+        let SoftshrinkOptions { lambd } = options.into_options();
+        if lambd.is_nan() || lambd < 0.0 {
+            let reason = format!("lambd must be greater than or equal to 0, but is {lambd}");
             return Err(Error::invalid("softshrink", reason));
         }
-        let lambda = self.rounded("softshrink", lambda.into())?;
-        apply(&table::SOFTSHRINK, &[self.into(), lambda.into()], self.dtype())
+        let lambd = self.rounded("softshrink", lambd.into())?;
+        apply(&table::SOFTSHRINK, &[self.into(), lambd.into()], self.dtype())
     }
 
-    /// 0 where `self` is from `-lambda` to `lambda`, otherwise `self` (`torch.nn.functional.hardshrink`).
-    /// Floats only. PyTorch's default for `lambda` is 0.5.
+    /// 0 where `self` is from `-lambd` to `lambd`, otherwise `self` (`torch.nn.functional.hardshrink`).
+    /// Floats only.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambda`. [`ErrorKind::UnsupportedDType`] if the
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambd`. [`ErrorKind::UnsupportedDType`] if the
     /// tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
-        let lambda = self.rounded("hardshrink", lambda.into())?;
-        apply(&table::HARDSHRINK, &[self.into(), lambda.into()], self.dtype())
+    pub fn hardshrink(&self, options: impl IntoOptions<HardshrinkOptions>) -> Result<Self> {
+        let HardshrinkOptions { lambd } = options.into_options();
+        let lambd = self.rounded("hardshrink", lambd.into())?;
+        apply(&table::HARDSHRINK, &[self.into(), lambd.into()], self.dtype())
     }
 
     /// `self` where it is above `threshold` or NaN, otherwise `value` (`torch.nn.functional.threshold`). Not
@@ -153,16 +157,17 @@ impl Tensor {
         Ok(rounded(number, self.dtype()))
     }
 
-    /// Clamps each element to the range from `min` to `max` (`torch.nn.functional.hardtanh`). Not for bools.
-    /// For integers, the bounds lose their fractions. PyTorch's defaults are -1 and 1.
+    /// Clamps each element to the range from `min_val` to `max_val` (`torch.nn.functional.hardtanh`). Not for bools.
+    /// For integers, the bounds lose their fractions.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the elements are unsigned and a bound is -1 or less.
     /// [`ErrorKind::UnsupportedDType`] if the tensor is boolean. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
-        let [min, max] = self.bounds("hardtanh", [min, max])?;
+    pub fn hardtanh(&self, options: impl IntoOptions<HardtanhOptions>) -> Result<Self> {
+        let HardtanhOptions { min_val, max_val } = options.into_options();
+        let [min, max] = self.bounds("hardtanh", [min_val, max_val])?;
         let operands = [self.into(), min.into(), max.into()];
         apply_as(&table::CLAMP, &table::HARDTANH, &operands, self.dtype())
     }
@@ -173,8 +178,9 @@ impl Tensor {
     /// The same as [`Tensor::hardtanh`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
     /// one address.
     #[track_caller]
-    pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
-        self.hardtanh_as("hardtanh_", [min, max])
+    pub fn hardtanh_(&self, options: impl IntoOptions<HardtanhOptions>) -> Result<&Self> {
+        let HardtanhOptions { min_val, max_val } = options.into_options();
+        self.hardtanh_as("hardtanh_", [min_val, max_val])
     }
 
     #[track_caller]
@@ -206,7 +212,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn relu6(&self) -> Result<Self> {
-        self.hardtanh(0.0, 6.0)
+        self.hardtanh(HardtanhOptions::new().min_val(0.0).max_val(6.0))
     }
 
     /// [`Tensor::relu6`] in place.
@@ -225,8 +231,8 @@ impl Tensor {
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn logit(&self, eps: Option<f64>) -> Result<Self> {
-        let eps = Scalar::Float(eps.unwrap_or(-1.0));
+    pub fn logit(&self, eps: impl IntoOptions<OrDefault<f64>>) -> Result<Self> {
+        let eps = Scalar::Float(eps.into_options().or(-1.0));
         apply(&table::LOGIT, &[self.into(), eps.into()], self.dtype())
     }
 
@@ -236,8 +242,8 @@ impl Tensor {
     /// [`ErrorKind::CannotCast`] if the tensor is integer or boolean. Otherwise the same as
     /// [`Tensor::logit`].
     #[track_caller]
-    pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {
-        let operands = [self.into(), Scalar::Float(eps.unwrap_or(-1.0)).into()];
+    pub fn logit_(&self, eps: impl IntoOptions<OrDefault<f64>>) -> Result<&Self> {
+        let operands = [self.into(), Scalar::Float(eps.into_options().or(-1.0)).into()];
         apply_in_place(&table::LOGIT, "logit_", self, &operands, self.dtype())?;
         Ok(self)
     }

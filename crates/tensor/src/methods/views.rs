@@ -14,7 +14,31 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, Integer, IntoSizes, MemoryFormat, Result, Tensor};
+use crate::{
+    Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, OrDefault, Result, Tensor,
+};
+
+/// The range of dimensions that [`Tensor::flatten`] merges: `()` for all, the first dimension, or the first and the last.
+#[derive(Clone, Copy, Debug)]
+pub struct DimRange(isize, isize);
+
+impl From<()> for DimRange {
+    fn from((): ()) -> Self {
+        Self(0, -1)
+    }
+}
+
+impl<I: Integer> From<I> for DimRange {
+    fn from(first: I) -> Self {
+        Self(first.into_isize(), -1)
+    }
+}
+
+impl<A: Integer, B: Integer> From<(A, B)> for DimRange {
+    fn from((first, last): (A, B)) -> Self {
+        Self(first.into_isize(), last.into_isize())
+    }
+}
 
 impl Tensor {
     /// Returns the elements in another shape (`torch.reshape`): a view if the strides allow it, otherwise a
@@ -276,15 +300,25 @@ impl Tensor {
         self.viewed_reshaped("unsqueeze", layout)
     }
 
-    /// Merges the dimensions from `start` to `end`, both included (`torch.flatten`). The result is a view if
-    /// the strides allow it, otherwise a copy.
+    /// Merges a range of dimensions into one (`torch.flatten`). The range is `()` for all dimensions, its first
+    /// dimension, or a tuple of the first and the last, which is included. The result is a view if the strides
+    /// allow it, otherwise a copy.
+    ///
+    /// ```
+    /// # use warpline::zeros;
+    /// let t = zeros([2, 3, 4, 5], ())?;
+    /// assert_eq!(t.flatten(())?.size(), [120]);
+    /// assert_eq!(t.flatten(1)?.size(), [2, 60]);
+    /// assert_eq!(t.flatten((1, -2))?.size(), [2, 12, 5]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
-    /// if `start` comes after `end`. Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
+    /// if the first dimension comes after the last. Errors of [every op](Tensor#errors-of-every-op) if a copy is made.
     #[track_caller]
-    pub fn flatten(&self, start: impl Integer, end: impl Integer) -> Result<Self> {
-        let (start, end) = (start.into_isize(), end.into_isize());
+    pub fn flatten(&self, dims: impl IntoOptions<DimRange>) -> Result<Self> {
+        let DimRange(start, end) = dims.into_options();
         let (first, last) =
             (self.layout().dim(start).of("flatten")?, self.layout().dim(end).of("flatten")?);
         if first > last {
@@ -308,8 +342,12 @@ impl Tensor {
     /// # Errors
     /// The same as [`crate::cat`].
     #[track_caller]
-    pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
-        cat(tensors, dim.into_isize())
+    pub fn cat<T: Borrow<Self>>(
+        tensors: &[T],
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Self> {
+        let dim = dim.into_options().or(0);
+        cat(tensors, dim)
     }
 
     /// The same as [`crate::stack`].
@@ -317,8 +355,12 @@ impl Tensor {
     /// # Errors
     /// The same as [`crate::stack`].
     #[track_caller]
-    pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: impl Integer) -> Result<Self> {
-        stack(tensors, dim.into_isize())
+    pub fn stack<T: Borrow<Self>>(
+        tensors: &[T],
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Self> {
+        let dim = dim.into_options().or(0);
+        stack(tensors, dim)
     }
 
     /// Returns the tensor itself if it is contiguous, otherwise a contiguous copy (`torch.Tensor.contiguous`).
@@ -380,8 +422,11 @@ fn not_negative(op: &'static str, name: &str, number: impl Integer) -> Result<us
 /// another dimension, or a tensor has no dimensions. [`ErrorKind::DimOutOfRange`] if the tensors lack the
 /// dimension. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: impl Integer) -> Result<Tensor> {
-    let dim = dim.into_isize();
+pub fn cat<T: Borrow<Tensor>>(
+    tensors: &[T],
+    dim: impl IntoOptions<OrDefault<isize>>,
+) -> Result<Tensor> {
+    let dim = dim.into_options().or(0);
     let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
         return Err(Error::invalid("cat", "expected at least one tensor"));
@@ -472,8 +517,11 @@ impl OpBackward for Cat {
 /// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
 /// [`ErrorKind::DimOutOfRange`] if `dim` is out of range. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: impl Integer) -> Result<Tensor> {
-    let dim = dim.into_isize();
+pub fn stack<T: Borrow<Tensor>>(
+    tensors: &[T],
+    dim: impl IntoOptions<OrDefault<isize>>,
+) -> Result<Tensor> {
+    let dim = dim.into_options().or(0);
     let Some(head) = tensors.first().map(Borrow::borrow) else {
         return Err(Error::invalid("stack", "expected at least one tensor"));
     };

@@ -36,7 +36,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
             channel.recv_event(&tensor)?;
             let expected: Vec<f32> = (0..600).map(|i| (8 * i + 5 + 10) as f32).collect();
             assert_eq!(tensor.to_vec::<f32>()?, expected);
-            tensor.copy_(&zeros([600], ())?, false)?;
+            tensor.copy_(&zeros([600], ())?, ())?;
             channel.send_event(&tensor)
         },
         |channel| {
@@ -69,7 +69,7 @@ fn host_code_gets_copies_of_shared_memory_and_no_op_runs_on_it() {
             shared.fill_(1.0).map(drop),
             shared.sum(()).map(drop),
             ones([2, 3], ())?.add_(&shared).map(drop),
-            shared.t()?.copy_(&ones([3, 2], ())?, false).map(drop),
+            shared.t()?.copy_(&ones([3, 2], ())?, ()).map(drop),
         ];
         for (at, refused) in refused.into_iter().enumerate() {
             assert!(
@@ -88,10 +88,10 @@ fn host_code_gets_copies_of_shared_memory_and_no_op_runs_on_it() {
         assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
         // Both tensors show the same memory; a row of `shared` is contiguous.
-        shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, false)?;
+        shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, ())?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
-        let flipped = shared.copy()?.copy_(&shared, false)?.mul(-1.0)?;
-        shared.copy_(&flipped, false)?;
+        let flipped = shared.copy()?.copy_(&shared, ())?.mul(-1.0)?;
+        shared.copy_(&flipped, ())?;
         assert_eq!(received.select(1, 1)?.to_vec::<f32>()?, [-9.0; 3]);
         here.send(&shared)?;
         let (_, other) = world(1, Schedule::Lazy);
@@ -220,7 +220,7 @@ pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
     kill_point.reached("enqueued");
     channel.send(&tensor)?;
     kill_point.reached("sent");
-    tensor.copy_(&full([5000], 3.0, ())?, false)?;
+    tensor.copy_(&full([5000], 3.0, ())?, ())?;
     kill_point.reached("written");
     channel.send_event(&tensor)?;
     kill_point.reached("told");

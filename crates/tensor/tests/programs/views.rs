@@ -3,6 +3,7 @@
 use crate::generate::Draw;
 use crate::model::{Out, Predict, UNKNOWN, Value, count, dense_strides, dim, size};
 use crate::row::{DTYPES, Row, row};
+use warpline::DiagonalOptions;
 
 fn view(sizes: Vec<usize>, strides: Vec<isize>, offset: usize) -> Predict {
     count(&sizes)?;
@@ -400,7 +401,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 d.number(-1);
             },
             diagonal,
-            |t, n| t[0].diagonal(n[0], n[1], n[2])?
+            |t, n| t[0].diagonal(DiagonalOptions::new().offset(n[0]).dim1(n[1]).dim2(n[2]))?
         ),
         row!("Tensor::as_strided", strided, as_strided, |t, n| t[0].as_strided(
             [n[0] as usize, n[1] as usize],

@@ -96,7 +96,7 @@ fn shapes(world: &World) -> Result<()> {
         fails!(warpline::embedding(&zero, &zero), "embedding": ErrorKind::ShapeMismatch { .. });
         fails!(a.split(0, 0), ErrorKind::InvalidArgument { .. });
         fails!(a.chunk(0, 0), ErrorKind::InvalidArgument { .. });
-        fails!(a.flatten(1, 0), ErrorKind::InvalidArgument { .. });
+        fails!(a.flatten((1, 0)), ErrorKind::InvalidArgument { .. });
         fails!(a.item::<f32>(), ErrorKind::NotAScalar { numel: 6, .. });
         fails!(warpline::cat::<Tensor>(&[], 0), ErrorKind::InvalidArgument { .. });
         fails!(warpline::stack::<Tensor>(&[], 0), ErrorKind::InvalidArgument { .. });

@@ -31,7 +31,7 @@ fn pairings(world: &World) -> Result<()> {
             // `to` returns the same tensor if neither device nor dtype changes.
             assert_eq!(moved.data_ptr() == source.data_ptr(), from == to, "{from} to {to}");
             let into = zeros([2, 3, 4], (DType::I64, to))?;
-            into.copy_(&source, false)?;
+            into.copy_(&source, ())?;
             assert_eq!(into.to_vec::<i64>()?, expected, "copy_ {from} to {to}");
         }
     }
@@ -45,7 +45,7 @@ fn converting(world: &World) -> Result<()> {
             let source = numbers(from)?.transpose(0, 2)?;
             let into = zeros([3, 4, 5], (DType::F16, to))?;
             let view = into.permute([1, 0, 2])?.narrow(2, 1, 2)?;
-            view.copy_(&source, false)?;
+            view.copy_(&source, ())?;
             let expected = source.to("cpu")?.to(DType::F16)?.to_vec::<half::f16>()?;
             assert_eq!(view.to_vec::<half::f16>()?, expected, "{from} to {to}");
             let untouched = into.i((.., .., 0))?.to_vec::<half::f16>()?;
@@ -87,7 +87,7 @@ fn both_streams(_: &World) -> Result<()> {
     for step in 1..6 {
         a.fill_(f64::from(step))?;
         b.fill_(-1.0)?; // before the copy
-        b.copy_(&a, false)?;
+        b.copy_(&a, ())?;
         a.fill_(-2.0)?; // after the copy
         assert_eq!((&b + 0.0)?.to_vec::<f32>()?, vec![step as f32; 512]);
     }
@@ -143,16 +143,16 @@ fn large(world: &World) -> Result<()> {
 fn refusals(world: &World) -> Result<()> {
     for at in world.places() {
         let into = zeros([2, 3], (DType::I64, at))?;
-        into.copy_(&arange(3, ())?, false)?;
+        into.copy_(&arange(3, ())?, ())?;
         assert_eq!(into.to_vec::<i64>()?, [0, 1, 2, 0, 1, 2]);
-        let wrong = into.copy_(&arange(4, ())?, false);
+        let wrong = into.copy_(&arange(4, ())?, ());
         assert!(matches!(wrong.kind(), Some(ErrorKind::ExpandMismatch { .. })));
         let expanded = zeros([1], (DType::I64, at))?.expand([3])?;
-        let shared = expanded.copy_(&arange(3, ())?, false);
+        let shared = expanded.copy_(&arange(3, ())?, ());
         assert!(matches!(shared.kind(), Some(ErrorKind::OverlappingWrite)));
         // The source is the transpose of the destination; the copy reads the old elements.
         let square = arange(9, at)?.reshape([3, 3])?;
-        square.copy_(&square.t()?, false)?;
+        square.copy_(&square.t()?, ())?;
         assert_eq!(square.to_vec::<i64>()?, [0, 3, 6, 1, 4, 7, 2, 5, 8]);
     }
     Ok(())

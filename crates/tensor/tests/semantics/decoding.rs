@@ -6,7 +6,10 @@ use warpline::functional::{
     KvCache, LayerNormOptions, RMSNormOptions, RotaryEmbeddingOptions, add_layer_norm,
     add_rms_norm, layer_norm, rms_norm, rotary_embedding, silu, silu_mul,
 };
-use warpline::{DType, Device, ErrorKind, Result, Tensor, arange, cat, full, randn, stack, tensor};
+use warpline::{
+    DType, Device, ErrorKind, IsCloseOptions, Result, Tensor, arange, cat, full, randn, stack,
+    tensor,
+};
 
 use crate::common::{self, World};
 use crate::s08_index_check::failed;
@@ -33,9 +36,12 @@ fn assert_close(result: &Tensor, expected: &Tensor, context: &str) {
         _ => 1e-12,
     };
     assert_eq!(result.size(), expected.size(), "{context}");
-    let compared = result
-        .to(DType::F64)
-        .and_then(|wide| wide.allclose(&expected.to(DType::F64)?, tolerance, tolerance, false));
+    let compared = result.to(DType::F64).and_then(|wide| {
+        wide.allclose(
+            &expected.to(DType::F64)?,
+            IsCloseOptions::new().rtol(tolerance).atol(tolerance),
+        )
+    });
     assert!(compared.expect("a comparison"), "{context}: {result} instead of {expected}");
 }
 
@@ -143,7 +149,7 @@ fn rotations(world: &World) -> Result<()> {
                     assert_eq!((out.size(), out.stride()), (&sizes[..], x.stride()));
                     assert_close(&rotary_embedding(&x, &cos, &sin, pairs)?, &neighbours, &context);
                     // The angles of neighbours twice: one after the other.
-                    let twice = |t: &Tensor| stack(&[t, t], -1)?.flatten(2, 3);
+                    let twice = |t: &Tensor| stack(&[t, t], -1)?.flatten((2, 3));
                     let out = rotary_embedding(&x, &twice(&cos)?, &twice(&sin)?, pairs)?;
                     assert_close(&out, &neighbours, &context);
                     // Angles of positions only, and a part of each row.

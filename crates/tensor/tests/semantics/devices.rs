@@ -121,7 +121,7 @@ fn mixed(_: &World) -> Result<()> {
     let other = warpline::simulated(1)?;
     let foreign = warpline::with_runtime(&other, || zeros([2], 0))?;
     assert!(matches!((&a + &foreign).kind(), Some(ErrorKind::RuntimeMismatch)));
-    assert!(matches!(a.copy_(&foreign, false).kind(), Some(ErrorKind::RuntimeMismatch)));
+    assert!(matches!(a.copy_(&foreign, ()).kind(), Some(ErrorKind::RuntimeMismatch)));
     Ok(())
 }
 

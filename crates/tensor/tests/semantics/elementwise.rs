@@ -1,8 +1,9 @@
 //! Elementwise methods beyond their values: dtypes, broadcasting, in-place results, refusals.
 
+use warpline::functional::HardtanhOptions;
 use warpline::{
-    DType, Error, ErrorKind, Result, ResultExt, RoundingMode, Tensor, TensorOrScalar, arange, cuda,
-    full, ones, tensor, where_cond,
+    AddmmOptions, DType, Error, ErrorKind, IsCloseOptions, NanToNumOptions, Result, ResultExt,
+    RoundingMode, Tensor, TensorOrScalar, arange, cuda, full, ones, tensor, where_cond,
 };
 
 use crate::common::World;
@@ -145,24 +146,24 @@ rows! {
         assert_eq!(mean.to_vec::<f32>()?, [2.0, 2.0, 2.25]);
         mean.gt_(2.0)?;
         assert_eq!(mean.to_vec::<f32>()?, [0.0, 0.0, 1.0]);
-        mean.div_(0.0)?.nan_to_num_(Some(7.0), Some(8.0), None)?;
+        mean.div_(0.0)?.nan_to_num_(NanToNumOptions::new().nan(7.0).posinf(8.0))?;
         assert_eq!(mean.to_vec::<f32>()?, [7.0, 7.0, 8.0]);
         mean.clamp_min_(f64::NAN)?;
         assert!(mean.to_vec::<f32>()?.into_iter().all(f32::is_nan));
         assert_eq!(b.clamp_max_(7)?.clamp_min_(3)?.to_vec::<i64>()?, [3, 7]);
         assert_eq!(b.le(3)?.eq_(false)?.to_vec::<bool>()?, [false, true]);
         assert!(matches!(b.clamp_min_(0.5).kind(), Some(ErrorKind::CannotCast { .. })));
-        assert_eq!(b.sub_(&ints(&[1, -1], world)?)?.nan_to_num_(None, None, None)?.to_vec::<i64>()?, [2, 8]);
+        assert_eq!(b.sub_(&ints(&[1, -1], world)?)?.nan_to_num_(())?.to_vec::<i64>()?, [2, 8]);
         let (matrix, vector) = (ints(&[1, 2, 3, 4], world)?.view([2, 2])?, ints(&[1, -1], world)?);
-        vector.addmv_(&matrix, &b, 2, 3)?;
+        vector.addmv_(&matrix, &b, AddmmOptions::new().beta(2).alpha(3))?;
         assert_eq!(vector.to_vec::<i64>()?, [56, 112]);
-        matrix.addmm_(&matrix, &matrix, 0, 1)?;
+        matrix.addmm_(&matrix, &matrix, AddmmOptions::new().beta(0))?;
         assert_eq!(matrix.view([4])?.to_vec::<i64>()?, [7, 10, 15, 22]);
         let (one, batch) = (matrix.unsqueeze(0)?, matrix.add(0)?.unsqueeze(0)?);
-        one.baddbmm_(&batch, &batch, 1, 0)?;
+        one.baddbmm_(&batch, &batch, AddmmOptions::new().alpha(0))?;
         assert_eq!(matrix.view([4])?.to_vec::<i64>()?, [7, 10, 15, 22]);
-        assert!(matches!(vector.addmm_(&matrix, &matrix, 1, 1).kind(), Some(ErrorKind::ShapeMismatch { .. })));
-        assert!(matches!(matrix.addmm_(&matrix, &matrix, 1, 0.5).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(vector.addmm_(&matrix, &matrix, ()).kind(), Some(ErrorKind::ShapeMismatch { .. })));
+        assert!(matches!(matrix.addmm_(&matrix, &matrix, AddmmOptions::new().alpha(0.5)).kind(), Some(ErrorKind::InvalidArgument { .. })));
         assert!(matches!(b.lerp_(&b, 0.5).kind(), Some(ErrorKind::UnsupportedDType { .. })));
         assert!(matches!(b.addcmul_(&mean, &mean, 1).kind(), Some(ErrorKind::CannotCast { .. })));
         // An operand that overlaps the result at other positions is read before the result is
@@ -259,8 +260,8 @@ rows! {
             ("elu", |x| x.elu_(0.5), |x| x.elu(0.5)),
             ("celu", |x| x.celu_(0.5), |x| x.celu(0.5)),
             ("leaky_relu", |x| x.leaky_relu_(0.1), |x| x.leaky_relu(0.1)),
-            ("hardtanh", |x| x.hardtanh_(-1.0, 0.5), |x| x.hardtanh(-1.0, 0.5)),
-            ("logit", |x| x.logit_(Some(0.1)), |x| x.logit(Some(0.1))),
+            ("hardtanh", |x| x.hardtanh_(HardtanhOptions::new().max_val(0.5)), |x| x.hardtanh(HardtanhOptions::new().max_val(0.5))),
+            ("logit", |x| x.logit_(0.1), |x| x.logit(0.1)),
             ("threshold", |x| x.threshold_(0.5, -1), |x| x.threshold(0.5, -1)),
         ];
         for (name, in_place, new) in pairs {
@@ -274,9 +275,9 @@ rows! {
         let a = ints(&[-3, 9], world)?;
         assert_eq!(a.relu6_()?.to_vec::<i64>()?, [0, 6]);
         assert!(matches!(a.elu_(1.0).kind(), Some(ErrorKind::UnsupportedDType { .. })));
-        assert!(matches!(a.logit_(None).kind(), Some(ErrorKind::CannotCast { .. })));
+        assert!(matches!(a.logit_(()).kind(), Some(ErrorKind::CannotCast { .. })));
         let bytes = a.to(DType::U8)?;
-        assert!(matches!(bytes.hardtanh(-1.0, 1.0).kind(), Some(ErrorKind::InvalidArgument { .. })));
+        assert!(matches!(bytes.hardtanh(()).kind(), Some(ErrorKind::InvalidArgument { .. })));
         Ok(())
     };
 
@@ -315,12 +316,12 @@ rows! {
         assert_eq!(a.isfinite()?.to_vec::<bool>()?, [true, true]);
         assert_eq!(a.signbit()?.to_vec::<bool>()?, [true, false]);
         assert_eq!(a.gt(0)?.signbit()?.to_vec::<bool>()?, [false, false]);
-        assert_eq!(a.nan_to_num(None, None, None)?.to_vec::<i64>()?, [-1, 2]);
+        assert_eq!(a.nan_to_num(())?.to_vec::<i64>()?, [-1, 2]);
         let b = floats(&[f32::INFINITY, f32::NAN], world)?;
-        assert_eq!(b.nan_to_num(None, None, None)?.to_vec::<f32>()?, [f32::MAX, 0.0]);
-        assert_eq!(b.isclose(&b, 1e-5, 1e-8, false)?.to_vec::<bool>()?, [true, false]);
-        assert_eq!(b.isclose(&b, 1e-5, 1e-8, true)?.to_vec::<bool>()?, [true, true]);
-        assert!(matches!(b.isclose(&a, 1e-5, 1e-8, true).kind(), Some(ErrorKind::DTypeMismatch { .. })));
+        assert_eq!(b.nan_to_num(())?.to_vec::<f32>()?, [f32::MAX, 0.0]);
+        assert_eq!(b.isclose(&b, ())?.to_vec::<bool>()?, [true, false]);
+        assert_eq!(b.isclose(&b, IsCloseOptions::new().equal_nan(true))?.to_vec::<bool>()?, [true, true]);
+        assert!(matches!(b.isclose(&a, IsCloseOptions::new().equal_nan(true)).kind(), Some(ErrorKind::DTypeMismatch { .. })));
         Ok(())
     };
 }

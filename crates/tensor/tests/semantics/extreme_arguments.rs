@@ -7,8 +7,8 @@ use warpline::functional::{
     conv_transpose1d, conv1d, fold, max_pool2d, unfold,
 };
 use warpline::{
-    ErrorKind, Result, ResultExt, arange, ones, simulated, tensor, tril_indices, triu_indices,
-    with_runtime, zeros,
+    DiagonalOptions, DiffOptions, ErrorKind, Result, ResultExt, arange, ones, simulated, tensor,
+    tril_indices, triu_indices, with_runtime, zeros,
 };
 
 const STEPS: [usize; 6] = [1 << 31, (1 << 31) + 1, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX];
@@ -80,10 +80,13 @@ fn diff_and_triangles_of_endless_rows_end() -> Result<()> {
         let start = Instant::now();
         let t = tensor([1i64, 4, 9], at)?;
         for n in [3, 4, 1 << 32, usize::MAX] {
-            assert_eq!(t.diff(n, 0)?.size(), [0]);
+            assert_eq!(t.diff(DiffOptions::new().n(n).dim(0))?.size(), [0]);
         }
-        assert_eq!(zeros([0, 2], at)?.diff(usize::MAX, 0)?.size(), [0, 2]);
-        assert_eq!(t.diff(2, 0)?.to_vec::<i64>()?, [2]);
+        assert_eq!(
+            zeros([0, 2], at)?.diff(DiffOptions::new().n(usize::MAX).dim(0))?.size(),
+            [0, 2]
+        );
+        assert_eq!(t.diff(DiffOptions::new().n(2).dim(0))?.to_vec::<i64>()?, [2]);
         for rows in [1 << 32, 1 << 63, usize::MAX] {
             assert_eq!(tril_indices(rows, 0, 0, at)?.size(), [2, 0]);
             assert_eq!(triu_indices(rows, 2, 0, at)?.to_vec::<i64>()?, [0, 0, 1, 0, 1, 1]);
@@ -129,7 +132,7 @@ fn views_of_nothing_with_huge_strides_are_made_and_used() -> Result<()> {
         let views = [
             none.select(0, 3)?,
             none.narrow(0, 3, 1)?,
-            none.diagonal(3, 1, 0)?,
+            none.diagonal(DiagonalOptions::new().offset(3).dim1(1).dim2(0))?,
             none.unsqueeze(0)?,
             none.slice(1, 5.., usize::MAX)?,
             none.i((.., -1))?,

@@ -75,7 +75,7 @@ fn arguments(world: &World) -> Result<()> {
         ("tensor", DType::F32, |o| tensor([1f32, 2.0], o)),
         ("arange", DType::I64, |o| arange(2, o)),
         ("linspace", DType::F32, |o| linspace(0, 1, 2, o)),
-        ("eye", DType::F32, |o| eye(2, None, o)),
+        ("eye", DType::F32, |o| eye(2, o)),
         ("rand", DType::F32, |o| rand([2], o)),
         ("randn", DType::F32, |o| randn([2], o)),
         ("randint", DType::I64, |o| randint(0, 5, [2], o)),
@@ -104,7 +104,7 @@ fn values(world: &World) -> Result<()> {
         assert_eq!(arange_start_step(7, 0, -3, at)?.to_vec::<i64>()?, [7, 4, 1]);
         assert_eq!(arange_start_step(1, 1, 1, at)?.numel(), 0);
         assert_eq!(linspace(0, 1, 5, at)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
-        assert_eq!(eye(2, 3, at)?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(eye((2, 3), at)?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
         assert_eq!(full([2], true, at)?.to_vec::<bool>()?, [true; 2]);
         assert_eq!(zeros([], at)?.item::<f32>()?, 0.0);
         let nested = tensor(vec![vec![1i32, 2], vec![3, 4]], at)?;

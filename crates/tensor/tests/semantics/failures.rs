@@ -67,7 +67,7 @@ fn arguments(world: &World) -> Result<()> {
         let on = |sizes: &[usize]| zeros(sizes, last);
         refused!(on(&[2, 3])?.add(&on(&[4])?), ErrorKind::BroadcastMismatch { .. }, "(3)", "(4)");
         refused!(on(&[2, 3])?.matmul(&on(&[2, 3])?), ErrorKind::ShapeMismatch { .. }, "2x3");
-        refused!(kept.copy_(&on(&[7])?, false), ErrorKind::ExpandMismatch { .. }, "[7]", "[100]");
+        refused!(kept.copy_(&on(&[7])?, ()), ErrorKind::ExpandMismatch { .. }, "[7]", "[100]");
         refused!(kept.reshape([-7]), ErrorKind::InvalidReshape { .. }, "[-7]", "100");
         refused!(kept.select(0, 100), ErrorKind::IndexOutOfRange { .. }, "100", "dimension 0");
         refused!(kept.narrow(0, 90, 11), ErrorKind::IndexOutOfRange { .. }, "90", "11", "100");
@@ -85,19 +85,19 @@ fn arguments(world: &World) -> Result<()> {
         refused!(warpline::arange(nan, last), ErrorKind::InvalidArgument { .. }, "finite");
         let huge = usize::MAX;
         refused!(linspace(0.0, 1.0, huge, last), ErrorKind::SizeOverflow { .. }, "addressed");
-        refused!(warpline::eye(huge, None, last), ErrorKind::SizeOverflow { .. }, "addressed");
+        refused!(warpline::eye(huge, last), ErrorKind::SizeOverflow { .. }, "addressed");
         refused!(warpline::randperm(1 << 62, last), ErrorKind::SizeOverflow { .. }, "addressed");
         refused!(warpline::arange(1e300, last), ErrorKind::InvalidArgument { .. }, "too many");
-        refused!(kept.uniform_(nan, 1.0), ErrorKind::InvalidArgument { .. }, "from", "NaN");
-        refused!(kept.uniform_(2.0, 1.0), ErrorKind::InvalidArgument { .. }, "from=2", "to=1");
-        refused!(kept.normal_(0.0, -1.0), ErrorKind::InvalidArgument { .. }, "std -1");
-        refused!(kept.normal_(nan, 1.0), ErrorKind::InvalidArgument { .. }, "mean");
-        refused!(kept.normal_(0.0, f64::INFINITY), ErrorKind::InvalidArgument { .. }, "std");
+        refused!(kept.uniform_((nan, 1.0)), ErrorKind::InvalidArgument { .. }, "from", "NaN");
+        refused!(kept.uniform_((2.0, 1.0)), ErrorKind::InvalidArgument { .. }, "from=2", "to=1");
+        refused!(kept.normal_((0.0, -1.0)), ErrorKind::InvalidArgument { .. }, "std -1");
+        refused!(kept.normal_((nan, 1.0)), ErrorKind::InvalidArgument { .. }, "mean");
+        refused!(kept.normal_((0.0, f64::INFINITY)), ErrorKind::InvalidArgument { .. }, "std");
         refused!(kept.exponential_(0.0), ErrorKind::InvalidArgument { .. }, "lambda");
         refused!(kept.bernoulli_(1.5), ErrorKind::InvalidArgument { .. }, "p=1.5");
         refused!(kept.random_(5, 5), ErrorKind::InvalidArgument { .. }, "from=5");
         refused!(
-            on(&[2])?.to(DType::I64)?.normal_(0.0, 1.0),
+            on(&[2])?.to(DType::I64)?.normal_(()),
             ErrorKind::UnsupportedDType { .. },
             "int64"
         );
@@ -137,8 +137,8 @@ fn two_runtimes(world: &World) -> Result<()> {
             "different runtimes"
         );
         refused!(kept.mul_(&foreign), ErrorKind::RuntimeMismatch, "different runtimes");
-        refused!(kept.copy_(&foreign, false), "copy_": ErrorKind::RuntimeMismatch, "copy_");
-        refused!(kept.copy_(&foreign_host, false), ErrorKind::RuntimeMismatch, "copy_");
+        refused!(kept.copy_(&foreign, ()), "copy_": ErrorKind::RuntimeMismatch, "copy_");
+        refused!(kept.copy_(&foreign_host, ()), ErrorKind::RuntimeMismatch, "copy_");
         refused!(kept.matmul(&foreign), ErrorKind::RuntimeMismatch, "matmul");
         refused!(warpline::cat(&[kept, &foreign], 0), ErrorKind::RuntimeMismatch, "cat");
         refused!(ones([1], "cpu")?.add(&foreign_host), ErrorKind::RuntimeMismatch, "add");

@@ -130,14 +130,14 @@ fn in_place_ops_keep_to_their_footprints() {
                 a.add_(a)?;
                 a.fill_(3)?;
                 a.zero_()?;
-                a.copy_(&full(a.size(), 5, (dtype, "cuda"))?, false)?;
-                a.copy_(&full(a.size(), 5, (DType::I64, "cpu"))?, false)?;
+                a.copy_(&full(a.size(), 5, (dtype, "cuda"))?, ())?;
+                a.copy_(&full(a.size(), 5, (DType::I64, "cpu"))?, ())?;
                 a.random_(0, 100)?;
                 a.bernoulli_(0.5)?;
                 if dtype.is_float() {
                     a.div_(2)?;
-                    a.normal_(0.0, 1.0)?;
-                    a.uniform_(-1.0, 1.0)?;
+                    a.normal_(())?;
+                    a.uniform_((-1.0, 1.0))?;
                     a.exponential_(2.0)?;
                 }
             }
@@ -155,7 +155,7 @@ fn factories_keep_to_their_footprints() {
                 rand([size], (dtype, "cuda"))?;
                 randn([size], (dtype, "cuda"))?;
                 linspace(0.0, 1.0, size, (dtype, "cuda"))?;
-                eye(size.min(70), size.min(30), (dtype, "cuda"))?;
+                eye((size.min(70), size.min(30)), (dtype, "cuda"))?;
                 arange(size as i64, (dtype, "cuda"))?;
                 empty([size], (dtype, "cuda"))?.zero_()?;
             }

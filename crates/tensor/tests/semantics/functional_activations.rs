@@ -36,15 +36,18 @@ fn activations_with_options_have_pytorchs_defaults() -> Result<()> {
     same(f::gelu(&x, Approximate::Tanh), x.gelu_tanh())?;
     same(f::hardshrink(&x, ()), x.hardshrink(0.5))?;
     same(f::hardshrink(&x, 0.3), x.hardshrink(0.3))?;
-    same(f::hardtanh(&x, ()), x.hardtanh(-1.0, 1.0))?;
+    same(f::hardtanh(&x, ()), x.hardtanh(()))?;
     same(
         f::hardtanh(&x, HardtanhOptions::new().min_val(-0.5).max_val(0.6)),
-        x.hardtanh(-0.5, 0.6),
+        x.hardtanh(HardtanhOptions::new().min_val(-0.5).max_val(0.6)),
     )?;
     same(f::leaky_relu(&x, ()), x.leaky_relu(0.01))?;
     same(f::leaky_relu(&x, 0.2), x.leaky_relu(0.2))?;
-    same(f::softplus(&x, ()), x.softplus(1.0, 20.0))?;
-    same(f::softplus(&x, SoftplusOptions::new().beta(2.0).threshold(9.0)), x.softplus(2.0, 9.0))?;
+    same(f::softplus(&x, ()), x.softplus(()))?;
+    same(
+        f::softplus(&x, SoftplusOptions::new().beta(2.0).threshold(9.0)),
+        x.softplus(SoftplusOptions::new().beta(2.0).threshold(9.0)),
+    )?;
     same(f::softshrink(&x, ()), x.softshrink(0.5))?;
     same(f::softshrink(&x, 0.3), x.softshrink(0.3))?;
     let even = x.view((3, 2))?;
@@ -70,7 +73,7 @@ fn activations_in_place_change_their_input() -> Result<()> {
         elu_ () => elu(1.0)
         celu_ 0.7 => celu(0.7)
         leaky_relu_ () => leaky_relu(0.01)
-        hardtanh_ HardtanhOptions::new().max_val(0.6) => hardtanh(-1.0, 0.6)
+        hardtanh_ HardtanhOptions::new().max_val(0.6) => hardtanh(HardtanhOptions::new().max_val(0.6))
     }
     Ok(())
 }

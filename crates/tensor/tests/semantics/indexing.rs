@@ -3,8 +3,8 @@
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{
-    DType, Device, ErrorKind, Result, ResultExt, ScatterReduce, Tensor, arange, functional,
-    searchsorted, tensor, zeros,
+    BincountOptions, DType, Device, ErrorKind, Result, ResultExt, ScatterReduce, SortOptions,
+    Tensor, TopkOptions, UniqueOptions, arange, functional, searchsorted, tensor, zeros,
 };
 use warpline_runtime::IndexCheck;
 
@@ -119,10 +119,10 @@ fn in_place_forms_write_where_the_others_copy() {
         assert_eq!(t.to_vec::<i64>()?, [0, 0, 2, 1, 0, 0]);
         // In-place ops on a transposed view, and on a view that is not contiguous, write the base's
         // memory.
-        t.t()?.index_put_(&[Some(&ints(&[1], device)?)], &ints(&[7, 8], device)?, false)?;
+        t.t()?.index_put_(&[Some(&ints(&[1], device)?)], &ints(&[7, 8], device)?, ())?;
         assert_eq!(t.to_vec::<i64>()?, [0, 7, 2, 1, 8, 0]);
         let part = zeros([2, 4], (DType::I64, device))?;
-        part.narrow(1, 0, 3)?.index_put_(&both, &tensor(5i64, device)?, false)?;
+        part.narrow(1, 0, 3)?.index_put_(&both, &tensor(5i64, device)?, ())?;
         assert_eq!(part.to_vec::<i64>()?, [0, 0, 5, 0, 5, 0, 0, 0]);
         t.index_copy_(1, &ints(&[0], device)?, &numbers(&[2, 1], device)?)?;
         t.index_fill_(1, &ints(&[2], device)?, 4)?;
@@ -164,21 +164,23 @@ fn order_ops_handle_edge_cases() {
         let values = values.to_vec::<f32>()?;
         assert!(values[0].is_nan() && values[1] == 2.0, "{values:?}");
         assert_eq!(indices.to_vec::<i64>()?, [1, 2]);
-        assert_eq!(t.topk(0, 1, true)?.0.size(), [2, 0]);
-        assert!(t.topk(4, 1, true).is_err() && t.kthvalue(0, 1).is_err());
+        assert_eq!(t.topk(0, 1)?.0.size(), [2, 0]);
+        assert!(t.topk(4, 1).is_err() && t.kthvalue(0, 1).is_err());
         let scalar = tensor(5f32, device)?;
-        assert_eq!(scalar.sort(0, true)?.1.item::<i64>()?, 0);
+        assert_eq!(scalar.sort(SortOptions::new().dim(0).descending(true))?.1.item::<i64>()?, 0);
         assert_eq!(scalar.median_all()?.item::<f32>()?, 5.0);
-        assert_eq!(scalar.topk(1, -1, true)?.0.item::<f32>()?, 5.0);
+        assert_eq!(scalar.topk(1, ())?.0.item::<f32>()?, 5.0);
         let long = arange(5000i64, device)?.mul(37)?.remainder(1009)?;
-        let (sorted, _) = long.sort(0, true)?;
+        let (sorted, _) = long.sort(SortOptions::new().dim(0).descending(true))?;
         assert_eq!(sorted.narrow(0, 0, 6)?.to_vec::<i64>()?, [1008, 1008, 1008, 1008, 1008, 1007]);
-        let (values, inverse, counts) = long.unique(true, true)?;
+        let (values, inverse, counts) =
+            long.unique(UniqueOptions::new().return_inverse(true).return_counts(true))?;
         assert_eq!(values.to_vec::<i64>()?, (0..1009).collect::<Vec<_>>());
         let back = values.index_select(0, &inverse.unwrap())?;
         assert_eq!(back.to_vec::<i64>()?, long.to_vec::<i64>()?);
         assert_eq!(counts.unwrap().sum(())?.item::<i64>()?, 5000);
-        let (none, inverse, counts) = zeros(0, device)?.unique(true, true)?;
+        let (none, inverse, counts) = zeros(0, device)?
+            .unique(UniqueOptions::new().return_inverse(true).return_counts(true))?;
         assert_eq!((none.numel(), inverse.unwrap().numel(), counts.unwrap().numel()), (0, 0, 0));
         let t = numbers(&[2, 3], device)?;
         assert_eq!(t.roll(1, ())?.to_vec::<i64>()?, [5, 0, 1, 2, 3, 4]);
@@ -188,7 +190,9 @@ fn order_ops_handle_edge_cases() {
         let sorted = ints(&[1, 3], device)?;
         assert_eq!(searchsorted(&sorted, &t, true)?.to_vec::<i64>()?, [0, 1, 1, 2, 2, 2]);
         assert_eq!(
-            tensor([3i32, 3], device)?.bincount(None, 6)?.to_vec::<i64>()?,
+            tensor([3i32, 3], device)?
+                .bincount(BincountOptions::new().minlength(6))?
+                .to_vec::<i64>()?,
             [0, 0, 0, 2, 0, 0]
         );
         assert_eq!(functional::one_hot(&ints(&[], device)?, 3)?.size(), [0, 3]);
@@ -226,8 +230,8 @@ const FUNCTIONS: &[Checked] = &[
     ("cumsum", |x| x[0].square()?.cumsum(1)),
     ("cumprod", |x| x[0].cumprod(1)),
     ("cummax", |x| Ok(x[0].square()?.cummax(1)?.0)),
-    ("sort", |x| Ok(x[0].square()?.sort(1, true)?.0)),
-    ("topk", |x| Ok(x[0].square()?.topk(2, 0, false)?.0)),
+    ("sort", |x| Ok(x[0].square()?.sort(SortOptions::new().dim(1).descending(true))?.0)),
+    ("topk", |x| Ok(x[0].square()?.topk(2, TopkOptions::new().dim(0).largest(false))?.0)),
     ("median", |x| Ok(x[0].square()?.median(1)?.0)),
     ("flip", |x| x[0].square()?.flip([0, 1])),
     ("roll", |x| x[0].square()?.roll([1, 2], [0, 1])),
@@ -245,7 +249,7 @@ const FUNCTIONS: &[Checked] = &[
     }),
     ("index_put_", |x| {
         let t = x[0].square()?;
-        t.t()?.index_put_(&[None, Some(&x[2].select(1, 0)?)], &x[1].t()?, false)?;
+        t.t()?.index_put_(&[None, Some(&x[2].select(1, 0)?)], &x[1].t()?, ())?;
         Ok(t)
     }),
     ("scatter_reduce_", |x| {
@@ -302,10 +306,10 @@ fn products_with_zeros_have_gradients() {
 fn ops_without_gradient_fail_or_return_tensors_without_one() {
     common::cpu(|_| {
         let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
-        let error = x.unique(false, false).unwrap_err();
+        let error = x.unique(()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
-        assert!(!x.argsort(0, false)?.requires_grad() && !x.nonzero()?.requires_grad());
-        let values = x.sort(0, false)?;
+        assert!(!x.argsort(0)?.requires_grad() && !x.nonzero()?.requires_grad());
+        let values = x.sort(0)?;
         assert!(values.0.requires_grad() && !values.1.requires_grad());
         let leaf = x.scatter_add_(0, &tensor([0i64], ())?, &tensor([1f64], ())?);
         assert!(matches!(leaf.kind(), Some(ErrorKind::Gradient { .. })), "{leaf:?}");

@@ -53,7 +53,7 @@ fn factories_fail_under_their_own_names() -> Result<()> {
         refused("arange", arange(f64::NAN, at));
         refused("arange", arange(300, (DType::U8, at)));
         refused("linspace", linspace(0.0, f64::INFINITY, 3, at));
-        refused("eye", eye(usize::MAX, None, at));
+        refused("eye", eye(usize::MAX, at));
         refused("tensor", tensor(vec![vec![1], vec![1, 2]], at));
         refused("tensor", tensor([300i64], (DType::U8, at)));
         let t = zeros([2], at)?;
@@ -94,8 +94,8 @@ fn views_fail_under_their_own_names() -> Result<()> {
         refused("slice", t.slice(0, .., 0));
         refused("squeeze", t.squeeze(3));
         refused("unsqueeze", t.unsqueeze(4));
-        refused("flatten", t.flatten(2, 1));
-        refused("flatten", t.flatten(0, 3));
+        refused("flatten", t.flatten((2, 1)));
+        refused("flatten", t.flatten((0, 3)));
         refused("split", t.split(0, 0));
         refused("split", t.split(1, 3));
         refused("chunk", t.chunk(0, 0));
@@ -122,7 +122,7 @@ fn ops_fail_under_their_own_names() -> Result<()> {
         refused("add", &a + &b);
         refused("mul", &a * &b);
         refused("add_", a.add_(&b));
-        refused("copy_", a.copy_(&b, false));
+        refused("copy_", a.copy_(&b, ()));
         refused("where", where_cond(&a.gt(0.0)?, &a, &b));
         let text = refused("where", where_cond(&a, &a, 0));
         assert!(text.contains("the condition must be of torch.bool"), "{text}");
@@ -147,9 +147,9 @@ fn ops_fail_under_their_own_names() -> Result<()> {
         refused("index_select", a.index_select(0, &tensor([0f32], at)?));
         refused("gather", a.gather(2, &tensor([[0i64]], at)?));
         refused("embedding", embedding(&a, &tensor([0f32], at)?));
-        refused("normal_", a.normal_(f64::NAN, 1.0));
+        refused("normal_", a.normal_((f64::NAN, 1.0)));
         refused("bernoulli_", a.bernoulli_(2.0));
-        refused("uniform_", ints.uniform_(0.0, 1.0));
+        refused("uniform_", ints.uniform_(()));
         refused("bitwise_not", a.bitwise_not());
         Ok(())
     })

@@ -8,8 +8,8 @@ use warpline::functional::{
     unfold,
 };
 use warpline::{
-    DType, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones, simulated, tensor,
-    with_runtime, zeros,
+    BincountOptions, DType, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones, simulated,
+    tensor, with_runtime, zeros,
 };
 
 fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
@@ -241,11 +241,11 @@ fn optional_tensors_have_one_form() -> Result<()> {
         let (i, w) = (tensor([0i64, 2], at)?, ones([2], at)?);
         let some = Some(w.clone());
         for counts in [
-            i.bincount(&w, 0)?,
-            i.bincount(Some(&w), 0)?,
-            i.bincount(&some, 0)?,
-            i.bincount(some.as_ref(), 0)?,
-            i.bincount(None, 0)?,
+            i.bincount(BincountOptions::new().weights(&w))?,
+            i.bincount(BincountOptions::new().weights(Some(&w)))?,
+            i.bincount(BincountOptions::new().weights(&some))?,
+            i.bincount(BincountOptions::new().weights(some.as_ref()))?,
+            i.bincount(())?,
         ] {
             assert_eq!(counts.to(DType::I64)?.to_vec::<i64>()?, [1, 0, 1]);
         }

@@ -47,9 +47,9 @@ fn fills(world: &World) -> Result<()> {
             assert!((mean - expected).abs() < tolerance, "{at}: {mean}, expected {expected}");
             Ok(())
         };
-        t.normal_(3.0, 2.0)?;
+        t.normal_((3.0, 2.0))?;
         near(3.0, 0.1)?;
-        t.uniform_(-1.0, 5.0)?;
+        t.uniform_((-1.0, 5.0))?;
         near(2.0, 0.1)?;
         assert!(t.to_vec::<f32>()?.iter().all(|v| (-1.0..5.0).contains(v)));
         t.bernoulli_(0.25)?;
@@ -67,7 +67,7 @@ fn fills(world: &World) -> Result<()> {
         // A fill of a view leaves the other elements unchanged.
         let columns = t.narrow(1, 0, 2)?;
         columns.fill_(1.0)?;
-        columns.normal_(0.0, 1.0)?;
+        columns.normal_(())?;
         assert_eq!(t.narrow(1, 2, 248)?.to_vec::<f32>()?, vec![0.0; 40 * 248]);
         assert!(columns.to_vec::<f32>()?.iter().all(|v| *v != 0.0));
     }
@@ -149,10 +149,10 @@ fn refusals(world: &World) -> Result<()> {
     for at in world.places() {
         let t = zeros([3], at)?;
         let results = [
-            t.normal_(0.0, -1.0),
-            t.normal_(f64::NAN, 1.0),
-            t.uniform_(1.0, 0.0),
-            t.uniform_(0.0, f64::INFINITY),
+            t.normal_((0.0, -1.0)),
+            t.normal_((f64::NAN, 1.0)),
+            t.uniform_((1.0, 0.0)),
+            t.uniform_((0.0, f64::INFINITY)),
             t.bernoulli_(1.5),
             t.bernoulli_(f64::NAN),
             t.exponential_(0.0),
@@ -165,12 +165,12 @@ fn refusals(world: &World) -> Result<()> {
         }
         assert_eq!(t.to_vec::<f32>()?, [0.0; 3], "untouched");
         let bytes = zeros([3], (DType::U8, at))?;
-        assert!(matches!(bytes.normal_(0.0, 1.0).kind(), Some(ErrorKind::UnsupportedDType { .. })));
+        assert!(matches!(bytes.normal_(()).kind(), Some(ErrorKind::UnsupportedDType { .. })));
         assert!(matches!(bytes.fill_(300).kind(), Some(ErrorKind::InvalidArgument { .. })));
         assert!(matches!(bytes.random_(0, 1000).kind(), Some(ErrorKind::InvalidArgument { .. })));
         let expanded = zeros([1], at)?.expand([3])?;
         assert!(matches!(expanded.fill_(1.0).kind(), Some(ErrorKind::OverlappingWrite)));
-        assert!(matches!(expanded.normal_(0.0, 1.0).kind(), Some(ErrorKind::OverlappingWrite)));
+        assert!(matches!(expanded.normal_(()).kind(), Some(ErrorKind::OverlappingWrite)));
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ fn every_op(devices: usize) -> Result<()> {
         into.add_(&y)?;
         into.sub_(&z)?;
         assert_eq!(into.to_vec::<f32>()?, [10.0, 9.0, 8.0, 10.0, 9.0, 8.0]);
-        into.t()?.copy_(&arange(6, 1)?.reshape([3, 2])?, false)?;
+        into.t()?.copy_(&arange(6, 1)?.reshape([3, 2])?, ())?;
         assert_eq!(into.to_vec::<f32>()?, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
     }
     // Access was enabled in one direction, for one pair of devices.
@@ -205,7 +205,7 @@ fn random_programs(devices: usize) -> Result<()> {
                         model[i] = model[i].wrapping_sub(model[j]);
                     }
                     2 => {
-                        tensors[i].copy_(&tensors[j], false)?;
+                        tensors[i].copy_(&tensors[j], ())?;
                         model[i] = model[j];
                     }
                     _ => {

@@ -21,7 +21,7 @@ fn program(device: Device) -> Result<Vec<f32>> {
     let d = (&a / &c)?;
     b.zero_()?;
     let e = (&d - &b)?.reshape([6, 8])?;
-    e.i(1)?.copy_(&e.i(2)?, false)?;
+    e.i(1)?.copy_(&e.i(2)?, ())?;
     e.t()?.i(3)?.mul_(0.5)?;
     let f = warpline::cat(&[&e, &e.t()?.reshape([6, 8])?], 0)?;
     d.fill_(-1.0)?; // must not change `e`, which has its own memory

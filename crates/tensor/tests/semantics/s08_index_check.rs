@@ -70,7 +70,7 @@ fn silent_waits() -> Vec<Wait> {
         |_| zeros([2], 0)?.to_vec::<f32>().map(drop),
         |_| zeros([2], 0)?.cpu().map(drop),
         |_| zeros([2], 0)?.to_vec_async::<f32>()?.wait().map(drop),
-        |_| zeros([2], "cpu")?.copy_(&zeros([2], 0)?, false).map(drop),
+        |_| zeros([2], "cpu")?.copy_(&zeros([2], 0)?, ()).map(drop),
         |_| {
             zeros([2], "cpu")?.pin_memory()?.copy_(&zeros([2], 0)?, true)?.to_vec::<f32>().map(drop)
         },
@@ -98,7 +98,7 @@ fn waits() -> Vec<Wait> {
             until(|| pending.query())?;
             pending.wait().map(drop)
         },
-        |t| warpline::zeros(t.size(), "cpu")?.copy_(t, false).map(drop),
+        |t| warpline::zeros(t.size(), "cpu")?.copy_(t, ()).map(drop),
     ]
 }
 
@@ -268,7 +268,7 @@ fn replays(_: &World) -> Result<()> {
     for bad in [-1i64, 4] {
         graph.replay()?;
         assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
-        which.copy_(&indices(0, &[bad, 0])?, false)?;
+        which.copy_(&indices(0, &[bad, 0])?, ())?;
         graph.replay()?;
         cuda::Stream::new(0)?.synchronize()?; // this stream has no replay
         for _ in 0..2 {
@@ -276,19 +276,19 @@ fn replays(_: &World) -> Result<()> {
         }
         assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call succeeded
         // Each replay reports its own failure. Both calls in the graph mark their results.
-        other.copy_(&indices(0, &[3])?, false)?;
+        other.copy_(&indices(0, &[3])?, ())?;
         graph.replay()?;
         assert_is(&failed(cuda::synchronize(0)), "index_select", bad, [0, 4], line);
         cuda::synchronize(0)?; // the wait reported one failure, so the other counts as reported
         assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         assert_is(&failed(read(&columns)), "index_select", 3, [1, 3], line);
-        which.copy_(&indices(0, &[1, 2])?, false)?;
-        other.copy_(&indices(0, &[0])?, false)?;
+        which.copy_(&indices(0, &[1, 2])?, ())?;
+        other.copy_(&indices(0, &[0])?, ())?;
     }
     graph.replay()?;
     assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]);
     // A graph may be dropped during its replay.
-    which.copy_(&indices(0, &[7, 7])?, false)?;
+    which.copy_(&indices(0, &[7, 7])?, ())?;
     graph.replay()?;
     drop(graph);
     assert_is(&failed(cuda::synchronize(0)), "index_select", 7, [0, 4], line);

@@ -79,8 +79,7 @@ fn s08_a_large_copy_lists_pending_launches_too() {
             let host = ones([16 << 20], "cpu")?;
             let a = struck(&world)?;
             let (line, b) = (line!(), a.mul(&a)?);
-            let copied =
-                if to_device { large.copy_(&host, false) } else { host.copy_(&large, false) };
+            let copied = if to_device { large.copy_(&host, ()) } else { host.copy_(&large, ()) };
             let error = copied.map(drop).expect_err("the failed launch");
             assert_eq!(listed(&pending(&error)[0])[0], ("mul", line), "{error}");
             drop(b);
@@ -102,7 +101,7 @@ fn s08_a_later_launch_lists_pending_launches_too() {
         let text = error.to_string();
         let start = format!("add at {}:{later}:", file!());
         assert!(text.starts_with(&start) && text.contains("cuda:0 is lost"), "{text}");
-        let error = b.copy_(&a, false).map(drop).expect_err("a copy on a lost device");
+        let error = b.copy_(&a, ()).map(drop).expect_err("a copy on a lost device");
         assert_eq!(listed(&pending(&error)[0]), [("mul", line)]);
         Ok(())
     });

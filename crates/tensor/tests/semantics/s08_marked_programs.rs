@@ -135,7 +135,7 @@ fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
     let (mut graph, index) = (CudaGraph::new(), zeros([1], (DType::I64, 0))?);
     cuda::with_stream(&streams[0], || {
         graph.capture(|| {
-            tensors[0].copy_(&embedding(&table, &index)?.view([WIDTH as isize])?, false)?;
+            tensors[0].copy_(&embedding(&table, &index)?.view([WIDTH as isize])?, ())?;
             tensors[1].add_(&tensors[2]).map(drop)
         })
     })?;
@@ -177,7 +177,7 @@ impl Program {
                 } else {
                     model.values = std::array::from_fn(|k| (4 * index) as f32 + k as f32);
                 }
-                let copied = of(to).0.copy_(&row.view([WIDTH as isize])?, false).map(drop);
+                let copied = of(to).0.copy_(&row.view([WIDTH as isize])?, ()).map(drop);
                 if self.done(copied, &model.whole, context) {
                     self.models[*to] = model;
                 }
@@ -185,7 +185,7 @@ impl Program {
             Step::Add(to, [a, b]) => {
                 let ((a, x), (b, y)) = (of(a), of(b));
                 let marks = &x.marks() | &y.marks();
-                let copied = a.add(b).and_then(|sum| of(to).0.copy_(&sum, false).map(drop));
+                let copied = a.add(b).and_then(|sum| of(to).0.copy_(&sum, ()).map(drop));
                 if self.done(copied, &marks, context) {
                     let values = std::array::from_fn(|k| x.values[k] + y.values[k]);
                     self.models[*to] = Model { values, whole: marks, middle: Indices::new() };

@@ -27,7 +27,7 @@ fn replays(_: &World) -> Result<()> {
         let row = embedding(&t, &which)?;
         let twice = (&row * 2.0)?;
         sum.add_(&row)?;
-        kept.narrow(0, 0, 1)?.copy_(&row, false)?;
+        kept.narrow(0, 0, 1)?.copy_(&row, ())?;
         Ok([row, twice, t.add(1.0)?])
     })?;
     let set = |index: i64| which.fill_(index).map(drop);
@@ -80,14 +80,14 @@ fn marked_inputs(_: &World) -> Result<()> {
     let (t, input, out) = (table(0)?, zeros([1, 3], 0)?, zeros([1, 3], 0)?);
     let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
     let (made, apart) = graph.capture(|| {
-        out.copy_(&input, false)?;
+        out.copy_(&input, ())?;
         Ok((input.add(1.0)?, zeros([3], 0)?))
     })?;
     graph.replay()?;
     let pool = graph.pool()?;
     let last = second.capture_with(&pool, || made.add(1.0))?;
     for index in [20, 21] {
-        input.copy_(&picked(&t, index)?, false)?;
+        input.copy_(&picked(&t, index)?, ())?;
         graph.replay()?;
         second.replay()?;
         for marked in [&last, &out, &made, &input] {
@@ -113,7 +113,7 @@ fn s08_a_blocking_launch_marks_its_result() {
     common::schedules_with(1, &config, |_| {
         let (t, which, out) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
         let mut graph = CudaGraph::new();
-        graph.capture(|| out.copy_(&embedding(&t, &which)?, false).map(drop))?;
+        graph.capture(|| out.copy_(&embedding(&t, &which)?, ()).map(drop))?;
         which.fill_(6)?;
         assert_eq!(failed(graph.replay()).index, 6);
         cuda::synchronize(0)?;
@@ -132,7 +132,7 @@ fn in_a_row(_: &World) -> Result<()> {
     let mut graph = CudaGraph::new();
     graph.capture(|| {
         // The sum of the previous replay.
-        twice.copy_(&(&sum * 2.0)?, false)?;
+        twice.copy_(&(&sum * 2.0)?, ())?;
         which.add_(1)?;
         sum.add_(&embedding(&t, &which)?)?;
         rounds.add_(1.0).map(drop)
@@ -217,7 +217,7 @@ fn between(_: &World) -> Result<()> {
     let (twice, row) = graph.capture(|| Ok(((&x * 2.0)?, embedding(&t, &which)?)))?;
     graph.replay()?;
     // Once the failure is known, calls that read the row are refused.
-    let copied = x.copy_(&row, false).map(drop);
+    let copied = x.copy_(&row, ()).map(drop);
     let replayed = copied.and_then(|()| (0..3).try_for_each(|_| graph.replay()));
     match replayed {
         Ok(()) => assert_marked(&twice, 8),
@@ -227,7 +227,7 @@ fn between(_: &World) -> Result<()> {
     let mut looped = CudaGraph::new();
     let twice = looped.capture(|| {
         let twice = (&x * 2.0)?;
-        x.copy_(&embedding(&t, &which)?, false)?;
+        x.copy_(&embedding(&t, &which)?, ())?;
         Ok(twice)
     })?;
     x.zero_()?;

@@ -158,7 +158,7 @@ fn refused(_: &World) -> Result<()> {
             cat(&[&u, &right], 0),
             u.softmax(1),
             u.to(DType::I32),
-            right.copy_(&u, false).cloned(),
+            right.copy_(&u, ()).cloned(),
             right.add_(&u).cloned(),
             u.mul_(2.0).cloned(),
             right.matmul(&u.t()?),
@@ -200,8 +200,8 @@ fn on_host(_: &World) -> Result<()> {
         // The other row is unchanged.
         assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         let plain = zeros([1, 3], ())?;
-        assert_eq!(failed(plain.copy_(&u, false)).index, 5);
-        assert_eq!(failed(plain.copy_(&host, false)).index, 5);
+        assert_eq!(failed(plain.copy_(&u, ())).index, 5);
+        assert_eq!(failed(plain.copy_(&host, ())).index, 5);
         // Host code that overwrites the row removes its mark, and so does a copy from a device.
         rows[1].fill_(2.0)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0, 4.0, 5.0, 2.0, 2.0, 2.0]);
@@ -213,7 +213,7 @@ fn on_host(_: &World) -> Result<()> {
     let host = u.to_non_blocking("cpu")?;
     let back = host.to_non_blocking(0)?;
     let plain = zeros([1, 3], ())?;
-    assert_eq!(failed(plain.copy_(&back, false)).index, 6);
+    assert_eq!(failed(plain.copy_(&back, ())).index, 6);
     assert_marked(&plain, 6);
     assert_marked(&back, 6);
     plain.zero_()?;
@@ -254,16 +254,16 @@ fn overwritten(_: &World) -> Result<()> {
     let ways: [Overwrite; 7] = [
         |u, _| u.zero_().map(drop),
         |u, _| u.fill_(3.0).map(drop),
-        |u, _| u.normal_(0.0, 1.0).map(drop),
-        |u, row| u.copy_(row, false).map(drop),
+        |u, _| u.normal_(()).map(drop),
+        |u, row| u.copy_(row, ()).map(drop),
         |u, _| u.copy_(&zeros([1, 3], ())?.pin_memory()?, true).map(drop),
         // Overwrite the tensor piece by piece.
         |u, row| {
             u.narrow(1, 0, 1)?.fill_(1.0)?;
             u.narrow(1, 2, 1)?.fill_(1.0)?;
-            u.narrow(1, 1, 1)?.copy_(&row.narrow(1, 1, 1)?, false).map(drop)
+            u.narrow(1, 1, 1)?.copy_(&row.narrow(1, 1, 1)?, ()).map(drop)
         },
-        |u, row| u.view([3, 1])?.copy_(&row.t()?, false).map(drop),
+        |u, row| u.view([3, 1])?.copy_(&row.t()?, ()).map(drop),
     ];
     for (n, way) in ways.into_iter().enumerate() {
         for known in [false, true] {
@@ -296,7 +296,7 @@ fn overwritten(_: &World) -> Result<()> {
     }
     // An op that also reads the tensor is refused. A complete overwrite removes the mark.
     failed(u.mul_(0.0));
-    u.copy_(&zeros([3, 3], 0)?, false)?;
+    u.copy_(&zeros([3, 3], 0)?, ())?;
     assert_eq!(u.to_vec::<f32>()?, [0.0; 9]);
     Ok(())
 }
@@ -330,7 +330,7 @@ fn between_devices(_: &World) -> Result<()> {
         let u = picked(&t, 30)?;
         let there = u.to(1)?;
         let strided = zeros([3, 2], 1)?;
-        strided.narrow(1, 1, 1)?.copy_(&u.t()?, false)?;
+        strided.narrow(1, 1, 1)?.copy_(&u.t()?, ())?;
         let sum = (&there + &there)?;
         let read = if peers { Some(zeros([1, 3], 1)?.add(&u)?) } else { None };
         for marked in [&sum, &there, &strided].into_iter().chain(&read) {
@@ -375,10 +375,10 @@ fn s08_staged_copies_are_marked() {
             if known {
                 assert_eq!(failed(cuda::synchronize(0)).index, 33);
             }
-            assert_eq!(failed(host.copy_(&u, false)).index, 32);
+            assert_eq!(failed(host.copy_(&u, ())).index, 32);
             assert_marked(&u, 32);
             assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // the failure was known before the copy
-            u.copy_(&zeros([1, 1000], ())?, false)?;
+            u.copy_(&zeros([1, 1000], ())?, ())?;
             assert_eq!(u.to_vec::<f32>()?, [0.0; 1000]);
         }
         Ok(())

@@ -22,7 +22,7 @@ crate::rows! {
 fn filled(device: usize) -> Result<Tensor> {
     manual_seed(7);
     let a = empty([100, 100], device)?;
-    a.normal_(0.0, 1.0)?;
+    a.normal_(())?;
     Ok(a)
 }
 
@@ -82,7 +82,7 @@ fn reported(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let s = cuda::Stream::new(device)?;
         let a = empty([100, 100], device)?;
-        let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
+        let (write, _) = (line!(), a.normal_(())?);
         let _on_s = cuda::stream(&s)?;
         let (read, b) = (line!(), a.sum(())?);
         assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
@@ -146,7 +146,7 @@ fn views(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
     let a = empty([100, 100], 0)?;
     let rows = a.narrow(0, 10, 20)?;
-    let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
+    let (write, _) = (line!(), a.normal_(())?);
     let on_s = cuda::stream(&s)?;
     let (read, b) = (line!(), rows.t()?.sum(())?);
     drop(on_s);

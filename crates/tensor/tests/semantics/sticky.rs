@@ -36,8 +36,7 @@ impl LossCause {
             }
             Self::Copy => {
                 world.sim.inject(fault(CallKind::MemcpyAsync));
-                let _ =
-                    tensor(vec![1f32; a.numel()], ()).and_then(|t| a.copy_(&t, false).map(drop));
+                let _ = tensor(vec![1f32; a.numel()], ()).and_then(|t| a.copy_(&t, ()).map(drop));
             }
             Self::Gone => world.sim.lose_device(0, self.code()),
         }

@@ -87,13 +87,13 @@ fn guard(world: &World) -> Result<()> {
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
     let a = empty([100, 100], "cuda")?;
-    a.normal_(0.0, 1.0)?;
+    a.normal_(())?;
     let expected = a.sum(())?.item::<f32>()?;
     for _ in 0..3 {
         manual_seed(0);
         let s = cuda::Stream::new(())?;
         let a = zeros([100, 100], "cuda")?;
-        a.normal_(0.0, 1.0)?;
+        a.normal_(())?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         // The default stream reads the result of `s`, and overwrites the operand of `s`.
         a.fill_(0.0)?;
@@ -106,7 +106,7 @@ fn right_by_default(_: &World) -> Result<()> {
 fn reported(_: &World) -> Result<()> {
     let s = cuda::Stream::new(())?;
     let a = empty([100, 100], "cuda")?;
-    a.normal_(0.0, 1.0)?;
+    a.normal_(())?;
     let b = cuda::with_stream(&s, || a.sum(()))?;
     let races = cuda::take_races();
     assert_eq!(races.len(), 1, "{races:?}");

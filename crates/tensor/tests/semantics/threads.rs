@@ -186,7 +186,7 @@ fn readers(world: &World) -> Result<()> {
             assert_eq!(copy.to_vec::<i64>()?, expected, "round {round}");
             assert_eq!(pending.wait()?, expected, "round {round}");
         }
-        shared.copy_(&arange(256, DType::I64)?, false)?;
+        shared.copy_(&arange(256, DType::I64)?, ())?;
     }
     Ok(())
 }

@@ -90,7 +90,7 @@ impl Settings {
             for k in 0..self.eval_iters {
                 let (x, y) = self.get_batch(data, device)?;
                 if let (_, Some(loss)) = model.forward(&x, Some(&y))? {
-                    losses.i(k)?.copy_(&loss, false)?;
+                    losses.i(k)?.copy_(&loss, ())?;
                 }
             }
             Ok::<_, Error>(())

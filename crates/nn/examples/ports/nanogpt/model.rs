@@ -165,7 +165,7 @@ impl GPT {
         gpt.apply(init_weights)?;
         for (pn, p) in gpt.named_parameters() {
             if pn.ends_with("c_proj.weight") {
-                init::normal_(&p, 0.0, 0.02 / (2.0 * config.n_layer as f64).sqrt())?;
+                init::normal_(&p, (0.0, 0.02 / (2.0 * config.n_layer as f64).sqrt()))?;
             }
         }
         println!("number of parameters: {:.2}M", gpt.get_num_params() as f64 / 1e6);
@@ -204,7 +204,7 @@ impl GPT {
         };
         let logits = self.lm_head.forward(&x)?;
         let options = CrossEntropyLossOptions::new().ignore_index(-1);
-        let loss = cross_entropy(&logits.flatten(0, 1)?, &targets.view(-1)?, options)?;
+        let loss = cross_entropy(&logits.flatten((0, 1))?, &targets.view(-1)?, options)?;
         Ok((logits, Some(loss)))
     }
 
@@ -253,11 +253,11 @@ impl GPT {
                 let (logits, _) = self.forward(&idx.i((.., begin..))?, None)?;
                 let logits = expr!(logits.i((.., -1)) / temperature)?;
                 if let Some(k) = top_k {
-                    let (v, _) = logits.topk(k.min(self.config.vocab_size), -1, true)?;
+                    let (v, _) = logits.topk(k.min(self.config.vocab_size), ())?;
                     let unlikely = expr!(logits < v.i((.., -1..)))?;
                     logits.masked_fill_(&unlikely, f64::NEG_INFINITY)?;
                 }
-                let idx_next = softmax(&logits, -1)?.multinomial(1, false)?;
+                let idx_next = softmax(&logits, -1)?.multinomial(1, ())?;
                 idx = cat(&[idx, idx_next], 1)?;
             }
             Ok(idx)
@@ -267,12 +267,12 @@ impl GPT {
 
 fn init_weights(module: &mut dyn Module) -> Result<()> {
     if let Some(linear) = module.downcast_ref::<Linear>() {
-        init::normal_(&linear.weight, 0.0, 0.02)?;
+        init::normal_(&linear.weight, (0.0, 0.02))?;
         if let Some(bias) = &linear.bias {
             init::zeros_(bias)?;
         }
     } else if let Some(embedding) = module.downcast_ref::<Embedding>() {
-        init::normal_(&embedding.weight, 0.0, 0.02)?;
+        init::normal_(&embedding.weight, (0.0, 0.02))?;
     }
     Ok(())
 }

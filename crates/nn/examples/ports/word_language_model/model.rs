@@ -69,7 +69,7 @@ impl RNNModel {
         let emb = self.drop.forward(&self.encoder.forward(input)?)?;
         let (output, hidden) = self.rnn.forward(&emb, hidden)?;
         let decoded = self.decoder.forward(&self.drop.forward(&output)?)?;
-        Ok((log_softmax(&decoded.flatten(0, 1)?, 1)?, hidden))
+        Ok((log_softmax(&decoded.flatten((0, 1))?, 1)?, hidden))
     }
 
     fn init_hidden(&self, bsz: usize) -> Result<Vec<Tensor>> {
@@ -81,11 +81,11 @@ impl RNNModel {
 
 fn init_weights(encoder: &Embedding, decoder: &Linear) -> Result<()> {
     let initrange = 0.1;
-    init::uniform_(&encoder.weight, -initrange, initrange)?;
+    init::uniform_(&encoder.weight, (-initrange, initrange))?;
     if let Some(bias) = &decoder.bias {
         init::zeros_(bias)?;
     }
-    init::uniform_(&decoder.weight, -initrange, initrange)?;
+    init::uniform_(&decoder.weight, (-initrange, initrange))?;
     Ok(())
 }
 
@@ -102,8 +102,8 @@ impl PositionalEncoding {
         let position = arange(max_len, DType::F32)?.unsqueeze(1)?;
         let div_term = arange(d_model, DType::F32)?.slice(0, .., 2)?;
         let div_term = expr!((div_term * (-10000f64.ln() / d_model as f64)).exp())?;
-        pe.slice(1, .., 2)?.copy_(&expr!((position * div_term).sin())?, false)?;
-        pe.slice(1, 1.., 2)?.copy_(&expr!((position * div_term).cos())?, false)?;
+        pe.slice(1, .., 2)?.copy_(&expr!((position * div_term).sin())?, ())?;
+        pe.slice(1, 1.., 2)?.copy_(&expr!((position * div_term).cos())?, ())?;
         Ok(Self { dropout: Dropout::new(dropout)?, pe: Buffer::new(pe.unsqueeze(1)?) })
     }
 
@@ -148,7 +148,7 @@ impl TransformerModel {
         let options = TransformerEncoderForwardOptions::new().mask(&src_mask);
         let output = self.encoder.forward(&self.pos_encoder.forward(&src)?, options)?;
         let output = self.decoder.forward(&output)?;
-        log_softmax(&output.flatten(0, 1)?, -1)
+        log_softmax(&output.flatten((0, 1))?, -1)
     }
 }
 

@@ -50,7 +50,7 @@ impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> SearchLine<'a, F> {
         self.optimizer.move_along(self.d, t)?;
         let loss = self.optimizer.call(self.closure);
         for (param, start) in self.optimizer.group.params().iter().zip(&self.start) {
-            param.copy_(start, false).of("step")?;
+            param.copy_(start, ()).of("step")?;
         }
         let loss = loss?.item::<f64>().of("step")?;
         let grad = self.optimizer.gather_flat_grad()?;

@@ -129,7 +129,7 @@ impl Loader<'_> {
         }
         let to = (params[0].dtype(), params[0].device());
         let copy = warpline::empty([numel], to).of("load_state_dict")?;
-        copy.copy_(&tensor, false).of("load_state_dict")?;
+        copy.copy_(&tensor, ()).of("load_state_dict")?;
         Ok(copy)
     }
 

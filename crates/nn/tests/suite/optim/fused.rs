@@ -78,7 +78,7 @@ fn replays<R: Rule>(options: R) -> Result<()> {
     for i in 1..5 {
         for (one, two) in one.iter().zip(&two) {
             let grad = one.detach().mul(0.1 * f64::from(i))?.cos()?;
-            two.grad().expect("there since the first step").copy_(&grad, false)?;
+            two.grad().expect("there since the first step").copy_(&grad, ())?;
             one.set_grad(&grad)?;
         }
         for optimizer in [&mut eager, &mut captured] {

@@ -131,7 +131,7 @@ fn a_resumed_lbfgs_is_bit_identical() {
                         step(&mut whole, &x)?;
                     }
                     let saved = whole.state_dict()?.to_tensors()?;
-                    y.detach().copy_(&x, false)?;
+                    y.detach().copy_(&x, ())?;
                     let mut again = LBFGS::new(vec![y.clone()], ())?;
                     again.load_state_dict(&OptimizerState::from_tensors(&saved)?)?;
                     assert_eq!(again.lr(0), options.lr);

@@ -20,7 +20,7 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
     }
     let saved: StateDict = whole.state_dict()?.to_tensors()?;
     for (one, two) in one.iter().zip(&two) {
-        two.detach().copy_(one, false)?;
+        two.detach().copy_(one, ())?;
     }
     let mut again = Optim::<R>::new(two.clone(), other)?;
     again.load_state_dict(&OptimizerState::from_tensors(&saved)?)?;

@@ -133,7 +133,7 @@ impl<M: Module> DistributedDataParallel<M> {
     fn all_reduce_number(&self, number: usize, op: ReduceOp) -> Result<Tensor> {
         let group = self.group();
         let reduced = tensor(vec![number as i64], (DType::I64, group.device()))?;
-        group.all_reduce(&reduced, op, false)?;
+        group.all_reduce(&reduced, op)?;
         Ok(reduced)
     }
 }

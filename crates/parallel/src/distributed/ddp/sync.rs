@@ -17,11 +17,11 @@ pub(super) fn check_equal(group: &ProcessGroup, lines: &[String]) -> Result<()> 
     let text = lines.join("\n").into_bytes();
     let lengths = zeros([ranks], (DType::I64, device))?;
     let length = tensor(vec![text.len() as i64], device)?;
-    group.all_gather_into_tensor(&lengths, &length, false)?;
+    group.all_gather_into_tensor(&lengths, &length, ())?;
     let lengths = lengths.to_vec::<i64>()?;
     let all = lengths.iter().map(|length| zeros([*length as usize], (DType::U8, device)));
     let all = all.collect::<Result<Vec<Tensor>>>()?;
-    group.all_gather(&all, &tensor(text, device)?, false)?;
+    group.all_gather(&all, &tensor(text, device)?, ())?;
     let mut differing = Vec::new();
     for (other, theirs) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
         let theirs = String::from_utf8_lossy(&theirs.to_vec::<u8>()?).into_owned();
@@ -53,7 +53,7 @@ pub(super) fn broadcast_coalesced(
             let piece: Vec<_> = piece.into_iter().map(|index| &tensors[index]).collect();
             let flat = piece.iter().map(|tensor| tensor.reshape(-1));
             let flat = cat(&flat.collect::<Result<Vec<_>>>()?, 0)?;
-            group.broadcast(&flat, src, false)?;
+            group.broadcast(&flat, src, ())?;
             if group.rank() == src {
                 continue;
             }

@@ -4,13 +4,30 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
-use warpline::{DType, Tensor, with_runtime, zeros};
+use warpline::{DType, IntoOptions, OrDefault, Tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
 use super::super::{Result, Work};
 use super::ProcessGroup;
+
+warpline::__options! {
+    /// Options of the collectives that reduce. A [`ReduceOp`] converts into options.
+    #[derive(Clone, Copy, Debug)]
+    ReduceOptions [] [] {
+        /// Sets how elements are combined. Default: [`ReduceOp::Sum`].
+        op: ReduceOp = ReduceOp::Sum, ReduceOp;
+        /// Sets whether the current stream goes on before the result is there, until [`Work::wait`]. Default: `false`.
+        async_op: bool = false, bool;
+    }
+}
+
+impl From<ReduceOp> for ReduceOptions {
+    fn from(op: ReduceOp) -> Self {
+        Self::new().op(op)
+    }
+}
 
 impl ProcessGroup {
     /// Reduces the tensors of all ranks, in place, and leaves the result on every rank
@@ -31,11 +48,15 @@ impl ProcessGroup {
     /// with a [`StoreError`](crate::distributed::StoreError) if the store fails in debug mode. Errors of the launch
     /// ([`collective::run`](warpline_kernels::collective::run)).
     #[track_caller]
-    pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, async_op: bool) -> Result<Work> {
+    pub fn all_reduce(
+        &self,
+        tensor: &Tensor,
+        options: impl IntoOptions<ReduceOptions>,
+    ) -> Result<Work> {
         self.all_reduce_coalesced_at(
             "all_reduce",
             std::slice::from_ref(tensor),
-            (op, async_op),
+            options.into_options(),
             Location::caller(),
         )
     }
@@ -50,11 +71,10 @@ impl ProcessGroup {
     pub fn all_reduce_coalesced(
         &self,
         tensors: &[Tensor],
-        op: ReduceOp,
-        async_op: bool,
+        options: impl IntoOptions<ReduceOptions>,
     ) -> Result<Work> {
         let name = "all_reduce_coalesced";
-        self.all_reduce_coalesced_at(name, tensors, (op, async_op), Location::caller())
+        self.all_reduce_coalesced_at(name, tensors, options.into_options(), Location::caller())
     }
 
     /// Reduces a tensor like [`ProcessGroup::all_reduce`] with `async_op`. Errors and records of the call have `label`.
@@ -75,7 +95,7 @@ impl ProcessGroup {
         &self,
         name: &'static str,
         tensors: &[Tensor],
-        (op, async_op): (ReduceOp, bool),
+        ReduceOptions { op, async_op }: ReduceOptions,
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let signature = tensors.iter().fold(Signature::new(name).reduce(op), Signature::of);
@@ -91,7 +111,13 @@ impl ProcessGroup {
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
     /// if there is no rank `src`.
     #[track_caller]
-    pub fn broadcast(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
+    pub fn broadcast(
+        &self,
+        tensor: &Tensor,
+        src: usize,
+        async_op: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         let location = Location::caller();
         let view = tensor.as_view();
         let op = CollectiveOp::Broadcast { input: view, output: view, root: src };
@@ -110,9 +136,9 @@ impl ProcessGroup {
         &self,
         tensor: &Tensor,
         dst: usize,
-        op: ReduceOp,
-        async_op: bool,
+        options: impl IntoOptions<ReduceOptions>,
     ) -> Result<Work> {
+        let ReduceOptions { op, async_op } = options.into_options();
         let location = Location::caller();
         let view = tensor.as_view();
         let call = CollectiveOp::Reduce { input: view, output: view, op, root: dst };
@@ -134,8 +160,9 @@ impl ProcessGroup {
         &self,
         output: &Tensor,
         input: &Tensor,
-        async_op: bool,
+        async_op: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         let location = Location::caller();
         let op = CollectiveOp::AllGather { input: input.as_view(), output: output.as_view() };
         let signature = Signature::new("all_gather_into_tensor").of(output).of(input);
@@ -153,9 +180,9 @@ impl ProcessGroup {
         &self,
         output: &Tensor,
         input: &Tensor,
-        op: ReduceOp,
-        async_op: bool,
+        options: impl IntoOptions<ReduceOptions>,
     ) -> Result<Work> {
+        let ReduceOptions { op, async_op } = options.into_options();
         let location = Location::caller();
         let call =
             CollectiveOp::ReduceScatter { input: input.as_view(), output: output.as_view(), op };

@@ -3,14 +3,26 @@
 use std::panic::Location;
 
 use smallvec::smallvec;
-use warpline::Tensor;
-use warpline_cuda_sys_safe::nccl::ReduceOp;
+use warpline::{IntoOptions, OrDefault, Tensor};
 use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
 use super::super::work::CallTensors;
 use super::super::{Result, Work};
-use super::ProcessGroup;
+use super::{ProcessGroup, ReduceOptions};
+
+warpline::__options! {
+    /// Options of [`ProcessGroup::all_to_all_single`].
+    #[derive(Clone, Copy, Debug)]
+    AllToAllOptions ['a] ['a] {
+        /// Sets the lengths of the received parts along the first dimension, one for each rank. Default: equal parts.
+        output_split_sizes: Option<&'a [usize]> = None, &'a (impl AsRef<[usize]> + ?Sized) => |sizes: &'a _| Some(AsRef::as_ref(sizes));
+        /// Sets the lengths of the sent parts along the first dimension, one for each rank. Default: equal parts.
+        input_split_sizes: Option<&'a [usize]> = None, &'a (impl AsRef<[usize]> + ?Sized) => |sizes: &'a _| Some(AsRef::as_ref(sizes));
+        /// Sets whether the current stream goes on before the result is there, until [`Work::wait`]. Default: `false`.
+        async_op: bool = false, bool;
+    }
+}
 
 impl ProcessGroup {
     #[track_caller]
@@ -44,7 +56,13 @@ impl ProcessGroup {
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory,
     /// except `input` with `outputs[rank]`.
     #[track_caller]
-    pub fn all_gather(&self, outputs: &[Tensor], input: &Tensor, async_op: bool) -> Result<Work> {
+    pub fn all_gather(
+        &self,
+        outputs: &[Tensor],
+        input: &Tensor,
+        async_op: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         const NAME: &str = "all_gather";
         let location = Location::caller();
         self.check_list(NAME, "the list of outputs", outputs)?;
@@ -74,9 +92,9 @@ impl ProcessGroup {
         &self,
         output: &Tensor,
         inputs: &[Tensor],
-        op: ReduceOp,
-        async_op: bool,
+        options: impl IntoOptions<ReduceOptions>,
     ) -> Result<Work> {
+        let ReduceOptions { op, async_op } = options.into_options();
         const NAME: &str = "reduce_scatter";
         let location = Location::caller();
         self.check_list(NAME, "the list of inputs", inputs)?;
@@ -102,8 +120,9 @@ impl ProcessGroup {
         &self,
         outputs: &[Tensor],
         inputs: &[Tensor],
-        async_op: bool,
+        async_op: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         const NAME: &str = "all_to_all";
         self.check_list(NAME, "the list of outputs", outputs)?;
         self.check_list(NAME, "the list of inputs", inputs)?;
@@ -113,8 +132,7 @@ impl ProcessGroup {
     }
 
     /// Sends a part of `input` to each rank, and concatenates the received parts in `output`
-    /// (`torch.distributed.all_to_all_single`). The splits are the lengths of the parts along the first dimension.
-    /// `None`: equal parts.
+    /// (`torch.distributed.all_to_all_single`).
     ///
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
@@ -122,18 +140,18 @@ impl ProcessGroup {
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` and `output` share
     /// memory.
     #[track_caller]
-    pub fn all_to_all_single(
+    pub fn all_to_all_single<'a>(
         &self,
         output: &Tensor,
         input: &Tensor,
-        output_splits: Option<&[usize]>,
-        input_splits: Option<&[usize]>,
-        async_op: bool,
+        options: impl IntoOptions<AllToAllOptions<'a>>,
     ) -> Result<Work> {
+        let AllToAllOptions { output_split_sizes, input_split_sizes, async_op } =
+            options.into_options();
         const NAME: &str = "all_to_all_single";
         let location = Location::caller();
-        let outputs = self.parts(NAME, "the output", output, output_splits)?;
-        let inputs = self.parts(NAME, "the input", input, input_splits)?;
+        let outputs = self.parts(NAME, "the output", output, output_split_sizes)?;
+        let inputs = self.parts(NAME, "the input", input, input_split_sizes)?;
         // The sizes may differ between ranks, so only the dtype is compared.
         let signature = Signature::new(NAME).of_dtype(input);
         let keep = smallvec![output.clone(), input.clone()];
@@ -209,8 +227,9 @@ impl ProcessGroup {
         tensor: &Tensor,
         outputs: Option<&[Tensor]>,
         dst: usize,
-        async_op: bool,
+        async_op: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         const NAME: &str = "gather";
         let location = Location::caller();
         let outputs = self.list_at(NAME, outputs, dst)?;
@@ -235,8 +254,9 @@ impl ProcessGroup {
         tensor: &Tensor,
         inputs: Option<&[Tensor]>,
         src: usize,
-        async_op: bool,
+        async_op: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         const NAME: &str = "scatter";
         let location = Location::caller();
         let inputs = self.list_at(NAME, inputs, src)?;

@@ -42,6 +42,8 @@ use super::store::Deadline;
 use super::work::{CallTensors, CompletionPoint};
 use super::{Error, GroupError, Result, Store, Work, check, watchdog};
 
+pub use collectives::ReduceOptions;
+pub use lists::AllToAllOptions;
 pub use pairs::P2p;
 pub use transport::Backend;
 pub(super) use transport::Transport;

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use smallvec::smallvec;
-use warpline::Tensor;
+use warpline::{IntoOptions, OrDefault, Tensor};
 use warpline_kernels::collective::CollectiveOp;
 
 use super::super::signature::Signature;
@@ -30,7 +30,13 @@ impl ProcessGroup {
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
     /// if there is no rank `dst`, or `dst` is this rank.
     #[track_caller]
-    pub fn send(&self, tensor: &Tensor, dst: usize, async_op: bool) -> Result<Work> {
+    pub fn send(
+        &self,
+        tensor: &Tensor,
+        dst: usize,
+        async_op: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         let location = Location::caller();
         let op = CollectiveOp::Send { input: tensor.as_view(), peer: dst };
         let signature = Signature::new("send").of(tensor).peer(dst, true);
@@ -42,7 +48,13 @@ impl ProcessGroup {
     /// # Errors
     /// The same as [`ProcessGroup::send`], with `src` in the place of `dst`.
     #[track_caller]
-    pub fn recv(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
+    pub fn recv(
+        &self,
+        tensor: &Tensor,
+        src: usize,
+        async_op: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Work> {
+        let async_op = async_op.into_options().or(false);
         let location = Location::caller();
         let op = CollectiveOp::Recv { output: tensor.as_view(), peer: src };
         let signature = Signature::new("recv").of(tensor).peer(src, false);

@@ -47,7 +47,7 @@ impl Forward<Tensor> for Counts {
         let stream = cuda::current_stream(())?;
         self.seen.lock().unwrap().push(ForwardRecord { device, size: x.size().to_vec(), stream });
         if x.numel() > 0 {
-            self.count.add_(&x.flatten(0, -1)?.select(0, 0)?)?;
+            self.count.add_(&x.flatten(())?.select(0, 0)?)?;
         }
         x.mul(&self.weight)?.add(&self.count)
     }

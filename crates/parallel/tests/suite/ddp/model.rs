@@ -24,7 +24,7 @@ impl Mlp {
         net.to((DType::F64, device))?;
         for (number, parameter) in net.parameters().iter().enumerate() {
             let values = waves(parameter.size(), seed + 10 * number, device)?;
-            warpline::autograd::no_grad(|| parameter.copy_(&values, false).map(drop))?;
+            warpline::autograd::no_grad(|| parameter.copy_(&values, ()).map(drop))?;
         }
         Ok(net)
     }
@@ -133,7 +133,7 @@ pub(crate) fn train_with(
         loss.backward()?;
         optimizer.step()?;
         let mean = loss.detach().copy()?;
-        group.all_reduce(&mean, ReduceOp::Avg, false)?;
+        group.all_reduce(&mean, ReduceOp::Avg)?;
         losses.push(mean);
     }
     let losses = losses.iter().map(Tensor::item).collect::<Result<Vec<f64>>>()?;

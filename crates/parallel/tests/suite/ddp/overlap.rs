@@ -8,7 +8,7 @@ use warpline::functional::mse_loss;
 use warpline_nn::Module;
 use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
 use warpline_parallel::distributed::ddp::{BucketReduction, GradBucket};
-use warpline_parallel::distributed::{DistributedDataParallel, ReduceOp};
+use warpline_parallel::distributed::{DistributedDataParallel, ReduceOptions};
 
 use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{Ranks, gpu_spec, schedules};
@@ -33,7 +33,9 @@ fn reductions_are_launched_while_the_backward_pass_goes_on() {
             let (launched, own) = (events.clone(), cuda::current_stream(device)?);
             net.register_comm_hook(move |bucket: &GradBucket| {
                 let before = own.last_op();
-                let work = bucket.group().all_reduce(bucket.buffer(), ReduceOp::Sum, true)?;
+                let work = bucket
+                    .group()
+                    .all_reduce(bucket.buffer(), ReduceOptions::new().async_op(true))?;
                 assert_eq!(
                     own.last_op(),
                     before,

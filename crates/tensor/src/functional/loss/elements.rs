@@ -129,9 +129,9 @@ pub fn l1_loss(
 pub fn smooth_l1_loss(
     input: &Tensor,
     target: &Tensor,
-    options: impl Into<SmoothL1LossOptions>,
+    options: impl IntoOptions<SmoothL1LossOptions>,
 ) -> Result<Tensor> {
-    let SmoothL1LossOptions { reduction, beta } = options.into();
+    let SmoothL1LossOptions { reduction, beta } = options.into_options();
     let op = "smooth_l1_loss";
     if beta.is_nan() || beta < 0.0 {
         return Err(Error::invalid(op, format!("beta must not be negative, but is {beta}")));

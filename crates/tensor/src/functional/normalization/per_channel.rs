@@ -211,7 +211,7 @@ fn by_instance(
     if running_mean.is_some() || running_var.is_some() {
         let dims: Vec<isize> = (2..input.dim() as isize).collect();
         let x = input.detach().widened().of(op)?;
-        let (var, mean) = x.var_mean(&dims, 1).of(op)?;
+        let (var, mean) = x.var_mean(&dims).of(op)?;
         update(running_mean, &mean.mean(0).of(op)?, 1.0, momentum).of(op)?;
         update(running_var, &var.mean(0).of(op)?, 1.0, momentum).of(op)?;
     }

@@ -306,12 +306,12 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) 
 ///
 /// ```
 /// # use warpline::functional::{RMSNormOptions, add_rms_norm};
-/// # use warpline::tensor;
+/// # use warpline::{IsCloseOptions, tensor};
 /// let (x, residual) = (tensor([[1f32, 5.0]], ())?, tensor([[0f32, 2.0]], ())?);
 /// let (normalized, sum) = add_rms_norm(&x, &residual, 2, RMSNormOptions::new().eps(0.0))?;
 /// assert_eq!(sum.to_vec::<f32>()?, [1.0, 7.0]);
 /// let expected = tensor([[0.2f32, 1.4]], ())?;
-/// assert!(normalized.allclose(&expected, 1e-6, 0.0, false)?);
+/// assert!(normalized.allclose(&expected, IsCloseOptions::new().rtol(1e-6).atol(0.0))?);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///

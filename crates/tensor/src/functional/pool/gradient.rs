@@ -57,8 +57,8 @@ impl OpBackward for MaxPool {
 
 impl OpBackward for MaxPoolBackward {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
-        let indices = self.indices.flatten(2, -1)?;
-        let picked = grad.contiguous()?.flatten(2, -1)?.gather(2, &indices)?;
+        let indices = self.indices.flatten(2)?;
+        let picked = grad.contiguous()?.flatten(2)?.gather(2, &indices)?;
         Ok(smallvec![Some(picked.reshape(signed(inputs.sizes(0)))?)])
     }
 }

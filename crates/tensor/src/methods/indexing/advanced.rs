@@ -12,7 +12,7 @@ use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 /// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are
 /// linear indices into the merged dimension.
@@ -66,7 +66,7 @@ impl Tensor {
 
     /// Replaces the elements that [`Tensor::index`] gathers with `values`, or with `accumulate` adds `values`
     /// to them (`torch.index_put`). `values` broadcast. If a place is named several times without `accumulate`,
-    /// the last value counts on the CPU, and any value on a GPU.
+    /// the last value counts on the CPU, and any value on a GPU. Default of `accumulate`: `false`.
     ///
     /// # Errors
     /// The same as [`Tensor::index`]. [`ErrorKind::DTypeMismatch`] if `values` have another dtype.
@@ -76,9 +76,10 @@ impl Tensor {
         &self,
         indices: &[Option<&Tensor>],
         values: &Tensor,
-        accumulate: bool,
+        accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
         const OP: &str = "index_put";
+        let accumulate = accumulate.into_options().or(false);
         let Some(of) = self.indexed(OP, indices)? else {
             return self.put_all(OP, values, accumulate);
         };
@@ -104,12 +105,13 @@ impl Tensor {
         &self,
         indices: &[Option<&Tensor>],
         values: &Tensor,
-        accumulate: bool,
+        accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
         const OP: &str = "index_put_";
+        let accumulate = accumulate.into_options().or(false);
         let Some(of) = self.indexed(OP, indices)? else {
             let all = self.put_all(OP, values, accumulate)?;
-            return self.copy_(&all, false).of(OP);
+            return self.copy_(&all, ()).of(OP);
         };
         let moved = self.permute(&of.order[..]).of(OP)?;
         match moved.view(of.merged_sizes(self.size())) {
@@ -125,7 +127,7 @@ impl Tensor {
             // The strides do not allow a view that merges the dimensions.
             Err(_) => {
                 let all = self.index_put(indices, values, accumulate).of(OP)?;
-                self.copy_(&all, false).of(OP)
+                self.copy_(&all, ()).of(OP)
             }
         }
     }

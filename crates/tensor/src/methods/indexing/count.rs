@@ -2,7 +2,39 @@
 
 use super::as_indices;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoOptionalTensor, Result, Tensor};
+use crate::functional::options::options;
+use crate::{DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
+
+options! {
+    /// Options of [`Tensor::bincount`].
+    #[derive(Clone, Copy, Debug)]
+    BincountOptions ['a] ['a] {
+        /// Sets the weight of each element. Default: 1 each.
+        weights: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
+        /// Sets the smallest length of the result. Default: 0.
+        minlength: usize = 0, usize;
+    }
+}
+
+options! {
+    /// Options of [`Tensor::histc`].
+    #[derive(Clone, Copy, Debug)]
+    HistcOptions [] [] {
+        /// Sets the number of bins. Default: 100.
+        bins: usize = 100, usize;
+        /// Sets the lower end of the first bin. If both ends are 0, they are the least and the greatest element.
+        /// Default: 0.
+        min: f64 = 0.0, f64;
+        /// Sets the upper end of the last bin. Default: 0.
+        max: f64 = 0.0, f64;
+    }
+}
+
+impl From<usize> for HistcOptions {
+    fn from(bins: usize) -> Self {
+        Self::new().bins(bins)
+    }
+}
 
 impl Tensor {
     /// Counts each number in a vector of non-negative integers, or sums the weights of its occurrences
@@ -12,7 +44,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::tensor;
-    /// assert_eq!(tensor(&[1i64, 3, 1], ())?.bincount(None, 0)?.to_vec::<i64>()?, [0, 2, 0, 1]);
+    /// assert_eq!(tensor(&[1i64, 3, 1], ())?.bincount(())?.to_vec::<i64>()?, [0, 2, 0, 1]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -22,13 +54,9 @@ impl Tensor {
     /// gradient of the weights is wanted. [`ErrorKind::Capture`] if the stream is captured. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn bincount<'a>(
-        &self,
-        weights: impl IntoOptionalTensor<'a>,
-        minlength: usize,
-    ) -> Result<Self> {
+    pub fn bincount<'a>(&self, options: impl IntoOptions<BincountOptions<'a>>) -> Result<Self> {
         const OP: &str = "bincount";
-        let weights = weights.into_optional();
+        let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
                 "needs an integer vector, but has {} of sizes {:?}",
@@ -68,8 +96,9 @@ impl Tensor {
     /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. [`ErrorKind::Gradient`] if a gradient is
     /// wanted. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
+    pub fn histc(&self, options: impl IntoOptions<HistcOptions>) -> Result<Self> {
         const OP: &str = "histc";
+        let HistcOptions { bins, min, max } = options.into_options();
         crate::autograd::refuse_gradient(OP, &[self])?;
         if !self.dtype().is_float() {
             let (location, dtype) = (std::panic::Location::caller(), self.dtype());

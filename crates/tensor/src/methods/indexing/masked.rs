@@ -113,7 +113,7 @@ impl Tensor {
         const OP: &str = "masked_scatter_";
         mask.layout().expand(self.size()).of(OP)?;
         let all = self.masked_scatter(mask, source).of(OP)?;
-        self.copy_(&all, false).of(OP)
+        self.copy_(&all, ()).of(OP)
     }
 
     /// Returns the row-major positions of the nonzero elements, as `int64`.
@@ -129,7 +129,7 @@ impl Tensor {
         let count = upto.select(0, -1).of(op)?.item::<i64>().of(op)?;
         // The n-th nonzero element is at the first position where the cumulative count reaches n.
         let each = arange_start(1i64, count + 1, options).of(op)?;
-        searchsorted(&upto, &each, false).of(op)
+        searchsorted(&upto, &each, ()).of(op)
     }
 }
 

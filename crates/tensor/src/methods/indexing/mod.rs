@@ -16,6 +16,7 @@ use crate::exec::check_together;
 use crate::{DType, Result, Tensor};
 
 pub use basic::{IndexRange, IntoIndices, TensorIndex};
+pub use count::{BincountOptions, HistcOptions};
 pub use gather::embedding;
 pub(crate) use gather::embedding_padded;
 pub use scatter_reduce::ScatterReduce;

@@ -212,6 +212,6 @@ pub(super) fn pad_gradient(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     for (d, &n) in grad.size().iter().enumerate() {
         part = part.narrow(d as isize, 0, n)?;
     }
-    part.copy_(grad, false)?;
+    part.copy_(grad, ())?;
     Ok(all)
 }

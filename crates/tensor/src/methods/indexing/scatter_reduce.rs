@@ -9,7 +9,7 @@ use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record, should_record_in_place,
 };
 use crate::called::Called;
-use crate::{Integer, Result, RoundingMode, Scalar, Tensor, where_cond};
+use crate::{Integer, IntoOptions, OrDefault, Result, RoundingMode, Scalar, Tensor, where_cond};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -31,7 +31,7 @@ impl Saved for ScatterReduce {}
 
 impl Tensor {
     /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
-    /// (`torch.scatter_reduce`). With `include_self`, which is PyTorch's default, this tensor's element at
+    /// (`torch.scatter_reduce`). With `include_self`, which is the default, this tensor's element at
     /// the place counts too. A place without an element of `src` keeps its element.
     ///
     /// # Errors
@@ -43,9 +43,9 @@ impl Tensor {
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
-        include_self: bool,
+        include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
-        let dim = dim.into_isize();
+        let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce";
         let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
@@ -76,15 +76,15 @@ impl Tensor {
         index: &Tensor,
         src: &Tensor,
         reduce: ScatterReduce,
-        include_self: bool,
+        include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
-        let dim = dim.into_isize();
+        let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce_";
         if should_record_in_place(self, &[src]) {
             // The gradient may read the elements that the op overwrites.
             let former = self.copy().of(OP)?;
             let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
-            return self.copy_(&out, false).of(OP);
+            return self.copy_(&out, ()).of(OP);
         }
         self.reduce_in(OP, dim, index, src, reduce, include_self)?;
         Ok(self)

@@ -36,8 +36,9 @@ impl Tensor {
     /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
-        let all = self.cumsum(dim.into_isize()).of("cumsum_")?;
-        self.copy_(&all, false).of("cumsum_")
+        let dim = dim.into_isize();
+        let all = self.cumsum(dim).of("cumsum_")?;
+        self.copy_(&all, ()).of("cumsum_")
     }
 
     /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With
@@ -65,8 +66,8 @@ impl Tensor {
         // The gradient reads the elements that this op overwrites.
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
-        let all = former.cumprod(dim.into_isize()).of("cumprod_")?;
-        self.copy_(&all, false).of("cumprod_")
+        let all = former.cumprod(dim).of("cumprod_")?;
+        self.copy_(&all, ()).of("cumprod_")
     }
 
     /// The cumulative maximum along a dimension, and its index (`torch.cummax`). If several elements are equal,

@@ -9,3 +9,5 @@ mod sort;
 mod unique;
 
 pub use search::{isin, searchsorted};
+pub use sort::{SortOptions, TopkOptions};
+pub use unique::UniqueOptions;

@@ -2,7 +2,7 @@
 
 use super::searchsorted;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 /// Number of threads per block in PyTorch's kernel, where each thread draws one index.
 const BLOCK: usize = 128;
@@ -26,7 +26,12 @@ impl Tensor {
     /// weight is negative, infinite or NaN, or all weights of a row are zero. [`ErrorKind::UnsupportedDType`]
     /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
+    pub fn multinomial(
+        &self,
+        num_samples: usize,
+        replacement: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Self> {
+        let replacement = replacement.into_options().or(false);
         let op = "multinomial";
         let location = std::panic::Location::caller();
         let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
@@ -71,7 +76,7 @@ impl Tensor {
             if num_samples == 1 {
                 return order.argmax_keepdim(-1).of(op);
             }
-            return Ok(order.topk(num_samples, -1, true).of(op)?.1);
+            return Ok(order.topk(num_samples, ()).of(op)?.1);
         }
         let own = own.reshape([rows, weights]).of(op)?;
         let (sums, drawn) = if own.is_cuda() {
@@ -80,17 +85,17 @@ impl Tensor {
             // block draw too.
             let threads = num_samples.div_ceil(BLOCK).saturating_mul(BLOCK);
             let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
-            drawn.uniform_(0.0, 1.0).of(op)?;
+            drawn.uniform_(()).of(op)?;
             let drawn = drawn.narrow(1, 0, num_samples).of(op)?.to(own.dtype()).of(op)?;
             (shares.cumsum(-1).of(op)?, drawn)
         } else {
             let sums = own.cumsum(-1).of(op)?;
             let sums = sums.div(&sums.narrow(-1, (weights - 1) as isize, 1).of(op)?).of(op)?;
             let drawn = own.new_empty([rows, num_samples], DType::F64).of(op)?;
-            drawn.uniform_(0.0, 1.0).of(op)?;
+            drawn.uniform_(()).of(op)?;
             (sums.to(DType::F64).of(op)?, drawn)
         };
-        let found = searchsorted(&sums.contiguous().of(op)?, &drawn.contiguous().of(op)?, false);
+        let found = searchsorted(&sums.contiguous().of(op)?, &drawn.contiguous().of(op)?, ());
         let found = found.of(op)?.clamp_max((weights - 1) as i64).of(op)?;
         if self.dim() == 1 { found.squeeze(0).of(op) } else { Ok(found) }
     }

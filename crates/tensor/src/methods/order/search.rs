@@ -5,17 +5,17 @@ use warpline_kernels::sort;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::result_type;
-use crate::{DType, Result, Tensor};
+use crate::{DType, IntoOptions, OrDefault, Result, Tensor};
 
 /// Finds, for each value, the position in `sorted` at which an insertion of the value keeps the order
 /// (`torch.searchsorted`). All elements before the position are less than the value; with `right`, less or
-/// equal. `sorted` is a vector, or has one row per row of `values`. The result is `int64` and has the shape of
+/// equal. Default of `right`: `false`. `sorted` is a vector, or has one row per row of `values`. The result is `int64` and has the shape of
 /// `values`.
 ///
 /// ```
 /// # use warpline::{searchsorted, tensor};
 /// let sorted = tensor(&[1, 3, 5], ())?;
-/// let places = searchsorted(&sorted, &tensor(&[3, 6], ())?, false)?;
+/// let places = searchsorted(&sorted, &tensor(&[3, 6], ())?, ())?;
 /// assert_eq!(places.to_vec::<i64>()?, [1, 3]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
@@ -27,7 +27,12 @@ use crate::{DType, Result, Tensor};
 /// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors are boolean. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
-pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
+pub fn searchsorted(
+    sorted: &Tensor,
+    values: &Tensor,
+    right: impl IntoOptions<OrDefault<bool>>,
+) -> Result<Tensor> {
+    let right = right.into_options().or(false);
     check_together("searchsorted", values, sorted)?;
     let exec = values.exec()?;
     let out = exec.empty(values.size(), DType::I64).of("searchsorted")?;
@@ -53,8 +58,8 @@ pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
     if tests.numel() == 0 {
         return elements.new_zeros(elements.size(), DType::Bool).of(OP);
     }
-    let (sorted, _) = tests.reshape([tests.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
-    let places = searchsorted(&sorted, &elements, false).of(OP)?;
+    let (sorted, _) = tests.reshape([tests.numel() as isize]).of(OP)?.sort(0).of(OP)?;
+    let places = searchsorted(&sorted, &elements, ()).of(OP)?;
     let places = places.clamp_max(sorted.numel() as i64 - 1).of(OP)?;
     sorted.take(&places).of(OP)?.eq(&elements).of(OP)
 }
@@ -66,7 +71,11 @@ impl Tensor {
     /// The same as [`searchsorted`]. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if
     /// `boundaries` is not a vector.
     #[track_caller]
-    pub fn bucketize(&self, boundaries: &Tensor, right: bool) -> Result<Self> {
+    pub fn bucketize(
+        &self,
+        boundaries: &Tensor,
+        right: impl IntoOptions<OrDefault<bool>>,
+    ) -> Result<Self> {
         if boundaries.dim() != 1 {
             let reason =
                 format!("the boundaries have sizes {:?}, but must be a vector", boundaries.size());

@@ -3,17 +3,22 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, Result, Tensor};
+use crate::{Error, Integer, IntoOptions, OrDefault, Result, Tensor};
 
 impl Tensor {
-    /// The `k`-th smallest element along a dimension, and its index (`torch.kthvalue`). `k` counts from 1.
+    /// The `k`-th smallest element along a dimension, and its index (`torch.kthvalue`). `k` counts from 1. Default of
+    /// `dim`: -1.
     ///
     /// # Errors
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` is 0 or exceeds the size of the
     /// dimension.
     #[track_caller]
-    pub fn kthvalue(&self, k: usize, dim: impl Integer) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
+    pub fn kthvalue(
+        &self,
+        k: usize,
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<(Self, Self)> {
+        let dim = dim.into_options().or(-1);
         let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
         squeeze_both(&values, &indices, dim).of("kthvalue")
     }
@@ -23,8 +28,12 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::kthvalue`].
     #[track_caller]
-    pub fn kthvalue_keepdim(&self, k: usize, dim: impl Integer) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
+    pub fn kthvalue_keepdim(
+        &self,
+        k: usize,
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<(Self, Self)> {
+        let dim = dim.into_options().or(-1);
         const OP: &str = "kthvalue_keepdim";
         let d = self.layout().dim(dim).of(OP)?;
         let size = self.size().get(d).copied().unwrap_or(1);
@@ -32,7 +41,7 @@ impl Tensor {
             let reason = format!("k is {k}, but must be from 1 to {size}");
             return Err(Error::invalid(OP, reason));
         }
-        let (values, indices) = self.sort(dim, false).of(OP)?;
+        let (values, indices) = self.sort(dim).of(OP)?;
         if self.dim() == 0 {
             return Ok((values, indices));
         }
@@ -69,7 +78,7 @@ impl Tensor {
         if !self.dtype().is_float() || self.dim() == 0 {
             return self.kthvalue_keepdim(middle + 1, dim).of(OP);
         }
-        let (values, indices) = self.sort(dim, false).of(OP)?;
+        let (values, indices) = self.sort(dim).of(OP)?;
         // NaNs are sorted last, so the number of other elements is the index of the first NaN.
         let numbers = self.detach().isnan().of(OP)?.logical_not().of(OP)?;
         let numbers = numbers.sum_keepdim(dim).of(OP)?;

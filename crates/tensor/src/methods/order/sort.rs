@@ -7,7 +7,32 @@ use warpline_kernels::sort;
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Error, Integer, Result, Tensor};
+use crate::functional::options::{from_integer, options};
+use crate::{DType, Error, Integer, IntoOptions, Result, Tensor};
+
+options! {
+    /// Options of [`Tensor::sort`] and [`Tensor::argsort`]. A dimension converts into options.
+    #[derive(Clone, Copy, Debug)]
+    SortOptions [] [] {
+        /// Sets the dimension. Negative: counted from the end. Default: -1.
+        dim: isize = -1, impl Integer => Integer::into_isize;
+        /// Sets whether the largest element comes first. Default: `false`.
+        descending: bool = false, bool;
+    }
+}
+
+options! {
+    /// Options of [`Tensor::topk`]. A dimension converts into options.
+    #[derive(Clone, Copy, Debug)]
+    TopkOptions [] [] {
+        /// Sets the dimension. Negative: counted from the end. Default: -1.
+        dim: isize = -1, impl Integer => Integer::into_isize;
+        /// Sets whether the largest elements are returned, instead of the smallest. Default: `true`.
+        largest: bool = true, bool;
+    }
+}
+
+from_integer! { SortOptions dim; TopkOptions dim; }
 
 impl Tensor {
     /// Sorts the elements along a dimension, and returns them with their former indices (`torch.sort`). The
@@ -15,7 +40,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::tensor;
-    /// let (values, indices) = tensor(&[3, 1, 2], ())?.sort(-1, false)?;
+    /// let (values, indices) = tensor(&[3, 1, 2], ())?.sort(())?;
     /// assert_eq!((values.to_vec::<i32>()?, indices.to_vec::<i64>()?), (vec![1, 2, 3], vec![1, 2, 0]));
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -24,8 +49,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn sort(&self, dim: impl Integer, descending: bool) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
+    pub fn sort(&self, options: impl IntoOptions<SortOptions>) -> Result<(Self, Self)> {
+        let SortOptions { dim, descending } = options.into_options();
         const OP: &str = "sort";
         let d = self.layout().dim(dim).of(OP)?;
         let exec = self.exec()?;
@@ -45,9 +70,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::sort`].
     #[track_caller]
-    pub fn argsort(&self, dim: impl Integer, descending: bool) -> Result<Self> {
-        let dim = dim.into_isize();
-        Ok(self.detach().sort(dim, descending).of("argsort")?.1)
+    pub fn argsort(&self, options: impl IntoOptions<SortOptions>) -> Result<Self> {
+        Ok(self.detach().sort(options.into_options()).of("argsort")?.1)
     }
 
     /// Sorts the elements along the first dimension, in ascending order (`torch.msort`).
@@ -56,7 +80,7 @@ impl Tensor {
     /// The same as [`Tensor::sort`].
     #[track_caller]
     pub fn msort(&self) -> Result<Self> {
-        Ok(self.sort(0, false).of("msort")?.0)
+        Ok(self.sort(0).of("msort")?.0)
     }
 
     /// The `k` largest elements along a dimension in descending order, or the `k` smallest in ascending order,
@@ -65,15 +89,16 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` exceeds the size of the dimension.
     #[track_caller]
-    pub fn topk(&self, k: usize, dim: impl Integer, largest: bool) -> Result<(Self, Self)> {
-        let dim = dim.into_isize();
+    pub fn topk(&self, k: usize, options: impl IntoOptions<TopkOptions>) -> Result<(Self, Self)> {
+        let TopkOptions { dim, largest } = options.into_options();
         const OP: &str = "topk";
         let d = self.layout().dim(dim).of(OP)?;
         let size = self.size().get(d).copied().unwrap_or(1);
         if k > size {
             return Err(Error::invalid(OP, format!("k is {k}, but there are {size} elements")));
         }
-        let (values, indices) = self.sort(dim, largest).of(OP)?;
+        let (values, indices) =
+            self.sort(SortOptions::new().dim(dim).descending(largest)).of(OP)?;
         if k == size {
             return Ok((values, indices));
         }

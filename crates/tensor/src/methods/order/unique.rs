@@ -2,7 +2,19 @@
 
 use crate::autograd::refuse_gradient;
 use crate::called::Called;
-use crate::{DType, Result, Tensor, arange, cat, ones};
+use crate::functional::options::options;
+use crate::{DType, IntoOptions, Result, Tensor, arange, cat, ones};
+
+options! {
+    /// Options of [`Tensor::unique`] and [`Tensor::unique_consecutive`].
+    #[derive(Clone, Copy, Debug)]
+    UniqueOptions [] [] {
+        /// Sets whether the index of each element among the values is returned. Default: `false`.
+        return_inverse: bool = false, bool;
+        /// Sets whether the number of occurrences of each value is returned. Default: `false`.
+        return_counts: bool = false, bool;
+    }
+}
 
 impl Tensor {
     /// The distinct values in ascending order (`torch.unique`). With `return_inverse`, also the index of each
@@ -10,8 +22,11 @@ impl Tensor {
     /// waits for the number of values.
     ///
     /// ```
-    /// # use warpline::tensor;
-    /// let (values, inverse, counts) = tensor(&[5, 2, 5], ())?.unique(true, true)?;
+    /// # use warpline::{UniqueOptions, tensor};
+    /// let t = tensor(&[5, 2, 5], ())?;
+    /// let (values, ..) = t.unique(())?;
+    /// let options = UniqueOptions::new().return_inverse(true).return_counts(true);
+    /// let (_, inverse, counts) = t.unique(options)?;
     /// assert_eq!(values.to_vec::<i32>()?, [2, 5]);
     /// assert_eq!(inverse.unwrap().to_vec::<i64>()?, [1, 0, 1]);
     /// assert_eq!(counts.unwrap().to_vec::<i64>()?, [1, 2]);
@@ -25,12 +40,12 @@ impl Tensor {
     #[track_caller]
     pub fn unique(
         &self,
-        return_inverse: bool,
-        return_counts: bool,
+        options: impl IntoOptions<UniqueOptions>,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
+        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         const OP: &str = "unique";
         refuse_gradient(OP, &[self])?;
-        let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
+        let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0).of(OP)?;
         let runs = EqualRuns::of(&sorted).of(OP)?;
         let inverse = if return_inverse {
             let inverse = runs.inverse.scatter(0, &from, &runs.inverse).of(OP)?;
@@ -50,9 +65,9 @@ impl Tensor {
     #[track_caller]
     pub fn unique_consecutive(
         &self,
-        return_inverse: bool,
-        return_counts: bool,
+        options: impl IntoOptions<UniqueOptions>,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
+        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         const OP: &str = "unique_consecutive";
         refuse_gradient(OP, &[self])?;
         let runs = EqualRuns::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;

@@ -1,51 +1,75 @@
 //! Sums of products of two tensors over shared dimensions.
 
+use smallvec::SmallVec;
+
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, IntoDims, Result, Tensor};
+use crate::{Error, Integer, IntoDims, IntoOptions, Result, Tensor};
+
+/// The dimensions that [`Tensor::tensordot`] sums over: `()` for the last two of the first tensor and the first two of
+/// the second, a number of dimensions, or a tuple of the dimensions of each tensor.
+#[derive(Clone, Debug)]
+pub struct TensordotDims(Pairing);
+
+#[derive(Clone, Debug)]
+enum Pairing {
+    Adjacent(isize),
+    Listed(SmallVec<[isize; 6]>, SmallVec<[isize; 6]>),
+}
+
+impl From<()> for TensordotDims {
+    fn from((): ()) -> Self {
+        Self(Pairing::Adjacent(2))
+    }
+}
+
+impl<I: Integer> From<I> for TensordotDims {
+    fn from(dims: I) -> Self {
+        Self(Pairing::Adjacent(dims.into_isize()))
+    }
+}
+
+impl<A: IntoDims, B: IntoDims> From<(A, B)> for TensordotDims {
+    fn from((own, others): (A, B)) -> Self {
+        Self(Pairing::Listed(own.into_dims(), others.into_dims()))
+    }
+}
 
 impl Tensor {
-    /// The sum of products over this tensor's last `dims` dimensions and the other tensor's first `dims`
-    /// (`torch.tensordot` with a number).
+    /// The sum of products over dimensions of both tensors (`torch.tensordot`). The result has the other dimensions of
+    /// this tensor, then those of `other`. `dims` is the number of this tensor's last and the other tensor's first
+    /// dimensions, a tuple of the dimensions of each tensor, or `()` for 2.
     ///
     /// ```
     /// # use warpline::ones;
-    /// let t = ones([2, 3, 4], ())?.tensordot(&ones([3, 4, 5], ())?, 2)?;
-    /// assert_eq!((t.size(), t.i((0, 0))?.item::<f32>()?), (&[2, 5][..], 12.0));
+    /// let (a, b) = (ones([2, 3, 4], ())?, ones([3, 4, 5], ())?);
+    /// assert_eq!(a.tensordot(&b, ())?.size(), [2, 5]);
+    /// assert_eq!(a.tensordot(&b, ([1, 2], [0, 1]))?.i((0, 0))?.item::<f32>()?, 12.0);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if these dimensions differ in size. [`ErrorKind::InvalidArgument`] if a
-    /// tensor has fewer dimensions. Otherwise the same as [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if these dimensions differ in size. [`ErrorKind::InvalidArgument`] if a tensor has
+    /// fewer dimensions, a dimension is named twice, or the tensors' lists differ in length.
+    /// [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension. Errors of [`Tensor::matmul`].
     #[track_caller]
-    pub fn tensordot(&self, other: &Tensor, dims: usize) -> Result<Self> {
-        if dims > self.dim().min(other.dim()) {
-            let reason =
-                format!("{dims} dimensions of tensors of {} and {}", self.dim(), other.dim());
-            return Err(Error::invalid("tensordot", reason));
+    pub fn tensordot(&self, other: &Tensor, dims: impl IntoOptions<TensordotDims>) -> Result<Self> {
+        match dims.into_options().0 {
+            Pairing::Listed(own, others) => self.contracted(other, &own, &others).of("tensordot"),
+            Pairing::Adjacent(dims) => {
+                let least = self.dim().min(other.dim()) as isize;
+                if !(0..=least).contains(&dims) {
+                    let (own, others) = (self.dim(), other.dim());
+                    let reason = format!("{dims} dimensions of tensors of {own} and {others}");
+                    return Err(Error::invalid("tensordot", reason));
+                }
+                let own: SmallVec<[isize; 6]> = (-dims..0).collect();
+                let others: SmallVec<[isize; 6]> = (0..dims).collect();
+                self.contracted(other, &own, &others).of("tensordot")
+            }
         }
-        let own: Vec<isize> = (self.dim() - dims..self.dim()).map(|d| d as isize).collect();
-        let others: Vec<isize> = (0..dims).map(|d| d as isize).collect();
-        self.contracted(other, &own, &others).of("tensordot")
-    }
-
-    /// The sum of products over pairs of dimensions (`torch.tensordot` with two lists).
-    ///
-    /// # Errors
-    /// The same as [`Tensor::tensordot`]. [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension.
-    /// [`ErrorKind::InvalidArgument`] if the lists differ in length, or name a dimension twice.
-    #[doc(alias = "tensordot")]
-    #[track_caller]
-    pub fn tensordot_dims(
-        &self,
-        other: &Tensor,
-        dims_self: impl IntoDims,
-        dims_other: impl IntoDims,
-    ) -> Result<Self> {
-        self.contracted(other, &dims_self.into_dims(), &dims_other.into_dims()).of("tensordot_dims")
     }
 
     #[track_caller]

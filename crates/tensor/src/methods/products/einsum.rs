@@ -8,7 +8,7 @@ use super::contract::sum_of_products;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Result, Tensor};
+use crate::{DiagonalOptions, Error, Result, Tensor};
 
 /// The label of a dimension: a letter, or a position in an ellipsis, counted from the end of the ellipsis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -174,7 +174,8 @@ fn align(tensor: &Tensor, mut labels: Vec<DimLabel>, order: &[DimLabel]) -> Resu
                     let reason = format!("one letter stands for sizes {} and {}", sizes.0, sizes.1);
                     return Err(Error::invalid("einsum", reason));
                 }
-                tensor = tensor.diagonal(0, i as isize, twin as isize)?;
+                tensor =
+                    tensor.diagonal(DiagonalOptions::new().dim1(i as isize).dim2(twin as isize))?;
                 let label = labels[i];
                 labels.remove(twin);
                 labels.remove(i);

@@ -3,7 +3,19 @@
 use std::panic::Location;
 
 use crate::called::Called;
-use crate::{Error, ErrorKind, Result, Scalar, Tensor};
+use crate::functional::options::options;
+use crate::{Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
+
+options! {
+    /// Options of [`Tensor::addmm`], [`Tensor::addmv`] and [`Tensor::baddbmm`].
+    #[derive(Clone, Copy, Debug)]
+    AddmmOptions [] [] {
+        /// Sets the factor of the tensor to which the product is added. Default: 1.
+        beta: Scalar = Scalar::Int(1), impl Into<Scalar> => Into::into;
+        /// Sets the factor of the product. Default: 1.
+        alpha: Scalar = Scalar::Int(1), impl Into<Scalar> => Into::into;
+    }
+}
 
 #[track_caller]
 fn check_dims(op: &'static str, tensors: &[(&Tensor, &str, usize)]) -> Result<()> {
@@ -95,9 +107,9 @@ impl Tensor {
     /// `alpha` is 1.
     ///
     /// ```
-    /// # use warpline::{ones, tensor};
+    /// # use warpline::{AddmmOptions, ones, tensor};
     /// let (bias, a) = (tensor([1f32, 2.0], ())?, ones([1, 3], ())?);
-    /// assert_eq!(bias.addmm(&a, &ones([3, 2], ())?, 1, 2)?.to_vec::<f32>()?, [7.0, 8.0]);
+    /// assert_eq!(bias.addmm(&a, &ones([3, 2], ())?, AddmmOptions::new().alpha(2))?.to_vec::<f32>()?, [7.0, 8.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -110,11 +122,10 @@ impl Tensor {
         &self,
         mat1: &Tensor,
         mat2: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
         let product = mat1.mm(mat2).of("addmm")?;
-        self.add_product(product, beta.into(), alpha.into()).of("addmm")
+        self.add_product(product, options.into_options()).of("addmm")
     }
 
     /// `beta * self + alpha * batch1 @ batch2` for batches of matrices (`torch.baddbmm`). Otherwise the same as
@@ -127,11 +138,10 @@ impl Tensor {
         &self,
         batch1: &Tensor,
         batch2: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
         let product = batch1.bmm(batch2).of("baddbmm")?;
-        self.add_product(product, beta.into(), alpha.into()).of("baddbmm")
+        self.add_product(product, options.into_options()).of("baddbmm")
     }
 
     /// `beta * self + alpha * mat @ vec` (`torch.addmv`). Otherwise the same as [`Tensor::addmm`].
@@ -143,11 +153,10 @@ impl Tensor {
         &self,
         mat: &Tensor,
         vec: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
         let product = mat.mv(vec).of("addmv")?;
-        self.add_product(product, beta.into(), alpha.into()).of("addmv")
+        self.add_product(product, options.into_options()).of("addmv")
     }
 
     /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
@@ -160,11 +169,10 @@ impl Tensor {
         &self,
         mat1: &Tensor,
         mat2: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
         let product = mat1.mm(mat2).of("addmm_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("addmm_")
+        self.add_product_(product, options.into_options()).of("addmm_")
     }
 
     /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
@@ -176,11 +184,10 @@ impl Tensor {
         &self,
         batch1: &Tensor,
         batch2: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
         let product = batch1.bmm(batch2).of("baddbmm_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("baddbmm_")
+        self.add_product_(product, options.into_options()).of("baddbmm_")
     }
 
     /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
@@ -192,15 +199,15 @@ impl Tensor {
         &self,
         mat: &Tensor,
         vec: &Tensor,
-        beta: impl Into<Scalar>,
-        alpha: impl Into<Scalar>,
+        options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
         let product = mat.mv(vec).of("addmv_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("addmv_")
+        self.add_product_(product, options.into_options()).of("addmv_")
     }
 
     #[track_caller]
-    fn add_product_(&self, product: Tensor, beta: Scalar, alpha: Scalar) -> Result<&Self> {
+    fn add_product_(&self, product: Tensor, options: AddmmOptions) -> Result<&Self> {
+        let AddmmOptions { beta, alpha } = options;
         if self.size() != product.size() {
             let (location, op) = (Location::caller(), "addmm_");
             let reason = format!("a product of {:?} into {:?}", product.size(), self.size());
@@ -209,7 +216,7 @@ impl Tensor {
         self.check_product(&product, beta, alpha)?;
         let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
         if beta.to_f64() == 0.0 {
-            return self.copy_(&product, false);
+            return self.copy_(&product, ());
         }
         if beta.to_f64() != 1.0 {
             self.mul_(beta)?;
@@ -218,7 +225,8 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn add_product(&self, product: Tensor, beta: Scalar, alpha: Scalar) -> Result<Self> {
+    fn add_product(&self, product: Tensor, options: AddmmOptions) -> Result<Self> {
+        let AddmmOptions { beta, alpha } = options;
         self.layout().expand(product.size())?;
         self.check_product(&product, beta, alpha)?;
         let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
@@ -253,7 +261,7 @@ impl Tensor {
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
         check_dims("trace", &[(self, "the matrix", 2)])?;
-        self.diagonal(0, 0, 1)?.sum(()).of("trace")
+        self.diagonal(())?.sum(()).of("trace")
     }
 
     /// The Kronecker product: each element times the whole other tensor (`torch.kron`).

@@ -5,4 +5,6 @@ mod einsum;
 mod matmul;
 mod matrices;
 
+pub use contract::TensordotDims;
 pub use einsum::einsum;
+pub use matrices::AddmmOptions;

@@ -7,7 +7,23 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, Result, Tensor, cat};
+use crate::functional::options::{from_integer, options};
+use crate::{Error, Integer, IntoOptions, OrDefault, Result, Tensor, cat};
+
+options! {
+    /// Options of [`Tensor::diag_embed`]. An offset converts into options.
+    #[derive(Clone, Copy, Debug)]
+    DiagEmbedOptions [] [] {
+        /// Sets the diagonal. Positive: above the main diagonal. Default: 0.
+        offset: isize = 0, impl Integer => Integer::into_isize;
+        /// Sets the dimension of the rows. Negative: counted from the end. Default: -2.
+        dim1: isize = -2, impl Integer => Integer::into_isize;
+        /// Sets the dimension of the columns. Negative: counted from the end. Default: -1.
+        dim2: isize = -1, impl Integer => Integer::into_isize;
+    }
+}
+
+from_integer! { DiagEmbedOptions offset; }
 
 impl Tensor {
     /// Makes a matrix with a vector on a diagonal and 0 elsewhere, or copies the diagonal of a matrix
@@ -25,11 +41,13 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor is neither a vector nor a matrix. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diag(&self, diagonal: impl Integer) -> Result<Self> {
-        let diagonal = diagonal.into_isize();
+    pub fn diag(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let diagonal = diagonal.into_options().or(0);
         match self.dim() {
-            1 => self.diag_embed(diagonal, 0, 1).of("diag"),
-            2 => self.diagonal(diagonal, 0, 1).of("diag")?.copy().of("diag"),
+            1 => {
+                self.diag_embed(DiagEmbedOptions::new().offset(diagonal).dim1(0).dim2(1)).of("diag")
+            }
+            2 => self.diagonal(diagonal).of("diag")?.copy().of("diag"),
             n => Err(Error::shape(
                 "diag",
                 format!("expects 1 or 2 dimensions, but the tensor has {n}"),
@@ -45,13 +63,8 @@ impl Tensor {
     /// if the two dimensions are the same. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors
     /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diag_embed(
-        &self,
-        offset: impl Integer,
-        dim1: impl Integer,
-        dim2: impl Integer,
-    ) -> Result<Self> {
-        let (offset, dim1, dim2) = (offset.into_isize(), dim1.into_isize(), dim2.into_isize());
+    pub fn diag_embed(&self, options: impl IntoOptions<DiagEmbedOptions>) -> Result<Self> {
+        let DiagEmbedOptions { offset, dim1, dim2 } = options.into_options();
         let op = "diag_embed";
         let Some(&length) = self.size().last() else {
             return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));

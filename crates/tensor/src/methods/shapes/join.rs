@@ -6,9 +6,9 @@ use std::borrow::Borrow;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, Result, Tensor, cat};
+use crate::{Error, IntoOptions, Result, Tensor, cat};
 
-/// The order of the dimensions of [`meshgrid`] (`indexing`).
+/// The order of the dimensions of [`meshgrid`] (`indexing`). `()` stands for `Ij`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MeshIndexing {
     /// The first vector runs along the first dimension, the second along the second (`"ij"`).
@@ -18,12 +18,18 @@ pub enum MeshIndexing {
     Xy,
 }
 
+impl From<()> for MeshIndexing {
+    fn from((): ()) -> Self {
+        Self::Ij
+    }
+}
+
 /// Expands vectors to a grid with one dimension per vector (`torch.meshgrid`). Returns one view per vector, in
 /// which the vector's elements vary along its dimension.
 ///
 /// ```
-/// # use warpline::{MeshIndexing, meshgrid, tensor};
-/// let grids = meshgrid(&[tensor([1i64, 2], ())?, tensor([3i64, 4], ())?], MeshIndexing::Ij)?;
+/// # use warpline::{meshgrid, tensor};
+/// let grids = meshgrid(&[tensor([1i64, 2], ())?, tensor([3i64, 4], ())?], ())?;
 /// assert_eq!(grids[0].to_vec::<i64>()?, [1, 1, 2, 2]);
 /// assert_eq!(grids[1].to_vec::<i64>()?, [3, 4, 3, 4]);
 /// # Ok::<(), warpline::Error>(())
@@ -33,8 +39,11 @@ pub enum MeshIndexing {
 /// [`ErrorKind::InvalidArgument`] if `tensors` is empty, or the dtypes differ. [`ErrorKind::ShapeMismatch`] if
 /// a tensor has more than one dimension.
 #[track_caller]
-pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Result<Vec<Tensor>> {
-    let op = "meshgrid";
+pub fn meshgrid<T: Borrow<Tensor>>(
+    tensors: &[T],
+    indexing: impl IntoOptions<MeshIndexing>,
+) -> Result<Vec<Tensor>> {
+    let (op, indexing) = ("meshgrid", indexing.into_options());
     let mut tensors: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
         return Err(Error::invalid(op, "expected at least one tensor"));

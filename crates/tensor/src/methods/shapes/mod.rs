@@ -10,6 +10,8 @@ mod triangles;
 
 pub(crate) use split::list;
 
-pub use diagonals::block_diag;
+pub use diagonals::{DiagEmbedOptions, block_diag};
 pub use join::{MeshIndexing, dstack, hstack, meshgrid, vstack};
+pub use rotate::Rot90Options;
+pub use strided::DiagonalOptions;
 pub use triangles::{tril_indices, triu_indices};

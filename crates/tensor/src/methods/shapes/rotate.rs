@@ -1,9 +1,25 @@
 //! Rotations by right angles.
 
+use smallvec::{SmallVec, smallvec};
+
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, IntoDims, Result, Tensor};
+use crate::functional::options::{from_integer, options};
+use crate::{Error, Integer, IntoDims, IntoOptions, Result, Tensor};
+
+options! {
+    /// Options of [`Tensor::rot90`]. A number of turns converts into options.
+    #[derive(Clone, Debug)]
+    Rot90Options [] [] {
+        /// Sets the number of quarter turns from the first dimension to the second. Default: 1.
+        k: isize = 1, impl Integer => Integer::into_isize;
+        /// Sets both dimensions. Default: 0 and 1.
+        dims: SmallVec<[isize; 6]> = smallvec![0, 1], impl IntoDims => IntoDims::into_dims;
+    }
+}
+
+from_integer! { Rot90Options k; }
 
 impl Tensor {
     /// Rotates by 90 degrees `k` times, from the first of two dimensions towards the second (`torch.rot90`). A
@@ -12,7 +28,7 @@ impl Tensor {
     /// ```
     /// # use warpline::arange;
     /// let t = arange(4, ())?.reshape([2, 2])?;
-    /// assert_eq!(t.rot90(1, [0, 1])?.to_vec::<i64>()?, [1, 3, 0, 2]);
+    /// assert_eq!(t.rot90(())?.to_vec::<i64>()?, [1, 3, 0, 2]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -20,8 +36,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
     /// if `dims` are not two different dimensions. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn rot90(&self, k: impl Integer, dims: impl IntoDims) -> Result<Self> {
-        let (op, dims) = ("rot90", dims.into_dims());
+    pub fn rot90(&self, options: impl IntoOptions<Rot90Options>) -> Result<Self> {
+        let (op, Rot90Options { k, dims }) = ("rot90", options.into_options());
         let &[from, to] = &dims[..] else {
             return Err(Error::invalid(op, format!("expects two dimensions, not {dims:?}")));
         };

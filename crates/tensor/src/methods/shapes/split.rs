@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, IntoSizes, Result, Tensor, cat, stack};
+use crate::{Error, IntoOptions, IntoSizes, OrDefault, Result, Tensor, cat, stack};
 
 impl Tensor {
     /// Splits the tensor into views of `size` indices of a dimension (`torch.split`). The last view has the
@@ -13,8 +13,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`
     /// is zero, but the dimension's size is not. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
-    pub fn split(&self, size: usize, dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn split(&self, size: usize, dim: impl IntoOptions<OrDefault<isize>>) -> Result<Vec<Self>> {
+        let dim = dim.into_options().or(0);
         self.check_has_dims("split")?;
         let total = self.size()[self.layout().dim(dim).of("split")?];
         if total == 0 {
@@ -34,8 +34,12 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if
     /// `chunks` is zero. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
-    pub fn chunk(&self, chunks: usize, dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn chunk(
+        &self,
+        chunks: usize,
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Vec<Self>> {
+        let dim = dim.into_options().or(0);
         self.check_has_dims("chunk")?;
         if chunks == 0 {
             return Err(Error::invalid("chunk", "the number of chunks must be over zero"));
@@ -62,8 +66,12 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
     /// sizes do not add up to the dimension's size, or if the tensor has no dimensions.
     #[track_caller]
-    pub fn split_with_sizes(&self, sizes: &[usize], dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn split_with_sizes(
+        &self,
+        sizes: &[usize],
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Vec<Self>> {
+        let dim = dim.into_options().or(0);
         let own = self.size_to_split("split_with_sizes", dim)?;
         if sizes.iter().fold(0, |sum: usize, n| sum.saturating_add(*n)) != own {
             let reason = format!("the sizes {sizes:?} must add up to the dimension's, {own}");
@@ -86,8 +94,12 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if
     /// `sections` is zero, or if the tensor has no dimensions.
     #[track_caller]
-    pub fn tensor_split(&self, sections: usize, dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn tensor_split(
+        &self,
+        sections: usize,
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Vec<Self>> {
+        let dim = dim.into_options().or(0);
         let own = self.size_to_split("tensor_split", dim)?;
         if sections == 0 {
             let reason = "the number of sections must be over zero";
@@ -109,8 +121,12 @@ impl Tensor {
     /// tensor has no dimensions.
     #[doc(alias = "tensor_split")]
     #[track_caller]
-    pub fn tensor_split_at(&self, indices: impl IntoSizes, dim: impl Integer) -> Result<Vec<Self>> {
-        let (indices, dim) = (indices.into_sizes(), dim.into_isize());
+    pub fn tensor_split_at(
+        &self,
+        indices: impl IntoSizes,
+        dim: impl IntoOptions<OrDefault<isize>>,
+    ) -> Result<Vec<Self>> {
+        let (indices, dim) = (indices.into_sizes(), dim.into_options().or(0));
         let own = self.size_to_split("tensor_split_at", dim)? as isize;
         let from_start = |end: &isize| {
             let end = if *end < 0 { end.saturating_add(own) } else { *end };
@@ -142,8 +158,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the
     /// tensor has no dimensions.
     #[track_caller]
-    pub fn unbind(&self, dim: impl Integer) -> Result<Vec<Self>> {
-        let dim = dim.into_isize();
+    pub fn unbind(&self, dim: impl IntoOptions<OrDefault<isize>>) -> Result<Vec<Self>> {
+        let dim = dim.into_options().or(0);
         let own = self.size_to_split("unbind", dim)?;
         let mut layouts = list("unbind", own)?;
         for i in 0..own {

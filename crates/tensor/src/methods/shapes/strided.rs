@@ -4,8 +4,26 @@ use smallvec::SmallVec;
 use warpline_runtime::{Layout, Sizes, Strides, resolve_dim};
 
 use crate::called::Called;
+use crate::functional::options::{from_integer, options};
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, Integer, IntoDims, IntoShape, IntoSizes, Result, Tensor};
+use crate::{
+    Error, ErrorKind, Integer, IntoDims, IntoOptions, IntoShape, IntoSizes, Result, Tensor,
+};
+
+options! {
+    /// Options of [`Tensor::diagonal`]. An offset converts into options.
+    #[derive(Clone, Copy, Debug)]
+    DiagonalOptions [] [] {
+        /// Sets the diagonal. Positive: above the main diagonal. Default: 0.
+        offset: isize = 0, impl Integer => Integer::into_isize;
+        /// Sets the dimension of the rows. Negative: counted from the end. Default: 0.
+        dim1: isize = 0, impl Integer => Integer::into_isize;
+        /// Sets the dimension of the columns. Negative: counted from the end. Default: 1.
+        dim2: isize = 1, impl Integer => Integer::into_isize;
+    }
+}
+
+from_integer! { DiagonalOptions offset; }
 
 impl Tensor {
     /// Returns a view with the sizes of another tensor (`torch.Tensor.view_as`).
@@ -39,7 +57,7 @@ impl Tensor {
     /// ```
     /// # use warpline::arange;
     /// let t = arange(6, ())?.reshape([2, 3])?;
-    /// assert_eq!(t.diagonal(1, 0, 1)?.to_vec::<i64>()?, [1, 5]);
+    /// assert_eq!(t.diagonal(1)?.to_vec::<i64>()?, [1, 5]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -47,13 +65,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
     /// if the two dimensions are the same.
     #[track_caller]
-    pub fn diagonal(
-        &self,
-        offset: impl Integer,
-        dim1: impl Integer,
-        dim2: impl Integer,
-    ) -> Result<Self> {
-        let (offset, dim1, dim2) = (offset.into_isize(), dim1.into_isize(), dim2.into_isize());
+    pub fn diagonal(&self, options: impl IntoOptions<DiagonalOptions>) -> Result<Self> {
+        let DiagonalOptions { offset, dim1, dim2 } = options.into_options();
         let layout = self.layout();
         let (d1, d2) = (layout.dim(dim1).of("diagonal")?, layout.dim(dim2).of("diagonal")?);
         if d1 == d2 {
@@ -77,7 +90,9 @@ impl Tensor {
             start = start.wrapping_add_signed(down).wrapping_add_signed(right);
         }
         let layout = Layout::from_parts(sizes, strides, start);
-        let part = move |whole: &Self| whole.diagonal(offset, dim1, dim2);
+        let part = move |whole: &Self| {
+            whole.diagonal(DiagonalOptions::new().offset(offset).dim1(dim1).dim2(dim2))
+        };
         self.viewed_part("diagonal", layout, part)
     }
 

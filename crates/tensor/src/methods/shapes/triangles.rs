@@ -5,7 +5,7 @@ use std::ops::Range;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{DType, Error, Integer, Result, Tensor, TensorOptions, tensor};
+use crate::{DType, Error, IntoOptions, OrDefault, Result, Tensor, TensorOptions, tensor};
 
 impl Tensor {
     /// The lower triangles of matrices, with 0 above a diagonal (`torch.tril`). `diagonal` 0 is the main
@@ -23,8 +23,9 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor has fewer than two dimensions. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn tril(&self, diagonal: impl Integer) -> Result<Self> {
-        self.masked_fill(&self.mask_above("tril", diagonal.into_isize())?, 0).of("tril")
+    pub fn tril(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let diagonal = diagonal.into_options().or(0);
+        self.masked_fill(&self.mask_above("tril", diagonal)?, 0).of("tril")
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
@@ -33,8 +34,9 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::tril`].
     #[track_caller]
-    pub fn triu(&self, diagonal: impl Integer) -> Result<Self> {
-        self.masked_fill(&self.mask_below("triu", diagonal.into_isize())?, 0).of("triu")
+    pub fn triu(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let diagonal = diagonal.into_options().or(0);
+        self.masked_fill(&self.mask_below("triu", diagonal)?, 0).of("triu")
     }
 
     /// [`Tensor::tril`] in place.
@@ -43,8 +45,9 @@ impl Tensor {
     /// The same as [`Tensor::tril`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
     /// address.
     #[track_caller]
-    pub fn tril_(&self, diagonal: impl Integer) -> Result<&Self> {
-        self.masked_fill_(&self.mask_above("tril_", diagonal.into_isize())?, 0).of("tril_")
+    pub fn tril_(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<&Self> {
+        let diagonal = diagonal.into_options().or(0);
+        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0).of("tril_")
     }
 
     /// [`Tensor::triu`] in place.
@@ -52,8 +55,9 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::tril_`].
     #[track_caller]
-    pub fn triu_(&self, diagonal: impl Integer) -> Result<&Self> {
-        self.masked_fill_(&self.mask_below("triu_", diagonal.into_isize())?, 0).of("triu_")
+    pub fn triu_(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<&Self> {
+        let diagonal = diagonal.into_options().or(0);
+        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0).of("triu_")
     }
 
     /// Returns a mask of the elements above a diagonal of a matrix.
@@ -104,10 +108,10 @@ impl Tensor {
 pub fn tril_indices(
     row: usize,
     col: usize,
-    offset: impl Integer,
+    offset: impl IntoOptions<OrDefault<isize>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let offset = offset.into_isize();
+    let offset = offset.into_options().or(0);
     let count = count_on_and_below(row, col, offset as i128);
     let first = offset.min(0).unsigned_abs().min(row);
     indices(first..row, count, |i| 0..first_column_after(i, offset, col), options.into())
@@ -124,10 +128,10 @@ pub fn tril_indices(
 pub fn triu_indices(
     row: usize,
     col: usize,
-    offset: impl Integer,
+    offset: impl IntoOptions<OrDefault<isize>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let offset = offset.into_isize();
+    let offset = offset.into_options().or(0);
     let count = (row as u128 * col as u128) - count_on_and_below(row, col, offset as i128 - 1);
     let end = (col as i128 - offset as i128).clamp(0, row as i128) as usize;
     let first = |i| if offset == isize::MIN { 0 } else { first_column_after(i, offset - 1, col) };

@@ -2,24 +2,29 @@
 
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Result, Tensor};
+use crate::methods::IsCloseOptions;
+use crate::{IntoOptions, Result, Tensor};
 
 impl Tensor {
     /// Returns whether all elements are close, by [`Tensor::isclose`] (`torch.allclose`). The host waits for
-    /// the result. PyTorch's defaults are 1e-5 for `rtol`, 1e-8 for `atol` and `false` for `equal_nan`.
+    /// the result.
     ///
     /// ```
     /// # use warpline::tensor;
     /// let (a, b) = (tensor([1f32, 2.0], ())?, tensor([1f32, 2.000_001], ())?);
-    /// assert!(a.allclose(&b, 1e-5, 1e-8, false)? && !a.equal(&b)?);
+    /// assert!(a.allclose(&b, ())? && !a.equal(&b)?);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
     /// # Errors
     /// The same as [`Tensor::isclose`]. [`crate::ErrorKind::Capture`] if the stream is captured.
     #[track_caller]
-    pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
-        let close = self.isclose(other, rtol, atol, equal_nan).of("allclose")?;
+    pub fn allclose(
+        &self,
+        other: &Tensor,
+        options: impl IntoOptions<IsCloseOptions>,
+    ) -> Result<bool> {
+        let close = self.isclose(other, options.into_options()).of("allclose")?;
         close.all(()).of("allclose")?.item().of("allclose")
     }
 

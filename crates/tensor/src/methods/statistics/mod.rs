@@ -5,3 +5,7 @@ mod logsumexp;
 mod nan;
 mod norms;
 mod variance;
+
+pub use nan::DiffOptions;
+pub use norms::{NormOptions, VectorNormOptions};
+pub use variance::VarOptions;

@@ -1,7 +1,25 @@
 //! Reductions that ignore NaN, and others.
 
 use crate::called::Called;
-use crate::{DType, Integer, IntoDim, IntoDims, Result, Tensor};
+use crate::functional::options::options;
+use crate::{DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
+
+options! {
+    /// Options of [`Tensor::diff`]. A number of rounds converts into options.
+    #[derive(Clone, Copy, Debug)]
+    DiffOptions [] [] {
+        /// Sets the number of rounds. Default: 1.
+        n: usize = 1, usize;
+        /// Sets the dimension. Negative: counted from the end. Default: -1.
+        dim: isize = -1, impl Integer => Integer::into_isize;
+    }
+}
+
+impl From<usize> for DiffOptions {
+    fn from(n: usize) -> Self {
+        Self::new().n(n)
+    }
+}
 
 impl Tensor {
     /// [`Tensor::sum`] of the elements that are not NaN (`torch.nansum`).
@@ -104,8 +122,8 @@ impl Tensor {
     /// ```
     /// # use warpline::tensor;
     /// let t = tensor([1i64, 4, 9], ())?;
-    /// assert_eq!(t.diff(1, -1)?.to_vec::<i64>()?, [3, 5]);
-    /// assert_eq!(t.diff(2, -1)?.to_vec::<i64>()?, [2]);
+    /// assert_eq!(t.diff(())?.to_vec::<i64>()?, [3, 5]);
+    /// assert_eq!(t.diff(2)?.to_vec::<i64>()?, [2]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -114,14 +132,14 @@ impl Tensor {
     /// [`crate::ErrorKind::ShapeMismatch`] if the tensor has no dimensions. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn diff(&self, n: usize, dim: impl Integer) -> Result<Self> {
-        let dim = dim.into_isize();
+    pub fn diff(&self, options: impl IntoOptions<DiffOptions>) -> Result<Self> {
+        let DiffOptions { n, dim } = options.into_options();
         let d = self.layout().dim(dim).of("diff")?;
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
             // The result is empty. One round on an empty slice gives the same shape and dtype.
-            return out.narrow(dim, 0, 0).of("diff")?.diff(1, dim);
+            return out.narrow(dim, 0, 0).of("diff")?.diff(DiffOptions::new().dim(dim));
         }
         for _ in 0..n.min(all.max(1)) {
             let length = out.size().get(d).copied().unwrap_or_default();

@@ -2,21 +2,48 @@
 
 use std::panic::Location;
 
+use smallvec::SmallVec;
+
 use crate::autograd::should_record;
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoDims, Result, Tensor, cat};
+use crate::functional::options::{from_number, options};
+use crate::{DType, Error, ErrorKind, IntoDims, IntoOptions, OrDefault, Result, Tensor, cat};
+
+options! {
+    /// Options of [`Tensor::norm`]. An order converts into options.
+    #[derive(Clone, Debug)]
+    NormOptions [] [] {
+        /// Sets the order. Default: 2.
+        p: f64 = 2.0, f64;
+        /// Sets the dimensions. Default: all.
+        dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
+    }
+}
+
+options! {
+    /// Options of [`Tensor::vector_norm`]. An order converts into options.
+    #[derive(Clone, Debug)]
+    VectorNormOptions [] [] {
+        /// Sets the order. Default: 2.
+        ord: f64 = 2.0, f64;
+        /// Sets the dimensions. Default: all.
+        dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
+    }
+}
+
+from_number! { NormOptions p; VectorNormOptions ord; }
 
 impl Tensor {
-    /// The norm of order `ord` of vectors along dimensions (`torch.linalg.vector_norm`). Order 2 is the
+    /// The norm of vectors along dimensions (`torch.linalg.vector_norm`). Order 2 is the
     /// Euclidean length, 1 the sum of absolute values, 0 the number of nonzero elements, infinity the largest
     /// absolute value, and negative infinity the smallest. Floats only; half-width floats are computed in
     /// `f32`. If the norm is 0, its gradient is 0.
     ///
     /// ```
-    /// # use warpline::tensor;
+    /// # use warpline::{VectorNormOptions, tensor};
     /// let t = tensor(&[[3f32, -4.0], [0.0, 2.0]], ())?;
-    /// assert_eq!(t.vector_norm(2.0, 1)?.to_vec::<f32>()?, [5.0, 2.0]);
-    /// assert_eq!(t.vector_norm(f64::INFINITY, ())?.item::<f32>()?, 4.0);
+    /// assert_eq!(t.vector_norm(VectorNormOptions::new().dim(1))?.to_vec::<f32>()?, [5.0, 2.0]);
+    /// assert_eq!(t.vector_norm(f64::INFINITY)?.item::<f32>()?, 4.0);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -26,8 +53,9 @@ impl Tensor {
     /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("vector_norm", ord, &dims.into_dims(), false).of("vector_norm")
+    pub fn vector_norm(&self, options: impl IntoOptions<VectorNormOptions>) -> Result<Self> {
+        let VectorNormOptions { ord, dim } = options.into_options();
+        self.norm_over("vector_norm", ord, &dim, false).of("vector_norm")
     }
 
     /// [`Tensor::vector_norm`] that keeps the dimensions, with size 1.
@@ -35,17 +63,22 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::vector_norm`].
     #[track_caller]
-    pub fn vector_norm_keepdim(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("vector_norm", ord, &dims.into_dims(), true).of("vector_norm_keepdim")
+    pub fn vector_norm_keepdim(
+        &self,
+        options: impl IntoOptions<VectorNormOptions>,
+    ) -> Result<Self> {
+        let VectorNormOptions { ord, dim } = options.into_options();
+        self.norm_over("vector_norm", ord, &dim, true).of("vector_norm_keepdim")
     }
 
-    /// [`Tensor::vector_norm`] of order `p` (`torch.norm`). PyTorch's default for `p` is 2.
+    /// The norm of order `p` (`torch.norm`), the same as [`Tensor::vector_norm`].
     ///
     /// # Errors
     /// The same as [`Tensor::vector_norm`].
     #[track_caller]
-    pub fn norm(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("norm", p, &dims.into_dims(), false).of("norm")
+    pub fn norm(&self, options: impl IntoOptions<NormOptions>) -> Result<Self> {
+        let NormOptions { p, dim } = options.into_options();
+        self.norm_over("norm", p, &dim, false).of("norm")
     }
 
     /// [`Tensor::norm`] that keeps the dimensions, with size 1.
@@ -53,8 +86,9 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::vector_norm`].
     #[track_caller]
-    pub fn norm_keepdim(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("norm", p, &dims.into_dims(), true).of("norm_keepdim")
+    pub fn norm_keepdim(&self, options: impl IntoOptions<NormOptions>) -> Result<Self> {
+        let NormOptions { p, dim } = options.into_options();
+        self.norm_over("norm", p, &dim, true).of("norm_keepdim")
     }
 
     #[track_caller]
@@ -93,13 +127,13 @@ impl Tensor {
     }
 
     /// The distance of each row of these matrices from each row of the other matrices (`torch.cdist`), by
-    /// [`Tensor::vector_norm`] of order `p`. PyTorch's default for `p` is 2. Shapes `[.., n, k]` and
+    /// [`Tensor::vector_norm`] of order `p`. Default of `p`: 2. Shapes `[.., n, k]` and
     /// `[.., m, k]` give `[.., n, m]`; the leading dimensions broadcast.
     ///
     /// ```
     /// # use warpline::tensor;
     /// let (a, b) = (tensor(&[[0f32, 0.0], [3.0, 0.0]], ())?, tensor(&[[3f32, 4.0]], ())?);
-    /// assert_eq!(a.cdist(&b, 2.0)?.to_vec::<f32>()?, [5.0, 4.0]);
+    /// assert_eq!(a.cdist(&b, ())?.to_vec::<f32>()?, [5.0, 4.0]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -109,7 +143,8 @@ impl Tensor {
     /// leading dimensions do not broadcast. [`ErrorKind::UnsupportedDType`] if the tensors are not floating-point.
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {
+    pub fn cdist(&self, other: &Tensor, p: impl IntoOptions<OrDefault<f64>>) -> Result<Self> {
+        let p = p.into_options().or(2.0);
         let op = "cdist";
         let (&[.., rows, width], &[.., others, other_width]) = (self.size(), other.size()) else {
             return Err(Error::shape(

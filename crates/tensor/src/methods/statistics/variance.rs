@@ -1,18 +1,39 @@
 //! Variance and standard deviation.
 
+use smallvec::SmallVec;
+
 use crate::called::Called;
-use crate::{ErrorKind, IntoDims, Result, Tensor};
+use crate::functional::options::options;
+use crate::{ErrorKind, IntoDims, IntoOptions, Result, Tensor};
+
+options! {
+    @without_unit
+    /// Options of [`Tensor::var`] and [`Tensor::std`]. Dimensions convert into options.
+    #[derive(Clone, Debug)]
+    VarOptions [] [] {
+        /// Sets the dimensions. Default: all.
+        dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
+        /// Sets the number that is subtracted from the number of elements. Default: 1.
+        correction: usize = 1, usize;
+    }
+}
+
+impl<D: IntoDims> From<D> for VarOptions {
+    fn from(dim: D) -> Self {
+        Self::new().dim(dim)
+    }
+}
 
 impl Tensor {
     /// The variance over dimensions (`torch.var`): the sum of squared distances from the mean, divided by the
-    /// number of elements minus `correction`. PyTorch's default for `correction` is 1. Floats only; half-width
+    /// number of elements minus the correction. Floats only; half-width
     /// floats are computed in `f32`.
     ///
     /// ```
-    /// # use warpline::tensor;
+    /// # use warpline::{VarOptions, tensor};
     /// let t = tensor(&[[1f32, 3.0], [2.0, 2.0]], ())?;
-    /// assert_eq!(t.var(1, 1)?.to_vec::<f32>()?, [2.0, 0.0]);
-    /// assert_eq!(t.var((), 0)?.item::<f32>()?, 0.5);
+    /// assert_eq!(t.var(1)?.to_vec::<f32>()?, [2.0, 0.0]);
+    /// assert_eq!(t.var(VarOptions::new().correction(0))?.item::<f32>()?, 0.5);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -21,8 +42,8 @@ impl Tensor {
     /// dimension is named twice. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
-    pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, false, false).of("var")?.0)
+    pub fn var(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
+        Ok(self.variance(options.into_options(), false, false).of("var")?.0)
     }
 
     /// [`Tensor::var`] that keeps the dimensions, with size 1.
@@ -30,8 +51,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn var_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, true, false).of("var_keepdim")?.0)
+    pub fn var_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
+        Ok(self.variance(options.into_options(), true, false).of("var_keepdim")?.0)
     }
 
     /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). If
@@ -40,8 +61,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn std(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, false, true).of("std")?.0)
+    pub fn std(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
+        Ok(self.variance(options.into_options(), false, true).of("std")?.0)
     }
 
     /// [`Tensor::std`] that keeps the dimensions, with size 1.
@@ -49,8 +70,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn std_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, true, true).of("std_keepdim")?.0)
+    pub fn std_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
+        Ok(self.variance(options.into_options(), true, true).of("std_keepdim")?.0)
     }
 
     /// [`Tensor::var`] and the mean (`torch.var_mean`).
@@ -58,8 +79,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn var_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, false, false).of("var_mean")
+    pub fn var_mean(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
+        self.variance(options.into_options(), false, false).of("var_mean")
     }
 
     /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
@@ -67,8 +88,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn var_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, true, false).of("var_mean_keepdim")
+    pub fn var_mean_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
+        self.variance(options.into_options(), true, false).of("var_mean_keepdim")
     }
 
     /// [`Tensor::std`] and the mean (`torch.std_mean`).
@@ -76,8 +97,8 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn std_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, false, true).of("std_mean")
+    pub fn std_mean(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
+        self.variance(options.into_options(), false, true).of("std_mean")
     }
 
     /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
@@ -85,19 +106,19 @@ impl Tensor {
     /// # Errors
     /// The same as [`Tensor::var`].
     #[track_caller]
-    pub fn std_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, true, true).of("std_mean_keepdim")
+    pub fn std_mean_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
+        self.variance(options.into_options(), true, true).of("std_mean_keepdim")
     }
 
     /// Returns the variance, or the standard deviation if `root`, and the mean.
     #[track_caller]
     fn variance(
         &self,
-        dims: &[isize],
-        correction: usize,
+        VarOptions { dim, correction }: VarOptions,
         keepdim: bool,
         root: bool,
     ) -> Result<(Self, Self)> {
+        let dims = &dim[..];
         if !self.dtype().is_float() {
             let dtype = self.dtype();
             let location = std::panic::Location::caller();

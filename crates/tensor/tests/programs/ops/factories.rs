@@ -254,7 +254,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 let side = n[2] as usize;
                 made(n, &[side, side])
             },
-            |_, n| eye(n[2] as usize, None, (dtype(n[0]), place(n[1])?))?
+            |_, n| eye(n[2] as usize, (dtype(n[0]), place(n[1])?))?
         ),
         // Only small counts and overflows are predicted, but every call must return.
         row!(

@@ -1,7 +1,7 @@
 //! Functions with tensors of indices. The indices are in range: `scenarios.rs` has those that are
 //! not.
 
-use warpline::{DType, embedding};
+use warpline::{DType, UniqueOptions, embedding};
 
 use crate::generate::Draw;
 use crate::model::{Kinds, UNKNOWN, Value, dim, new, size, writable};
@@ -196,7 +196,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 Ok(vec![])
             },
             |t, _| {
-                t[0].unique(true, true)?;
+                t[0].unique(UniqueOptions::new().return_inverse(true).return_counts(true))?;
             }
         )
         .sharp(),

@@ -415,7 +415,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 writable(&t[0])?;
                 Ok(vec![])
             },
-            |t, _| t[0].normal_(0.0, 1.0)?
+            |t, _| t[0].normal_(())?
         )
         .writes()
         .random()
@@ -428,7 +428,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 writable(&t[0])?;
                 Ok(vec![])
             },
-            |t, _| t[0].uniform_(-1.0, 1.0)?
+            |t, _| t[0].uniform_((-1.0, 1.0))?
         )
         .writes()
         .random()

@@ -1,6 +1,6 @@
 //! Reductions, norms and sorting.
 
-use warpline::DType;
+use warpline::{DType, DiffOptions, NormOptions, SortOptions, VarOptions};
 
 use crate::generate::{Draw, FLOATS};
 use crate::model::{Kinds, Out, Predict, UNKNOWN, Value, dim, new, size, takes};
@@ -192,11 +192,11 @@ pub(crate) fn rows() -> Vec<Row> {
                 }
                 over(t, n, floats(t), false)
             },
-            |t, n| t[0].var(n[0], n[1] as usize)?
+            |t, n| t[0].var(VarOptions::new().dim(n[0]).correction(n[1] as usize))?
         )
         .rounded(),
         row!("Tensor::norm", float_dim, |t, n| { over(t, n, floats(t), false) }, |t, n| t[0]
-            .norm(2.0, n[0])?)
+            .norm(NormOptions::new().dim(n[0]))?)
         .rounded(),
         row!(
             "Tensor::sort",
@@ -214,7 +214,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 both.extend(new(&t[0], DType::I64, &t[0].sizes)?);
                 Ok(both)
             },
-            |t, n| t[0].sort(n[0], n[1] == 1)?
+            |t, n| t[0].sort(SortOptions::new().dim(n[0]).descending(n[1] == 1))?
         )
         .sharp(),
         row!(
@@ -238,7 +238,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 both.extend(new(&t[0], DType::I64, &sizes)?);
                 Ok(both)
             },
-            |t, n| t[0].topk(n[0] as usize, n[1], true)?
+            |t, n| t[0].topk(n[0] as usize, n[1])?
         )
         .sharp(),
         row!(
@@ -263,7 +263,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 }
                 new(&t[0], t[0].dtype, &sizes)
             },
-            |t, n| t[0].diff(n[0] as usize, n[1])?
+            |t, n| t[0].diff(DiffOptions::new().n(n[0] as usize).dim(n[1]))?
         ),
     ]
 }

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
+use warpline::functional::{HardtanhOptions, SoftplusOptions};
 use warpline::{
     DType, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, apply_elementwise, ones, simulated,
     tensor, with_runtime, zeros,
@@ -131,7 +132,7 @@ fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
     x.mul(1.0)?.relu6_()?.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 0.0, 1.0, 0.0]);
     x.set_grad(None)?;
-    x.mul(1.0)?.hardtanh_(3.0, 7.0)?.sum(())?.backward()?;
+    x.mul(1.0)?.hardtanh_(HardtanhOptions::new().min_val(3.0).max_val(7.0))?.sum(())?.backward()?;
     assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 1.0, 0.0, 0.0]);
     Ok(())
 }
@@ -177,10 +178,10 @@ fn gpu_a_bound_of_halves_is_rounded_in_the_backward_pass_too() {
 fn exact_bounds(at: &str) -> Result<()> {
     type Case = (DType, f64, fn(&Tensor) -> Result<Tensor>, f64);
     let cases: [Case; 4] = [
-        (DType::F16, 0.1, |x| x.hardtanh(-0.1, 0.1), 1.0),
-        (DType::BF16, 0.3, |x| x.hardtanh(0.3, 1.0), 1.0),
-        (DType::BF16, 0.3, |x| x.softplus(1.0, 0.3), 1.0),
-        (DType::F16, 0.1, |x| x.logit(Some(0.1)), 0.0),
+        (DType::F16, 0.1, |x| x.hardtanh(HardtanhOptions::new().min_val(-0.1).max_val(0.1)), 1.0),
+        (DType::BF16, 0.3, |x| x.hardtanh(HardtanhOptions::new().min_val(0.3)), 1.0),
+        (DType::BF16, 0.3, |x| x.softplus(SoftplusOptions::new().threshold(0.3)), 1.0),
+        (DType::F16, 0.1, |x| x.logit(0.1), 0.0),
     ];
     for (k, (dtype, value, f, expected)) in cases.into_iter().enumerate() {
         for create_graph in [false, true] {

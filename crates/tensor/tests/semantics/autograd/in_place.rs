@@ -1,7 +1,7 @@
 //! In-place ops in a graph.
 
 use warpline::autograd::no_grad;
-use warpline::{DType, ErrorKind, Result, Tensor, tensor, zeros};
+use warpline::{AddmmOptions, DType, ErrorKind, Result, Tensor, tensor, zeros};
 
 use super::{grad, leaf};
 use crate::common;
@@ -107,7 +107,7 @@ fn rows_of_a_buffer_are_written_one_by_one() {
         let x = leaf(&[1.0, 2.0])?;
         let rows = zeros([3, 2], DType::F64)?;
         for i in 0..3 {
-            rows.select(0, i)?.copy_(&x.mul(i as f64)?, false)?;
+            rows.select(0, i)?.copy_(&x.mul(i as f64)?, ())?;
         }
         assert_eq!(rows.grad_fn().as_deref(), Some("CopySlices"));
         rows.mul(&tensor([[1f64], [10.0], [100.0]], ())?)?.sum(())?.backward()?;
@@ -166,12 +166,12 @@ fn fills_and_draws_cut_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(5.0)?;
-        y.select(0, 0)?.uniform_(0.0, 1.0)?;
+        y.select(0, 0)?.uniform_(())?;
         y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 5.0]);
         // As in PyTorch, the gradient of a leaf is zeros, not `None`.
         for cut in
-            [|y: &Tensor| y.zero_().map(drop), |y: &Tensor| y.copy_(&y.detach(), false).map(drop)]
+            [|y: &Tensor| y.zero_().map(drop), |y: &Tensor| y.copy_(&y.detach(), ()).map(drop)]
         {
             x.set_grad(None)?;
             let y = x.mul(5.0)?;
@@ -196,8 +196,8 @@ fn ops_of_three_operands_have_the_same_gradients_in_place() {
             (|a, b, c| a.clamp_min(b)?.mul(c), |a, b, c| a.clamp_min_(b)?.mul_(c)),
             (|a, b, c| a.clamp_max(b)?.mul(c), |a, b, c| a.clamp_max_(b)?.mul_(c)),
             (
-                |a, b, c| a.div(b)?.nan_to_num(None, None, None)?.mul(c),
-                |a, b, c| a.div_(b)?.nan_to_num_(None, None, None)?.mul_(c),
+                |a, b, c| a.div(b)?.nan_to_num(())?.mul(c),
+                |a, b, c| a.div_(b)?.nan_to_num_(())?.mul_(c),
             ),
             (|a, b, c| a.lerp(b, c), |a, b, c| a.lerp_(b, c)),
             (|a, b, c| a.addcmul(b, c, 0.5), |a, b, c| a.addcmul_(b, c, 0.5)),
@@ -232,7 +232,10 @@ fn products_added_in_place_have_the_gradients_of_those_apart() {
                 Ok([a.mul(1.0)?.view([2, 2])?, b.view([2, 1])?, c.view([1, 2])?])
             };
             let [own, x, y] = operands()?;
-            own.addmm(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
+            own.addmm(&x, &y, AddmmOptions::new().beta(beta).alpha(alpha))?
+                .square()?
+                .sum(())?
+                .backward()?;
             let mut expected = Vec::new();
             for leaf in &leaves {
                 expected
@@ -240,7 +243,10 @@ fn products_added_in_place_have_the_gradients_of_those_apart() {
                 leaf.set_grad(None)?;
             }
             let [own, x, y] = operands()?;
-            own.addmm_(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
+            own.addmm_(&x, &y, AddmmOptions::new().beta(beta).alpha(alpha))?
+                .square()?
+                .sum(())?
+                .backward()?;
             for (leaf, expected) in leaves.iter().zip(expected) {
                 assert_eq!(grad(leaf)?, expected, "{beta}, {alpha}");
             }

@@ -23,7 +23,7 @@ fn each_element_that_is_shown_has_its_gradient() {
         assert_eq!(through(|x| x.transpose(0, 1))?, all);
         assert_eq!(through(|x| x.t()?.unsqueeze(0)?.permute([2, 0, 1]))?, all);
         assert_eq!(through(|x| x.t()?.reshape([6, 2]))?, all);
-        assert_eq!(through(|x| x.view([2, -1])?.flatten(0, 1))?, all);
+        assert_eq!(through(|x| x.view([2, -1])?.flatten((0, 1)))?, all);
         assert_eq!(through(|x| x.unsqueeze(1)?.squeeze(1))?, all);
         assert_eq!(through(|x| x.narrow(1, 1, 2))?, at(&[1, 2, 5, 6, 9, 10]));
         assert_eq!(through(|x| x.select(0, -1))?, at(&[8, 9, 10, 11]));

@@ -4,7 +4,8 @@
 use warpline::autograd::{GradOptions, GradcheckOptions, grad, gradcheck, gradgradcheck};
 use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
 use warpline::{
-    DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn, tensor, zeros,
+    DType, Device, IsCloseOptions, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn,
+    tensor, zeros,
 };
 
 use crate::common;
@@ -35,7 +36,8 @@ fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
 
 fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Result<()> {
     let (actual, expected) = (actual.to((DType::F64, "cpu"))?, expected.to((DType::F64, "cpu"))?);
-    let close = actual.allclose(&expected, tolerance, tolerance, false)?;
+    let close =
+        actual.allclose(&expected, IsCloseOptions::new().rtol(tolerance).atol(tolerance))?;
     assert!(close, "{what}: {actual} instead of {expected}");
     Ok(())
 }

@@ -7,14 +7,20 @@ use warpline::functional::{
     instance_norm, layer_norm, linear, mse_loss, nll_loss, pad, pixel_shuffle, rms_norm,
     scaled_dot_product_attention, smooth_l1_loss,
 };
-use warpline::{DType, ErrorKind, Result, Tensor, arange, full, manual_seed, ones, tensor, zeros};
+use warpline::{
+    DType, ErrorKind, IsCloseOptions, Result, Tensor, arange, full, manual_seed, ones, tensor,
+    zeros,
+};
 
 use crate::common;
 
 fn close(actual: &Tensor, expected: &[f64]) -> Result<()> {
     let actual = actual.to((DType::F64, "cpu"))?.reshape([-1])?;
     let expected = tensor(expected, ())?;
-    assert!(actual.allclose(&expected, 1e-5, 1e-6, true)?, "{actual} instead of {expected}");
+    assert!(
+        actual.allclose(&expected, IsCloseOptions::new().atol(1e-6).equal_nan(true))?,
+        "{actual} instead of {expected}"
+    );
     Ok(())
 }
 

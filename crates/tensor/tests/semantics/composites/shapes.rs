@@ -1,8 +1,8 @@
 //! Views, repeats and triangles: memory, edges and errors.
 
 use warpline::{
-    DType, MeshIndexing, Result, Tensor, arange, block_diag, einsum, hstack, meshgrid, tensor,
-    tril_indices, triu_indices, zeros,
+    DType, DiagonalOptions, MeshIndexing, Result, Tensor, arange, block_diag, einsum, hstack,
+    meshgrid, tensor, tril_indices, triu_indices, zeros,
 };
 
 use crate::common;
@@ -12,7 +12,7 @@ fn views_share_memory_and_repeats_do_not() {
     common::worlds(1, |world| {
         for place in world.places() {
             let t = zeros([3, 4], place)?;
-            t.diagonal(1, 0, 1)?.fill_(1)?;
+            t.diagonal(1)?.fill_(1)?;
             t.unfold(1, 2, 2)?.select(1, 1)?.select(-1, 1)?.fill_(2)?;
             t.movedim(0, 1)?.select(0, 0)?.fill_(3)?;
             t.tensor_split(2, 0)?[1].fill_(4)?;
@@ -24,7 +24,7 @@ fn views_share_memory_and_repeats_do_not() {
                 t.tile(1)?,
                 t.repeat_interleave(1, 0)?,
                 t.diag(0)?,
-                t.rot90(0, [0, 1])?,
+                t.rot90(0)?,
                 t.narrow(0, 0, 1)?.repeat([3, 1])?,
             ] {
                 copy.fill_(9)?;
@@ -97,8 +97,11 @@ fn strides_that_leave_the_storage_are_refused() {
         assert_eq!(t.unfold(0, 0, 4)?.size(), [2, 0]);
         assert_eq!(tensor(3i64, ())?.unfold(0, 1, 1)?.to_vec::<i64>()?, [3]);
         assert!(t.unflatten(0, [4, -1]).is_err() && t.unflatten(0, [-1, -1]).is_err());
-        assert!(t.diagonal(0, 0, 0).is_err() && t.movedim([0, 0], [0, 0]).is_err());
-        assert_eq!(t.reshape([2, 3])?.diagonal(7, 0, 1)?.numel(), 0);
+        assert!(
+            t.diagonal(DiagonalOptions::new().dim2(0)).is_err()
+                && t.movedim([0, 0], [0, 0]).is_err()
+        );
+        assert_eq!(t.reshape([2, 3])?.diagonal(7)?.numel(), 0);
         Ok(())
     });
 }

@@ -112,7 +112,7 @@ fn run_ops(
                 made.push(sum);
             }
             CapturedOp::Scale(a, k) => drop(get(&made, a).mul_(f64::from(k))?.clone()),
-            CapturedOp::Copy(a, b) => drop(get(&made, a).copy_(&get(&made, b), false)?.clone()),
+            CapturedOp::Copy(a, b) => drop(get(&made, a).copy_(&get(&made, b), ())?.clone()),
             CapturedOp::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
             CapturedOp::Drop(_) => {}
         }

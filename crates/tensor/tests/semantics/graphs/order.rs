@@ -166,10 +166,10 @@ fn graphs_of_one_pool_wait_for_each_other() {
         world.enter(|| {
             let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
             let (x, y, z) = (full([100], 1.0, 0)?, zeros([100], 0)?, zeros([100], 0)?);
-            let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, false).map(drop))?;
+            let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, ()).map(drop))?;
             let pool = if share { first.pool()? } else { cuda::graph_pool_handle(())? };
             let mut second = CudaGraph::new();
-            second.capture_with(&pool, || z.copy_(&(&x + 2.0)?, false).map(drop))?;
+            second.capture_with(&pool, || z.copy_(&(&x + 2.0)?, ()).map(drop))?;
             cuda::with_stream(&streams[0], || first.replay())?;
             cuda::with_stream(&streams[1], || second.replay())?;
             streams[1].synchronize()?;

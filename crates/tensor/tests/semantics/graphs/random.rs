@@ -14,7 +14,7 @@ rows! {
 /// Runs every kind of random op.
 fn draws(device: usize) -> Result<Vec<Tensor>> {
     let fill = empty([300], (DType::F64, device))?;
-    fill.normal_(1.0, 2.0)?;
+    fill.normal_((1.0, 2.0))?;
     let coins = empty([77], device)?;
     coins.bernoulli_(0.5)?;
     let waits = empty([50], (DType::F64, device))?;

@@ -48,7 +48,7 @@ fn waits(_: &World) -> Result<()> {
         refused("to_vec", x.to_vec::<f32>());
         refused("cpu", x.cpu());
         refused("tensor", tensor([1f32], 0));
-        refused("copy_", pinned.copy_(&x, false));
+        refused("copy_", pinned.copy_(&x, ()));
         refused("copy_", x.copy_(&zeros([100], ())?, true));
         refused("synchronize", stream.synchronize());
         refused("synchronize", cuda::synchronize(()));

@@ -29,7 +29,7 @@ fn program(x: &Tensor, w: &Tensor) -> Result<Vec<Tensor>> {
     y.relu()?;
     let z = (&y - &y.mean_keepdim(1)?)?.softmax(1)?;
     let kept = zeros([4, 8], x.device())?;
-    kept.copy_(&z, false)?;
+    kept.copy_(&z, ())?;
     kept.narrow(0, 1, 2)?.fill_(0.25)?;
     let sum = (&kept + x)?.sum(())?;
     Ok(vec![y, z, kept, sum, x.to(DType::I64)?.to(DType::F32)?])
@@ -63,7 +63,7 @@ fn inputs(_: &World) -> Result<()> {
     for round in 0..4 {
         let new = full([1000], round as f32, 0)?;
         // Write on one stream, replay on another, read on the first.
-        x.copy_(&new, false)?;
+        x.copy_(&new, ())?;
         cuda::with_stream(&side, || graph.replay())?;
         assert_eq!(values(&y)?, vec![3.0 * (round as f32 + 1.0); 1000]);
     }

@@ -87,7 +87,7 @@ fn call(name: &str, args: &Args) -> Option<Result<Tensor>> {
             let steps = number(2)?.to_i64() as usize;
             warpline::linspace(number(0)?, number(1)?, steps, options)
         }
-        "eye" => warpline::eye(number(0)?.to_i64() as usize, None, options),
+        "eye" => warpline::eye(number(0)?.to_i64() as usize, options),
         _ => return None,
     })
 }

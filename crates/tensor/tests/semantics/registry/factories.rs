@@ -39,7 +39,7 @@ fn free() -> Vec<Entry> {
         of("arange_start_step", numbers, |_, at| arange_start_step(2, 9, 3, at)),
         of("linspace", numbers, |_, at| linspace(0, 6, 4, at)),
         of("logspace", every, |_, at| logspace(0, 2, 3, 10.0, at)),
-        of("eye", every, |_, at| eye(3, 4, at)),
+        of("eye", every, |_, at| eye((3, 4), at)),
         of("tril_indices", every, |_, at| tril_indices(3, 4, 0, at)),
         of("triu_indices", every, |_, at| triu_indices(3, 4, 0, at)),
     ]

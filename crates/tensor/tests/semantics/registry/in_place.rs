@@ -1,5 +1,6 @@
 //! Elementwise ops in place, on a copy of their first argument, so that the copy's source is a leaf.
 
+use warpline::functional::HardtanhOptions;
 use warpline::{DType, Result, Tensor};
 
 use super::elementwise::{op_of, takes, with_gradient};
@@ -96,17 +97,17 @@ fn with_parameters() -> Vec<Entry> {
         Entry::new("Tensor::celu_", floats, one(), |x| on_copy(x, |t| t.celu_(0.7))),
         Entry::new("Tensor::leaky_relu_", floats, one(), |x| on_copy(x, |t| t.leaky_relu_(0.1))),
         Entry::new("Tensor::threshold_", numbers, one(), |x| on_copy(x, |t| t.threshold_(1, 3))),
-        Entry::new("Tensor::hardtanh_", numbers, one(), |x| on_copy(x, |t| t.hardtanh_(-0.5, 0.5))),
+        Entry::new("Tensor::hardtanh_", numbers, one(), |x| {
+            on_copy(x, |t| t.hardtanh_(HardtanhOptions::new().min_val(-0.5).max_val(0.5)))
+        }),
         Entry::new("Tensor::relu6_", numbers, one(), |x| on_copy(x, Tensor::relu6_)),
         Entry::new("Tensor::logit_", floats, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
-            on_copy(x, |t| t.logit_(None))
+            on_copy(x, |t| t.logit_(()))
         }),
         Entry::new("Tensor::clamp_", numbers, one(), |x| on_copy(x, |t| t.clamp_(1, 5))),
         Entry::new("Tensor::clamp_min_", numbers, two(), |x| on_copy(x, |t| t.clamp_min_(&x[1]))),
         Entry::new("Tensor::clamp_max_", numbers, two(), |x| on_copy(x, |t| t.clamp_max_(&x[1]))),
-        Entry::new("Tensor::nan_to_num_", every, one(), |x| {
-            on_copy(x, |t| t.nan_to_num_(Some(0.5), None, None))
-        }),
+        Entry::new("Tensor::nan_to_num_", every, one(), |x| on_copy(x, |t| t.nan_to_num_(0.5))),
         Entry::new("Tensor::round_decimals_", floats, one(), |x| {
             on_copy(x, |t| t.round_decimals_(1))
         }),
@@ -130,6 +131,6 @@ fn fills() -> Vec<Entry> {
         }),
         Entry::new("Tensor::fill_", every, one(), |x| on_copy(x, |t| t.fill_(1))),
         Entry::new("Tensor::zero_", every, one(), |x| on_copy(x, Tensor::zero_)),
-        Entry::new("Tensor::copy_", every, two(), |x| on_copy(x, |t| t.copy_(&x[1], false))),
+        Entry::new("Tensor::copy_", every, two(), |x| on_copy(x, |t| t.copy_(&x[1], ()))),
     ]
 }

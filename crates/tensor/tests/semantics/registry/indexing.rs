@@ -99,14 +99,14 @@ fn written() -> Vec<Entry> {
             on_copy(x, |t| t.index_fill_(0, &x[1], 1))
         }),
         Entry::new("Tensor::index_put", every, put(), |x| {
-            x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], false)
+            x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], ())
         }),
         Entry::new("Tensor::index_put", every, accumulated(), |x| {
             x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], true)
         })
         .with("accumulate"),
         Entry::new("Tensor::index_put_", every, put(), |x| {
-            on_copy(x, |t| t.index_put_(&[Some(&x[1]), Some(&x[2])], &x[3], false))
+            on_copy(x, |t| t.index_put_(&[Some(&x[1]), Some(&x[2])], &x[3], ()))
         }),
     ]
 }

@@ -1,7 +1,7 @@
 //! Elementwise methods with parameters or operands of several kinds.
 
-use warpline::functional::silu_mul;
-use warpline::{DType, RoundingMode, where_cond};
+use warpline::functional::{HardtanhOptions, SoftplusOptions, silu_mul};
+use warpline::{DType, IsCloseOptions, RoundingMode, where_cond};
 
 use super::entry::{Entry, every, floats, numbers};
 use super::sample::{Arg, each, indices, mask, positive, single, within, x};
@@ -44,21 +44,23 @@ pub(super) fn entries() -> Vec<Entry> {
 
 fn activations() -> Vec<Entry> {
     vec![
-        Entry::new("Tensor::softplus", floats, one(), |x| x[0].softplus(2.0, 1.0)),
+        Entry::new("Tensor::softplus", floats, one(), |x| {
+            x[0].softplus(SoftplusOptions::new().beta(2.0).threshold(1.0))
+        }),
         Entry::new("Tensor::elu", floats, one(), |x| x[0].elu(0.7)),
         Entry::new("Tensor::celu", floats, one(), |x| x[0].celu(0.7)),
         Entry::new("Tensor::leaky_relu", floats, one(), |x| x[0].leaky_relu(0.1)),
         Entry::new("Tensor::softshrink", floats, one(), |x| x[0].softshrink(0.5)),
         Entry::new("Tensor::hardshrink", floats, one(), |x| x[0].hardshrink(0.5)),
         Entry::new("Tensor::threshold", numbers, one(), |x| x[0].threshold(1, 3)),
-        Entry::new("Tensor::hardtanh", numbers, one(), |x| x[0].hardtanh(-0.5, 0.5)),
+        Entry::new("Tensor::hardtanh", numbers, one(), |x| {
+            x[0].hardtanh(HardtanhOptions::new().min_val(-0.5).max_val(0.5))
+        }),
         Entry::new("Tensor::relu6", numbers, one(), |x| x[0].relu6()),
         Entry::new("functional::silu_mul", floats, two(), |x| silu_mul(&x[0], &x[1])),
+        Entry::new("Tensor::logit", every, [vec![within(&[2, 3], 0.05..0.95)]], |x| x[0].logit(())),
         Entry::new("Tensor::logit", every, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
-            x[0].logit(None)
-        }),
-        Entry::new("Tensor::logit", every, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
-            x[0].logit(Some(0.2))
+            x[0].logit(0.2)
         })
         .with("eps"),
     ]
@@ -90,7 +92,7 @@ fn bounds() -> Vec<Entry> {
         Entry::new("where_cond", every, chosen(), |x| where_cond(&x[0], &x[1], &x[2])),
         Entry::new("Tensor::where_cond", every, chosen(), |x| x[1].where_cond(&x[0], &x[2])),
         Entry::new("Tensor::masked_fill", every, masked(), |x| x[0].masked_fill(&x[1], 1)),
-        Entry::new("Tensor::nan_to_num", every, one(), |x| x[0].nan_to_num(Some(0.5), None, None)),
+        Entry::new("Tensor::nan_to_num", every, one(), |x| x[0].nan_to_num(0.5)),
     ]
 }
 
@@ -165,8 +167,10 @@ fn questions() -> Vec<Entry> {
     let one = one();
     vec![
         Entry::new("Tensor::signbit", every, one, |x| x[0].signbit()).constant(BOOLS),
-        Entry::new("Tensor::isclose", every, two(), |x| x[0].isclose(&x[1], 0.1, 0.5, false))
-            .constant(BOOLS),
+        Entry::new("Tensor::isclose", every, two(), |x| {
+            x[0].isclose(&x[1], IsCloseOptions::new().rtol(0.1).atol(0.5))
+        })
+        .constant(BOOLS),
         Entry::new(
             "Tensor::nextafter",
             |dtype| !matches!(dtype, DType::F16 | DType::BF16),

@@ -1,7 +1,7 @@
 //! Products of matrices and vectors, and sums of products.
 
 use warpline::functional::linear;
-use warpline::{Result, Tensor, einsum};
+use warpline::{AddmmOptions, Result, Tensor, einsum};
 
 use super::entry::{Entry, every, floats, numbers};
 use super::in_place::on_copy;
@@ -58,19 +58,27 @@ fn added() -> Vec<Entry> {
     let layers =
         || three(&[[&[2, 2, 3], &[2, 3], &[2]], [&[3], &[2, 3], &[2]], [&[0, 3], &[2, 3], &[2]]]);
     vec![
-        Entry::new("Tensor::addmm", floats, mm(), |x| x[0].addmm(&x[1], &x[2], 0.5, 2.0)),
-        Entry::new("Tensor::baddbmm", floats, bmm(), |x| x[0].baddbmm(&x[1], &x[2], 0.5, 2.0)),
-        Entry::new("Tensor::addmv", floats, mv(), |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0)),
-        Entry::new("Tensor::addmm", numbers, mm(), |x| x[0].addmm(&x[1], &x[2], 2, 3))
-            .with("integers"),
+        Entry::new("Tensor::addmm", floats, mm(), |x| {
+            x[0].addmm(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
+        }),
+        Entry::new("Tensor::baddbmm", floats, bmm(), |x| {
+            x[0].baddbmm(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
+        }),
+        Entry::new("Tensor::addmv", floats, mv(), |x| {
+            x[0].addmv(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
+        }),
+        Entry::new("Tensor::addmm", numbers, mm(), |x| {
+            x[0].addmm(&x[1], &x[2], AddmmOptions::new().beta(2).alpha(3))
+        })
+        .with("integers"),
         Entry::new("Tensor::addmm_", floats, whole(), |x| {
-            on_copy(x, |t| t.addmm_(&x[1], &x[2], 0.5, 2.0))
+            on_copy(x, |t| t.addmm_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
         Entry::new("Tensor::baddbmm_", floats, bmm(), |x| {
-            on_copy(x, |t| t.baddbmm_(&x[1], &x[2], 0.5, 2.0))
+            on_copy(x, |t| t.baddbmm_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
         Entry::new("Tensor::addmv_", floats, mv(), |x| {
-            on_copy(x, |t| t.addmv_(&x[1], &x[2], 0.5, 2.0))
+            on_copy(x, |t| t.addmv_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
         Entry::new("functional::linear", numbers, layers(), |x| linear(&x[0], &x[1], &x[2])),
         Entry::new("functional::linear", numbers, [vec![x(&[2, 3]), x(&[4, 3])]], |x| {
@@ -92,6 +100,6 @@ fn contracted() -> Vec<Entry> {
         sum("bii,ij,b->jb", &[&[2, 3, 3], &[3, 4], &[2]]),
         sum("...ij,ij", &[&[2, 3, 4], &[3, 4]]),
         two("Tensor::tensordot", &[[&[2, 3], &[3, 2]]], |a, b| a.tensordot(b, 1)),
-        two("Tensor::tensordot_dims", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot_dims(b, 1, 1)),
+        two("Tensor::tensordot", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot(b, (1, 1))),
     ]
 }

@@ -51,8 +51,8 @@ fn in_place() -> Vec<Entry> {
         Entry::new(name, takes, [vec![x(&[2, 3])]], seeded).differs(RANDOM)
     };
     vec![
-        of("Tensor::normal_", floats, |t| t.normal_(0.0, 1.0)),
-        of("Tensor::uniform_", floats, |t| t.uniform_(0.0, 1.0)),
+        of("Tensor::normal_", floats, |t| t.normal_(())),
+        of("Tensor::uniform_", floats, |t| t.uniform_(())),
         of("Tensor::random_", every, |t| t.random_(0, 2)),
         of("Tensor::bernoulli_", every, |t| t.bernoulli_(0.5)),
         of("Tensor::exponential_", floats, |t| t.exponential_(1.0)),

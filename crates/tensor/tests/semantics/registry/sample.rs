@@ -141,14 +141,14 @@ impl Arg {
             }
             Layout::Strided if self.sizes.is_empty() => {
                 let base = full([3], 1, (dtype, Device::Cpu))?;
-                base.select(0, 1)?.copy_(&values, false)?;
+                base.select(0, 1)?.copy_(&values, ())?;
                 base.to(maker.device)?.select(0, 1)
             }
             Layout::Strided => {
                 let mut sizes = self.sizes.clone();
                 sizes[last] = 2 * sizes[last] + 1;
                 let base = full(&sizes, 1, (dtype, Device::Cpu))?;
-                base.slice(last as isize, 1.., 2)?.copy_(&values, false)?;
+                base.slice(last as isize, 1.., 2)?.copy_(&values, ())?;
                 base.to(maker.device)?.slice(last as isize, 1.., 2)
             }
             Layout::Expanded => {

@@ -1,8 +1,8 @@
 //! Views, and functions that join, repeat and take apart.
 
 use warpline::{
-    MemoryFormat, MeshIndexing, Result, Tensor, block_diag, cat, dstack, hstack, meshgrid, stack,
-    vstack, zeros,
+    DiagEmbedOptions, MemoryFormat, MeshIndexing, Result, Tensor, block_diag, cat, dstack, hstack,
+    meshgrid, stack, vstack, zeros,
 };
 
 use super::entry::{Entry, Results, every};
@@ -40,7 +40,7 @@ fn views() -> Vec<Entry> {
         of("Tensor::i", &[&[5, 3]], |x| x.i((1..4, -1))),
         of("Tensor::squeeze", &[&[2, 1, 3], &[1]], |x| x.squeeze(())),
         of("Tensor::unsqueeze", &[&[2, 3], &[]], |x| x.unsqueeze(-1)),
-        of("Tensor::flatten", &[&[2, 3, 2], &[]], |x| x.flatten(0, -1)),
+        of("Tensor::flatten", &[&[2, 3, 2], &[]], |x| x.flatten(())),
         of("Tensor::unflatten", &[&[2, 6]], |x| x.unflatten(1, [2, 3])),
         of("Tensor::movedim", &[&[2, 3, 4]], |x| x.movedim(0, 2)),
         of("autograd::Tensor::detach", &[&[2, 3]], |x| Ok(x.detach()))
@@ -50,7 +50,7 @@ fn views() -> Vec<Entry> {
 
 fn strided() -> Vec<Entry> {
     vec![
-        of("Tensor::diagonal", &[&[3, 4, 2], &[2, 2, 0]], |x| x.diagonal(1, 0, 1)),
+        of("Tensor::diagonal", &[&[3, 4, 2], &[2, 2, 0]], |x| x.diagonal(1)),
         of("Tensor::as_strided", &[&[10]], |x| x.mul(true)?.as_strided([3, 2, 3], [2, 1, 1], 1)),
         of("Tensor::unfold", &[&[5], &[2, 5]], |x| x.unfold(-1, 3, 1)),
         of("Tensor::contiguous", &[&[2, 3], &[], &[0, 3]], |x| x.contiguous()),
@@ -58,7 +58,9 @@ fn strided() -> Vec<Entry> {
             x.contiguous_in(MemoryFormat::ChannelsLast)
         }),
         of("Tensor::diag", &[&[3, 3], &[3]], |x| x.diag(1)),
-        of("Tensor::diag_embed", &[&[2, 3]], |x| x.diag_embed(-1, 0, 2)),
+        of("Tensor::diag_embed", &[&[2, 3]], |x| {
+            x.diag_embed(DiagEmbedOptions::new().offset(-1).dim1(0).dim2(2))
+        }),
         of("Tensor::tril", &[&[3, 3], &[2, 3, 4]], |x| x.tril(0)),
         of("Tensor::triu", &[&[3, 3], &[2, 3, 4]], |x| x.triu(1)),
         Entry::new("Tensor::tril_", every, each(&[&[3, 3]]), |x| on_copy(x, |t| t.tril_(0))),

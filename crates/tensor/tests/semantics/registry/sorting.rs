@@ -1,6 +1,6 @@
 //! Order of elements: sorting, selection, search, and turns.
 
-use warpline::{isin, searchsorted};
+use warpline::{SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 
 use super::entry::{Entry, every, numbers};
 use super::sample::{Arg, ascending, each, x};
@@ -21,13 +21,21 @@ pub(super) fn entries() -> Vec<Entry> {
 fn sorted() -> Vec<Entry> {
     let with_empty = || each(&[&[2, 3], &[3, 4, 2], &[2, 0], &[1]]);
     vec![
-        Entry::new("Tensor::sort", every, with_empty(), |x| x[0].sort(-1, false)),
-        Entry::new("Tensor::sort", every, matrices(), |x| x[0].sort(1, true)).with("descending"),
-        Entry::new("Tensor::argsort", every, with_empty(), |x| x[0].argsort(-1, true))
-            .constant(INDICES),
+        Entry::new("Tensor::sort", every, with_empty(), |x| x[0].sort(())),
+        Entry::new("Tensor::sort", every, matrices(), |x| {
+            x[0].sort(SortOptions::new().dim(1).descending(true))
+        })
+        .with("descending"),
+        Entry::new("Tensor::argsort", every, with_empty(), |x| {
+            x[0].argsort(SortOptions::new().descending(true))
+        })
+        .constant(INDICES),
         Entry::new("Tensor::msort", every, matrices(), |x| x[0].msort()),
-        Entry::new("Tensor::topk", every, matrices(), |x| x[0].topk(2, 1, true)),
-        Entry::new("Tensor::topk", every, matrices(), |x| x[0].topk(1, 1, false)).with("least"),
+        Entry::new("Tensor::topk", every, matrices(), |x| x[0].topk(2, 1)),
+        Entry::new("Tensor::topk", every, matrices(), |x| {
+            x[0].topk(1, TopkOptions::new().dim(1).largest(false))
+        })
+        .with("least"),
         Entry::new("Tensor::kthvalue", every, matrices(), |x| x[0].kthvalue(2, 1)),
         Entry::new("Tensor::kthvalue_keepdim", every, matrices(), |x| x[0].kthvalue_keepdim(2, 1)),
         Entry::new("Tensor::median", every, matrices(), |x| x[0].median(1)),
@@ -40,23 +48,23 @@ fn searched() -> Vec<Entry> {
     let places = || vec![vec![ascending(&[4]), x(&[2, 3])], vec![ascending(&[2, 4]), x(&[2, 3])]];
     let unique = "PyTorch has no gradient of `unique`";
     vec![
-        Entry::new("searchsorted", numbers, places(), |x| searchsorted(&x[0], &x[1], false))
+        Entry::new("searchsorted", numbers, places(), |x| searchsorted(&x[0], &x[1], ()))
             .constant(INDICES),
         Entry::new("searchsorted", numbers, places(), |x| searchsorted(&x[0], &x[1], true))
             .with("right")
             .constant(INDICES),
         Entry::new("Tensor::bucketize", numbers, [vec![x(&[2, 3]), ascending(&[4])]], |x| {
-            x[0].bucketize(&x[1], false)
+            x[0].bucketize(&x[1], ())
         })
         .constant(INDICES),
         Entry::new("isin", every, [vec![x(&[2, 3]), x(&[4])]], |x| isin(&x[0], &x[1]))
             .constant("the result is of bools"),
         Entry::new("Tensor::unique", every, each(&[&[7], &[2, 3], &[0]]), |x| {
-            x[0].unique(true, true)
+            x[0].unique(UniqueOptions::new().return_inverse(true).return_counts(true))
         })
         .constant(unique),
         Entry::new("Tensor::unique_consecutive", every, each(&[&[7], &[2, 3], &[0]]), |x| {
-            x[0].unique_consecutive(true, true)
+            x[0].unique_consecutive(UniqueOptions::new().return_inverse(true).return_counts(true))
         })
         .constant(unique),
     ]
@@ -69,6 +77,6 @@ fn turned() -> Vec<Entry> {
         Entry::new("Tensor::flipud", every, matrices(), |x| x[0].flipud()),
         Entry::new("Tensor::roll", every, matrices(), |x| x[0].roll([1, 2], [0, 1])),
         Entry::new("Tensor::roll", every, matrices(), |x| x[0].roll(2, ())).with("of all"),
-        Entry::new("Tensor::rot90", every, matrices(), |x| x[0].rot90(1, [0, 1])),
+        Entry::new("Tensor::rot90", every, matrices(), |x| x[0].rot90(())),
     ]
 }

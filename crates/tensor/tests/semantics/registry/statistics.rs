@@ -1,7 +1,10 @@
 //! Variances, norms, distances, and counts.
 
 use warpline::functional::{cosine_similarity, normalize};
-use warpline::{Result, Tensor};
+use warpline::{
+    BincountOptions, DiffOptions, HistcOptions, NormOptions, Result, Tensor, VarOptions,
+    VectorNormOptions,
+};
 
 use super::entry::{Entry, every, floats, integers};
 use super::sample::{Arg, each, indices, positive, within, x};
@@ -26,16 +29,20 @@ fn variances() -> Vec<Entry> {
         Entry::new(name, floats, matrices(), move |x: &[Tensor]| call(&x[0]))
     };
     vec![
-        one("Tensor::var", |x| x.var(1, 1)),
-        one("Tensor::var", |x| x.var((), 0)).with("of all"),
-        one("Tensor::var_keepdim", |x| x.var_keepdim(0, 1)),
-        one("Tensor::std", |x| x.std(1, 1)),
-        one("Tensor::std", |x| x.std((), 0)).with("of all"),
-        one("Tensor::std_keepdim", |x| x.std_keepdim(0, 1)),
-        two("Tensor::var_mean", |x| x.var_mean(1, 1)),
-        two("Tensor::var_mean_keepdim", |x| x.var_mean_keepdim([0, 1], 0)),
-        two("Tensor::std_mean", |x| x.std_mean(1, 1)),
-        two("Tensor::std_mean_keepdim", |x| x.std_mean_keepdim([0, 1], 0)),
+        one("Tensor::var", |x| x.var(1)),
+        one("Tensor::var", |x| x.var(VarOptions::new().correction(0))).with("of all"),
+        one("Tensor::var_keepdim", |x| x.var_keepdim(0)),
+        one("Tensor::std", |x| x.std(1)),
+        one("Tensor::std", |x| x.std(VarOptions::new().correction(0))).with("of all"),
+        one("Tensor::std_keepdim", |x| x.std_keepdim(0)),
+        two("Tensor::var_mean", |x| x.var_mean(1)),
+        two("Tensor::var_mean_keepdim", |x| {
+            x.var_mean_keepdim(VarOptions::new().dim([0, 1]).correction(0))
+        }),
+        two("Tensor::std_mean", |x| x.std_mean(1)),
+        two("Tensor::std_mean_keepdim", |x| {
+            x.std_mean_keepdim(VarOptions::new().dim([0, 1]).correction(0))
+        }),
     ]
 }
 
@@ -46,16 +53,24 @@ fn norms() -> Vec<Entry> {
             Entry::new(name, floats, matrices(), move |x: &[Tensor]| call(&x[0], p))
                 .with(format!("p = {p}{variant}"))
         };
-        entries.push(of("Tensor::norm", "", |x, p| x.norm(p, 1)));
-        entries.push(of("Tensor::norm", " of all", |x, p| x.norm(p, ())));
-        entries.push(of("Tensor::norm_keepdim", "", |x, p| x.norm_keepdim(p, 0)));
-        entries.push(of("Tensor::vector_norm", "", |x, p| x.vector_norm(p, 1)));
-        entries.push(of("Tensor::vector_norm_keepdim", "", |x, p| x.vector_norm_keepdim(p, 0)));
+        entries.push(of("Tensor::norm", "", |x, p| x.norm(NormOptions::new().p(p).dim(1))));
+        entries.push(of("Tensor::norm", " of all", |x, p| x.norm(p)));
+        entries.push(of("Tensor::norm_keepdim", "", |x, p| {
+            x.norm_keepdim(NormOptions::new().p(p).dim(0))
+        }));
+        entries.push(of("Tensor::vector_norm", "", |x, p| {
+            x.vector_norm(VectorNormOptions::new().ord(p).dim(1))
+        }));
+        entries.push(of("Tensor::vector_norm_keepdim", "", |x, p| {
+            x.vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(0))
+        }));
     }
     entries.push(
-        Entry::new("Tensor::norm", floats, matrices(), |x| x[0].norm(0.0, 1))
-            .with("p = 0")
-            .constant("the result is a count"),
+        Entry::new("Tensor::norm", floats, matrices(), |x| {
+            x[0].norm(NormOptions::new().p(0.0).dim(1))
+        })
+        .with("p = 0")
+        .constant("the result is a count"),
     );
     let call = |x: &[Tensor]| normalize(&x[0], ());
     entries.push(Entry::new("functional::normalize", floats, matrices(), call));
@@ -72,7 +87,7 @@ fn distances() -> Vec<Entry> {
         .into();
     // Distances of more than 25 points are computed by a matrix product.
     let many = [vec![within(&[26, 2], -2.0..2.0), within(&[1, 2], 2.5..4.0)]];
-    let call = |x: &[Tensor]| x[0].cdist(&x[1], 2.0);
+    let call = |x: &[Tensor]| x[0].cdist(&x[1], ());
     entries.push(Entry::new("Tensor::cdist", floats, many, call).with("by a product"));
     let pairs = [vec![x(&[2, 3]), x(&[2, 3])], vec![x(&[2, 3]), x(&[1, 3])]];
     let call = |x: &[Tensor]| cosine_similarity(&x[0], &x[1], ());
@@ -90,22 +105,23 @@ fn others() -> Vec<Entry> {
         Entry::new("Tensor::nanmean_keepdim", floats, matrices(), |x| x[0].nanmean_keepdim(0)),
         Entry::new("Tensor::count_nonzero", every, matrices(), |x| x[0].count_nonzero(1))
             .constant(counts),
-        Entry::new("Tensor::diff", every, rows(), |x| x[0].diff(1, -1)),
-        Entry::new("Tensor::diff", every, rows(), |x| x[0].diff(2, 0)).with("twice"),
+        Entry::new("Tensor::diff", every, rows(), |x| x[0].diff(())),
+        Entry::new("Tensor::diff", every, rows(), |x| x[0].diff(DiffOptions::new().n(2).dim(0)))
+            .with("twice"),
         Entry::new("Tensor::bincount", integers, [vec![positive(&[7])]], |x| {
-            x[0].bincount(None, 5)
+            x[0].bincount(BincountOptions::new().minlength(5))
         })
         .constant(counts),
         Entry::new(
             "Tensor::bincount",
             every,
             [vec![indices(&[0, 2, 0, 1, 2], &[5]), positive(&[5])]],
-            |x| x[0].bincount(Some(&x[1]), 0),
+            |x| x[0].bincount(BincountOptions::new().weights(Some(&x[1]))),
         )
         .with("weights")
         .constant("PyTorch has no gradient of `bincount`"),
         Entry::new("Tensor::histc", floats, [vec![within(&[9], 0.2..3.8)]], |x| {
-            x[0].histc(4, 0.0, 4.0)
+            x[0].histc(HistcOptions::new().bins(4).max(4.0))
         })
         .constant(counts),
     ]

@@ -180,7 +180,7 @@ impl Reducer {
             numbered.flat_map(|(bucket, all)| all.iter().map(move |index| [bucket, *index]));
         let pairs: Vec<i64> = pairs.flatten().map(|number| number as i64).collect();
         let pairs = tensor(pairs, self.group.device())?;
-        self.group.broadcast(&pairs, 0, false)?;
+        self.group.broadcast(&pairs, 0, ())?;
         let mut assignment: Vec<Vec<usize>> = Vec::new();
         for pair in pairs.to_vec::<i64>()?.as_chunks::<2>().0 {
             let [bucket, index] = pair.map(|number| number as usize);

@@ -1,6 +1,7 @@
 //! Ops of the elementwise table by name, and other elementwise ops.
 
-use warpline::{Device, Result, RoundingMode, Tensor};
+use warpline::functional::{HardtanhOptions, SoftplusOptions};
+use warpline::{Device, NanToNumOptions, Result, RoundingMode, Tensor};
 
 use super::{Args, Outcome, one};
 use crate::by_name;
@@ -64,18 +65,27 @@ fn with_parameters(args: &Args<'_>, op: &str, a: &Tensor) -> Result<Option<Tenso
         "lerp" => a.lerp(args.tensor(1)?, bound(2, "weight")?.unwrap_or(0.into()))?,
         "addcmul" => a.addcmul(args.tensor(1)?, args.tensor(2)?, float("value", 1.0))?,
         "addcdiv" => a.addcdiv(args.tensor(1)?, args.tensor(2)?, float("value", 1.0))?,
-        "isclose" => a.isclose(args.tensor(1)?, 1e-5, 1e-8, false)?,
+        "isclose" => a.isclose(args.tensor(1)?, ())?,
         "nan_to_num" => {
             let at = |name: &str| args.attrs[name].as_f64();
-            a.nan_to_num(at("nan"), at("posinf"), at("neginf"))?
+            a.nan_to_num(
+                NanToNumOptions::new().nan(at("nan")).posinf(at("posinf")).neginf(at("neginf")),
+            )?
         }
-        "softplus" => a.softplus(float("beta", 1.0), float("threshold", 20.0))?,
+        "softplus" => a.softplus(
+            SoftplusOptions::new().beta(float("beta", 1.0)).threshold(float("threshold", 20.0)),
+        )?,
         "elu" => a.elu(float("alpha", 1.0))?,
         "celu" => a.celu(float("alpha", 1.0))?,
         "leaky_relu" => a.leaky_relu(float("negative_slope", 0.01))?,
-        "hardtanh" => a.hardtanh(float("min_val", -1.0), float("max_val", 1.0))?,
+        "hardtanh" => a.hardtanh(
+            HardtanhOptions::new().min_val(float("min_val", -1.0)).max_val(float("max_val", 1.0)),
+        )?,
         "relu6" => a.relu6()?,
-        "logit" => a.logit(args.attrs["eps"].as_f64())?,
+        "logit" => match args.attrs["eps"].as_f64() {
+            Some(eps) => a.logit(eps)?,
+            None => a.logit(())?,
+        },
         "signbit" => a.signbit()?,
         _ => return Ok(None),
     }))

@@ -18,7 +18,7 @@ fn factory(op: &str, args: &Args<'_>, device: Device) -> Result<Tensor> {
     match op {
         "arange" => warpline::arange_start_step(at("start")?, at("end")?, at("step")?, device),
         "linspace" => warpline::linspace(at("start")?, at("end")?, size("steps")?, device),
-        "eye" => warpline::eye(size("n")?, size("m").ok(), device),
+        "eye" => warpline::eye((size("n")?, size("m").or_else(|_| size("n"))?), device),
         _ => {
             let sizes: Vec<usize> = args.ints("size").iter().map(|&n| n as usize).collect();
             warpline::full(&sizes, at("fill_value")?, device)

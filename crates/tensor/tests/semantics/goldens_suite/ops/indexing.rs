@@ -1,6 +1,6 @@
 //! Reading and writing elements by index.
 
-use warpline::{Device, Result, ScatterReduce, Tensor, functional};
+use warpline::{BincountOptions, Device, Result, ScatterReduce, Tensor, functional};
 
 use super::{Args, Outcome, one};
 use crate::goldens_suite::cases::{bad, number};
@@ -61,7 +61,7 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         }
         "bincount" => one(a.and_then(|a| {
             let least = args.int("minlength").unwrap_or(0) as usize;
-            a.bincount(args.tensor(1).ok(), least)
+            a.bincount(BincountOptions::new().weights(args.tensor(1).ok()).minlength(least))
         })),
         _ => None,
     }

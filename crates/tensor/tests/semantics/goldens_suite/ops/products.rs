@@ -1,6 +1,6 @@
 //! Products of matrices and vectors, and sums of products.
 
-use warpline::{Device, Result, Scalar, Tensor};
+use warpline::{AddmmOptions, Device, Result, Scalar, Tensor};
 
 use super::{Args, Outcome, one};
 use crate::goldens_suite::cases::number;
@@ -27,8 +27,12 @@ fn product(op: &str, args: &Args<'_>) -> Result<Tensor> {
         "mv" => a.mv(args.tensor(1)?),
         "dot" => a.dot(args.tensor(1)?),
         "outer" => a.outer(args.tensor(1)?),
-        "addmm" => a.addmm(args.tensor(1)?, args.tensor(2)?, beta, alpha),
-        "baddbmm" => a.baddbmm(args.tensor(1)?, args.tensor(2)?, beta, alpha),
+        "addmm" => {
+            a.addmm(args.tensor(1)?, args.tensor(2)?, AddmmOptions::new().beta(beta).alpha(alpha))
+        }
+        "baddbmm" => {
+            a.baddbmm(args.tensor(1)?, args.tensor(2)?, AddmmOptions::new().beta(beta).alpha(alpha))
+        }
         "tensordot" => a.tensordot(args.tensor(1)?, args.int("dims")? as usize),
         "kron" => a.kron(args.tensor(1)?),
         _ => a.trace(),

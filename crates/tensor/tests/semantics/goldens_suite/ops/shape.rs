@@ -27,7 +27,7 @@ fn view(op: &str, args: &Args<'_>, a: &Tensor) -> Result<Tensor> {
         "reshape" => a.reshape(args.ints("shape")),
         "permute" => a.permute(args.ints("dims")),
         "transpose" => a.transpose(args.int("dim0")?, args.int("dim1")?),
-        "flatten" => a.flatten(args.int("start_dim")?, args.int("end_dim")?),
+        "flatten" => a.flatten((args.int("start_dim")?, args.int("end_dim")?)),
         "squeeze" => a.squeeze(int(&args.attrs["dim"])),
         "unsqueeze" => a.unsqueeze(args.int("dim")?),
         "expand" if args.flag("prenarrow") => a.narrow(1, 0, 1)?.expand(args.ints("sizes")),

@@ -1,6 +1,6 @@
 //! Statistics over dimensions, norms, and comparisons of whole tensors.
 
-use warpline::{Device, Result, Tensor};
+use warpline::{Device, DiffOptions, NormOptions, Result, Tensor, VarOptions, VectorNormOptions};
 
 use super::{Args, Outcome, one, pair};
 
@@ -8,8 +8,8 @@ pub(super) fn call(op: &str, args: &Args<'_>, device: Device) -> Outcome {
     match op {
         "var" | "std" | "logsumexp" | "nansum" | "nanmean" | "count_nonzero" | "vector_norm"
         | "norm" | "cdist" | "diff" => one(single(op, args)),
-        "var_mean" => pair(args.tensor(0).and_then(|a| a.var_mean(args.dims(), 1))),
-        "std_mean" => pair(args.tensor(0).and_then(|a| a.std_mean(args.dims(), 1))),
+        "var_mean" => pair(args.tensor(0).and_then(|a| a.var_mean(args.dims()))),
+        "std_mean" => pair(args.tensor(0).and_then(|a| a.std_mean(args.dims()))),
         "aminmax" => pair(args.tensor(0).and_then(|a| a.aminmax(args.dim()))),
         "allclose" | "equal" => one(truth(op, args).and_then(|t| warpline::tensor(t, device))),
         _ => None,
@@ -18,7 +18,7 @@ pub(super) fn call(op: &str, args: &Args<'_>, device: Device) -> Outcome {
 
 fn truth(op: &str, args: &Args<'_>) -> Result<bool> {
     let (a, b) = (args.tensor(0)?, args.tensor(1)?);
-    if op == "equal" { a.equal(b) } else { a.allclose(b, 1e-5, 1e-8, false) }
+    if op == "equal" { a.equal(b) } else { a.allclose(b, ()) }
 }
 
 fn single(op: &str, args: &Args<'_>) -> Result<Tensor> {
@@ -30,10 +30,10 @@ fn single(op: &str, args: &Args<'_>) -> Result<Tensor> {
         number => number.as_f64().unwrap_or(2.0),
     };
     match op {
-        "var" if keep => a.var_keepdim(dims, correction),
-        "var" => a.var(dims, correction),
-        "std" if keep => a.std_keepdim(dims, correction),
-        "std" => a.std(dims, correction),
+        "var" if keep => a.var_keepdim(VarOptions::new().dim(dims).correction(correction)),
+        "var" => a.var(VarOptions::new().dim(dims).correction(correction)),
+        "std" if keep => a.std_keepdim(VarOptions::new().dim(dims).correction(correction)),
+        "std" => a.std(VarOptions::new().dim(dims).correction(correction)),
         "logsumexp" if keep => a.logsumexp_keepdim(dims),
         "logsumexp" => a.logsumexp(dims),
         "nansum" if keep => a.nansum_keepdim(dims),
@@ -41,10 +41,12 @@ fn single(op: &str, args: &Args<'_>) -> Result<Tensor> {
         "nanmean" if keep => a.nanmean_keepdim(dims),
         "nanmean" => a.nanmean(dims),
         "count_nonzero" => a.count_nonzero(dims),
-        "vector_norm" if keep => a.vector_norm_keepdim(ord, dims),
-        "vector_norm" => a.vector_norm(ord, dims),
-        "norm" => a.norm(ord, dims),
-        "cdist" => a.cdist(args.tensor(1)?, 2.0),
-        _ => a.diff(args.int("n").unwrap_or(1) as usize, args.int("dim")?),
+        "vector_norm" if keep => a.vector_norm_keepdim(VectorNormOptions::new().ord(ord).dim(dims)),
+        "vector_norm" => a.vector_norm(VectorNormOptions::new().ord(ord).dim(dims)),
+        "norm" => a.norm(NormOptions::new().p(ord).dim(dims)),
+        "cdist" => a.cdist(args.tensor(1)?, ()),
+        _ => {
+            a.diff(DiffOptions::new().n(args.int("n").unwrap_or(1) as usize).dim(args.int("dim")?))
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Views by sizes and strides, and functions that repeat, join or mask by position.
 
-use warpline::{Device, MeshIndexing, Result, Tensor};
+use warpline::{
+    Device, DiagEmbedOptions, DiagonalOptions, MeshIndexing, Result, Rot90Options, Tensor,
+};
 
 use super::{Args, Outcome, one};
 use crate::goldens_suite::cases::number;
@@ -51,7 +53,12 @@ fn single(op: &str, args: &Args<'_>, a: &Tensor) -> Result<Tensor> {
     match op {
         "unflatten" => a.unflatten(args.int("dim")?, args.ints("sizes")),
         "movedim" => a.movedim(args.int("source")?, args.int("destination")?),
-        "diagonal" => a.diagonal(dim("offset", 0), dim("dim1", 0), dim("dim2", 1)),
+        "diagonal" => a.diagonal(
+            DiagonalOptions::new()
+                .offset(dim("offset", 0))
+                .dim1(dim("dim1", 0))
+                .dim2(dim("dim2", 1)),
+        ),
         "as_strided" => {
             let offset = args.int("storage_offset").ok().map(|n| n as usize);
             a.as_strided(sizes(args, "size"), args.ints("stride"), offset)
@@ -66,7 +73,12 @@ fn single(op: &str, args: &Args<'_>, a: &Tensor) -> Result<Tensor> {
         "tril" => a.tril(dim("diagonal", 0)),
         "triu" => a.triu(dim("diagonal", 0)),
         "diag" => a.diag(dim("diagonal", 0)),
-        "diag_embed" => a.diag_embed(dim("offset", 0), dim("dim1", -2), dim("dim2", -1)),
-        _ => a.rot90(args.int("k")?, args.ints("dims")),
+        "diag_embed" => a.diag_embed(
+            DiagEmbedOptions::new()
+                .offset(dim("offset", 0))
+                .dim1(dim("dim1", -2))
+                .dim2(dim("dim2", -1)),
+        ),
+        _ => a.rot90(Rot90Options::new().k(args.int("k")?).dims(args.ints("dims"))),
     }
 }
