@@ -8,6 +8,7 @@ use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
 use super::window::{batched, last, not_negative, positive, window};
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
@@ -134,6 +135,7 @@ macro_rules! averages {
         ) -> Result<Tensor> {
             #[track_caller]
             fn run(input: &Tensor, kernel: [usize; $d], options: AvgPoolOptions<$d>) -> Result<Tensor> {
+                autocast_operands!(stringify!($name), [input] => run(input, kernel, options));
                 average(stringify!($name), input, kernel, options).of(stringify!($name))
             }
             run(input, kernel_size.per_dimension(), options.into_options())
@@ -176,6 +178,7 @@ macro_rules! adaptive {
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
             #[track_caller]
             fn run(input: &Tensor, output_size: [usize; $d]) -> Result<Tensor> {
+                autocast_operands!(stringify!($avg), [input] => run(input, output_size));
                 let run = |pooling| batched::<$d>(input, |x| averages(x, pooling, Divisor::Inside));
                 adaptive_pool(stringify!($avg), input, output_size).and_then(run).of(stringify!($avg))
             }
@@ -205,6 +208,7 @@ macro_rules! adaptive {
             #[track_caller]
             fn run(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
                 let op = stringify!($with_indices);
+                autocast_operands!(stringify!($max), [input] => run(input, output_size));
                 let run = |pooling| max_with_indices::<$d>(input, pooling);
                 adaptive_pool(op, input, output_size).and_then(run).of(op)
             }
@@ -226,6 +230,9 @@ fn max<const D: usize>(
     kernel: [usize; D],
     options: MaxPoolOptions<D>,
 ) -> Result<(Tensor, Tensor)> {
+    if D == 3 {
+        autocast_operands!("max_pool3d", [input] => max(op, input, kernel, options));
+    }
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;

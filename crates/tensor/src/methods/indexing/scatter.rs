@@ -7,6 +7,7 @@ use super::as_indices;
 use super::scatter_reduce_backward::ScatterReduced;
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, check_in_place, record, record_in_place, saved,
     should_record, should_record_in_place,
@@ -99,7 +100,8 @@ impl Tensor {
     /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
-        let dim = dim.into_isize();
+        let (this, dim) = (self, dim.into_isize());
+        autocast_operands!("scatter_add", [this, src] => this.scatter_add(dim, index, src));
         self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
     }
 

@@ -1,6 +1,7 @@
 //! Random indices with given weights.
 
 use super::searchsorted;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, Result, Tensor};
 
@@ -27,7 +28,8 @@ impl Tensor {
     /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
-        let op = "multinomial";
+        let (this, op) = (self, "multinomial");
+        autocast_operands!(op, [this] => this.multinomial(num_samples, replacement));
         let location = std::panic::Location::caller();
         let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
         if !self.dtype().is_float() {

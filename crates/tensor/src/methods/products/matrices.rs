@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Scalar, Tensor};
 
@@ -58,6 +59,8 @@ impl Tensor {
     /// [`Tensor::matmul`].
     #[track_caller]
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
+        let this = self;
+        autocast_operands!("mv", [this, vec] => this.mv(vec));
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
         self.matmul(vec).of("mv")
     }
@@ -68,6 +71,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if an operand is not a vector. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
+        let this = self;
+        autocast_operands!("dot", [this, other] => this.dot(other));
         check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
         self.matmul(other).of("dot")
     }
@@ -113,8 +118,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
+        let (this, beta, alpha) = (self, beta.into(), alpha.into());
+        autocast_operands!("addmm", [this, mat1, mat2] => this.addmm(mat1, mat2, beta, alpha));
         let product = mat1.mm(mat2).of("addmm")?;
-        self.add_product(product, beta.into(), alpha.into()).of("addmm")
+        self.add_product(product, beta, alpha).of("addmm")
     }
 
     /// `beta * self + alpha * batch1 @ batch2` for batches of matrices (`torch.baddbmm`). Otherwise the same as
@@ -130,8 +137,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
+        let (this, beta, alpha) = (self, beta.into(), alpha.into());
+        autocast_operands!("baddbmm", [this, batch1, batch2] => this.baddbmm(batch1, batch2, beta, alpha));
         let product = batch1.bmm(batch2).of("baddbmm")?;
-        self.add_product(product, beta.into(), alpha.into()).of("baddbmm")
+        self.add_product(product, beta, alpha).of("baddbmm")
     }
 
     /// `beta * self + alpha * mat @ vec` (`torch.addmv`). Otherwise the same as [`Tensor::addmm`].
@@ -146,8 +155,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
+        let (this, beta, alpha) = (self, beta.into(), alpha.into());
+        autocast_operands!("addmv", [this, mat, vec] => this.addmv(mat, vec, beta, alpha));
         let product = mat.mv(vec).of("addmv")?;
-        self.add_product(product, beta.into(), alpha.into()).of("addmv")
+        self.add_product(product, beta, alpha).of("addmv")
     }
 
     /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
@@ -163,8 +174,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let (beta, alpha) = (beta.into(), alpha.into());
+        autocast_operands!("addmm_", [mat1, mat2] => self.addmm_(mat1, mat2, beta, alpha));
         let product = mat1.mm(mat2).of("addmm_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("addmm_")
+        self.add_product_(product, beta, alpha).of("addmm_")
     }
 
     /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
@@ -179,8 +192,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let (beta, alpha) = (beta.into(), alpha.into());
+        autocast_operands!("baddbmm_", [batch1, batch2] => self.baddbmm_(batch1, batch2, beta, alpha));
         let product = batch1.bmm(batch2).of("baddbmm_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("baddbmm_")
+        self.add_product_(product, beta, alpha).of("baddbmm_")
     }
 
     /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
@@ -195,8 +210,10 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let (beta, alpha) = (beta.into(), alpha.into());
+        autocast_operands!("addmv_", [mat, vec] => self.addmv_(mat, vec, beta, alpha));
         let product = mat.mv(vec).of("addmv_")?;
-        self.add_product_(product, beta.into(), alpha.into()).of("addmv_")
+        self.add_product_(product, beta, alpha).of("addmv_")
     }
 
     #[track_caller]
@@ -252,6 +269,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor is not a matrix. Otherwise the same as [`Tensor::sum`].
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
+        let this = self;
+        autocast_operands!("trace", [this] => this.trace());
         check_dims("trace", &[(self, "the matrix", 2)])?;
         self.diagonal(0, 0, 1)?.sum(()).of("trace")
     }
