@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod ambient;
+pub mod amp;
 pub mod autograd;
 mod called;
 pub mod cpu;

@@ -39,7 +39,7 @@ use super::accumulate::accumulate;
 use super::callbacks::with_callbacks;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
-use super::mode;
+use super::mode::{self, ModeGuard};
 use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
@@ -192,24 +192,21 @@ fn run_pass(
         }
         pass.needed = Some(pass.nodes_leading_to(&seeds, inputs));
     }
-    mode::set_grad_enabled(options.create_graph, || {
-        for (edge, grad) in roots {
-            let stream = grad.current_stream();
-            pass.add_gradient(&edge, grad, stream.as_ref())
-                .map_err(|error| pass.attribute(error))?;
+    let modes = ModeGuard::backward_pass(options.create_graph);
+    for (edge, grad) in roots {
+        let stream = grad.current_stream();
+        pass.add_gradient(&edge, grad, stream.as_ref()).map_err(|error| pass.attribute(error))?;
+    }
+    // A root that also receives gradients from other nodes becomes ready later.
+    for node in seeds {
+        if pass.progress.get(&address(&node)).is_some_and(|progress| progress.dependencies == 0) {
+            pass.push_ready(node);
         }
-        // A root that also receives gradients from other nodes becomes ready later.
-        for node in seeds {
-            if pass.progress.get(&address(&node)).is_some_and(|progress| progress.dependencies == 0)
-            {
-                pass.push_ready(node);
-            }
-        }
-        while let Some(ReadyNode { node, .. }) = pass.ready.pop() {
-            pass.run_node(&node)?;
-        }
-        Ok::<_, Error>(())
-    })?;
+    }
+    while let Some(ReadyNode { node, .. }) = pass.ready.pop() {
+        pass.run_node(&node)?;
+    }
+    drop(modes);
     pass.join().map_err(|error| pass.attribute(error))?;
     Ok(pass.captured)
 }

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use warpline_runtime::launch::report_as;
 
 use super::node::{GradNode, Gradients};
 use super::op_backward::{NodeInputs, OpBackward};
 use super::record::{record_all, should_record};
 use super::saved::Saved;
-use super::{Context, mode};
-use crate::{Error, ErrorKind, Result, Tensor};
+use super::{AutocastModes, Context, ModeGuard, mode};
+use crate::amp::cast_inputs;
+use crate::{DType, Error, ErrorKind, Result, Tensor};
 
 /// The tensors that a function saves for its backward pass.
 #[derive(Debug, Default)]
@@ -58,6 +60,11 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Name of the op in errors and in `grad_fn`, in lower case with underscores.
     const NAME: &'static str;
 
+    /// The dtype to which [`Function::apply`] converts floating-point inputs in a region of
+    /// [`autocast`](crate::amp::autocast) (`cast_inputs` of `torch.amp.custom_fwd`). The function then computes outside the
+    /// region. With `None`, its ops choose their dtypes by the region. `backward` is in the region of `forward` either way.
+    const CAST_INPUTS: Option<DType> = None;
+
     /// Computes the results. The ops in this function are not recorded.
     ///
     /// # Errors
@@ -85,6 +92,11 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// The same as [`Function::forward`]. [`ErrorKind::Gradient`] if a tensor cannot be saved.
     #[track_caller]
     fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        if let Some(dtype) = Self::CAST_INPUTS
+            && let Some((cast, _closed)) = cast_inputs(dtype, inputs)?
+        {
+            return self.apply(&cast.iter().collect::<SmallVec<[&Tensor; 4]>>());
+        }
         let mut save = ToSave::default();
         let outputs = mode::no_grad(|| self.forward(&mut save, inputs))?;
         if !should_record(inputs) {
@@ -101,7 +113,8 @@ pub trait Function: Send + Sync + Sized + 'static {
         };
         let outputs: Vec<Tensor> = outputs.into_iter().map(apart).collect();
         let results: Vec<&Tensor> = outputs.iter().collect();
-        let applied = AppliedFunction { function: Arc::new(self), saved: save.0 };
+        let autocast = AutocastModes::current();
+        let applied = AppliedFunction { function: Arc::new(self), saved: save.0, autocast };
         record_all(Self::NAME, &results, inputs, applied)?;
         Ok(outputs)
     }
@@ -111,11 +124,13 @@ pub trait Function: Send + Sync + Sized + 'static {
 struct AppliedFunction<F> {
     function: Arc<F>,
     saved: Vec<Tensor>,
+    /// The regions of the forward pass.
+    autocast: AutocastModes,
 }
 
 impl<F> Clone for AppliedFunction<F> {
     fn clone(&self) -> Self {
-        Self { function: Arc::clone(&self.function), saved: self.saved.clone() }
+        Self { function: Arc::clone(&self.function), saved: self.saved.clone(), ..*self }
     }
 }
 
@@ -128,6 +143,7 @@ impl<F: Function> Saved for AppliedFunction<F> {
 impl<F: Function> OpBackward<[Option<Tensor>]> for AppliedFunction<F> {
     fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let context = &Context { inputs: *inputs, saved: &self.saved };
+        let _regions = ModeGuard::autocast(|modes| *modes = self.autocast);
         // The program calls the ops in `backward`, so errors keep the locations of these calls.
         let mut returned = report_as(None, || self.function.backward(context, grads))
             .map_err(|error| failed(inputs, error))?;

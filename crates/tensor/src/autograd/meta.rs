@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smallvec::SmallVec;
+use warpline_runtime::Version;
+use warpline_stream::Stream;
 
 use super::hooks::{LeafHooks, move_retain_grad_hook};
 use super::node::{Edge, GradNode, NodeKind};
 use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
-use crate::Tensor;
+use crate::{DType, Result, Tensor};
 
 /// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, and its base, if it is a view.
 pub(crate) struct AutogradSlot {
@@ -65,8 +67,19 @@ pub(crate) struct AutogradMeta {
     state: Mutex<GradState>,
     /// Locked by an accumulation, from reading the gradient until the sum is stored.
     accumulating: Mutex<()>,
+    /// For a leaf: its elements in the dtype of a region of autocast.
+    cast: Mutex<Option<LeafCast>>,
     /// Name of the parameter, if a module has replaced this leaf with another tensor.
     moved: OnceLock<Arc<str>>,
+}
+
+/// A converted copy of a leaf.
+struct LeafCast {
+    /// The leaf's version that was converted.
+    version: Version,
+    /// The stream that converted it. Without a policy that orders streams, only this stream may read the copy.
+    stream: Option<Stream>,
+    value: Tensor,
 }
 
 #[derive(Default)]
@@ -90,6 +103,7 @@ impl AutogradMeta {
                 history: AtomicU32::new(0),
                 state: Mutex::default(),
                 accumulating: Mutex::default(),
+                cast: Mutex::default(),
                 moved: OnceLock::new(),
             })
         })
@@ -189,6 +203,31 @@ impl Tensor {
     /// Returns whether this tensor is a view that was created without recording.
     pub(super) fn is_unrecorded_view(&self) -> bool {
         self.inner().autograd.view_base.as_ref().is_some_and(|view| !view.recorded)
+    }
+
+    /// Returns whether the tensor is a leaf that requires a gradient, and no view.
+    pub(crate) fn is_leaf_parameter(&self) -> bool {
+        self.requires_grad() && self.is_leaf() && self.base().is_none()
+    }
+
+    /// Returns the elements of a leaf in a dtype, without a gradient. Converts them only if the leaf was changed since the
+    /// last call, or if the call comes from another stream.
+    #[track_caller]
+    pub(crate) fn cached_cast(&self, dtype: DType) -> Result<Tensor> {
+        let (version, stream) = (self.storage().version(), self.current_stream());
+        let meta = AutogradMeta::of(self);
+        let cast = || meta.cast.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*cast()
+            && known.version.is_of(self.storage())
+            && known.stream == stream
+            && known.value.dtype() == dtype
+        {
+            return Ok(known.value.clone());
+        }
+        let value = self.converted(dtype)?;
+        let former = cast().replace(LeafCast { version, stream, value: value.clone() });
+        drop(former);
+        Ok(value)
     }
 
     /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)

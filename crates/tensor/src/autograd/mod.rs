@@ -56,6 +56,7 @@ pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, b
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::AutogradSlot;
+pub(crate) use mode::AutocastModes;
 pub(crate) use op_backward::{NodeInputs, OpBackward, linear};
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{

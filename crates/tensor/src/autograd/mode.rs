@@ -3,17 +3,62 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::Result;
+use crate::amp::drop_casts;
+use crate::{DType, Device, Result};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadModes {
     pub(super) grad: bool,
     pub(super) inference: bool,
     anomaly: bool,
+    autocast: AutocastModes,
+}
+
+/// The regions of [`autocast`](crate::amp::autocast) in which a thread is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AutocastModes {
+    /// The dtype of products on the CPU; `None` outside regions.
+    cpu: Option<DType>,
+    /// The dtype of products on GPUs; `None` outside regions.
+    cuda: Option<DType>,
+    pub(crate) cache: bool,
+    /// Number of open regions, enabled or not.
+    depth: u32,
+}
+
+impl AutocastModes {
+    const NONE: Self = Self { cpu: None, cuda: None, cache: true, depth: 0 };
+
+    #[inline]
+    pub(crate) fn current() -> Self {
+        get().autocast
+    }
+
+    #[inline]
+    pub(crate) fn is_on(self) -> bool {
+        self.cpu.is_some() || self.cuda.is_some()
+    }
+
+    pub(crate) fn of(&mut self, device: Device) -> &mut Option<DType> {
+        match device {
+            Device::Cpu => &mut self.cpu,
+            Device::Cuda(_) => &mut self.cuda,
+        }
+    }
+
+    /// Leaves the regions, without ending them.
+    pub(crate) fn close(&mut self) {
+        (self.cpu, self.cuda) = (None, None);
+    }
 }
 
 thread_local! {
-    static MODE: Cell<ThreadModes> = const { Cell::new(ThreadModes { grad: true, inference: false, anomaly: false }) };
+    static MODE: Cell<ThreadModes> = const { Cell::new(ThreadModes {
+        grad: true,
+        inference: false,
+        anomaly: false,
+        autocast: AutocastModes::NONE,
+    }) };
 }
 
 #[inline]
@@ -74,11 +119,30 @@ impl ModeGuard {
     pub fn inference_mode() -> Self {
         Self::new(|mode| (mode.grad, mode.inference) = (false, true))
     }
+
+    /// Changes the regions of autocast.
+    pub(crate) fn autocast(change: impl FnOnce(&mut AutocastModes)) -> Self {
+        Self::new(|mode| {
+            mode.autocast.depth += 1;
+            change(&mut mode.autocast);
+        })
+    }
+
+    /// Sets the modes of a backward pass.
+    pub(super) fn backward_pass(create_graph: bool) -> Self {
+        Self::new(|mode| {
+            mode.grad = create_graph;
+            mode.autocast.close();
+        })
+    }
 }
 
 impl Drop for ModeGuard {
     fn drop(&mut self) {
-        MODE.set(self.former);
+        let ended = MODE.replace(self.former).autocast.depth;
+        if ended > 0 && self.former.autocast.depth == 0 {
+            drop_casts();
+        }
     }
 }
 

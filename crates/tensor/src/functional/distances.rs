@@ -1,6 +1,7 @@
 //! Lengths and angles of vectors.
 
 use super::options::options;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{DType, Integer, IntoOptions, Result, Tensor, VectorNormOptions};
 
@@ -43,6 +44,7 @@ options! {
 pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) -> Result<Tensor> {
     let NormalizeOptions { p, dim, eps } = options.into_options();
     let op = "normalize";
+    autocast_operands!(op, [input] => normalize(input, NormalizeOptions { p, dim, eps }));
     let x = input.widened().of(op)?;
     let norm = x
         .vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(dim))
@@ -73,6 +75,7 @@ pub fn cosine_similarity(
 ) -> Result<Tensor> {
     let CosineSimilarityOptions { dim, eps } = options.into_options();
     let op = "cosine_similarity";
+    autocast_operands!(op, [x1, x2] => cosine_similarity(x1, x2, CosineSimilarityOptions { dim, eps }));
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;
     // `dim` is a dimension of the broadcast shape, so both tensors are broadcast first.

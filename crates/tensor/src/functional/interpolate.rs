@@ -6,6 +6,7 @@ use warpline_kernels::resample::{Interpolation, resample, resample_backward};
 
 use super::options::options;
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
+use crate::amp::autocast_operands;
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
@@ -144,6 +145,9 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
     if input.size()[2..].contains(&0) || sizes.contains(&0) {
         let reason = format!("from {:?} to {sizes:?}; neither may be empty", &input.size()[2..]);
         return Err(Error::shape(OP, reason));
+    }
+    if mode != InterpolateMode::Area {
+        autocast_operands!(OP, [input] => resize(input, options));
     }
     if mode == InterpolateMode::Area {
         let area = match sizes[..] {

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes};
 
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
@@ -32,6 +33,7 @@ pub fn linear<'a>(
 ) -> Result<Tensor> {
     let op = "linear";
     let bias = bias.into_optional();
+    autocast_operands!(op, [input, weight; bias] => linear(input, weight, bias));
     if let Some(out) = linear_as_one_node(input, weight, bias).of(op)? {
         return Ok(out);
     }

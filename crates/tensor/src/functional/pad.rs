@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{Error, IntoOptions, IntoSizes, Result, Scalar, Tensor, cat};
 
@@ -53,6 +54,9 @@ impl From<()> for PadMode {
 #[track_caller]
 pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>) -> Result<Tensor> {
     let (op, pad, mode) = ("pad", pad.into_sizes(), mode.into_options());
+    if matches!(mode, PadMode::Reflect | PadMode::Replicate) {
+        autocast_operands!("reflection_pad", [input] => self::pad(input, &pad[..], mode));
+    }
     if !pad.len().is_multiple_of(2) || pad.len() / 2 > input.dim() {
         let reason = format!(
             "expects two numbers for each of at most {} dimensions, but was given {pad:?}",

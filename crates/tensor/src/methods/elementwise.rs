@@ -7,6 +7,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, OperandRul
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
+use crate::amp::{cast_operands, casts};
 use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
@@ -218,6 +219,43 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
     layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
 
+/// Returns from an elementwise op with the result of `$call`, as [`autocast!`](crate::amp::autocast) does.
+macro_rules! autocast_elementwise {
+    ($op:ident, [$operands:ident, $common:ident] => $call:expr) => {
+        if casts()
+            && let Some((cast, _closed)) =
+                cast_operands(region_name($op, $operands), &tensors_of($operands))?
+        {
+            let is_cast = cast.iter().any(Option::is_some);
+            let with = $operands.iter().zip(&cast).map(|(operand, cast)| match cast {
+                Some(cast) => TensorOrScalar::Tensor(cast),
+                None => *operand,
+            });
+            let $operands = &*with.collect::<SmallVec<[TensorOrScalar<'_>; 4]>>();
+            let $common = if is_cast { common_dtype_of($op, $operands) } else { $common };
+            return $call;
+        }
+    };
+}
+
+/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal.
+fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> &'static str {
+    match operands {
+        [TensorOrScalar::Scalar(_), _] if op.name() == table::DIV.name() => {
+            table::RECIPROCAL.name()
+        }
+        _ => op.name(),
+    }
+}
+
+fn tensors_of<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[Option<&'a Tensor>; 4]> {
+    let tensor = |operand: &TensorOrScalar<'a>| match *operand {
+        TensorOrScalar::Tensor(tensor) => Some(tensor),
+        TensorOrScalar::Scalar(_) => None,
+    };
+    operands.iter().map(tensor).collect()
+}
+
 /// Applies an op to operands promoted to `common`. The result is a new tensor.
 #[track_caller]
 pub(crate) fn apply(
@@ -225,6 +263,7 @@ pub(crate) fn apply(
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<Tensor> {
+    autocast_elementwise!(op, [operands, common] => apply(op, operands, common));
     let inputs = CheckedOperands::new(op, operands, common)?;
     let layouts = inputs.layouts(inputs.sizes())?;
     let mut tensors: SmallVec<[&Layout; 4]> = SmallVec::new();
@@ -260,6 +299,7 @@ pub(super) fn apply_as(
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<Tensor> {
+    autocast_elementwise!(op, [operands, common] => apply_as(op, backward, operands, common));
     let out = no_grad(|| apply(op, operands, common)).of(backward.name())?;
     elementwise_as(backward, operands, out)
 }

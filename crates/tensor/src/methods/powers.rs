@@ -5,6 +5,7 @@ use warpline_kernels::elementwise as table;
 use super::binary;
 use super::elementwise::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::promote::{result_type, result_type_scalar};
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::{DType, Error, ErrorKind, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor};
@@ -47,8 +48,9 @@ impl Tensor {
     /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl IntoOperand<'a>) -> Result<Self> {
-        let exponent = exponent.into_operand();
+        let (this, exponent) = (self, exponent.into_operand());
         if let TensorOrScalar::Scalar(number) = exponent {
+            autocast_operands!("pow", [this] => this.pow(number));
             let common = result_type_scalar(self, number);
             // Uses the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
             // whereas -inf to the power of 0.5 is inf.

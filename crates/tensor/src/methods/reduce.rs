@@ -8,6 +8,7 @@ use warpline_runtime::{Layout, Sizes};
 use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{record, should_record};
 use crate::called::Called;
 use crate::into_shape::list_tuples;
@@ -95,6 +96,7 @@ impl IntoDim for Option<isize> {
 
 #[track_caller]
 fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    autocast_operands!(op.name(), [a] => apply(op, a, dims, keepdim));
     let result = op.result_dtype(a.dtype())?;
     let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
     for &dim in dims {
@@ -253,6 +255,8 @@ impl Tensor {
     #[track_caller]
     fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
         let name = if log { "log_softmax" } else { "softmax" };
+        let this = self;
+        autocast_operands!(name, [this] => this.softmax_or_log(dim, log));
         let d = self.layout().dim(dim).of(name)?;
         if self.dim() == 0 {
             return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);

@@ -43,7 +43,7 @@ impl Tensor {
 
     /// Records `copy` as a copy of this tensor's elements, if a gradient is wanted.
     #[track_caller]
-    pub(super) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
+    pub(crate) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
         if !copy.dtype().is_float() || !should_record(&[self]) {
             return Ok(copy);
         }

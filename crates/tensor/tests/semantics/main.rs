@@ -32,6 +32,7 @@ mod s27_data_loader;
 mod s35_backward_streams;
 
 mod added_op;
+mod autocast;
 mod autograd;
 mod bad_input;
 mod by_name;

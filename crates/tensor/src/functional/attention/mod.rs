@@ -7,6 +7,7 @@ mod plain;
 use warpline_kernels::attention::Weighing;
 
 use super::options::options;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor, arange};
@@ -83,6 +84,9 @@ fn attention(
     options: &AttentionOptions<'_>,
 ) -> Result<Tensor> {
     let op = "scaled_dot_product_attention";
+    let attn_mask = options.attn_mask;
+    autocast_operands!(op, [query, key, value; attn_mask] =>
+        attention(query, key, value, &AttentionOptions { attn_mask, ..*options }));
     check(op, query, key, value, options)?;
     let width = query.size()[query.dim() - 1] as f64;
     let scale = options.scale.unwrap_or(width.sqrt().recip());

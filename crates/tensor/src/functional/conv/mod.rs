@@ -6,6 +6,7 @@ use std::panic::Location;
 
 use super::options::{PerDimension, options};
 use super::window::{batched, last, not_negative, positive, window};
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
@@ -99,6 +100,7 @@ macro_rules! convolutions {
             options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
             let (bias, options) = (bias.into_optional(), options.into_options());
+            autocast_operands!(stringify!($name), [input, weight; bias] => $name(input, weight, bias, options));
             $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
         }
     )*};

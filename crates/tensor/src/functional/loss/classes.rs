@@ -6,6 +6,7 @@ use super::fused_cross_entropy::fused_cross_entropy;
 use super::{CrossEntropyLossOptions, NLLLossOptions, Reduction};
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Error, IntoOptions, Result, Tensor};
@@ -35,13 +36,15 @@ fn of_classes(
     options: &CrossEntropyLossOptions<'_>,
 ) -> Result<Tensor> {
     let op = "cross_entropy";
+    let weight = options.weight;
+    autocast_operands!(op, [input, target; weight] =>
+        of_classes(input, target, &CrossEntropyLossOptions { weight, ..*options }));
     let smoothing = options.label_smoothing;
     if !(0.0..=1.0).contains(&smoothing) {
         let reason = format!("label_smoothing must be from 0 to 1, but is {smoothing}");
         return Err(Error::invalid(op, reason));
     }
     let dim = class_dim(op, input)?;
-    let weight = options.weight;
     check_weight(op, input.size()[dim as usize], weight)?;
     if target.dtype().is_float() && target.size() == input.size() {
         let log = input.log_softmax(dim).of(op)?;
@@ -94,6 +97,9 @@ fn of_log_probabilities(
     options: &NLLLossOptions<'_>,
 ) -> Result<Tensor> {
     let op = "nll_loss";
+    let weight = options.weight;
+    autocast_operands!(op, [input, target; weight] =>
+        of_log_probabilities(input, target, &NLLLossOptions { weight, ..*options }));
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;

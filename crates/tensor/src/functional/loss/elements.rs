@@ -10,6 +10,7 @@ use super::{
 };
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::{Error, IntoOptions, Result, Tensor, where_cond};
@@ -98,6 +99,7 @@ pub fn mse_loss(
     reduction: impl IntoOptions<Reduction>,
 ) -> Result<Tensor> {
     let (op, reduction) = ("mse_loss", reduction.into_options());
+    autocast_operands!(op, [input, target] => mse_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.square().of(op)?;
     reduction.of(op, &losses).of(op)
@@ -115,6 +117,7 @@ pub fn l1_loss(
     reduction: impl IntoOptions<Reduction>,
 ) -> Result<Tensor> {
     let (op, reduction) = ("l1_loss", reduction.into_options());
+    autocast_operands!(op, [input, target] => l1_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target).of(op)?.abs().of(op)?;
     reduction.of(op, &losses).of(op)
@@ -133,6 +136,7 @@ pub fn smooth_l1_loss(
 ) -> Result<Tensor> {
     let SmoothL1LossOptions { reduction, beta } = options.into_options();
     let op = "smooth_l1_loss";
+    autocast_operands!(op, [input, target] => smooth_l1_loss(input, target, SmoothL1LossOptions { reduction, beta }));
     if beta.is_nan() || beta < 0.0 {
         return Err(Error::invalid(op, format!("beta must not be negative, but is {beta}")));
     }
@@ -160,6 +164,7 @@ pub fn huber_loss(
 ) -> Result<Tensor> {
     let HuberLossOptions { reduction, delta } = options.into_options();
     let op = "huber_loss";
+    autocast_operands!(op, [input, target] => huber_loss(input, target, HuberLossOptions { reduction, delta }));
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
     }
@@ -189,6 +194,8 @@ pub fn binary_cross_entropy<'a>(
 ) -> Result<Tensor> {
     let BCELossOptions { weight, reduction } = options.into_options();
     let op = "binary_cross_entropy";
+    autocast_operands!(op, [input, target; weight] =>
+        binary_cross_entropy(input, target, BCELossOptions { weight, reduction }));
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
     check_fractions(op, "target", target)?;
@@ -255,6 +262,9 @@ pub fn binary_cross_entropy_with_logits<'a>(
 ) -> Result<Tensor> {
     let BCEWithLogitsLossOptions { weight, reduction, pos_weight } = options.into_options();
     let op = "binary_cross_entropy_with_logits";
+    autocast_operands!(op, [input, target; weight, pos_weight] => binary_cross_entropy_with_logits(
+        input, target, BCEWithLogitsLossOptions { weight, reduction, pos_weight }
+    ));
     check_sizes(op, input, target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
     let log = x.logsigmoid().of(op)?;
@@ -304,6 +314,7 @@ pub fn kl_div(
 ) -> Result<Tensor> {
     let KLDivLossOptions { reduction, log_target } = options.into_options();
     let op = "kl_div";
+    autocast_operands!(op, [input, target] => kl_div(input, target, KLDivLossOptions { reduction, log_target }));
     let losses = if log_target {
         target.exp().of(op)?.mul(&target.sub(input).of(op)?).of(op)?
     } else {

@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::fused_layer_norm::RowNorm;
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::functional::options::options;
@@ -194,6 +195,7 @@ pub fn layer_norm<'a>(
 fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> Result<Tensor> {
     let LayerNormOptions { weight, bias, eps } = options;
     let op = "layer_norm";
+    autocast_operands!(op, [input; weight, bias] => by_layer(input, shape, LayerNormOptions { weight, bias, eps }));
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], shape)?;
     by_row(RowNorm { dims, eps, centred: true }, input, weight, bias).of(op)
@@ -372,6 +374,7 @@ pub(super) fn by_group(
     eps: f64,
 ) -> Result<Tensor> {
     let op = "group_norm";
+    autocast_operands!(op, [input; weight, bias] => by_group(input, num_groups, weight, bias, eps));
     let &[batch, channels, ..] = input.size() else {
         return Err(Error::shape(
             op,

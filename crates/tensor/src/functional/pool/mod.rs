@@ -8,6 +8,7 @@ use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
 use super::window::{batched, last, not_negative, positive, window};
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
@@ -201,6 +202,9 @@ fn max<const D: usize>(
     kernel: [usize; D],
     options: MaxPoolOptions<D>,
 ) -> Result<(Tensor, Tensor)> {
+    if D == 3 {
+        autocast_operands!("max_pool3d", [input] => max(op, input, kernel, options));
+    }
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
@@ -213,6 +217,9 @@ fn adaptive_max<const D: usize>(
     input: &Tensor,
     output: [usize; D],
 ) -> Result<(Tensor, Tensor)> {
+    if D == 3 {
+        autocast_operands!("adaptive_max_pool3d", [input] => adaptive_max(op, input, output));
+    }
     max_with_indices::<D>(input, adaptive_pool(op, input, output)?).of(op)
 }
 
@@ -222,6 +229,7 @@ fn adaptive_average<const D: usize>(
     input: &Tensor,
     output: [usize; D],
 ) -> Result<Tensor> {
+    autocast_operands!(op, [input] => adaptive_average(op, input, output));
     let pooling = adaptive_pool(op, input, output)?;
     batched::<D>(input, |x| averages(x, pooling, Divisor::Inside)).of(op)
 }
@@ -242,6 +250,7 @@ fn average<const D: usize>(
     kernel: [usize; D],
     options: AvgPoolOptions<D>,
 ) -> Result<Tensor> {
+    autocast_operands!(op, [input] => average(op, input, kernel, options));
     let AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
         options;
     let window =

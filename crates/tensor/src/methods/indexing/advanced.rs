@@ -11,6 +11,7 @@ use warpline_kernels::scatter::linear_index;
 use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
@@ -79,7 +80,8 @@ impl Tensor {
         accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
         const OP: &str = "index_put";
-        let accumulate = accumulate.into_options().or(false);
+        let (this, accumulate) = (self, accumulate.into_options().or(false));
+        autocast_operands!(OP, [this, values] => this.index_put(indices, values, accumulate));
         let Some(of) = self.indexed(OP, indices)? else {
             return self.put_all(OP, values, accumulate);
         };

@@ -6,6 +6,7 @@ use warpline_kernels::scatter::{self, Reduce};
 use super::as_indices;
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, saved,
     should_record, should_record_in_place,
@@ -80,7 +81,9 @@ impl Tensor {
     /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
-        self.scattered("scatter_add", dim.into_isize(), index, src, Reduce::Sum, false)
+        let (this, dim) = (self, dim.into_isize());
+        autocast_operands!("scatter_add", [this, src] => this.scatter_add(dim, index, src));
+        self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
     }
 
     /// [`Tensor::scatter_add`] in place.

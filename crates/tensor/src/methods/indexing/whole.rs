@@ -6,6 +6,7 @@ use warpline_kernels::scatter;
 use super::{as_indices, expand_index};
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, check_in_place, record, record_in_place, saved,
     should_record, should_record_in_place,
@@ -86,7 +87,8 @@ impl Tensor {
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_copy(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
-        let dim = dim.into_isize();
+        let (this, dim) = (self, dim.into_isize());
+        autocast_operands!("index_copy", [this, source] => this.index_copy(dim, index, source));
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
         self.put("index_copy", dim, &index, source.into(), false)
     }

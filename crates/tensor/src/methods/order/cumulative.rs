@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::scan::{ScanOp, scan};
 
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Integer, Result, Tensor, where_cond};
@@ -22,6 +23,8 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, dim: impl Integer) -> Result<Self> {
         let dim = dim.into_isize();
+        let this = self;
+        autocast_operands!("cumsum", [this] => this.cumsum(dim));
         let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
@@ -49,6 +52,8 @@ impl Tensor {
     #[track_caller]
     pub fn cumprod(&self, dim: impl Integer) -> Result<Self> {
         let dim = dim.into_isize();
+        let this = self;
+        autocast_operands!("cumprod", [this] => this.cumprod(dim));
         let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);

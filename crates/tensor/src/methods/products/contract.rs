@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{Error, Integer, IntoDims, IntoOptions, Result, Tensor};
@@ -74,6 +75,8 @@ impl Tensor {
 
     #[track_caller]
     fn contracted(&self, other: &Tensor, own: &[isize], others: &[isize]) -> Result<Self> {
+        let this = self;
+        autocast_operands!("tensordot", [this, other] => this.contracted(other, own, others));
         if own.len() != others.len() {
             let reason = format!("{own:?} and {others:?} differ in length");
             return Err(Error::invalid("tensordot", reason));

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::contract::sum_of_products;
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::{cast_operands, casts};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{DiagonalOptions, Error, Result, Tensor};
@@ -38,6 +39,13 @@ enum DimLabel {
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";
     let operands: Vec<&Tensor> = operands.iter().map(Borrow::borrow).collect();
+    if casts()
+        && let Some((cast, _closed)) =
+            cast_operands(op, &operands.iter().copied().map(Some).collect::<Vec<_>>())?
+    {
+        let operands = operands.iter().zip(&cast).map(|(own, cast)| cast.as_ref().unwrap_or(own));
+        return einsum(equation, &operands.collect::<Vec<&Tensor>>());
+    }
     for pair in operands.windows(2) {
         check_together(op, pair[0], pair[1])?;
     }

@@ -4,6 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
+use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
@@ -21,6 +22,8 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
+        let this = self;
+        autocast_operands!("matmul", [this, other] => this.matmul(other));
         check_together("matmul", self, other)?;
         if self.dtype() != other.dtype() {
             return Err(ErrorKind::OperandDTypes { first: self.dtype(), second: other.dtype() }

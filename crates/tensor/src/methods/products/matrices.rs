@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::{Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
@@ -70,6 +71,8 @@ impl Tensor {
     /// [`Tensor::matmul`].
     #[track_caller]
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
+        let this = self;
+        autocast_operands!("mv", [this, vec] => this.mv(vec));
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
         self.matmul(vec).of("mv")
     }
@@ -80,6 +83,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if an operand is not a vector. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
+        let this = self;
+        autocast_operands!("dot", [this, other] => this.dot(other));
         check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
         self.matmul(other).of("dot")
     }
@@ -124,8 +129,10 @@ impl Tensor {
         mat2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let (this, options) = (self, options.into_options());
+        autocast_operands!("addmm", [this, mat1, mat2] => this.addmm(mat1, mat2, options));
         let product = mat1.mm(mat2).of("addmm")?;
-        self.add_product(product, options.into_options()).of("addmm")
+        self.add_product(product, options).of("addmm")
     }
 
     /// `beta * self + alpha * batch1 @ batch2` for batches of matrices (`torch.baddbmm`). Otherwise the same as
@@ -140,8 +147,10 @@ impl Tensor {
         batch2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let (this, options) = (self, options.into_options());
+        autocast_operands!("baddbmm", [this, batch1, batch2] => this.baddbmm(batch1, batch2, options));
         let product = batch1.bmm(batch2).of("baddbmm")?;
-        self.add_product(product, options.into_options()).of("baddbmm")
+        self.add_product(product, options).of("baddbmm")
     }
 
     /// `beta * self + alpha * mat @ vec` (`torch.addmv`). Otherwise the same as [`Tensor::addmm`].
@@ -155,8 +164,10 @@ impl Tensor {
         vec: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let (this, options) = (self, options.into_options());
+        autocast_operands!("addmv", [this, mat, vec] => this.addmv(mat, vec, options));
         let product = mat.mv(vec).of("addmv")?;
-        self.add_product(product, options.into_options()).of("addmv")
+        self.add_product(product, options).of("addmv")
     }
 
     /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
@@ -171,8 +182,10 @@ impl Tensor {
         mat2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let options = options.into_options();
+        autocast_operands!("addmm_", [mat1, mat2] => self.addmm_(mat1, mat2, options));
         let product = mat1.mm(mat2).of("addmm_")?;
-        self.add_product_(product, options.into_options()).of("addmm_")
+        self.add_product_(product, options).of("addmm_")
     }
 
     /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
@@ -186,8 +199,10 @@ impl Tensor {
         batch2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let options = options.into_options();
+        autocast_operands!("baddbmm_", [batch1, batch2] => self.baddbmm_(batch1, batch2, options));
         let product = batch1.bmm(batch2).of("baddbmm_")?;
-        self.add_product_(product, options.into_options()).of("baddbmm_")
+        self.add_product_(product, options).of("baddbmm_")
     }
 
     /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
@@ -201,8 +216,10 @@ impl Tensor {
         vec: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let options = options.into_options();
+        autocast_operands!("addmv_", [mat, vec] => self.addmv_(mat, vec, options));
         let product = mat.mv(vec).of("addmv_")?;
-        self.add_product_(product, options.into_options()).of("addmv_")
+        self.add_product_(product, options).of("addmv_")
     }
 
     #[track_caller]
@@ -260,6 +277,8 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor is not a matrix. Otherwise the same as [`Tensor::sum`].
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
+        let this = self;
+        autocast_operands!("trace", [this] => this.trace());
         check_dims("trace", &[(self, "the matrix", 2)])?;
         self.diagonal(())?.sum(()).of("trace")
     }

@@ -1,5 +1,6 @@
 //! The logarithm of a sum of exponentials.
 
+use crate::amp::autocast_operands;
 use crate::autograd::should_record;
 use crate::called::Called;
 use crate::{DType, IntoDims, Result, Tensor};
@@ -35,6 +36,8 @@ impl Tensor {
 
     #[track_caller]
     fn log_of_sum(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
+        let this = self;
+        autocast_operands!("logsumexp", [this] => this.log_of_sum(dims, keepdim));
         let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
         let x = self.to(dtype)?.widened()?;
         if x.numel() == 0 {

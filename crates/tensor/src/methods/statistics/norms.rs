@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
+use crate::amp::autocast_operands;
 use crate::autograd::should_record;
 use crate::called::Called;
 use crate::functional::options::{from_number, options};
@@ -93,6 +94,8 @@ impl Tensor {
 
     #[track_caller]
     fn norm_over(&self, op: &'static str, p: f64, dims: &[isize], keepdim: bool) -> Result<Self> {
+        let this = self;
+        autocast_operands!("norm", [this] => this.norm_over(op, p, dims, keepdim));
         if !self.dtype().is_float() {
             let location = Location::caller();
             return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(op).at(location));
@@ -146,6 +149,8 @@ impl Tensor {
     pub fn cdist(&self, other: &Tensor, p: impl IntoOptions<OrDefault<f64>>) -> Result<Self> {
         let p = p.into_options().or(2.0);
         let op = "cdist";
+        let this = self;
+        autocast_operands!(op, [this, other] => this.cdist(other, p));
         let (&[.., rows, width], &[.., others, other_width]) = (self.size(), other.size()) else {
             return Err(Error::shape(
                 op,

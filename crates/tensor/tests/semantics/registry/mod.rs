@@ -6,6 +6,7 @@
 //! its gradients, the agreement of devices and the agreement of backward passes are tested from its
 //! entry.
 
+mod autocast;
 mod completeness;
 mod devices;
 mod differences;

@@ -1,0 +1,154 @@
+//! Conversion of operands.
+//!
+//! An op calls [`casts`] first, which costs a read of the thread's modes outside regions. In a region, the op calls
+//! itself with the operands from [`cast_operands`]; regions are closed meanwhile, so the ops that it consists of keep
+//! their operands.
+//!
+//! A `float32` leaf that requires a gradient is mostly a parameter. Its converted value stays in its autograd state
+//! until its version changes, for this region and later ones. What is recorded for the gradient belongs to one region
+//! and thread: a region that uses a parameter twice adds both gradients in the low precision, as PyTorch does.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use smallvec::SmallVec;
+
+use super::policy::{Policy, policy};
+use crate::autograd::{AutocastModes, ModeGuard};
+use crate::exec::Exec;
+use crate::{DType, Error, Result, Tensor};
+
+thread_local! {
+    /// The converted leaves of this thread's region, by address and dtype.
+    static CASTS: RefCell<HashMap<(usize, DType), RegionCast>> = RefCell::default();
+}
+
+/// A converted leaf, recorded as an op on the leaf.
+struct RegionCast {
+    leaf: Tensor,
+    /// Value of the leaf's cast, which a later cast of another version does not share.
+    value: Tensor,
+    recorded: Tensor,
+}
+
+/// Drops what is recorded for the region of this thread.
+pub(crate) fn drop_casts() {
+    // Drop the tensors outside the borrow, because a gradient function may drop a program's values. The thread may be
+    // ending, and then the casts are gone.
+    let casts = CASTS.try_with(|casts| std::mem::take(&mut *casts.borrow_mut()));
+    drop(casts);
+}
+
+/// Returns whether this thread is in a region, so that ops have to call [`cast_operands`].
+#[inline]
+pub(crate) fn casts() -> bool {
+    AutocastModes::current().is_on()
+}
+
+/// Converted tensors, and the guard of a block without regions in which the op computes with them.
+type Cast<T> = (SmallVec<[T; 4]>, ModeGuard);
+
+/// Converts an op's operands by its policy. Returns the operands that changed, and a guard of a block without regions;
+/// `None` if the region keeps the operands of this op.
+#[cold]
+#[track_caller]
+pub(crate) fn cast_operands(
+    op: &'static str,
+    operands: &[Option<&Tensor>],
+) -> Result<Option<Cast<Option<Tensor>>>> {
+    let tensors = || operands.iter().copied().flatten();
+    let Some(main) = main_tensor(tensors()) else { return Ok(None) };
+    let mut modes = AutocastModes::current();
+    let Some(low) = *modes.of(main.device()) else { return Ok(None) };
+    let dtype = match policy(op, main.is_cuda()) {
+        Policy::Keep => return Ok(None),
+        Policy::KeepAll => return Ok(Some((SmallVec::from_elem(None, operands.len()), closed()))),
+        Policy::Refuse => {
+            let reason = "it is not safe in autocast; compute the logits' loss with \
+                          `binary_cross_entropy_with_logits`, or call it in a region with `enabled(false)`";
+            return Err(Error::invalid(op, reason));
+        }
+        Policy::Low => low,
+        Policy::F32 => DType::F32,
+        Policy::Widest => {
+            let eligible = tensors().filter(|tensor| is_eligible(tensor, main));
+            match eligible.map(Tensor::dtype).reduce(DType::promote) {
+                Some(widest) => widest,
+                None => return Ok(None),
+            }
+        }
+    };
+    let mut cast = SmallVec::new();
+    for operand in operands {
+        cast.push(match *operand {
+            Some(tensor) if is_eligible(tensor, main) && tensor.dtype() != dtype => {
+                Some(to(tensor, dtype, modes.cache)?)
+            }
+            _ => None,
+        });
+    }
+    Ok(Some((cast, closed())))
+}
+
+/// Converts the inputs of a custom function to a dtype. Returns them with a guard of a block without regions; `None`
+/// outside regions.
+#[track_caller]
+pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cast<Tensor>>> {
+    let mut modes = AutocastModes::current();
+    let Some(main) = main_tensor(inputs.iter().copied()) else { return Ok(None) };
+    if modes.of(main.device()).is_none() {
+        return Ok(None);
+    }
+    let mut cast = SmallVec::new();
+    for tensor in inputs {
+        let converts = is_eligible(tensor, main) && tensor.dtype() != dtype;
+        cast.push(if converts { to(tensor, dtype, modes.cache)? } else { (*tensor).clone() });
+    }
+    Ok(Some((cast, closed())))
+}
+
+/// Returns the tensor whose device decides the region: the first one on a GPU, or else the first one.
+fn main_tensor<'a>(tensors: impl Iterator<Item = &'a Tensor> + Clone) -> Option<&'a Tensor> {
+    tensors.clone().find(|tensor| tensor.is_cuda()).or_else(|| tensors.clone().next())
+}
+
+/// Returns whether a region converts a tensor: a float of at most 32 bits on the region's kind of device.
+fn is_eligible(tensor: &Tensor, main: &Tensor) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
+        && tensor.is_cuda() == main.is_cuda()
+}
+
+/// Opens a block without regions.
+fn closed() -> ModeGuard {
+    ModeGuard::autocast(AutocastModes::close)
+}
+
+/// Converts a tensor, or takes a leaf's conversion from the cache.
+#[track_caller]
+fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
+    let is_cached = cache
+        && tensor.dtype() == DType::F32
+        && tensor.is_leaf_parameter()
+        // A capture converts at each use, because a replay has to read the present values.
+        && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
+    if !is_cached {
+        return tensor.in_dtype(dtype);
+    }
+    let value = tensor.cached_cast(dtype)?;
+    if !crate::autograd::should_record(&[tensor]) {
+        return Ok(value);
+    }
+    let key = (std::sync::Arc::as_ptr(tensor.inner()).addr(), dtype);
+    let known = CASTS.with_borrow(|casts| {
+        let cast = casts.get(&key)?;
+        (cast.leaf.is_same(tensor) && cast.value.is_same(&value)).then(|| cast.recorded.clone())
+    });
+    if let Some(recorded) = known {
+        return Ok(recorded);
+    }
+    let recorded = tensor.recorded_copy("to_copy", value.detach())?;
+    let cast = RegionCast { leaf: tensor.clone(), value, recorded: recorded.clone() };
+    let former = CASTS.with_borrow_mut(|casts| casts.insert(key, cast));
+    drop(former);
+    Ok(recorded)
+}

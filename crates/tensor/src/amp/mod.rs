@@ -1,0 +1,162 @@
+//! Automatic mixed precision (`torch.amp`).
+//!
+//! In a region, ops convert their operands first: products to half the width, where tensor cores compute them, and ops
+//! that need range or exactness to `float32`. [`policy`] lists the ops by PyTorch's categories; all other ops run in
+//! the dtype of their operands. Parameters stay in `float32`, and so do their gradients.
+//!
+//! The regions of a thread are part of its [modes](crate::autograd::Modes), so the threads of a loader and of
+//! `DataParallel` have them, too. A backward pass is in no region: its ops run in the dtypes of the forward pass.
+
+mod cast;
+mod policy;
+
+use std::marker::PhantomData;
+
+/// Returns from an op with the result of `$call`, which calls the op again, if the thread's region converts the op's
+/// operands. In `$call`, the names of the operands stand for the converted ones. Optional operands follow a semicolon.
+macro_rules! autocast_operands {
+    ($op:expr, [$($name:ident),+ $(; $($optional:ident),+)?] => $call:expr) => {
+        if $crate::amp::casts()
+            && let Some((operands, _closed)) =
+                $crate::amp::cast_operands($op, &[$(Some($name)),+ $($(, $optional)+)?])?
+        {
+            let mut operands = operands.iter().map(Option::as_ref);
+            $(let $name = operands.next().flatten().unwrap_or($name);)+
+            $($(let $optional = operands.next().flatten().or($optional);)+)?
+            return $call;
+        }
+    };
+}
+
+pub(crate) use autocast_operands;
+pub(crate) use cast::{cast_inputs, cast_operands, casts, drop_casts};
+
+use crate::autograd::{AutocastModes, ModeGuard};
+use crate::called::Called;
+use crate::{DType, Device, Error, IntoDevice, IntoOptions, Result};
+
+crate::__options! {
+    /// Options of [`autocast`]: `()`, or a dtype, or this struct.
+    #[derive(Clone, Copy, Debug)]
+    AutocastOptions [] [] {
+        /// The dtype of products: `f16` or `bf16`. Default: `f16` on GPUs, `bf16` on the CPU.
+        dtype: Option<DType> = None, DType => Some;
+        /// Whether the region converts operands. A region with `false` within another one restores the dtypes of a
+        /// program without autocast. Default: true.
+        enabled: bool = true, bool;
+        /// Whether a parameter is converted only once, not at each use. It is converted again after a change.
+        /// Default: true.
+        cache_enabled: bool = true, bool;
+    }
+}
+
+impl From<DType> for AutocastOptions {
+    fn from(dtype: DType) -> Self {
+        Self::new().dtype(dtype)
+    }
+}
+
+/// Runs `f` in a region in which ops on a kind of device, `"cuda"` or `"cpu"`, choose their dtype
+/// (`torch.autocast`). Call [`Tensor::backward`](crate::Tensor::backward) outside the region. [`AutocastGuard`] opens
+/// the same region to the end of a block.
+///
+/// A parameter of `float32` is converted once, and again only after it was changed. While a graph is captured, it is
+/// converted at each use, so that replays convert its present values.
+///
+/// ```
+/// use warpline::{DType, amp, ones};
+///
+/// let weight = ones([3, 2], ())?.requires_grad_(true)?;
+/// let y = amp::autocast("cpu", (), || ones([4, 3], ())?.matmul(&weight))?;
+/// assert_eq!(y.dtype(), DType::BF16);
+/// y.to(DType::F32)?.sum(())?.backward()?;
+/// assert_eq!(weight.grad().unwrap().dtype(), DType::F32);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype is not `f16` or `bf16`. Errors of
+/// `f`.
+#[track_caller]
+pub fn autocast<R>(
+    device: impl IntoDevice,
+    options: impl IntoOptions<AutocastOptions>,
+    f: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    let _guard = AutocastGuard::new(device, options)?;
+    f()
+}
+
+/// A region of [`autocast`] that ends when the guard is dropped. Drop nested guards in reverse order of their
+/// creation.
+///
+/// ```
+/// use warpline::{amp::AutocastGuard, amp::is_autocast_enabled};
+///
+/// {
+///     let _guard = AutocastGuard::new("cuda", ())?;
+///     assert!(is_autocast_enabled("cuda")?);
+/// }
+/// assert!(!is_autocast_enabled("cuda")?);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "the region ends when the guard is dropped"]
+pub struct AutocastGuard {
+    _mode: ModeGuard,
+    /// The guard must be dropped by its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl AutocastGuard {
+    /// Opens a region. See [`autocast`].
+    ///
+    /// # Errors
+    /// The same as [`autocast`], without those of the function.
+    #[track_caller]
+    pub fn new(
+        device: impl IntoDevice,
+        options: impl IntoOptions<AutocastOptions>,
+    ) -> Result<Self> {
+        let (device, options) = (device.into_device().of("autocast")?, options.into_options());
+        let dtype = options.dtype.unwrap_or(default_dtype(device));
+        if !matches!(dtype, DType::F16 | DType::BF16) {
+            let reason = format!("autocast computes in f16 or bf16, but dtype is {dtype}");
+            return Err(Error::invalid("autocast", reason));
+        }
+        let mode = ModeGuard::autocast(|modes| {
+            *modes.of(device) = options.enabled.then_some(dtype);
+            modes.cache = options.cache_enabled;
+        });
+        Ok(Self { _mode: mode, thread: PhantomData })
+    }
+}
+
+fn default_dtype(device: Device) -> DType {
+    match device {
+        Device::Cpu => DType::BF16,
+        Device::Cuda(_) => DType::F16,
+    }
+}
+
+/// Returns whether this thread is in an enabled region for a kind of device (`torch.is_autocast_enabled`).
+///
+/// # Errors
+/// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
+#[track_caller]
+pub fn is_autocast_enabled(device: impl IntoDevice) -> Result<bool> {
+    let device = device.into_device().of("is_autocast_enabled")?;
+    Ok(AutocastModes::current().of(device).is_some())
+}
+
+/// Returns the dtype of products in this thread's region for a kind of device, or without a region the default one
+/// (`torch.get_autocast_dtype`).
+///
+/// # Errors
+/// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
+#[track_caller]
+pub fn get_autocast_dtype(device: impl IntoDevice) -> Result<DType> {
+    let device = device.into_device().of("get_autocast_dtype")?;
+    Ok(AutocastModes::current().of(device).unwrap_or(default_dtype(device)))
+}

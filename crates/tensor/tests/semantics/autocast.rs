@@ -1,0 +1,292 @@
+//! Regions of autocast: the cache of converted parameters, nesting, threads, captures and custom functions. The dtypes
+//! of each op are compared in `registry/autocast.rs`.
+
+use std::panic::catch_unwind;
+
+use warpline::amp::{AutocastGuard, AutocastOptions, autocast, is_autocast_enabled};
+use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
+use warpline::cuda::{self, Stream, memory_allocated};
+use warpline::functional::{binary_cross_entropy, linear};
+use warpline::{
+    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, full, ones, simulated,
+    with_runtime,
+};
+
+use crate::common::schedules;
+
+fn on_gpu(program: impl FnOnce() -> Result<()>) {
+    let runtime = simulated(1).unwrap();
+    with_runtime(&runtime, program).unwrap_or_else(|e| panic!("{e}"));
+}
+
+fn weight(sizes: [usize; 2], device: impl Into<warpline::TensorOptions>) -> Result<Tensor> {
+    ones(sizes, device)?.requires_grad_(true)
+}
+
+#[test]
+fn a_parameter_is_converted_once_until_it_changes() {
+    on_gpu(|| {
+        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
+        let product =
+            || Ok::<_, Error>(autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32))?.detach());
+        drop(product()?);
+        let bytes = memory_allocated(0)?;
+        let first = product()?;
+        assert_eq!(memory_allocated(0)? - bytes, 1024, "only the result is new");
+        drop(first);
+        no_grad(|| weight.add_(1).map(drop))?;
+        assert_eq!(product()?.to_vec::<f32>()?[0], 512.0);
+        assert_eq!(memory_allocated(0)?, bytes, "the new copy replaced the old one");
+        drop(weight);
+        assert!(
+            memory_allocated(0)? < bytes - 256 * 256 * 2 + 2048,
+            "the copy goes with the parameter"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn without_the_cache_nothing_is_kept() {
+    on_gpu(|| {
+        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
+        let bytes = memory_allocated(0)?;
+        let options = AutocastOptions::new().cache_enabled(false);
+        drop(autocast("cuda", options, || x.matmul(&weight))?);
+        assert_eq!(memory_allocated(0)?, bytes);
+        Ok(())
+    });
+}
+
+/// In a region, both products share one conversion, so their gradients are added in half the width: 2048 + 1 is 2048
+/// there. Two regions add in `float32`.
+#[test]
+fn a_region_records_a_conversion_once_and_the_next_region_again() -> Result<()> {
+    let weight = weight([1, 1], ())?;
+    let large = full([1, 1], 2048.0, ())?;
+    let both = |region: fn(&Tensor, &Tensor) -> Result<Tensor>| {
+        region(&large, &weight)?.backward()?;
+        let grad = weight.grad().expect("a gradient").item::<f32>();
+        weight.set_grad(None)?;
+        grad
+    };
+    let half = |x: &Tensor, w: &Tensor| {
+        let region = AutocastOptions::new().dtype(DType::F16);
+        autocast("cpu", region, || x.matmul(w)?.add(&ones([1, 1], ())?.matmul(w)?)?.sum(()))
+    };
+    assert_eq!(both(half)?, 2048.0);
+    let apart = |x: &Tensor, w: &Tensor| {
+        let product = |x: &Tensor| autocast("cpu", DType::F16, || x.matmul(w));
+        product(x)?.to(DType::F32)?.add(&product(&ones([1, 1], ())?)?)?.sum(())
+    };
+    assert_eq!(both(apart)?, 2049.0);
+    Ok(())
+}
+
+#[test]
+fn a_value_converted_without_gradients_does_not_hide_them_later() -> Result<()> {
+    let weight = weight([2, 2], ())?;
+    autocast("cpu", (), || {
+        no_grad(|| ones([1, 2], ())?.matmul(&weight).map(drop))?;
+        assert!(ones([1, 2], ())?.matmul(&weight)?.requires_grad());
+        Ok(())
+    })
+}
+
+#[test]
+fn regions_nest_and_end_with_a_panic() -> Result<()> {
+    let (a, b) = (ones([2, 2], ())?, ones([2, 2], ())?);
+    let outer = AutocastGuard::new("cpu", ())?;
+    assert_eq!(a.matmul(&b)?.dtype(), DType::BF16);
+    let inner = || autocast("cpu", AutocastOptions::new().enabled(false), || a.matmul(&b));
+    assert_eq!(inner()?.dtype(), DType::F32);
+    assert_eq!(autocast("cpu", DType::F16, || a.matmul(&b))?.dtype(), DType::F16);
+    let panicked =
+        catch_unwind(|| autocast("cpu", DType::F16, || -> Result<()> { panic!("stop") }));
+    assert!(panicked.is_err());
+    assert_eq!(a.matmul(&b)?.dtype(), DType::BF16);
+    drop(outer);
+    assert_eq!(a.matmul(&b)?.dtype(), DType::F32);
+    Ok(())
+}
+
+#[test]
+fn a_region_leaves_other_devices_wide_floats_integers_and_in_place_ops() {
+    on_gpu(|| {
+        let _region = AutocastGuard::new("cuda", ())?;
+        assert_eq!(ones([2, 2], ())?.matmul(&ones([2, 2], ())?)?.dtype(), DType::F32);
+        let wide = ones([2, 2], (DType::F64, Device::cuda(0)))?;
+        assert_eq!(wide.matmul(&wide)?.dtype(), DType::F64);
+        let half = ones([2], (DType::F16, Device::cuda(0)))?;
+        assert_eq!(half.exp()?.dtype(), DType::F32);
+        assert_eq!(half.exp_()?.dtype(), DType::F16);
+        assert_eq!(ones([2], (DType::I64, Device::cuda(0)))?.square()?.dtype(), DType::I64);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_backward_pass_within_a_region_computes_as_outside() -> Result<()> {
+    let gradient = |inside: bool| {
+        let weight = full([2, 2], 1.0 / 3.0, ())?.requires_grad_(true)?;
+        let x = full([2, 2], 1.0 / 7.0, DType::F64)?;
+        let loss = |w: &Tensor| w.to(DType::F64)?.matmul(&x)?.to(DType::F32)?.exp()?.sum(());
+        if inside {
+            autocast("cpu", (), || loss(&weight)?.backward())?;
+        } else {
+            loss(&weight)?.backward()?;
+        }
+        weight.grad().expect("a gradient").to_vec::<f32>()
+    };
+    assert_eq!(gradient(true)?, gradient(false)?);
+    Ok(())
+}
+
+#[test]
+fn a_captured_conversion_reads_the_parameter_at_each_replay() {
+    on_gpu(|| {
+        let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
+        let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
+        assert_eq!(product()?.to_vec::<f32>()?, [2.0; 2], "which fills the cache");
+        let (graph, out) = cuda::graph(product)?;
+        no_grad(|| weight.fill_(3).map(drop))?;
+        graph.replay()?;
+        assert_eq!(out.to_vec::<f32>()?, [6.0; 2]);
+        assert_eq!(product()?.to_vec::<f32>()?, [6.0; 2]);
+        Ok(())
+    });
+}
+
+/// A replay writes to parameters, too.
+#[test]
+fn a_parameter_that_a_replay_changes_is_converted_again() {
+    on_gpu(|| {
+        let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
+        let (graph, ()) = cuda::graph(|| no_grad(|| weight.add_(1).map(drop)))?;
+        for step in 1..4 {
+            let product = autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32))?;
+            assert_eq!(product.to_vec::<f32>()?, [2.0 * f32::from(step as u8); 2]);
+            graph.replay()?;
+        }
+        Ok(())
+    });
+}
+
+/// Without a policy that orders streams, a stream reads only what it converted itself. The simulator reports a race.
+#[test]
+fn a_stream_does_not_read_what_another_one_converted() {
+    schedules(1, SyncPolicy::Manual, |world| {
+        for device in 0..world.devices {
+            let (weight, x) = (weight([2, 2], device)?, ones([1, 2], device)?);
+            cuda::synchronize(device)?;
+            let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
+            let first = product()?;
+            let side = Stream::new(device)?;
+            let second = cuda::with_stream(&side, product)?;
+            cuda::synchronize(device)?;
+            assert_eq!(first.to_vec::<f32>()?, second.to_vec::<f32>()?);
+            let races = cuda::take_races();
+            assert!(races.is_empty(), "{races:#?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn threads_get_regions_only_with_the_modes() -> Result<()> {
+    let _region = AutocastGuard::new("cpu", ())?;
+    let modes = Modes::current();
+    let there = std::thread::spawn(move || {
+        let before = is_autocast_enabled("cpu")?;
+        let weight = weight([2, 2], ())?;
+        let dtype = modes.within(|| ones([1, 2], ())?.matmul(&weight).map(|t| t.dtype()))?;
+        Ok::<_, Error>((before, dtype))
+    });
+    assert_eq!(there.join().expect("no panic")?, (false, DType::BF16));
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_recomputes_in_the_region_of_the_forward_pass() -> Result<()> {
+    let x = full([2, 2], 0.3, ())?.requires_grad_(true)?;
+    let f = |x: &[Tensor]| Ok(vec![x[0].matmul(&x[0])?.to(DType::F32)?.exp()?]);
+    let region = || autocast("cpu", (), || checkpoint(f, &[&x])?[0].sum(()));
+    region()?.backward()?;
+    let recomputed = x.grad().expect("a gradient").to_vec::<f32>()?;
+    x.set_grad(None)?;
+    autocast("cpu", (), || f(std::slice::from_ref(&x))?[0].sum(()))?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").to_vec::<f32>()?, recomputed);
+    Ok(())
+}
+
+/// Multiplies by a matrix, and reports the dtypes of its passes.
+struct Product<const CAST: bool>;
+
+impl<const CAST: bool> Function for Product<CAST> {
+    const NAME: &'static str = "product";
+    const CAST_INPUTS: Option<DType> = if CAST { Some(DType::F32) } else { None };
+
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        save.tensor(inputs[0]);
+        Ok(vec![inputs[0].matmul(inputs[0])?])
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let (grad, x) = (grads[0].as_ref().expect("a gradient"), context.saved(0)?);
+        let product = grad.to(DType::F32)?.matmul(&x.to(DType::F32)?)?;
+        let expected = if CAST { DType::F32 } else { DType::BF16 };
+        assert_eq!(product.dtype(), expected, "of the region of the forward pass");
+        Ok([Some(product)].into_iter().collect())
+    }
+}
+
+#[test]
+fn a_custom_functions_backward_has_the_region_of_its_forward() -> Result<()> {
+    let x = ones([2, 2], ())?.requires_grad_(true)?;
+    let y = autocast("cpu", (), || Product::<false>.apply(&[&x]))?.remove(0);
+    assert_eq!(y.dtype(), DType::BF16);
+    y.to(DType::F32)?.sum(())?.backward()?;
+    Ok(())
+}
+
+#[test]
+fn a_custom_function_with_cast_inputs_computes_outside_the_region() -> Result<()> {
+    let x = ones([2, 2], DType::BF16)?.requires_grad_(true)?;
+    let y = autocast("cpu", (), || Product::<true>.apply(&[&x]))?.remove(0);
+    assert_eq!(y.dtype(), DType::F32);
+    y.sum(())?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").dtype(), DType::BF16);
+    assert_eq!(Product::<true>.apply(&[&x])?[0].dtype(), DType::BF16, "outside regions");
+    Ok(())
+}
+
+#[test]
+fn a_linear_layer_in_half_the_width_gets_single_gradients() {
+    on_gpu(|| {
+        let (weight, bias) = (weight([3, 2], "cuda")?, ones([3], "cuda")?.requires_grad_(true)?);
+        let x = ones([4, 2], "cuda")?;
+        let y = autocast("cuda", DType::BF16, || linear(&x, &weight, &bias))?;
+        assert_eq!(y.dtype(), DType::BF16);
+        y.to(DType::F32)?.sum(())?.backward()?;
+        for parameter in [&weight, &bias] {
+            let grad = parameter.grad().expect("a gradient");
+            assert_eq!((grad.dtype(), grad.to_vec::<f32>()?[0]), (DType::F32, 4.0));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn bad_regions_are_refused() {
+    let refused = autocast("cpu", DType::F64, || Ok(())).unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::InvalidArgument { .. }), "{refused}");
+    assert!(refused.to_string().contains("f16 or bf16"), "{refused}");
+    let device = AutocastGuard::new("tpu", ()).unwrap_err();
+    assert!(matches!(device.kind(), ErrorKind::InvalidDeviceString { .. }), "{device}");
+    on_gpu(|| {
+        let half = full([2], 0.5, "cuda")?;
+        let refused = autocast("cuda", (), || binary_cross_entropy(&half, &half, ())).unwrap_err();
+        assert!(refused.to_string().contains("binary_cross_entropy_with_logits"), "{refused}");
+        Ok(())
+    });
+}
