@@ -7,17 +7,20 @@
 //!
 //! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
 //! checkpoint at or after its operation, and records one after all work so far if there is none. A
-//! wait that comes late, when later operations follow the awaited one, shows that the next such
-//! wait needs a checkpoint right after its operation. From then on each operation gets one, until
-//! [`CHECKPOINTED_OPS`] operations pass without another late wait.
+//! wait is late if later work follows its operation. A late wait that finds no checkpoint right
+//! after its operation shows that the next one may need it. So the next [`MIN_CHECKPOINTED`]
+//! operations get a checkpoint each. If a late wait still finds none, because late waits are
+//! further apart, this number doubles, up to [`MAX_CHECKPOINTED`]. A late wait that finds its
+//! checkpoint extends the run of checkpoints. So one late wait makes a few records, and a stream
+//! that another waits for once per training step soon has a checkpoint for each such wait.
 //!
 //! A stream also records a checkpoint before it waits for other work, which may depend on another
 //! process and never complete. So a late wait covers later work of its stream, but not the work
 //! that the stream waits for later.
 //!
-//! Limits: a stream's first late wait covers the stream's work up to its next wait. A stream keeps
-//! its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest
-//! checkpoint, and so covers more work than needed, never less.
+//! Limits: a late wait that finds no checkpoint covers the stream's work up to its next wait. A
+//! stream keeps its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the
+//! oldest checkpoint, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,9 +37,12 @@ use crate::event_pool::PooledEvent;
 /// uses the oldest, and so covers more work than needed, never less.
 const MAX_CHECKPOINTS: usize = 64;
 
-/// Number of operations after a late wait that get a checkpoint each. Larger than a training step,
-/// so that a stream that is waited for once per step keeps its checkpoints.
-const CHECKPOINTED_OPS: u64 = 1 << 16;
+/// Number of operations that get a checkpoint each after a late wait that found none.
+const MIN_CHECKPOINTED: u64 = 64;
+
+/// Largest number of operations that get a checkpoint each after a late wait. Larger than a
+/// training step, so that a stream that is waited for once per step keeps its checkpoints.
+const MAX_CHECKPOINTED: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
@@ -87,6 +93,8 @@ pub(crate) struct Checkpoints {
     recorded: VecDeque<Checkpoint>,
     /// Operations up to this number get a checkpoint each.
     wanted_until: OpNumber,
+    /// Number of operations that get a checkpoint each after a late wait. 0 until the first one.
+    wanted: u64,
     /// The last operation that is not a wait.
     pub(crate) last_work: OpNumber,
 }
@@ -117,9 +125,21 @@ impl Checkpoints {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        if op < last {
-            self.wanted_until = last + CHECKPOINTED_OPS;
+        // A checkpoint after an operation older than this would be gone.
+        let oldest = last.saturating_sub(MAX_CHECKPOINTS as u64);
+        if op >= self.last_work || op <= oldest {
+            return;
         }
+        if !self.are_wanted_at(op) {
+            if self.at_or_after(op).is_some_and(|checkpoint| checkpoint.op == op) {
+                return;
+            }
+            // A stream without late waits for long begins again.
+            let far = last > self.wanted_until + MAX_CHECKPOINTED;
+            let doubled = if far { 0 } else { 2 * self.wanted };
+            self.wanted = doubled.clamp(MIN_CHECKPOINTED, MAX_CHECKPOINTED);
+        }
+        self.wanted_until = last + self.wanted;
     }
 
     /// Records a checkpoint after `op`, the last enqueued operation.

@@ -178,8 +178,8 @@ fn replays(output: &Output) -> Result<()> {
         if streams != "one stream" {
             let used = zeros([1], 0)?;
             if streams == "late waits" {
-                // The other stream waits for the first of two operations, so each later operation of
-                // this stream is followed by an event.
+                // The other stream waits for the first of two operations, so the next operations of
+                // this stream are followed by an event each.
                 zeros([1], 0)?;
             }
             cuda::with_stream(&Stream::new(0)?, || used.add_(1.0).map(drop))?;
