@@ -19,8 +19,9 @@
 //! that the stream waits for later.
 //!
 //! Limits: a late wait that finds no checkpoint covers the stream's work up to its next wait. A
-//! stream keeps its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the
-//! oldest checkpoint, and so covers more work than needed, never less.
+//! stream keeps the latest [`MAX_AUTOMATIC`] checkpoints that follow single operations, and the latest
+//! [`MAX_REQUESTED`] others. A wait for an older operation uses the oldest later checkpoint, and so
+//! covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,9 +34,15 @@ use crate::clock::Clock;
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 
-/// Maximum number of checkpoints per stream. A wait for an operation older than all checkpoints
-/// uses the oldest, and so covers more work than needed, never less.
-const MAX_CHECKPOINTS: usize = 64;
+/// Maximum number of kept checkpoints that were recorded after each operation.
+const MAX_AUTOMATIC: usize = 64;
+
+/// Maximum number of kept checkpoints that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
+/// so that a late wait does not cover a wait that takes long, even if many waits follow.
+const MAX_REQUESTED: usize = 1024;
+
+/// Number of requested checkpoints from which on complete ones are dropped.
+const MAX_COMPLETE: usize = 64;
 
 /// Number of operations that get a checkpoint each after a late wait that found none.
 const MIN_CHECKPOINTED: u64 = 64;
@@ -89,8 +96,10 @@ impl StreamProgress {
 /// Events recorded right after some of a stream's operations.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The latest checkpoints, oldest first.
-    recorded: VecDeque<Checkpoint>,
+    /// The latest checkpoints recorded after each operation, oldest first.
+    automatic: VecDeque<Checkpoint>,
+    /// The latest checkpoints recorded for a wait or an [`OpEvent`](crate::OpEvent), oldest first.
+    requested: VecDeque<Checkpoint>,
     /// Operations up to this number get a checkpoint each.
     wanted_until: OpNumber,
     /// Number of operations that get a checkpoint each after a late wait. 0 until the first one.
@@ -110,11 +119,17 @@ pub(crate) struct Checkpoint {
 impl Checkpoints {
     /// Returns the earliest checkpoint at or after operation `op`.
     pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
-        self.recorded.get(self.recorded.partition_point(|checkpoint| checkpoint.op < op))
+        let first = |list: &VecDeque<Checkpoint>| {
+            list.partition_point(|checkpoint: &Checkpoint| checkpoint.op < op)
+        };
+        let automatic = self.automatic.get(first(&self.automatic));
+        let requested = self.requested.get(first(&self.requested));
+        automatic.into_iter().chain(requested).min_by_key(|checkpoint| checkpoint.op)
     }
 
+    /// Returns the latest requested checkpoint.
     pub(crate) fn latest(&self) -> Option<&Checkpoint> {
-        self.recorded.back()
+        self.requested.back()
     }
 
     /// Returns whether operation `op` needs a checkpoint right after it, for late waits.
@@ -126,7 +141,7 @@ impl Checkpoints {
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
         // A checkpoint after an operation older than this would be gone.
-        let oldest = last.saturating_sub(MAX_CHECKPOINTS as u64);
+        let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
         if op >= self.last_work || op <= oldest {
             return;
         }
@@ -142,25 +157,59 @@ impl Checkpoints {
         self.wanted_until = last + self.wanted;
     }
 
-    /// Records a checkpoint after `op`, the last enqueued operation.
+    /// Records a checkpoint after `op`, the last enqueued operation, for a wait.
     #[track_caller]
     pub(crate) fn record(
+        &mut self,
+        core: &Arc<DeviceCore>,
+        stream: &owned::Stream,
+        (op, progress): (OpNumber, &StreamProgress),
+        before: &Clock,
+    ) -> Result<(), DriverError> {
+        let list = &mut self.requested;
+        let mut reused = None;
+        while list.len() >= MAX_REQUESTED
+            || list.len() >= MAX_COMPLETE && progress.is_known_done(list[0].op)
+        {
+            reused = list.pop_front();
+        }
+        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        Ok(())
+    }
+
+    /// Records a checkpoint after `op`, the last enqueued operation, for waits that may come.
+    #[track_caller]
+    pub(crate) fn record_automatic(
         &mut self,
         core: &Arc<DeviceCore>,
         stream: &owned::Stream,
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        let oldest =
-            if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
-        let event = match oldest {
+        let list = &mut self.automatic;
+        let reused = if list.len() < MAX_AUTOMATIC { None } else { list.pop_front() };
+        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        Ok(())
+    }
+}
+
+impl Checkpoint {
+    /// Records a checkpoint after `op`, with the event of a former checkpoint if nothing else uses it.
+    #[track_caller]
+    fn record(
+        core: &Arc<DeviceCore>,
+        stream: &owned::Stream,
+        op: OpNumber,
+        before: &Clock,
+        reused: Option<Self>,
+    ) -> Result<Self, DriverError> {
+        let event = match reused {
             // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
             // postpones completion, so a query of an `OpEvent` might never return `true`.
-            Some(oldest) if Arc::strong_count(&oldest.event) == 1 => oldest.event,
+            Some(reused) if Arc::strong_count(&reused.event) == 1 => reused.event,
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };
         event.record(stream)?;
-        self.recorded.push_back(Checkpoint { op, before: before.clone(), event });
-        Ok(())
+        Ok(Self { op, before: before.clone(), event })
     }
 }

@@ -110,6 +110,35 @@ fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
     assert!(!blocked.ran() && !later.ran());
 }
 
+/// A wait for early work uses the event that was recorded before the first of many waits, and the
+/// number of events is bounded.
+#[test]
+fn many_later_waits_of_the_awaited_stream_do_not_widen_a_late_wait() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    let clock = RunClock::default();
+    let wait_once = || {
+        let (blocked, last) = clock.mark(&stalled);
+        from.wait_for(&stalled, last).unwrap();
+        (blocked, clock.mark(&from).0)
+    };
+    let (used, op) = clock.mark(&from);
+    let first = wait_once();
+    let others: Vec<_> = (0..500).map(|_| wait_once()).collect();
+    to.wait_for(&from, op).unwrap();
+    let consumer = clock.mark(&to).0;
+    driver.run_alone(from.raw().handle());
+    driver.run_alone(to.raw().handle());
+    assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
+    assert!(!first.0.ran() && others.iter().all(|(_, later)| !later.ran()));
+    (0..2000).for_each(|_| drop(wait_once()));
+    let events = driver.calls("event_create");
+    assert!(events <= 2 * 1024 + 10, "{events} events");
+    (0..1000).for_each(|_| drop(wait_once()));
+    assert_eq!(driver.calls("event_create"), events);
+}
+
 #[test]
 fn a_wait_that_already_holds_costs_nothing() {
     let (driver, devices) = counted(2, 0);
@@ -232,7 +261,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let clock = RunClock::default();
         let (old, op) = clock.mark(&from);
         marks_with_late_waits(500, &clock, &from, &other);
-        assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
+        assert!(driver.calls("event_create") <= 70, "checkpoints are bounded");
         to.wait_for(&from, op).unwrap();
         let after = clock.mark(&to).0;
         to.synchronize().unwrap();
