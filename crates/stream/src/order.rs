@@ -7,17 +7,21 @@
 //!
 //! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
 //! checkpoint at or after its operation, and records one after all work so far if there is none. A
-//! wait that comes late, when later operations follow the awaited one, shows that the next such
-//! wait needs a checkpoint right after its operation. From then on each operation gets one, until
-//! [`CHECKPOINTED_OPS`] operations pass without another late wait.
+//! wait is late if later work follows its operation. A late wait that finds no checkpoint right
+//! after its operation shows that the next one may need it. So the next [`MIN_CHECKPOINTED`]
+//! operations get a checkpoint each. If a late wait still finds none, because late waits are
+//! further apart, this number doubles, up to [`MAX_CHECKPOINTED`]. A late wait that finds its
+//! checkpoint extends the run of checkpoints. So one late wait makes a few records, and a stream
+//! that another waits for once per training step soon has a checkpoint for each such wait.
 //!
 //! A stream also records a checkpoint before it waits for other work, which may depend on another
 //! process and never complete. So a late wait covers later work of its stream, but not the work
 //! that the stream waits for later.
 //!
-//! Limits: a stream's first late wait covers the stream's work up to its next wait. A stream keeps
-//! its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest
-//! checkpoint, and so covers more work than needed, never less.
+//! Limits: a late wait that finds no checkpoint covers the stream's work up to its next wait. A
+//! stream keeps the latest [`MAX_AUTOMATIC`] checkpoints that follow single operations, and the latest
+//! [`MAX_REQUESTED`] others. A wait for an older operation uses the oldest later checkpoint, and so
+//! covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,13 +34,22 @@ use crate::clock::Clock;
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 
-/// Maximum number of checkpoints per stream. A wait for an operation older than all checkpoints
-/// uses the oldest, and so covers more work than needed, never less.
-const MAX_CHECKPOINTS: usize = 64;
+/// Maximum number of kept checkpoints that were recorded after each operation.
+const MAX_AUTOMATIC: usize = 64;
 
-/// Number of operations after a late wait that get a checkpoint each. Larger than a training step,
-/// so that a stream that is waited for once per step keeps its checkpoints.
-const CHECKPOINTED_OPS: u64 = 1 << 16;
+/// Maximum number of kept checkpoints that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
+/// so that a late wait does not cover a wait that takes long, even if many waits follow.
+const MAX_REQUESTED: usize = 1024;
+
+/// Number of requested checkpoints from which on complete ones are dropped.
+const MAX_COMPLETE: usize = 64;
+
+/// Number of operations that get a checkpoint each after a late wait that found none.
+const MIN_CHECKPOINTED: u64 = 64;
+
+/// Largest number of operations that get a checkpoint each after a late wait. Larger than a
+/// training step, so that a stream that is waited for once per step keeps its checkpoints.
+const MAX_CHECKPOINTED: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
@@ -83,10 +96,14 @@ impl StreamProgress {
 /// Events recorded right after some of a stream's operations.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The latest checkpoints, oldest first.
-    recorded: VecDeque<Checkpoint>,
+    /// The latest checkpoints recorded after each operation, oldest first.
+    automatic: VecDeque<Checkpoint>,
+    /// The latest checkpoints recorded for a wait or an [`OpEvent`](crate::OpEvent), oldest first.
+    requested: VecDeque<Checkpoint>,
     /// Operations up to this number get a checkpoint each.
     wanted_until: OpNumber,
+    /// Number of operations that get a checkpoint each after a late wait. 0 until the first one.
+    wanted: u64,
     /// The last operation that is not a wait.
     pub(crate) last_work: OpNumber,
 }
@@ -102,11 +119,17 @@ pub(crate) struct Checkpoint {
 impl Checkpoints {
     /// Returns the earliest checkpoint at or after operation `op`.
     pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
-        self.recorded.get(self.recorded.partition_point(|checkpoint| checkpoint.op < op))
+        let first = |list: &VecDeque<Checkpoint>| {
+            list.partition_point(|checkpoint: &Checkpoint| checkpoint.op < op)
+        };
+        let automatic = self.automatic.get(first(&self.automatic));
+        let requested = self.requested.get(first(&self.requested));
+        automatic.into_iter().chain(requested).min_by_key(|checkpoint| checkpoint.op)
     }
 
+    /// Returns the latest requested checkpoint.
     pub(crate) fn latest(&self) -> Option<&Checkpoint> {
-        self.recorded.back()
+        self.requested.back()
     }
 
     /// Returns whether operation `op` needs a checkpoint right after it, for late waits.
@@ -117,30 +140,76 @@ impl Checkpoints {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        if op < last {
-            self.wanted_until = last + CHECKPOINTED_OPS;
+        // A checkpoint after an operation older than this would be gone.
+        let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
+        if op >= self.last_work || op <= oldest {
+            return;
         }
+        if !self.are_wanted_at(op) {
+            if self.at_or_after(op).is_some_and(|checkpoint| checkpoint.op == op) {
+                return;
+            }
+            // A stream without late waits for long begins again.
+            let far = last > self.wanted_until + MAX_CHECKPOINTED;
+            let doubled = if far { 0 } else { 2 * self.wanted };
+            self.wanted = doubled.clamp(MIN_CHECKPOINTED, MAX_CHECKPOINTED);
+        }
+        self.wanted_until = last + self.wanted;
     }
 
-    /// Records a checkpoint after `op`, the last enqueued operation.
+    /// Records a checkpoint after `op`, the last enqueued operation, for a wait.
     #[track_caller]
     pub(crate) fn record(
+        &mut self,
+        core: &Arc<DeviceCore>,
+        stream: &owned::Stream,
+        (op, progress): (OpNumber, &StreamProgress),
+        before: &Clock,
+    ) -> Result<(), DriverError> {
+        let list = &mut self.requested;
+        let mut reused = None;
+        while list.len() >= MAX_REQUESTED
+            || list.len() >= MAX_COMPLETE && progress.is_known_done(list[0].op)
+        {
+            reused = list.pop_front();
+        }
+        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        Ok(())
+    }
+
+    /// Records a checkpoint after `op`, the last enqueued operation, for waits that may come.
+    #[track_caller]
+    pub(crate) fn record_automatic(
         &mut self,
         core: &Arc<DeviceCore>,
         stream: &owned::Stream,
         op: OpNumber,
         before: &Clock,
     ) -> Result<(), DriverError> {
-        let oldest =
-            if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
-        let event = match oldest {
+        let list = &mut self.automatic;
+        let reused = if list.len() < MAX_AUTOMATIC { None } else { list.pop_front() };
+        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        Ok(())
+    }
+}
+
+impl Checkpoint {
+    /// Records a checkpoint after `op`, with the event of a former checkpoint if nothing else uses it.
+    #[track_caller]
+    fn record(
+        core: &Arc<DeviceCore>,
+        stream: &owned::Stream,
+        op: OpNumber,
+        before: &Clock,
+        reused: Option<Self>,
+    ) -> Result<Self, DriverError> {
+        let event = match reused {
             // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
             // postpones completion, so a query of an `OpEvent` might never return `true`.
-            Some(oldest) if Arc::strong_count(&oldest.event) == 1 => oldest.event,
+            Some(reused) if Arc::strong_count(&reused.event) == 1 => reused.event,
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };
         event.record(stream)?;
-        self.recorded.push_back(Checkpoint { op, before: before.clone(), event });
-        Ok(())
+        Ok(Self { op, before: before.clone(), event })
     }
 }

@@ -101,7 +101,7 @@ impl StreamInner {
         let SubmitState { checkpoints, clock } = state;
         let op = checkpoints.last_work;
         if !self.progress.is_known_done(op) && checkpoints.at_or_after(op).is_none() {
-            let _ = checkpoints.record(&self.core, &self.raw, op, clock);
+            let _ = checkpoints.record(&self.core, &self.raw, (op, &self.progress), clock);
         }
     }
 
@@ -133,7 +133,7 @@ impl StreamInner {
             if self.capture.captured().is_some() {
                 return Err(ErrorKind::Capturing.of("wait_for"));
             }
-            checkpoints.record(&self.core, &self.raw, last, clock)?;
+            checkpoints.record(&self.core, &self.raw, (last, &self.progress), clock)?;
         }
         match checkpoints.at_or_after(op).cloned() {
             Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
@@ -165,7 +165,8 @@ impl StreamInner {
     #[track_caller]
     fn record_checkpoint(&self, state: &mut SubmitState) -> Result<()> {
         let SubmitState { checkpoints, clock } = state;
-        checkpoints.record(&self.core, &self.raw, self.progress.last(), clock)?;
+        let op = (self.progress.last(), &*self.progress);
+        checkpoints.record(&self.core, &self.raw, op, clock)?;
         Ok(())
     }
 
@@ -408,7 +409,7 @@ impl Stream {
             if checkpoints.are_wanted_at(op) || inner.capture.twin_in().is_some() {
                 // The operation is enqueued already, so a failure here is ignored. The next wait for
                 // the operation finds no checkpoint, tries to record one, and returns the error.
-                let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
+                let _ = checkpoints.record_automatic(&inner.core, &inner.raw, op, clock);
             }
             Ok((result, op))
         })

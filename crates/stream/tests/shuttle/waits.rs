@@ -1,5 +1,7 @@
 //! Waits of streams for each other.
 
+use std::sync::{Arc, Mutex};
+
 use crate::{RunLog, check, fake_devices, streams, task, together};
 
 #[test]
@@ -110,5 +112,56 @@ fn a_pooled_event_has_one_user_at_a_time() {
         }));
         devices.get(0).unwrap().synchronize().unwrap();
         [10, 12, 20, 22].iter().for_each(|tag| ran.assert_order(*tag, tag + 1));
+    });
+}
+
+/// Two streams wait for operations of a third one: late, while its thread submits more work and makes
+/// the stream itself wait.
+#[test]
+fn a_late_wait_covers_its_operation_and_all_that_it_claims() {
+    check(|| {
+        let devices = fake_devices(1);
+        let [producer, awaited, first, second] = streams(&devices);
+        let ran = RunLog::default();
+        let before = [1, 2].map(|tag| ran.work(&producer, tag));
+        // A late wait, so that an event follows each later operation.
+        second.wait_for(&producer, before[0]).unwrap();
+        let ops = Arc::new(Mutex::new(before.to_vec()));
+        let submits = {
+            let (ran, producer, ops) = (ran.clone(), producer.clone(), Arc::clone(&ops));
+            move || {
+                for turn in 0..4 {
+                    let tag = producer.last_op() + 1;
+                    let op = ran.work(&producer, tag);
+                    assert_eq!(op, tag, "no other thread submits work to the stream");
+                    ops.lock().unwrap().push(op);
+                    if turn == 1 {
+                        let op = ran.work(&awaited, 50);
+                        producer.wait_for(&awaited, op).unwrap();
+                    }
+                }
+            }
+        };
+        let claims = Arc::new(Mutex::new(Vec::new()));
+        let waits = [(100, first), (200, second)].map(|(tag, consumer)| {
+            let (ran, producer) = (ran.clone(), producer.clone());
+            let (ops, claims) = (Arc::clone(&ops), Arc::clone(&claims));
+            task(move || {
+                for tag in [tag, tag + 1] {
+                    let known = ops.lock().unwrap().clone();
+                    let op = known[known.len() - 1];
+                    shuttle::thread::yield_now();
+                    consumer.wait_for(&producer, op).unwrap();
+                    let claimed = |op: &u64| consumer.is_ordered_after(&producer, *op).unwrap();
+                    let claimed: Vec<_> = known.into_iter().filter(claimed).collect();
+                    assert!(claimed.contains(&op));
+                    ran.work(&consumer, tag);
+                    claims.lock().unwrap().extend(claimed.into_iter().map(|op| (op, tag)));
+                }
+            })
+        });
+        together(waits.into_iter().chain([task(submits)]));
+        devices.get(0).unwrap().synchronize().unwrap();
+        claims.lock().unwrap().iter().for_each(|(op, tag)| ran.assert_order(*op, *tag));
     });
 }

@@ -1,8 +1,8 @@
 //! Tests of the driver calls for ordering, and of the work that a wait covers.
 
-use warpline_stream::{Error, ErrorKind, Event};
+use warpline_stream::{Error, ErrorKind, Event, Stream};
 
-use crate::support::{RunClock, TOKEN, counted, schedules, wait_late, work};
+use crate::support::{RunClock, RunMark, TOKEN, counted, schedules, wait_late, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -48,14 +48,47 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
     // A wait for the last operation records its event, and one after the waiting stream's last work.
     assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 2);
     assert_eq!(records(&|| enqueue(10)), 0);
-    // A wait that comes late covers all work so far. Each later operation gets an event.
+    // A wait that comes late covers all work so far. The next operations get an event each.
     assert_eq!(records(&|| other.wait_for(&stream, last + 1).unwrap()), 1);
     assert!(other.is_ordered_after(&stream, last + 10).unwrap());
     assert_eq!(records(&|| enqueue(20)), 20);
     assert_eq!(records(&|| other.wait_for(&stream, last + 15).unwrap()), 0);
     assert!(!other.is_ordered_after(&stream, last + 16).unwrap());
     // Without further late waits, the events end.
-    assert_eq!(records(&|| enqueue(70_000)), 65_536);
+    assert_eq!(records(&|| enqueue(1000)), 64);
+}
+
+/// Another stream waits once per step of a thousand operations for the 990th of them, after all.
+#[test]
+fn a_stream_soon_records_the_events_of_late_waits_that_keep_coming() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [from, to] = [(); 2].map(|()| device.exclusive_stream(0).unwrap());
+    // The records that the operations of a step make, and whether the wait covers no later ones.
+    let step = || {
+        let before = driver.calls("event_record");
+        let ops: Vec<_> = (0..1000).map(|_| work(&from, || ())).collect();
+        let records = driver.calls("event_record") - before;
+        to.wait_for(&from, ops[989]).unwrap();
+        (records, !to.is_ordered_after(&from, ops[990]).unwrap())
+    };
+    let steps: Vec<_> = (0..20).map(|_| step()).collect();
+    let growing = [0, 64, 128, 256, 512, 1000].map(|records| (records, records == 1000));
+    assert_eq!(steps[..6], growing);
+    assert!(steps[6..].iter().all(|step| *step == (1000, true)), "{steps:?}");
+    // Late waits that are far apart make few records each.
+    for _ in 0..3 {
+        (0..200_000).for_each(|_| _ = work(&from, || ()));
+        step();
+        assert_eq!(step().0, 64);
+    }
+    // An event right after an operation this old would be gone, so the wait leads to none.
+    let old = from.last_op() + 10;
+    (0..200_000).for_each(|_| _ = work(&from, || ()));
+    to.wait_for(&from, old).unwrap();
+    let before = driver.calls("event_record");
+    (0..100).for_each(|_| _ = work(&from, || ()));
+    assert_eq!(driver.calls("event_record"), before);
 }
 
 /// The work that a stream waits for may depend on another process and never complete.
@@ -75,6 +108,35 @@ fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
     driver.run_alone(to.raw().handle());
     assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
     assert!(!blocked.ran() && !later.ran());
+}
+
+/// A wait for early work uses the event that was recorded before the first of many waits, and the
+/// number of events is bounded.
+#[test]
+fn many_later_waits_of_the_awaited_stream_do_not_widen_a_late_wait() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    let clock = RunClock::default();
+    let wait_once = || {
+        let (blocked, last) = clock.mark(&stalled);
+        from.wait_for(&stalled, last).unwrap();
+        (blocked, clock.mark(&from).0)
+    };
+    let (used, op) = clock.mark(&from);
+    let first = wait_once();
+    let others: Vec<_> = (0..500).map(|_| wait_once()).collect();
+    to.wait_for(&from, op).unwrap();
+    let consumer = clock.mark(&to).0;
+    driver.run_alone(from.raw().handle());
+    driver.run_alone(to.raw().handle());
+    assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
+    assert!(!first.0.ran() && others.iter().all(|(_, later)| !later.ran()));
+    (0..2000).for_each(|_| drop(wait_once()));
+    let events = driver.calls("event_create");
+    assert!(events <= 2 * 1024 + 10, "{events} events");
+    (0..1000).for_each(|_| drop(wait_once()));
+    assert_eq!(driver.calls("event_create"), events);
 }
 
 #[test]
@@ -169,17 +231,37 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     assert!(later.iter().all(|m| !m.ran()), "the streams overlap");
 }
 
+/// Enqueues operations on `from`, for some of which `other` waits late, so that each of them has a
+/// checkpoint.
+fn marks_with_late_waits(
+    count: usize,
+    clock: &RunClock,
+    from: &Stream,
+    other: &Stream,
+) -> Vec<RunMark> {
+    let mut previous = from.last_op();
+    let mark = |i| {
+        let (mark, op) = clock.mark(from);
+        if i % 32 == 31 {
+            other.wait_for(from, previous).unwrap();
+        }
+        previous = op;
+        mark
+    };
+    (0..count).map(mark).collect()
+}
+
 #[test]
 fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
     for seed in 0..schedules() {
         let (driver, devices) = counted(1, seed);
         let device = devices.get(0).unwrap();
-        let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+        let [from, to, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
         wait_late(&to, &from);
         let clock = RunClock::default();
         let (old, op) = clock.mark(&from);
-        (0..500).for_each(|_| drop(clock.mark(&from)));
-        assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
+        marks_with_late_waits(500, &clock, &from, &other);
+        assert!(driver.calls("event_create") <= 70, "checkpoints are bounded");
         to.wait_for(&from, op).unwrap();
         let after = clock.mark(&to).0;
         to.synchronize().unwrap();
@@ -191,7 +273,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
 fn the_event_of_an_operation_is_its_checkpoint() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
-    let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    let [from, to, other, late] = [(); 4].map(|()| device.exclusive_stream(0).unwrap());
     wait_late(&to, &from);
     let clock = RunClock::default();
     let (early, op) = clock.mark(&from);
@@ -200,7 +282,7 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
     // Submit more operations than there are checkpoints. If the event were reused, it would
     // complete with the last of them.
-    let late: Vec<_> = (0..200).map(|_| clock.mark(&from).0).collect();
+    let late = marks_with_late_waits(200, &clock, &from, &late);
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());
     assert!(early.ran() && late.iter().all(|late| !late.ran()));

@@ -92,8 +92,8 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
     op
 }
 
-/// Makes `to` wait for an operation of `from` that a later one follows, so that each operation of
-/// `from` from now on has a checkpoint.
+/// Makes `to` wait for an operation of `from` that a later one follows, so that the next operations
+/// of `from` have a checkpoint each.
 pub(crate) fn wait_late(to: &Stream, from: &Stream) {
     let early = work(from, || ());
     work(from, || ());
