@@ -208,8 +208,8 @@ fn text(args: &Args, batch: usize) -> Vec<i64> {
     let count = args.batch * (args.length + 1);
     let token = |place: usize| {
         let number = (batch * count + place) as u64;
-        let mixed = (number.wrapping_mul(2_654_435_761) & 0xffff_ffff) ^ (number & 0xff) << 20;
-        (mixed * args.vocabulary as u64 >> 32) as i64
+        let mixed = (number.wrapping_mul(2_654_435_761) & 0xffff_ffff) ^ ((number & 0xff) << 20);
+        ((mixed * args.vocabulary as u64) >> 32) as i64
     };
     (0..count).map(token).collect()
 }
