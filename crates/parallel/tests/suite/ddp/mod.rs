@@ -8,4 +8,5 @@ mod iterations;
 mod join;
 pub(crate) mod model;
 mod overlap;
+mod streams;
 mod unused;
