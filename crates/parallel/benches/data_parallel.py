@@ -11,6 +11,7 @@ parser.add_argument("--batches", default="1024,8192,32768")
 parser.add_argument("--width", type=int, default=4096)
 parser.add_argument("--runs", type=int, default=9)
 parser.add_argument("--pinned", action="store_true")
+parser.add_argument("--train", action="store_true")
 args = parser.parse_args()
 found = torch.cuda.device_count()
 
@@ -38,19 +39,31 @@ def measure(f):
 print(f"{found} GPU(s): {torch.cuda.get_device_name(0)}, torch {torch.__version__}")
 layers = [layer for _ in range(8) for layer in (nn.Linear(args.width, args.width), nn.ReLU())]
 net = nn.Sequential(*layers).cuda().bfloat16()
-with torch.no_grad():
-    for batch in map(int, args.batches.split(",")):
-        x = torch.randn(batch, args.width, device="cuda:0", dtype=torch.bfloat16)
-        if args.pinned:
-            x = x.cpu().pin_memory()
-        one, host = measure(lambda: net(x.to("cuda:0", non_blocking=True)))
-        print(f"batch {batch:6}  1 GPU : {one:9.1f} us (host {host:7.1f} us)", flush=True)
-        for count in (2, 4, 8):
-            if count > found:
-                continue
-            parallel = nn.DataParallel(net, device_ids=list(range(count)))
-            every, host = measure(lambda: parallel(x))
-            print(
-                f"batch {batch:6}  {count} GPUs: {every:9.1f} us (host {host:7.1f} us)  x{one / every:.2f}",
-                flush=True,
-            )
+optimizer = torch.optim.SGD(net.parameters(), lr=0.0, fused=True)
+
+
+def step(net, x):
+    if not args.train:
+        with torch.no_grad():
+            net(x)
+        return
+    optimizer.zero_grad(set_to_none=True)
+    net(x).square().mean().backward()
+    optimizer.step()
+
+
+for batch in map(int, args.batches.split(",")):
+    x = torch.randn(batch, args.width, device="cuda:0", dtype=torch.bfloat16)
+    if args.pinned:
+        x = x.cpu().pin_memory()
+    one, host = measure(lambda: step(net, x.to("cuda:0", non_blocking=True)))
+    print(f"batch {batch:6}  1 GPU : {one:9.1f} us (host {host:7.1f} us)", flush=True)
+    for count in (2, 4, 8):
+        if count > found:
+            continue
+        parallel = nn.DataParallel(net, device_ids=list(range(count)))
+        every, host = measure(lambda: step(parallel, x))
+        print(
+            f"batch {batch:6}  {count} GPUs: {every:9.1f} us (host {host:7.1f} us)  x{one / every:.2f}",
+            flush=True,
+        )

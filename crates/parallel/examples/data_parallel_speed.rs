@@ -1,5 +1,5 @@
-//! Measures the forward pass of eight `Linear` with `ReLU` on one GPU and on several GPUs. `benches/data_parallel.py`
-//! measures PyTorch with the same shapes.
+//! Measures the forward pass of eight `Linear` with `ReLU` on one GPU and on several GPUs; with `--train`, a whole
+//! training step. `benches/data_parallel.py` measures PyTorch with the same shapes and options.
 //!
 //! ```sh
 //! cargo run --release -p warpline-parallel --example data_parallel_speed
@@ -10,8 +10,9 @@
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use warpline::{DType, Device, cuda, randn};
-use warpline_nn::{Linear, ReLU, Sequential};
+use warpline::{DType, Device, Tensor, cuda, randn};
+use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
+use warpline_nn::{Linear, Module, ReLU, Sequential};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 #[derive(Debug, Parser)]
@@ -31,6 +32,9 @@ struct Args {
     /// Put the input in page-locked memory instead of on the first GPU.
     #[arg(long)]
     pinned: bool,
+    /// Time training steps: forward pass, mean of the squares as the loss, backward pass, and a step of SGD.
+    #[arg(long)]
+    train: bool,
 }
 
 fn synchronize() -> anyhow::Result<()> {
@@ -41,7 +45,7 @@ fn synchronize() -> anyhow::Result<()> {
 }
 
 /// Returns the median times until all work is done, and until the host is free again.
-fn time(runs: usize, f: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<[Duration; 2]> {
+fn time(runs: usize, mut f: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<[Duration; 2]> {
     f()?;
     f()?;
     let mut times = [Vec::new(), Vec::new()];
@@ -57,6 +61,17 @@ fn time(runs: usize, f: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<[Dura
         times.sort();
         times[times.len() / 2]
     }))
+}
+
+/// Runs a forward pass, and with an optimizer the rest of a training step.
+fn step(
+    forward: impl FnOnce() -> warpline::Result<Tensor>,
+    optimizer: Option<&mut SGD>,
+) -> anyhow::Result<()> {
+    let Some(optimizer) = optimizer else { return Ok(forward().map(drop)?) };
+    optimizer.zero_grad()?;
+    forward()?.square()?.mean(())?.backward()?;
+    Ok(optimizer.step()?)
 }
 
 fn main() -> anyhow::Result<()> {
@@ -76,9 +91,12 @@ fn main() -> anyhow::Result<()> {
     for batch in args.batches {
         let x = randn([batch, args.width], options)?;
         let input = if args.pinned { x.cpu()?.pin_memory()? } else { x };
+        // A rate of zero keeps the parameters, so that no run diverges.
+        let sgd = || SGD::new(net.parameters(), SGDOptions::new().lr(0.0));
+        let mut optimizer = args.train.then(sgd).transpose()?;
         let [one, host] = time(args.runs, || {
-            drop(net.forward(&input.to_non_blocking(Device::cuda(0))?)?);
-            Ok(())
+            let forward = || net.forward(&input.to_non_blocking(Device::cuda(0))?);
+            step(forward, optimizer.as_mut())
         })?;
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         println!("batch {batch:6}  1 GPU : {:9.1} us (host {:7.1} us)", us(one), us(host));
@@ -86,10 +104,8 @@ fn main() -> anyhow::Result<()> {
             let ids: Vec<usize> = (0..count).collect();
             let options = DataParallelOptions::new().device_ids(&ids);
             let parallel = DataParallel::new(net.clone(), options)?;
-            let [all, host] = time(args.runs, || {
-                drop(parallel.forward(input.clone())?);
-                Ok(())
-            })?;
+            let forward = || parallel.forward(input.clone());
+            let [all, host] = time(args.runs, || step(forward, optimizer.as_mut()))?;
             println!(
                 "batch {batch:6}  {count} GPUs: {:9.1} us (host {:7.1} us)  x{:.2}",
                 us(all),

@@ -1,25 +1,22 @@
-//! Trains a small convolutional network to recognize handwritten digits, on two or more ranks. Each rank has its own part
-//! of each epoch.
+//! Trains the network of `train_digits` (in `warpline-nn`) on two or more ranks. Each rank has its own part of each epoch.
 //!
 //! On CPUs: `cargo build --release -p warpline-parallel --example train_digits_ddp --bin warpline-run`, then
 //! `target/release/warpline-run --nproc 2 target/release/examples/train_digits_ddp`. On simulated GPUs, add `--driver sim`
 //! after `warpline-run`, and `--backend nccl` at the end; on real GPUs only the latter.
 
-use std::path::PathBuf;
+#[path = "../../nn/examples/data/digits.rs"]
+mod digits;
 
 use clap::{Parser, ValueEnum};
-use warpline::autograd::no_grad;
 use warpline::data::{DataLoader, DistributedSampler, TensorDataset};
 use warpline::functional::cross_entropy;
-use warpline::{DType, Device, Result, Tensor, tensor};
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
-use warpline_nn::{
-    Apply, BatchNorm2d, Conv2d, ConvOptions, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential,
-    load_file,
-};
+use warpline_nn::{Apply, Module};
 use warpline_parallel::distributed::{
     Backend, DistributedDataParallel, InitOptions, init_process_group,
 };
+
+use digits::{accuracy, digits, network};
 
 #[derive(Debug, Parser)]
 struct Args {
@@ -40,44 +37,6 @@ enum BackendName {
     Nccl,
 }
 
-/// Returns images, `[n, 1, 8, 8]`, and their digits, `[n]`: the training set, and the test set, which is every fifth
-/// image.
-fn digits() -> anyhow::Result<[(Tensor, Tensor); 2]> {
-    // Prefer the folder at run time, because the checkout may have moved since the build.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR");
-    let package = package.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    let file = load_file(package.join("../nn/examples/data/digits.safetensors"), "cpu")?;
-    let (Some(images), Some(labels)) = (file.get("images"), file.get("labels")) else {
-        anyhow::bail!("the file has no images and labels");
-    };
-    let images = images.to(DType::F32)?.div(16.0)?.unsqueeze(1)?;
-    let labels = labels.to(DType::I64)?;
-    let (held_out, learned): (Vec<i64>, Vec<i64>) =
-        (0..labels.numel() as i64).partition(|i| i % 5 == 0);
-    let select = |index: Vec<i64>| -> Result<(Tensor, Tensor)> {
-        let index = tensor(index, ())?;
-        Ok((images.index_select(0, &index)?, labels.index_select(0, &index)?))
-    };
-    Ok([select(learned)?, select(held_out)?])
-}
-
-fn network(device: Device) -> Result<Sequential> {
-    let same = || ConvOptions::new().padding(1);
-    let mut net = Sequential::new()
-        .with(Conv2d::new(1, 16, 3, same())?)
-        .with(BatchNorm2d::new(16, ())?)
-        .with(ReLU)
-        .with(MaxPool2d::new(2, ()))
-        .with(Conv2d::new(16, 32, 3, same())?)
-        .with(BatchNorm2d::new(32, ())?)
-        .with(ReLU)
-        .with(MaxPool2d::new(2, ()))
-        .with(Flatten::new(()))
-        .with(Linear::new(32 * 2 * 2, 10, ())?);
-    net.to(device)?;
-    Ok(net)
-}
-
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let backend = match args.backend {
@@ -86,7 +45,7 @@ fn main() -> anyhow::Result<()> {
     };
     let group = init_process_group(InitOptions::from_env(backend)?)?;
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());
-    let [learned, (images, labels)] = digits()?;
+    let (learned, held_out) = digits()?;
 
     let mut net = DistributedDataParallel::new(network(device)?, group.clone(), ())?; // the line that PyTorch adds, too
     let mut optimizer = AdamW::new(net.parameters(), AdamWOptions::new().lr(args.lr))?;
@@ -111,15 +70,11 @@ fn main() -> anyhow::Result<()> {
             println!("rank {rank} of {ranks}, epoch {epoch}: loss {:.4}", loss.item::<f32>()?);
         }
     }
-    net.eval();
-    let right = no_grad(|| {
-        let read = images.to(device)?.apply(net.module())?.argmax(1)?;
-        read.eq(&labels.to(device)?)?.to(DType::F32)?.mean(())?.item::<f32>()
-    })?;
+    let right = accuracy(net.module_mut(), &held_out, device)?;
     println!(
         "rank {rank}: {:.1} % of {} held-out images are read rightly",
         100.0 * right,
-        labels.numel()
+        held_out.1.numel()
     );
     group.barrier()?;
     anyhow::ensure!(right > 0.8, "the network has not learned to read");

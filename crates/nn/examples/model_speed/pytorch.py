@@ -168,15 +168,16 @@ def decoding(width=2048, heads=32, key_heads=8, hidden=8192, layers=16, vocabula
     median("llama 1.2B bf16, a graph, 1000 in a row", 1000, 1, graph.replay)
 
 
-if "mlp".startswith(ONLY) or ONLY.startswith("mlp"):
-    small()
-NARROW, GPT2 = (256, 4, 4, 1024, 1024), (768, 12, 12, 50304, 1024)
-for row in [
-    ("gpt 4 layers bf16 8x128", torch.bfloat16, 8, 128, NARROW, 9),
-    ("gpt2 124M bf16 8x1024", torch.bfloat16, 8, 1024, GPT2, 5),
-    ("gpt2 124M f32 8x1024", torch.float32, 8, 1024, GPT2, 5),
-]:
-    if row[0].startswith(ONLY):
-        gpt(*row)
-if "llama".startswith(ONLY) or ONLY.startswith("llama"):
-    decoding()
+if __name__ == "__main__":
+    if "mlp".startswith(ONLY) or ONLY.startswith("mlp"):
+        small()
+    NARROW, GPT2 = (256, 4, 4, 1024, 1024), (768, 12, 12, 50304, 1024)
+    for row in [
+        ("gpt 4 layers bf16 8x128", torch.bfloat16, 8, 128, NARROW, 9),
+        ("gpt2 124M bf16 8x1024", torch.bfloat16, 8, 1024, GPT2, 5),
+        ("gpt2 124M f32 8x1024", torch.float32, 8, 1024, GPT2, 5),
+    ]:
+        if row[0].startswith(ONLY):
+            gpt(*row)
+    if "llama".startswith(ONLY) or ONLY.startswith("llama"):
+        decoding()

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use warpline::{Device, cuda, get_rng_state, set_rng_state, tensor};
+use warpline::{Device, Tensor, cuda, get_rng_state, set_rng_state, tensor};
 use warpline_nn::optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
-use warpline_nn::{Module, StateDict, load_file, save_file};
+use warpline_nn::{Forward, Module, StateDict, load_file, save_file};
 
 use super::train::Training;
 
 /// Writes the complete state of the training to one file.
-pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
+pub(crate) fn save<M: Module>(training: &Training<M>, path: &Path) -> anyhow::Result<()> {
     let mut all = training.model.state_dict().with_prefix("model");
     all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer"));
     all.extend(training.scheduler.state_dict().to_tensors()?.with_prefix("scheduler"));
@@ -25,7 +25,10 @@ pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
 
 /// Restores the state from a file. `training` must have the sizes and settings of the saved run, on a device of the
 /// same kind.
-pub(crate) fn resume(training: &mut Training, path: &Path) -> anyhow::Result<()> {
+pub(crate) fn resume<M: Module + Forward<Tensor, Output = Tensor>>(
+    training: &mut Training<M>,
+    path: &Path,
+) -> anyhow::Result<()> {
     let all = load_file(path, Device::Cpu)?;
     training.model.load_state_dict(&all.under_prefix("model"), true)?;
     let optimizer = OptimizerState::from_tensors(&all.under_prefix("optimizer"))?;
@@ -41,7 +44,7 @@ pub(crate) fn resume(training: &mut Training, path: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-fn named(all: &StateDict, name: &str) -> anyhow::Result<warpline::Tensor> {
+fn named(all: &StateDict, name: &str) -> anyhow::Result<Tensor> {
     let missing = || anyhow::anyhow!("the file has no {name}, so it is none of this training");
     all.get(name).cloned().ok_or_else(missing)
 }

@@ -20,7 +20,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpline::{Device, Tensor};
 
-use model::Sizes;
+use model::{Gpt, Sizes};
 use text::{Characters, Pieces};
 use train::{Settings, Training};
 
@@ -106,7 +106,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
     let settings =
         Settings { batch_size: args.batch_size, steps: args.steps, lr: args.lr, seed: args.seed };
     let pieces = Pieces::new(characters.encode(&text), sizes.context)?;
-    let mut training = Training::new(pieces, &sizes, &settings, device)?;
+    let mut training = Training::new(pieces, || Gpt::new(&sizes, device), &settings, device)?;
     if let Some(path) = &args.resume {
         checkpoint::resume(&mut training, path)?;
     }

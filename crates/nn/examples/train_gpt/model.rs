@@ -2,7 +2,7 @@
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
 use warpline::{DType, Device, Result, Tensor, arange};
-use warpline_nn::{Dropout, Embedding, LayerNorm, Linear, Module, Training, init};
+use warpline_nn::{Dropout, Embedding, Forward, LayerNorm, Linear, Module, Training, init};
 
 /// Sizes of the model.
 #[derive(Clone, Copy, Debug)]
@@ -133,11 +133,15 @@ impl Gpt {
         gpt.to(device)?;
         Ok(gpt)
     }
+}
 
-    /// Returns the logits of the token after each of `tokens`: `[batch, time]` to `[batch, time, vocabulary]`.
-    pub(crate) fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+/// Returns the logits of the token after each of the tokens: `[batch, time]` to `[batch, time, vocabulary]`.
+impl Forward<Tensor> for Gpt {
+    type Output = Tensor;
+
+    fn forward(&self, tokens: Tensor) -> Result<Tensor> {
         let places = arange(tokens.size()[1] as i64, (DType::I64, tokens.device()))?;
-        let x = self.wte.forward(tokens)?.add(&self.wpe.forward(&places)?)?;
+        let x = self.wte.forward(&tokens)?.add(&self.wpe.forward(&places)?)?;
         let mut x = self.drop.forward(&x)?;
         for block in &self.h {
             x = block.forward(&x)?;

@@ -2,7 +2,7 @@
 
 use warpline::autograd::no_grad;
 use warpline::{Result, tensor};
-use warpline_nn::Module;
+use warpline_nn::{Forward, Module};
 
 use super::model::Gpt;
 use super::train::Training;
@@ -35,7 +35,7 @@ fn next_token(
     temperature: f64,
     device: warpline::Device,
 ) -> Result<i64> {
-    let logits = model.forward(&tensor(seen, device)?.unsqueeze(0)?)?.select(1, -1)?;
+    let logits = model.forward(tensor(seen, device)?.unsqueeze(0)?)?.select(1, -1)?;
     let likely = logits.div(temperature)?.softmax(-1)?;
     // Draws in the same way as `torch.multinomial`.
     let waiting = likely.empty_like(())?;

@@ -3,12 +3,12 @@
 use warpline::data::{Batches, DataLoader};
 use warpline::functional::cross_entropy;
 use warpline::{Device, Generator, Result, Tensor};
-use warpline_nn::Module;
 use warpline_nn::optim::{
     AdamW, AdamWOptions, CosineAnnealingLR, Optimizer, Scheduler, clip_grad_norm_,
 };
+use warpline_nn::{Forward, Module};
 
-use super::model::{Gpt, Sizes};
+use super::model::Gpt;
 use super::text::Pieces;
 
 /// Settings of a training run.
@@ -21,10 +21,10 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
 }
 
-/// A training run with its complete state.
+/// A training run with its complete state. The model maps tokens to logits.
 #[derive(Debug)]
-pub(crate) struct Training {
-    pub(crate) model: Gpt,
+pub(crate) struct Training<M = Gpt> {
+    pub(crate) model: M,
     pub(crate) optimizer: AdamW,
     pub(crate) scheduler: CosineAnnealingLR,
     pub(crate) device: Device,
@@ -39,15 +39,16 @@ pub(crate) struct Training {
     pub(crate) taken: usize,
 }
 
-impl Training {
+impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
+    /// Starts a run. `model` makes the model, after the generators are seeded.
     pub(crate) fn new(
         pieces: Pieces,
-        sizes: &Sizes,
+        model: impl FnOnce() -> Result<M>,
         settings: &Settings,
         device: Device,
     ) -> Result<Self> {
         warpline::manual_seed(settings.seed);
-        let model = Gpt::new(sizes, device)?;
+        let model = model()?;
         let options = AdamWOptions::new().lr(settings.lr).betas((0.9, 0.95));
         let mut optimizer = AdamW::new(model.parameters(), options)?;
         let scheduler =
@@ -100,7 +101,7 @@ impl Training {
     pub(crate) fn step(&mut self) -> Result<Tensor> {
         let (inputs, targets) = self.next_batch()?;
         self.optimizer.zero_grad()?;
-        let logits = self.model.forward(&inputs)?.flatten((0, 1))?;
+        let logits = self.model.forward(inputs)?.flatten((0, 1))?;
         let loss = cross_entropy(&logits, &targets.flatten((0, 1))?, ())?;
         loss.backward()?;
         clip_grad_norm_(&self.model.parameters(), 1.0, ())?;

@@ -13,7 +13,7 @@ mod train;
 use warpline::{Device, Result, manual_seed, with_runtime};
 use warpline_nn::Module;
 
-use model::Sizes;
+use model::{Gpt, Sizes};
 use text::{Characters, Pieces};
 use train::{Settings, Training};
 
@@ -26,7 +26,8 @@ fn training(device: Device) -> Result<Training> {
     let vocabulary = characters.len();
     let sizes = Sizes { vocabulary, context, width: 8, layers: 2, heads: 2, dropout: 0.2 };
     let settings = Settings { batch_size: 5, steps: 8, lr: 1e-2, seed: 5 };
-    Training::new(Pieces::new(characters.encode(TEXT), context)?, &sizes, &settings, device)
+    let pieces = Pieces::new(characters.encode(TEXT), context)?;
+    Training::new(pieces, || Gpt::new(&sizes, device), &settings, device)
 }
 
 /// Runs `steps` steps. Returns the bits of their losses.

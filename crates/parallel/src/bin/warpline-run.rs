@@ -9,7 +9,7 @@ use warpline_parallel::distributed::launch::Launcher;
 
 /// Starts a program as several ranks on this host. Each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 /// and a new WARPLINE_SECRET in its environment. Each line of output is printed after `[rank]: `. If a rank fails, the
-/// other ranks are killed and the exit code is that of the failed rank.
+/// other ranks are killed, and with --max-restarts, all ranks are started again. The exit code is that of the failed rank.
 #[derive(Parser)]
 #[command(name = "warpline-run", version)]
 struct Args {
@@ -19,6 +19,10 @@ struct Args {
     /// Driver of the ranks: `cuda`, or `sim` with options.
     #[arg(long)]
     driver: Option<String>,
+    /// How often all ranks are started again after a rank has failed. The program continues from its own checkpoint;
+    /// TORCHELASTIC_RESTART_COUNT is the number of restarts so far.
+    #[arg(long, default_value_t = 0)]
+    max_restarts: usize,
     /// Program to run.
     program: PathBuf,
     /// Arguments of the program.
@@ -28,7 +32,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mut launch = Launcher::new(args.program, args.nproc);
+    let mut launch = Launcher::new(args.program, args.nproc).max_restarts(args.max_restarts);
     for arg in args.args {
         launch = launch.arg(arg);
     }

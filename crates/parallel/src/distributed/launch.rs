@@ -45,6 +45,9 @@ pub struct Launcher {
     variables: Vec<(OsString, OsString)>,
     ranks: usize,
     keep_going: bool,
+    max_restarts: usize,
+    /// Number of restarts before this one.
+    restarts: usize,
     on_line: OnLine,
 }
 
@@ -62,6 +65,8 @@ impl Launcher {
             variables: Vec::new(),
             ranks,
             keep_going: false,
+            max_restarts: 0,
+            restarts: 0,
             on_line: Arc::new(print_line),
         }
     }
@@ -95,6 +100,15 @@ impl Launcher {
         self
     }
 
+    /// Sets how often [`Launcher::run`] starts all ranks again after a rank has failed (`torchrun --max-restarts`).
+    /// Default: 0. The program continues from its own checkpoint; `TORCHELASTIC_RESTART_COUNT` in its environment is the
+    /// number of restarts so far, as under `torchrun`.
+    #[must_use]
+    pub fn max_restarts(mut self, max_restarts: usize) -> Self {
+        self.max_restarts = max_restarts;
+        self
+    }
+
     /// Sets the callback for each line of output. Default: prints the line after `[rank]: `.
     #[must_use]
     pub fn on_line(mut self, on_line: OnLine) -> Self {
@@ -102,15 +116,29 @@ impl Launcher {
         self
     }
 
-    /// Starts all ranks and waits until they have ended.
+    /// Starts all ranks and waits until they have ended. After a failure, starts them again, with a new store, up to
+    /// [`Launcher::max_restarts`] times. Returns the outcome of the last start.
     ///
     /// # Errors
     /// The same as [`Launcher::spawn`] and [`Ranks::wait`].
-    pub fn run(self) -> io::Result<Outcome> {
-        self.spawn()?.wait()
+    pub fn run(mut self) -> io::Result<Outcome> {
+        loop {
+            let outcome = self.clone().spawn()?.wait()?;
+            let Some(rank) = outcome.first_failed.filter(|_| self.restarts < self.max_restarts)
+            else {
+                return Ok(outcome);
+            };
+            self.restarts += 1;
+            let (status, max) = (outcome.statuses[rank], self.max_restarts);
+            let line = format!(
+                "this rank failed: {status}; all ranks start again ({}/{max})",
+                self.restarts
+            );
+            (self.on_line)(rank, OutputStream::Stderr, &line);
+        }
     }
 
-    /// Starts all ranks.
+    /// Starts all ranks once.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if the number of ranks is 0; the system's error if the program or a thread
@@ -146,6 +174,7 @@ impl Launcher {
             command.env("MASTER_ADDR", "127.0.0.1");
             command.env("MASTER_PORT", ranks._store.port().to_string());
             command.env("WARPLINE_LAUNCHER_STORE", "1");
+            command.env("TORCHELASTIC_RESTART_COUNT", self.restarts.to_string());
             // Other users can read the arguments of a process, but not its environment.
             command.env("WARPLINE_SECRET", secret.to_text().unwrap_or_default());
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));

@@ -227,3 +227,35 @@ fn each_spawned_rank_has_generators_of_its_own() {
     assert_eq!(values[0], warpline::rand([4], ()).unwrap().to_vec::<f32>().unwrap());
     assert_ne!(values[0], values[1]);
 }
+
+/// The last call is a broadcast, which the root ends without the other ranks. The root hosts the store, and ends it at
+/// once.
+#[test]
+fn the_host_of_the_store_waits_for_the_last_call_of_the_other_ranks() {
+    for round in 0..12 {
+        let host = TcpStore::host("127.0.0.1:0", ()).unwrap();
+        let (port, runtime) = (host.port(), warpline::simulated(0).unwrap());
+        let rank = |store: TcpStore, rank: usize| {
+            let mut options = InitOptions::new(Arc::new(store), rank, 3);
+            (options.backend, options.timeout) = (Backend::Cpu, LONG);
+            options.store_host = Some(0);
+            with_runtime(&runtime, || {
+                let group = init_process_group(options)?;
+                let x = full([5], if rank == 0 { 7.0 } else { 0.0 }, ())?;
+                std::thread::sleep(Duration::from_millis(20 * rank as u64 * (round % 4)));
+                group.broadcast(&x, 0, false)?;
+                x.to_vec::<f32>()
+            })
+        };
+        let connect = || TcpStore::connect(("127.0.0.1", port), LONG).unwrap();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let others = [1, 2].map(|number| scope.spawn(move || rank(connect(), number)));
+            assert_eq!(rank(host, 0).unwrap(), [7.0; 5]);
+            for other in others {
+                assert_eq!(other.join().unwrap().unwrap(), [7.0; 5], "round {round}");
+            }
+        });
+        assert!(begun.elapsed() < Duration::from_secs(9), "the host waited for its whole limit");
+    }
+}

@@ -48,6 +48,21 @@ fn a_rank_that_a_signal_ends_counts_as_in_a_shell() {
 }
 
 #[test]
+fn failed_ranks_are_started_again_up_to_a_limit() {
+    let script = r#"echo "start $TORCHELASTIC_RESTART_COUNT"
+        if [ "$RANK" = 1 ] && [ "$TORCHELASTIC_RESTART_COUNT" -lt 2 ]; then exit 7; fi
+        if [ "$TORCHELASTIC_RESTART_COUNT" -lt 2 ]; then exec sleep 100; fi"#;
+    for (restarts, expected) in [("0", 7), ("1", 7), ("2", 0), ("5", 0)] {
+        let args = ["-n", "2", "--max-restarts", restarts, "sh", "-c", script];
+        let (code, out, err) = warpline_run(&args);
+        assert_eq!(code, Some(expected), "{restarts}: {out}{err}");
+        let started = (0..3).filter(|count| out.contains(&format!("[1]: start {count}"))).count();
+        assert_eq!(started, 1 + restarts.parse::<usize>().unwrap().min(2), "{out}");
+        assert_eq!(err.matches("all ranks start again").count(), started - 1, "{err}");
+    }
+}
+
+#[test]
 fn a_program_that_is_not_there_is_named() {
     let (code, _, err) = warpline_run(&["-n", "2", "/no/such/program"]);
     assert_eq!(code, Some(1));

@@ -9,6 +9,7 @@ use warpline_parallel::distributed::{
     Backend, GroupError, InitOptions, ProcessGroup, ReduceOp, ReduceOptions, init_process_group,
 };
 
+use crate::ddp::killed;
 use crate::ddp::model::{small_buckets, train, train_alone};
 use crate::group_support::{LONG, gpu_spec, number};
 
@@ -24,6 +25,15 @@ fn program_of_a_rank() {
     let Ok(part) = std::env::var(PART) else { return };
     if part == "cpu" {
         return trains_on_cpus().unwrap();
+    }
+    if part == "restarted" {
+        return killed::restarted_program().unwrap();
+    }
+    if let Some(point) = part.strip_prefix("killed cpu ") {
+        return killed::killed_program(Backend::Cpu, point);
+    }
+    if let Some(point) = part.strip_prefix("killed nccl ") {
+        return killed::killed_program(Backend::Nccl, point);
     }
     let mut options = InitOptions::from_env(LONG).unwrap();
     if part == "ddp" {
@@ -112,10 +122,8 @@ fn survives(group: ProcessGroup, victim: usize) {
     println!("rank {rank} has survived");
 }
 
-/// Runs a part as processes. Kills the victim once it has printed [`READY`]. Returns the output and the outcome.
-fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<String>, Outcome) {
-    let lines = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&lines);
+/// Returns a launcher of a part as processes.
+pub(crate) fn launcher(driver: &str, ranks: usize, part: &str) -> Launcher {
     let mut launch = Launcher::new(std::env::current_exe().unwrap(), ranks);
     for arg in [
         &*crate::full_test_name(module_path!(), "program_of_a_rank"),
@@ -125,26 +133,46 @@ fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<St
     ] {
         launch = launch.arg(arg);
     }
-    let launch = launch.driver(driver).env(PART, part).keep_going(victim.is_some());
-    let launch = launch.on_line(Arc::new(move |rank, _, line| {
+    launch.driver(driver).env(PART, part)
+}
+
+/// The lines of all ranks so far.
+type Lines = Arc<Mutex<Vec<String>>>;
+
+fn record_lines(launch: Launcher) -> (Launcher, Lines) {
+    let lines = Lines::default();
+    let seen = Arc::clone(&lines);
+    let on_line = move |rank, _, line: &str| {
         seen.lock().unwrap().push(format!("[{rank}]: {line}"));
-    }));
+    };
+    (launch.on_line(Arc::new(on_line)), lines)
+}
+
+/// Runs all ranks to their end. Returns their output and the outcome.
+pub(crate) fn run(launch: Launcher) -> (Vec<String>, Outcome) {
+    let (launch, lines) = record_lines(launch);
+    let outcome = launch.run().unwrap();
+    let lines = std::mem::take(&mut *lines.lock().unwrap());
+    (lines, outcome)
+}
+
+/// Runs ranks, and kills the victim once it has printed [`READY`].
+fn run_and_kill(launch: Launcher, victim: usize) -> (Vec<String>, Outcome) {
+    let (launch, lines) = record_lines(launch.keep_going(true));
     let mut running = launch.spawn().unwrap();
-    if let Some(victim) = victim {
-        let begun = Instant::now();
-        while !lines.lock().unwrap().iter().any(|line: &String| line.ends_with(READY)) {
-            assert!(begun.elapsed() < LONG, "{:#?}", lines.lock().unwrap());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        running.kill(victim).unwrap();
+    let begun = Instant::now();
+    while !lines.lock().unwrap().iter().any(|line: &String| line.ends_with(READY)) {
+        assert!(begun.elapsed() < LONG, "{:#?}", lines.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(5));
     }
+    running.kill(victim).unwrap();
     let outcome = running.wait().unwrap();
     let lines = std::mem::take(&mut *lines.lock().unwrap());
     (lines, outcome)
 }
 
 fn all_go_well(driver: &str, ranks: usize, part: &str) {
-    let (lines, outcome) = run(driver, ranks, part, None);
+    let (lines, outcome) = run(launcher(driver, ranks, part));
     assert_eq!(outcome.code(), 0, "{driver}: {lines:#?}");
     assert_eq!(
         lines.iter().filter(|line| line.contains("test result: ok. 1 passed")).count(),
@@ -153,7 +181,7 @@ fn all_go_well(driver: &str, ranks: usize, part: &str) {
 }
 
 fn one_is_killed(driver: &str, ranks: usize, victim: usize) {
-    let (lines, outcome) = run(driver, ranks, &victim.to_string(), Some(victim));
+    let (lines, outcome) = run_and_kill(launcher(driver, ranks, &victim.to_string()), victim);
     for rank in (0..ranks).filter(|rank| *rank != victim) {
         assert!(outcome.statuses[rank].success(), "{driver}: rank {rank}: {lines:#?}");
         let survived = format!("rank {rank} has survived");

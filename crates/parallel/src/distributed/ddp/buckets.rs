@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use warpline::cuda::{self, Stream};
 use warpline::{DType, Device, Result, Tensor, zeros};
 
 use super::hooks::BucketReduction;
@@ -82,6 +83,8 @@ pub(super) struct Bucket {
     pub(super) views: Vec<Tensor>,
     /// Number of parameters whose gradients are not in the buffer yet.
     pub(super) pending: usize,
+    /// The streams on which gradients were written to the buffer. The reduction waits for all of them.
+    pub(super) streams: Vec<Stream>,
     /// The launched reduction.
     pub(super) reduction: Option<BucketReduction>,
     /// Description in errors: the number of the bucket and its parameters.
@@ -106,8 +109,31 @@ impl Bucket {
             view
         });
         let views = views.collect::<Result<Vec<Tensor>>>()?;
-        let pending = parameters.len();
-        Ok(Self { parameters, buffer, views, pending, reduction: None, label })
+        let (pending, streams) = (parameters.len(), Vec::new());
+        Ok(Self { parameters, buffer, views, pending, streams, reduction: None, label })
+    }
+
+    /// Records that a gradient was written to the buffer on the current stream.
+    pub(super) fn gradient_written(&mut self) -> Result<()> {
+        self.pending -= 1;
+        if self.buffer.is_cuda() {
+            let stream = cuda::current_stream(self.buffer.device())?;
+            if !self.streams.contains(&stream) {
+                self.streams.push(stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the current stream wait for all gradients. Under `SyncPolicy::Manual` there is no other wait for gradients
+    /// of other streams than that of the last gradient.
+    pub(super) fn wait_for_gradients(&mut self) -> Result<()> {
+        let streams = std::mem::take(&mut self.streams);
+        if streams.is_empty() {
+            return Ok(());
+        }
+        let current = cuda::current_stream(self.buffer.device())?;
+        streams.iter().try_for_each(|stream| current.wait_stream(stream))
     }
 }
 

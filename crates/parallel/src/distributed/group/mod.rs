@@ -18,6 +18,7 @@
 
 mod collectives;
 mod cpu;
+mod leave;
 mod lists;
 mod pairs;
 mod replays;
@@ -66,16 +67,19 @@ pub(super) use transport::Transport;
 /// tensors computed from them, fail with [`warpline::ErrorKind::Collective`] until they are overwritten.
 ///
 /// Clones share the group. After the last clone is dropped, the group finishes its work in the background and ends.
-/// Wait for the work before the process ends.
+/// Wait for the work before the process ends. With [`Backend::Cpu`], the rank that hosts the store
+/// ([`InitOptions::store_host`](super::InitOptions::store_host)) then waits up to 10 seconds until the other ranks have
+/// dropped the group, because they may still read the results of the last call from the store.
 #[derive(Clone)]
 pub struct ProcessGroup(Arc<GroupHandle>);
 
-/// The state that the user's handles share. Dropping the last handle stops the watchdog.
+/// The state that the user's handles share. Dropping the last handle leaves the group and stops the watchdog.
 #[derive(Debug)]
 struct GroupHandle(Arc<GroupShared>);
 
 impl Drop for GroupHandle {
     fn drop(&mut self) {
+        self.0.leave();
         self.0.wake(|requests| requests.stop = true);
     }
 }

@@ -42,14 +42,15 @@ fn cpu_ranks_train_like_one_process_with_the_whole_batch() {
 
 #[test]
 fn simulated_gpus_train_like_one_process_under_every_schedule() {
+    const COUNTS: [usize; 3] = [2, 3, 8];
     let alone = train_alone(STEPS);
-    let cpu = [2, 3].map(|count| trained(&Ranks::cpu(count), &small_buckets()));
-    schedules(&[2, 3], |ranks| {
+    let cpu = COUNTS.map(|count| (count, trained(&Ranks::cpu(count), &small_buckets())));
+    schedules(&COUNTS, |ranks| {
         let first = trained(ranks, &small_buckets());
         assert_eq!(first, trained(ranks, &small_buckets()));
         first.assert_close(&alone, 1e-12);
         // The simulator runs the CPU code of each op and sums in the order of ranks, as CPU groups do.
-        assert_eq!(first, cpu[ranks.len() - 2]);
+        assert!(cpu.contains(&(ranks.len(), first)));
     });
 }
 
@@ -61,12 +62,6 @@ fn every_variant_trains_like_one_process_on_simulated_gpus() {
             trained(&Ranks::new(spec, 2), &options).assert_close(&alone, 1e-12);
         }
     }
-}
-
-#[test]
-fn eight_simulated_gpus_train_like_one_process() {
-    let ranks = Ranks::new("sim:8,seed=5", 8);
-    trained(&ranks, &small_buckets()).assert_close(&train_alone(STEPS), 1e-12);
 }
 
 /// Under `SyncPolicy::Manual`, only the waits that the reducer makes order the streams.

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use warpline::{DType, Device, ErrorKind, Result, full};
 use warpline_nn::{Linear, Module};
-use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParallel, GroupError};
+use warpline_parallel::distributed::{
+    DdpError, DdpOptions, DistributedDataParallel, GroupError, ReduceOp,
+};
 
 use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{LONG, Ranks, gpu_spec, works};
@@ -163,6 +165,64 @@ fn a_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter
         &[Some("sim:3,lazy"), Some("sim:3,seed=1"), Some("sim:3,seed=2")],
         3,
     );
+}
+
+/// Rank 1 is slower than the timeout, or makes an additional call. The error on every rank names rank 1, or on rank 1
+/// another rank, and the bucket with a parameter.
+fn a_rank_disturbs(ranks: &Ranks, slow: bool) {
+    const ODD: usize = 1;
+    let errors = ranks.timeout(SHORT).run(|group| {
+        let (device, part) = (group.device(), (group.rank(), group.world_size()));
+        let net = Mlp::new(device, 0)?;
+        let net = DistributedDataParallel::new(net, group.clone(), small_buckets())?;
+        let step = |step: usize| -> Result<()> {
+            let (x, y) = batch(step, part, device)?;
+            (net.forward(x)? - y)?.square()?.mean(())?.backward()?;
+            let grads = net.parameters().into_iter().filter_map(|parameter| parameter.grad());
+            grads.into_iter().try_for_each(|grad| grad.to_vec::<f64>().map(drop))
+        };
+        (0..2).try_for_each(step)?;
+        group.barrier()?;
+        let additional = || group.all_reduce(&full([3], 1.0, device)?, ReduceOp::Sum, false);
+        let begun = Instant::now();
+        let failed = match (group.rank() == ODD, slow) {
+            (true, true) => {
+                std::thread::sleep(4 * SHORT);
+                step(2)
+            }
+            (true, false) => additional().and_then(|_| step(2)),
+            (false, _) => step(2),
+        };
+        assert!(begun.elapsed() < LONG);
+        Ok(failed.unwrap_err())
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        let failure = GroupError::failure(error).unwrap_or_else(|| panic!("{error}"));
+        let text = error.to_string();
+        assert_eq!(failure.rank, rank, "{text}");
+        assert!(text.contains("bucket 0 of 3") && text.contains("fc3.bias"), "{text}");
+        if rank != ODD {
+            assert!(failure.differing.iter().any(|call| call.rank == ODD), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_rank_and_a_rank_with_another_order_of_calls_are_named() {
+    for slow in [true, false] {
+        a_rank_disturbs(&Ranks::cpu(3), slow);
+        for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,seed=2"] {
+            a_rank_disturbs(&Ranks::new(spec, 3), slow);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_slow_rank_and_a_rank_with_another_order_of_calls_are_named() {
+    for slow in [true, false] {
+        a_rank_disturbs(&Ranks::new(&gpu_spec(), 2), slow);
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod failures;
 mod hooks;
 mod iterations;
 mod join;
+pub(crate) mod killed;
 pub(crate) mod model;
 mod overlap;
+mod streams;
 mod unused;

@@ -77,6 +77,7 @@ impl ReducerState {
         self.outstanding.clone_from(&self.arrivals_per_iteration);
         for bucket in &mut self.buckets {
             bucket.pending = bucket.parameters.len();
+            bucket.streams.clear();
             bucket.reduction = None;
         }
     }
@@ -300,8 +301,7 @@ impl Reducer {
             }
             None => no_grad(|| view.fill_(0.0).map(drop))?,
         }
-        bucket.pending -= 1;
-        Ok(())
+        bucket.gradient_written()
     }
 
     /// Launches the reductions of complete buckets, in the order of buckets. After the last one, queues `finish`.
@@ -310,8 +310,8 @@ impl Reducer {
             let (bucket, divisor) = {
                 let mut state = self.state();
                 let index = state.next_bucket;
-                match state.buckets.get(index) {
-                    Some(bucket) if bucket.pending == 0 => {}
+                match state.buckets.get_mut(index) {
+                    Some(bucket) if bucket.pending == 0 => bucket.wait_for_gradients()?,
                     _ => return Ok(()),
                 }
                 state.next_bucket += 1;
