@@ -159,7 +159,7 @@ fn last_bucket(
         group.barrier()?;
         start.record(&stream)?;
         for _ in 0..ALL_REDUCES {
-            group.all_reduce(&buffer, ReduceOp::Sum, false)?;
+            group.all_reduce(&buffer, ())?;
         }
         end.record(&stream)?;
         end.synchronize()?;
@@ -196,7 +196,7 @@ fn check(args: &Args, group: &ProcessGroup) -> Result<Value> {
         loss.backward()?;
         adam.step()?;
         let mean = loss.detach().copy()?;
-        group.all_reduce(&mean, ReduceOp::Avg, false)?;
+        group.all_reduce(&mean, ReduceOp::Avg)?;
         losses.push(mean);
     }
     let losses = losses.iter().map(Tensor::item::<f32>).collect::<Result<Vec<_>>>()?;

@@ -48,7 +48,7 @@ pub use options::{EnvironmentOptions, InitOptions};
 ///                 options.device = Some(rank);
 ///                 let group = init_process_group(options)?;
 ///                 let x = full([4], rank as f64 + 1.0, rank)?;
-///                 group.all_reduce(&x, ReduceOp::Sum, false)?;
+///                 group.all_reduce(&x, ())?;
 ///                 assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
 ///                 Ok::<_, warpline::Error>(())
 ///             })

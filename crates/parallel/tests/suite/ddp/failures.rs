@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use warpline::{DType, Device, ErrorKind, Result, full};
 use warpline_nn::{Linear, Module};
-use warpline_parallel::distributed::{
-    DdpError, DdpOptions, DistributedDataParallel, GroupError, ReduceOp,
-};
+use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParallel, GroupError};
 
 use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{LONG, Ranks, gpu_spec, works};
@@ -183,7 +181,7 @@ fn a_rank_disturbs(ranks: &Ranks, slow: bool) {
         };
         (0..2).try_for_each(step)?;
         group.barrier()?;
-        let additional = || group.all_reduce(&full([3], 1.0, device)?, ReduceOp::Sum, false);
+        let additional = || group.all_reduce(&full([3], 1.0, device)?, ());
         let begun = Instant::now();
         let failed = match (group.rank() == ODD, slow) {
             (true, true) => {
