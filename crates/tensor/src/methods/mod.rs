@@ -49,7 +49,7 @@ pub use reduce::{IntoDim, IntoDims};
 pub(crate) use reduce_backward::Softmax;
 pub(crate) use shapes::list;
 pub use shapes::{
-    MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
+    MeshIndexing, block_diag, cat, dstack, hstack, meshgrid, stack, tril_indices, triu_indices,
+    vstack,
 };
 pub use tensor_data::TensorData;
-pub use views::{cat, stack};

@@ -11,5 +11,5 @@ mod triangles;
 pub(crate) use split::list;
 
 pub use diagonals::block_diag;
-pub use join::{MeshIndexing, dstack, hstack, meshgrid, vstack};
+pub use join::{MeshIndexing, cat, dstack, hstack, meshgrid, stack, vstack};
 pub use triangles::{tril_indices, triu_indices};
