@@ -29,127 +29,51 @@ fn with_allocator<R>(
     Ok(f(runtime.device(index)?.allocator()))
 }
 
-/// Returns the memory that tensors occupy, in bytes (`torch.cuda.memory_allocated`).
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    with_allocator(device, |a| a.memory_allocated()).of("memory_allocated")
+/// Defines functions of a device's allocator.
+macro_rules! allocator_functions {
+    ($($(#[$doc:meta])* $name:ident: $output:ty = $call:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// The same as [`CudaDeviceArg::index_in`].
+        #[track_caller]
+        pub fn $name(device: impl CudaDeviceArg) -> Result<$output> {
+            with_allocator(device, $call).of(stringify!($name))
+        }
+    )*};
 }
 
-/// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    with_allocator(device, |a| a.memory_stats().allocated_bytes.all.peak as usize)
-        .of("max_memory_allocated")
-}
-
-/// Returns the memory that the allocator has obtained from the driver, in use or cached, in bytes
-/// (`torch.cuda.memory_reserved`).
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    with_allocator(device, |a| a.memory_reserved()).of("memory_reserved")
-}
-
-/// Returns the peak of [`memory_reserved`] since the start or the last [`reset_peak_memory_stats`], in bytes.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    with_allocator(device, |a| a.memory_stats().reserved_bytes.all.peak as usize)
-        .of("max_memory_reserved")
-}
-
-/// The same as [`memory_reserved`], under PyTorch's deprecated name.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
-    memory_reserved(device)
-}
-
-/// The same as [`max_memory_reserved`], under PyTorch's deprecated name.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
-    max_memory_reserved(device)
-}
-
-/// Resets each peak to its current value (`torch.cuda.reset_peak_memory_stats`).
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    with_allocator(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
-}
-
-/// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
-/// peak.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
-    reset_peak_memory_stats(device)
-}
-
-/// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
-/// peak.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
-    reset_peak_memory_stats(device)
-}
-
-/// Resets all sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    with_allocator(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
-}
-
-/// Returns all statistics of a device's allocator (`torch.cuda.memory_stats`). [`MemoryStats::as_map`] has
-/// PyTorch's keys.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
-    with_allocator(device, |a| a.memory_stats()).of("memory_stats")
-}
-
-/// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
-    with_allocator(device, |a| a.memory_summary()).of("memory_summary")
-}
-
-/// Returns the options of a device's allocator.
-///
-/// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
-    with_allocator(device, |a| a.config()).of("caching_allocator_config")
+allocator_functions! {
+    /// Returns the memory that tensors occupy, in bytes (`torch.cuda.memory_allocated`).
+    memory_allocated: usize = |a| a.memory_allocated();
+    /// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
+    max_memory_allocated: usize = |a| a.memory_stats().allocated_bytes.all.peak as usize;
+    /// Returns the memory that the allocator has obtained from the driver, in use or cached, in bytes
+    /// (`torch.cuda.memory_reserved`).
+    memory_reserved: usize = |a| a.memory_reserved();
+    /// Returns the peak of [`memory_reserved`] since the start or the last [`reset_peak_memory_stats`], in bytes.
+    max_memory_reserved: usize = |a| a.memory_stats().reserved_bytes.all.peak as usize;
+    /// The same as [`memory_reserved`], under PyTorch's deprecated name.
+    memory_cached: usize = |a| a.memory_reserved();
+    /// The same as [`max_memory_reserved`], under PyTorch's deprecated name.
+    max_memory_cached: usize = |a| a.memory_stats().reserved_bytes.all.peak as usize;
+    /// Resets each peak to its current value (`torch.cuda.reset_peak_memory_stats`).
+    reset_peak_memory_stats: () = |a| a.reset_peak_stats();
+    /// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
+    /// peak.
+    reset_max_memory_allocated: () = |a| a.reset_peak_stats();
+    /// The same as [`reset_peak_memory_stats`], under PyTorch's deprecated name. As in PyTorch, it resets every
+    /// peak.
+    reset_max_memory_cached: () = |a| a.reset_peak_stats();
+    /// Resets all sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
+    reset_accumulated_memory_stats: () = |a| a.reset_accumulated_stats();
+    /// Returns all statistics of a device's allocator (`torch.cuda.memory_stats`). [`MemoryStats::as_map`] has
+    /// PyTorch's keys.
+    memory_stats: MemoryStats = |a| a.memory_stats();
+    /// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
+    memory_summary: String = |a| a.memory_summary();
+    /// Returns the options of a device's allocator.
+    caching_allocator_config: AllocatorConfig = |a| a.config();
 }
 
 /// Releases all unused segments of all devices to the driver (`torch.cuda.empty_cache`). Memory of tensors

@@ -52,9 +52,9 @@ pub use reduce::{IntoDim, IntoDims};
 pub(crate) use reduce_backward::Softmax;
 pub(crate) use shapes::list;
 pub use shapes::{
-    DiagEmbedOptions, DiagonalOptions, MeshIndexing, Rot90Options, block_diag, dstack, hstack,
-    meshgrid, tril_indices, triu_indices, vstack,
+    DiagEmbedOptions, DiagonalOptions, MeshIndexing, Rot90Options, block_diag, cat, dstack, hstack,
+    meshgrid, stack, tril_indices, triu_indices, vstack,
 };
 pub use statistics::{DiffOptions, NormOptions, VarOptions, VectorNormOptions};
 pub use tensor_data::TensorData;
-pub use views::{DimRange, cat, stack};
+pub use views::DimRange;

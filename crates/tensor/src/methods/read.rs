@@ -1,10 +1,15 @@
-//! Reads into arrays, nested vectors and numbers, and iteration over rows.
+//! Reads into arrays, vectors and numbers, and iteration over rows.
+
+use std::panic::Location;
+
+use bytemuck::checked;
+use half::{bf16, f16};
+use warpline_runtime::launch;
 
 use super::shapes::list;
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Element, Error, Result, Tensor};
+use crate::exec::Exec;
+use crate::{DType, Element, Error, ErrorKind, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Returns the sizes as an array, for a pattern (`b, t, c = x.shape`).
@@ -31,6 +36,111 @@ impl Tensor {
                 "dims",
                 format!("expected {N} dimensions, but the tensor has the shape {:?}", self.size()),
             )),
+        }
+    }
+
+    /// Copies all elements to the host, in row-major order (`torch.Tensor.tolist`). Waits for the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DTypeMismatch`] if `T` is not the tensor's dtype. [`ErrorKind::Surfaced`] if earlier work
+    /// on the device failed. [`ErrorKind::Capture`] if the stream is captured. Errors of
+    /// [every op](Tensor#errors-of-every-op).
+    #[doc(alias = "tolist")]
+    #[doc(alias = "numpy")]
+    #[doc(alias = "to_vec1")]
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.dtype() != T::DTYPE {
+            return Err(
+                ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }.of("to_vec")
+            );
+        }
+        self.check_readable("to_vec")?;
+        let host = self.cpu().of("to_vec")?.contiguous().of("to_vec")?;
+        // The buffer is aligned for every dtype.
+        let bytes = host.numel() * host.element_size();
+        let mut words = vec![0u64; bytes.div_ceil(8)];
+        let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
+        launch::read_bytes((host.storage(), host.byte_offset()), out)?;
+        match checked::try_cast_slice::<u8, T>(out) {
+            Ok(values) => Ok(values.to_vec()),
+            Err(e) => {
+                let reason = format!("the memory holds no valid {}: {e}", self.dtype());
+                Err(Error::invalid("to_vec", reason))
+            }
+        }
+    }
+
+    /// Copies all elements to the host as numbers, in row-major order. Waits for the device.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::to_vec`], except [`ErrorKind::DTypeMismatch`].
+    #[track_caller]
+    pub fn to_scalars(&self) -> Result<Vec<Scalar>> {
+        macro_rules! by_dtype {
+            ($($dtype:ident => $ty:ty),*) => {
+                match self.dtype() {
+                    $(DType::$dtype => {
+                        self.to_vec::<$ty>()?.into_iter().map(Element::to_scalar).collect()
+                    })*
+                }
+            };
+        }
+        Ok(by_dtype!(
+            Bool => bool, U8 => u8, I8 => i8, I16 => i16, I32 => i32, I64 => i64,
+            F16 => f16, BF16 => bf16, F32 => f32, F64 => f64
+        ))
+    }
+
+    /// Returns the only element as a number. Waits for the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotAScalar`] if the tensor does not have exactly one element. Otherwise the same as
+    /// [`Tensor::to_scalars`].
+    #[track_caller]
+    pub fn to_scalar(&self) -> Result<Scalar> {
+        let location = Location::caller();
+        let not_one = || ErrorKind::NotAScalar { numel: self.numel() }.of("to_scalar").at(location);
+        if self.numel() != 1 {
+            return Err(not_one());
+        }
+        self.to_scalars()?.first().copied().ok_or_else(not_one)
+    }
+
+    /// Returns the only element as a type that can hold it (`torch.Tensor.item`). Waits for the device.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// assert_eq!(tensor([1.5f32, 2.5], ())?.sum(())?.item::<f64>()?, 4.0);
+    /// assert_eq!(tensor(3i64, ())?.item::<u8>()?, 3);
+    /// let error = tensor(300i64, ())?.item::<u8>().unwrap_err();
+    /// let text = error.to_string(); // ends with the line of the call
+    /// assert!(text.starts_with("item: the value 300 of torch.int64 does not fit torch.uint8"));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::ValueDoesNotFit`] if the element is an integer outside the range of `T`, a float with a
+    /// fraction and `T` is an integer, or a finite float that is not finite in `T`. Otherwise the same as
+    /// [`Tensor::to_scalar`].
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        self.check_readable("item")?;
+        let (value, dtype) = (self.to_scalar().of("item")?, self.dtype());
+        let op = "item";
+        T::from_scalar(value)
+            .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
+    }
+
+    /// Fails if the stream is being captured, because the host would wait forever for elements on it.
+    #[track_caller]
+    fn check_readable(&self, op: &'static str) -> Result<()> {
+        match self.exec()? {
+            Exec::Cuda(_, _, stream) if stream.is_capturing() => {
+                let reason = "the host would wait for the values; read them after a replay";
+                Err(Error::capture(op, reason))
+            }
+            _ => Ok(()),
         }
     }
 

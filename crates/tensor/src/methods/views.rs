@@ -1,10 +1,8 @@
-//! Views, which share memory with their tensor, and functions that join tensors.
+//! Views, which share memory with their tensor.
 
-use std::borrow::Borrow;
 use std::panic::Location;
 
 use smallvec::{SmallVec, smallvec};
-use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::indexing::{IndexRange, basic};
@@ -13,10 +11,7 @@ use crate::autograd::{
     Gradients, NodeInputs, OpBackward, linear, record, reshape_back, saved, should_record,
 };
 use crate::called::Called;
-use crate::exec::check_together;
-use crate::{
-    Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, OrDefault, Result, Tensor,
-};
+use crate::{Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, Result, Tensor};
 
 /// The range of dimensions that [`Tensor::flatten`] merges: `()` for all, the first dimension, or the first and the last.
 #[derive(Clone, Copy, Debug)]
@@ -337,32 +332,6 @@ impl Tensor {
         self.reshape(&shape)
     }
 
-    /// The same as [`crate::cat`].
-    ///
-    /// # Errors
-    /// The same as [`crate::cat`].
-    #[track_caller]
-    pub fn cat<T: Borrow<Self>>(
-        tensors: &[T],
-        dim: impl IntoOptions<OrDefault<isize>>,
-    ) -> Result<Self> {
-        let dim = dim.into_options().or(0);
-        cat(tensors, dim)
-    }
-
-    /// The same as [`crate::stack`].
-    ///
-    /// # Errors
-    /// The same as [`crate::stack`].
-    #[track_caller]
-    pub fn stack<T: Borrow<Self>>(
-        tensors: &[T],
-        dim: impl IntoOptions<OrDefault<isize>>,
-    ) -> Result<Self> {
-        let dim = dim.into_options().or(0);
-        stack(tensors, dim)
-    }
-
     /// Returns the tensor itself if it is contiguous, otherwise a contiguous copy (`torch.Tensor.contiguous`).
     ///
     /// # Errors
@@ -414,76 +383,8 @@ fn not_negative(op: &'static str, name: &str, number: impl Integer) -> Result<us
     }
 }
 
-/// Joins tensors along an existing dimension (`torch.cat`). As in PyTorch, dtypes are promoted, and empty
-/// tensors of one dimension are skipped.
-///
-/// # Errors
-/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the tensors differ in
-/// another dimension, or a tensor has no dimensions. [`ErrorKind::DimOutOfRange`] if the tensors lack the
-/// dimension. Errors of [every op](Tensor#errors-of-every-op).
-#[track_caller]
-pub fn cat<T: Borrow<Tensor>>(
-    tensors: &[T],
-    dim: impl IntoOptions<OrDefault<isize>>,
-) -> Result<Tensor> {
-    let dim = dim.into_options().or(0);
-    let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
-    let Some(&head) = tensors.first() else {
-        return Err(Error::invalid("cat", "expected at least one tensor"));
-    };
-    let mut dtype = head.dtype();
-    for tensor in &tensors {
-        check_together("cat", head, tensor)?;
-        dtype = dtype.promote(tensor.dtype());
-        if tensor.dim() == 0 {
-            return Err(Error::shape("cat", "a 0-dim tensor cannot be concatenated"));
-        }
-    }
-    let skipped = |t: &Tensor| t.size() == [0];
-    let model = tensors.iter().copied().find(|t| !skipped(t)).unwrap_or(head);
-    let d = model.layout().dim(dim).of("cat")?;
-    let mut sizes: Sizes = model.size().into();
-    sizes[d] = 0;
-    for tensor in tensors.iter().filter(|t| !skipped(t)) {
-        let fits = tensor.dim() == model.dim()
-            && (0..model.dim()).all(|i| i == d || tensor.size()[i] == model.size()[i]);
-        if !fits {
-            return Err(Error::shape(
-                "cat",
-                format!(
-                    "sizes must match except in dimension {d}, but {:?} and {:?} were given",
-                    model.size(),
-                    tensor.size()
-                ),
-            ));
-        }
-        sizes[d] = sizes[d].saturating_add(tensor.size()[d]);
-    }
-    if tensors.iter().any(|t| t.storage().is_shared_host()) {
-        let apart = tensors.iter().map(|t| match t.storage().is_shared_host() {
-            true => t.copy_from_shared_host(),
-            false => Ok((*t).clone()),
-        });
-        return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);
-    }
-    let exec = head.exec()?;
-    let out = exec.empty(&sizes, dtype).of("cat")?;
-    let joined = tensors.iter().filter(|t| !skipped(t)).map(|t| t.as_view());
-    let joined: SmallVec<[_; 8]> = joined.collect();
-    if !joined.is_empty() {
-        kernels::cat::cat(exec.target(), &joined, d, out.as_view())?;
-    }
-    if !out.dtype().is_float() || !should_record(&tensors) {
-        return Ok(out);
-    }
-    let lengths = tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
-    record("cat", out, &tensors, Cat { dim: d, lengths })
-}
-
 saved! {
     struct Permute { dims: SmallVec<[isize; 6]> }
-
-    struct Cat { dim: usize, lengths: SmallVec<[usize; 8]> }
 }
 
 impl OpBackward for Permute {
@@ -494,48 +395,4 @@ impl OpBackward for Permute {
         }
         Ok(smallvec![Some(grad.permute(&inverse[..])?)])
     }
-}
-
-impl OpBackward for Cat {
-    fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
-        let mut start = 0;
-        let mut part = |(i, &length): (usize, &usize)| {
-            let from = start as isize;
-            start += length;
-            if !inputs.needs(i) || length == 0 {
-                return Ok(None);
-            }
-            grad.narrow(self.dim as isize, from, length).map(Some)
-        };
-        self.lengths.iter().enumerate().map(&mut part).collect()
-    }
-}
-
-/// Joins tensors of one shape along a new dimension (`torch.stack`).
-///
-/// # Errors
-/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
-/// [`ErrorKind::DimOutOfRange`] if `dim` is out of range. Errors of [every op](Tensor#errors-of-every-op).
-#[track_caller]
-pub fn stack<T: Borrow<Tensor>>(
-    tensors: &[T],
-    dim: impl IntoOptions<OrDefault<isize>>,
-) -> Result<Tensor> {
-    let dim = dim.into_options().or(0);
-    let Some(head) = tensors.first().map(Borrow::borrow) else {
-        return Err(Error::invalid("stack", "expected at least one tensor"));
-    };
-    if let Some(other) = tensors.iter().map(Borrow::borrow).find(|t| t.size() != head.size()) {
-        return Err(Error::shape(
-            "stack",
-            format!(
-                "all tensors must have one size, but {:?} and {:?} were given",
-                head.size(),
-                other.size()
-            ),
-        ));
-    }
-    let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
-    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>();
-    cat(&rows.of("stack")?, d as isize).of("stack")
 }

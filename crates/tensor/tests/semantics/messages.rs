@@ -190,6 +190,8 @@ fn unknown_devices_are_named_with_the_op_and_the_line() -> Result<()> {
             refused("synchronize", cuda::synchronize(name));
             refused("get_device_name", cuda::get_device_name(name));
             refused("memory_allocated", cuda::memory_allocated(name));
+            refused("memory_cached", cuda::memory_cached(name));
+            refused("reset_max_memory_cached", cuda::reset_max_memory_cached(name));
             refused("memory_stats", cuda::memory_stats(name));
             refused("mem_get_info", cuda::mem_get_info(name));
             refused("current_stream", cuda::current_stream(name));

@@ -11,7 +11,7 @@ mod triangles;
 pub(crate) use split::list;
 
 pub use diagonals::{DiagEmbedOptions, block_diag};
-pub use join::{MeshIndexing, dstack, hstack, meshgrid, vstack};
+pub use join::{MeshIndexing, cat, dstack, hstack, meshgrid, stack, vstack};
 pub use rotate::Rot90Options;
 pub use strided::DiagonalOptions;
 pub use triangles::{tril_indices, triu_indices};
