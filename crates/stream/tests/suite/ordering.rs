@@ -45,7 +45,8 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
             work(&stream, || ());
         }
     };
-    // A wait for the last operation records its event, and one after the waiting stream's last work.
+    // A wait for the last operation records an event after that operation, and an event after the waiting
+    // stream's last work.
     assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 2);
     assert_eq!(records(&|| enqueue(10)), 0);
     // A wait that comes late covers all work so far. Each later operation gets an event.
@@ -65,12 +66,12 @@ fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
     let device = devices.get(0).unwrap();
     let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     let clock = RunClock::default();
-    let (used, op) = clock.mark(&from);
-    let (blocked, last) = clock.mark(&stalled);
+    let (used, op) = clock.probe(&from);
+    let (blocked, last) = clock.probe(&stalled);
     from.wait_for(&stalled, last).unwrap();
-    let later = clock.mark(&from).0;
+    let later = clock.probe(&from).0;
     to.wait_for(&from, op).unwrap();
-    let consumer = clock.mark(&to).0;
+    let consumer = clock.probe(&to).0;
     driver.run_alone(from.raw().handle());
     driver.run_alone(to.raw().handle());
     assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
@@ -157,10 +158,10 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
     let clock = RunClock::default();
     wait_late(&to, &from);
-    let used = clock.mark(&from);
-    let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
+    let used = clock.probe(&from);
+    let later: Vec<_> = (0..10).map(|_| clock.probe(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
-    let consumer = clock.mark(&to).0;
+    let consumer = clock.probe(&to).0;
     // The producer runs only its first operation and the checkpoint that follows. The two items
     // of each later operation stay in the queue.
     driver.drain(from.raw().handle(), 2 * later.len());
@@ -177,11 +178,11 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
         wait_late(&to, &from);
         let clock = RunClock::default();
-        let (old, op) = clock.mark(&from);
-        (0..500).for_each(|_| drop(clock.mark(&from)));
+        let (old, op) = clock.probe(&from);
+        (0..500).for_each(|_| drop(clock.probe(&from)));
         assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
         to.wait_for(&from, op).unwrap();
-        let after = clock.mark(&to).0;
+        let after = clock.probe(&to).0;
         to.synchronize().unwrap();
         assert!(old.ran_before(&after), "schedule {seed}");
     }
@@ -194,13 +195,13 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     wait_late(&to, &from);
     let clock = RunClock::default();
-    let (early, op) = clock.mark(&from);
+    let (early, op) = clock.probe(&from);
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
     assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
     // Submit more operations than there are checkpoints. If the event were reused, it would
     // complete with the last of them.
-    let late: Vec<_> = (0..200).map(|_| clock.mark(&from).0).collect();
+    let late: Vec<_> = (0..200).map(|_| clock.probe(&from).0).collect();
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());
     assert!(early.ran() && late.iter().all(|late| !late.ran()));
