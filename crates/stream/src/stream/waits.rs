@@ -50,8 +50,10 @@ impl Stream {
     /// still finds that the program itself does not order its streams.
     ///
     /// # Errors
-    /// [`ErrorKind::Capturing`] if this stream is captured. Otherwise the same as
-    /// [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::Capturing`] if this stream is captured, or if `other` is captured and has no
+    ///   checkpoint at or after `op`.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
         if self.is_ordered_after(other, op)? {
@@ -72,7 +74,14 @@ impl Stream {
     /// (`Stream.wait_stream`).
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` is not part of its
+    ///   capture.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if `other` is captured and this
+    ///   stream cannot join the capture.
+    /// - [`ErrorKind::CapturedEvent`] if the capture of `other` ends during the call.
+    /// - [`ErrorKind::NotCapturing`] if one of the streams is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         if self == other {
@@ -91,7 +100,10 @@ impl Stream {
     /// nothing if `other` is idle.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` has work to wait for.
+    /// - [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_all(&self, other: &Stream) -> Result<()> {
         const CALL: &str = "wait_for_all";
@@ -109,7 +121,13 @@ impl Stream {
     /// (`Stream.wait_event`). Does nothing if the event was never recorded.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if the event belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and the record is not part of its capture.
+    /// - [`ErrorKind::CapturedEvent`] if the record is part of a capture that has ended.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if the record is captured and
+    ///   the stream cannot join the capture.
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_as(self, "wait_event")
@@ -119,7 +137,11 @@ impl Stream {
     /// (`Stream.record_event`). `None` creates an event without timing.
     ///
     /// # Errors
-    /// The same as [`Event::record`].
+    /// - [`ErrorKind::WrongDevice`] if the event was first recorded on another device.
+    /// - [`ErrorKind::RuntimeMismatch`] if the event was first recorded on a stream of other
+    ///   [`Devices`](crate::Devices).
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
         let event = event.cloned().unwrap_or_default();
@@ -214,7 +236,9 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
-    /// - The errors of [`Stream::query`].
+    /// - [`ErrorKind::Capturing`] if the stream is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
@@ -249,7 +273,10 @@ impl Stream {
     /// [`Stream::wait_for_silently`].
     ///
     /// # Errors
-    /// The same as [`Stream::host_wait`].
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    ///   or after `op`.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
@@ -266,7 +293,10 @@ impl Stream {
     /// is `false` until the next checkpoint completes.
     ///
     /// # Errors
-    /// The same as [`Stream::host_wait`].
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    ///   or after `op`.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {

@@ -32,7 +32,10 @@ fn with_allocator<R>(
 /// Returns the memory that tensors occupy, in bytes (`torch.cuda.memory_allocated`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     with_allocator(device, |a| a.memory_allocated()).of("memory_allocated")
@@ -41,7 +44,10 @@ pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     with_allocator(device, |a| a.memory_stats().allocated_bytes.all.peak as usize)
@@ -52,7 +58,10 @@ pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// (`torch.cuda.memory_reserved`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     with_allocator(device, |a| a.memory_reserved()).of("memory_reserved")
@@ -61,7 +70,10 @@ pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 /// Returns the peak of [`memory_reserved`] since the start or the last [`reset_peak_memory_stats`], in bytes.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     with_allocator(device, |a| a.memory_stats().reserved_bytes.all.peak as usize)
@@ -71,7 +83,10 @@ pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`memory_reserved`], under PyTorch's deprecated name.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     memory_reserved(device)
@@ -80,7 +95,10 @@ pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 /// The same as [`max_memory_reserved`], under PyTorch's deprecated name.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     max_memory_reserved(device)
@@ -89,7 +107,10 @@ pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 /// Resets each peak to its current value (`torch.cuda.reset_peak_memory_stats`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     with_allocator(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
@@ -99,7 +120,10 @@ pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
 /// peak.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
@@ -109,7 +133,10 @@ pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
 /// peak.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
@@ -118,7 +145,10 @@ pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
 /// Resets all sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     with_allocator(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
@@ -128,7 +158,10 @@ pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> 
 /// PyTorch's keys.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
     with_allocator(device, |a| a.memory_stats()).of("memory_stats")
@@ -137,7 +170,10 @@ pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
 /// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
     with_allocator(device, |a| a.memory_summary()).of("memory_summary")
@@ -146,7 +182,10 @@ pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
 /// Returns the options of a device's allocator.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
     with_allocator(device, |a| a.config()).of("caching_allocator_config")
@@ -167,7 +206,10 @@ pub fn empty_cache() {
 /// (`torch.cuda.mem_get_info`). Cached memory counts as used.
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] if the driver fails. Otherwise the same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used or the driver fails.
 #[track_caller]
 pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
@@ -179,8 +221,10 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 /// (`torch.cuda.set_per_process_memory_fraction`). 1 is no limit.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `fraction` is not from 0 to 1. Otherwise the same as
-/// [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`] if `fraction` is not from 0 to 1. [`ErrorKind::NoSuchDevice`] if there is no
+/// GPU with this index. [`ErrorKind::InvalidArgument`] if the device is the CPU.
+/// [`ErrorKind::InvalidDeviceString`] if a string does not name a device. [`ErrorKind::CudaUnavailable`],
+/// [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     with_allocator(device, |a| a.set_memory_fraction(fraction))
@@ -193,7 +237,10 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
 /// (`torch.cuda.get_per_process_memory_fraction`). Default: 1, no limit.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
     with_allocator(device, |a| a.config().memory_fraction.unwrap_or(1.0))
