@@ -163,7 +163,7 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
     match sizes.get_mut(dim) {
         Some(size) => *size = count,
         None if count == 1 => {}
-        None => return refuse(format!("{count} indices into a scalar; it can have one only")),
+        None => return refuse(format!("a scalar takes one index, not {count}")),
     }
     Ok(sizes)
 }

@@ -110,8 +110,8 @@ fn diagnose(
     };
     let call = unfinished.clone().or(last);
     let report = match &call {
-        Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
-        None => format!("rank {rank} has reported: {reason}"),
+        Some(call) => format!("rank {rank} reported {}: {reason}", call.text),
+        None => format!("rank {rank} reported: {reason}"),
     };
     let deadline = Deadline::after(publish_timeout(parts.timeout));
     let published = deadline.bound(|| {

@@ -113,7 +113,7 @@ impl<'a> Sequence<'a> {
                 Ok(())
             }
             _ => {
-                let reason = "random numbers of a capture cannot be drawn again outside of it, nor others in it";
+                let reason = "a random op can be computed again only where its numbers were drawn: in the same capture, or outside of captures";
                 Err(Error::invalid("set_rng_state", reason))
             }
         }

@@ -107,8 +107,8 @@ impl StreamInner {
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
     fn enter_wait(&self, state: &mut SubmitState, point: &StreamPoint) {
-        // The wait gets a number. Without one, a checkpoint recorded before the wait would count as
-        // one after the wait.
+        // Number the wait, so that a checkpoint recorded before the wait does not count as a checkpoint after
+        // it.
         self.advance(state);
         state.clock.join(&self.progress, point);
     }

@@ -23,8 +23,11 @@ impl Tensor {
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: usize) -> Result<Self> {
         if dims > self.dim().min(other.dim()) {
-            let reason =
-                format!("{dims} dimensions of tensors of {} and {}", self.dim(), other.dim());
+            let reason = format!(
+                "{dims} dimensions cannot be contracted in tensors of {} and {} dimensions",
+                self.dim(),
+                other.dim()
+            );
             return Err(Error::invalid("tensordot", reason));
         }
         let own: Vec<isize> = (self.dim() - dims..self.dim()).map(|d| d as isize).collect();

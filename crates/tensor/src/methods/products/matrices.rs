@@ -42,7 +42,7 @@ impl Tensor {
             return Err(Error::shape(
                 "bmm",
                 format!(
-                    "expects as many matrices of both, but they are of {:?} and {:?}",
+                    "both operands must have the same number of matrices, but their shapes are {:?} and {:?}",
                     self.size(),
                     mat2.size()
                 ),
@@ -203,7 +203,11 @@ impl Tensor {
     fn add_product_(&self, product: Tensor, beta: Scalar, alpha: Scalar) -> Result<&Self> {
         if self.size() != product.size() {
             let (location, op) = (Location::caller(), "addmm_");
-            let reason = format!("a product of {:?} into {:?}", product.size(), self.size());
+            let reason = format!(
+                "a product of shape {:?} cannot be added to a tensor of shape {:?}",
+                product.size(),
+                self.size()
+            );
             return Err(Error::shape(op, reason).at(location));
         }
         self.check_product(&product, beta, alpha)?;
