@@ -1,7 +1,7 @@
 //! Stream capture: work is recorded into a graph instead of run.
 //!
 //! During a capture, each captured stream has a *twin*: a second `Stream` of the same driver's
-//! stream, with its own numbers, checkpoints and clock. Waits within the capture use the twin and
+//! stream, with its own numbers, op events and clock. Waits within the capture use the twin and
 //! are captured. Earlier work of the stream keeps its numbers, so other streams can still wait for
 //! it. A stream joins the capture when it waits for an event of the capture. Only the
 //! `CaptureGuard` of the capture ends it.

@@ -5,19 +5,19 @@
 //! the event must be recorded right after the operation, before it is known whether a stream or
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
-//! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
-//! checkpoint at or after its operation, and records one after all work so far if there is none. A
+//! The approach: events come from a pool and are called *op events*. A wait uses the first
+//! op event at or after its operation, and records one after all work so far if there is none. A
 //! wait that comes late, when later operations follow the awaited one, shows that the next such
-//! wait needs a checkpoint right after its operation. From then on each operation gets one, until
-//! [`CHECKPOINTED_OPS`] operations pass without another late wait.
+//! wait needs an op event right after its operation. From then on each operation gets one, until
+//! [`OPS_WITH_EVENTS`] operations pass without another late wait.
 //!
-//! A stream also records a checkpoint before it waits for other work, which may depend on another
+//! A stream also records an op event before it waits for other work, which may depend on another
 //! process and never complete. So a late wait covers later work of its stream, but not the work
 //! that the stream waits for later.
 //!
 //! Limits: a stream's first late wait covers the stream's work up to its next wait. A stream keeps
-//! its latest [`MAX_CHECKPOINTS`] checkpoints. A wait for an older operation uses the oldest
-//! checkpoint, and so covers more work than needed, never less.
+//! its latest [`MAX_OP_EVENTS`] op events. A wait for an older operation uses the oldest
+//! op event, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ use crate::clock::Clock;
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 
-/// Maximum number of checkpoints per stream. A wait for an operation older than all checkpoints
+/// Maximum number of op events per stream. A wait for an operation older than all op events
 /// uses the oldest, and so covers more work than needed, never less.
-const MAX_CHECKPOINTS: usize = 64;
+const MAX_OP_EVENTS: usize = 64;
 
-/// Number of operations after a late wait that get a checkpoint each. Larger than a training step,
-/// so that a stream that is waited for once per step keeps its checkpoints.
-const CHECKPOINTED_OPS: u64 = 1 << 16;
+/// Number of operations after a late wait that get an op event each. Larger than a training step,
+/// so that a stream that is waited for once per step keeps its op events.
+const OPS_WITH_EVENTS: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
@@ -82,10 +82,10 @@ impl StreamProgress {
 
 /// Events recorded right after some of a stream's operations.
 #[derive(Debug, Default)]
-pub(crate) struct Checkpoints {
-    /// The latest checkpoints, oldest first.
-    recorded: VecDeque<Checkpoint>,
-    /// Operations up to this number get a checkpoint each.
+pub(crate) struct OpEvents {
+    /// The latest op events, oldest first.
+    recorded: VecDeque<OpEventRecord>,
+    /// Operations up to this number get an op event each.
     wanted_until: OpNumber,
     /// The last operation that is not a wait.
     pub(crate) last_work: OpNumber,
@@ -93,23 +93,23 @@ pub(crate) struct Checkpoints {
 
 /// An operation, the work before it, and an event recorded right after it.
 #[derive(Clone, Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct OpEventRecord {
     pub(crate) op: OpNumber,
     pub(crate) before: Clock,
     pub(crate) event: Arc<PooledEvent>,
 }
 
-impl Checkpoints {
-    /// Returns the earliest checkpoint at or after operation `op`.
-    pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
-        self.recorded.get(self.recorded.partition_point(|checkpoint| checkpoint.op < op))
+impl OpEvents {
+    /// Returns the earliest op event at or after operation `op`.
+    pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&OpEventRecord> {
+        self.recorded.get(self.recorded.partition_point(|record| record.op < op))
     }
 
-    pub(crate) fn latest(&self) -> Option<&Checkpoint> {
+    pub(crate) fn latest(&self) -> Option<&OpEventRecord> {
         self.recorded.back()
     }
 
-    /// Returns whether operation `op` needs a checkpoint right after it, for late waits.
+    /// Returns whether operation `op` needs an op event right after it, for late waits.
     #[inline]
     pub(crate) fn are_wanted_at(&self, op: OpNumber) -> bool {
         op <= self.wanted_until
@@ -118,11 +118,11 @@ impl Checkpoints {
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
         if op < last {
-            self.wanted_until = last + CHECKPOINTED_OPS;
+            self.wanted_until = last + OPS_WITH_EVENTS;
         }
     }
 
-    /// Records a checkpoint after `op`, the last enqueued operation.
+    /// Records an op event after `op`, the last enqueued operation.
     #[track_caller]
     pub(crate) fn record(
         &mut self,
@@ -132,7 +132,7 @@ impl Checkpoints {
         before: &Clock,
     ) -> Result<(), DriverError> {
         let oldest =
-            if self.recorded.len() < MAX_CHECKPOINTS { None } else { self.recorded.pop_front() };
+            if self.recorded.len() < MAX_OP_EVENTS { None } else { self.recorded.pop_front() };
         let event = match oldest {
             // Reuse the event only if no waiter and no `OpEvent` shares it. Each new record
             // postpones completion, so a query of an `OpEvent` might never return `true`.
@@ -140,7 +140,7 @@ impl Checkpoints {
             _ => Arc::new(PooledEvent::take(core, EventFlags::default())?),
         };
         event.record(stream)?;
-        self.recorded.push_back(Checkpoint { op, before: before.clone(), event });
+        self.recorded.push_back(OpEventRecord { op, before: before.clone(), event });
         Ok(())
     }
 }

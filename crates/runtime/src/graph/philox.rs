@@ -142,7 +142,7 @@ impl<'a> Sequence<'a> {
         Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
     }
 
-    /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
+    /// Returns the kernel's second operand: the state in a graph, `other` outside.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage =

@@ -3,7 +3,7 @@
 //! The problem: each use of a tensor on another stream may need a wait, but most of these waits
 //! repeat an order that already holds. The approach: a wait for an operation first asks the
 //! waiting stream's vector clock (`clock.rs`), and returns without a driver call if the clock covers
-//! the operation. Otherwise the wait enqueues an event: the checkpoint after the operation
+//! the operation. Otherwise the wait enqueues an event: the op event after the operation
 //! (`order.rs`), or a new event if the wait covers all work of a stream. Then the waiting stream's
 //! clock takes over the clock of the event. A host wait marks the operation, and all work before it,
 //! as complete.
@@ -21,13 +21,13 @@ use crate::ErrorKind;
 
 impl Stream {
     /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. The wait
-    /// leaves out later work of `other` if a checkpoint follows `op` directly.
+    /// leaves out later work of `other` if an op event follows `op` directly.
     ///
     /// Does nothing if that order already holds.
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::Capturing`] if `other` is captured and has no checkpoint at or after `op`.
+    /// - [`ErrorKind::Capturing`] if `other` is captured and has no op event at or after `op`.
     /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `op` is not part of its
     ///   capture.
     /// - [`ErrorKind::CapturedEvent`] if `op` is part of a capture that has ended.
@@ -41,7 +41,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_for")?;
-        let (event, point) = other.0.checkpoint(op)?;
+        let (event, point) = other.0.event_at_or_after(op)?;
         self.enqueue_wait("wait_for", &event, &point)
     }
 
@@ -52,7 +52,7 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
     /// - [`ErrorKind::Capturing`] if this stream is captured, or if `other` is captured and has no
-    ///   checkpoint at or after `op`.
+    ///   op event at or after `op`.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
@@ -60,11 +60,11 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_for")?;
-        let (event, _) = other.0.checkpoint(op)?;
+        let (event, _) = other.0.event_at_or_after(op)?;
         let mut state = self.0.lock();
         // Check under the lock, because another thread may have begun a capture of this stream.
         self.refuse_capturing("wait_for")?;
-        self.0.checkpoint_before_wait(&mut state);
+        self.0.record_op_event_before_wait(&mut state);
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
         Ok(())
@@ -88,7 +88,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_stream")?;
-        // Record a new event instead of using a checkpoint, because `other` may have work without a
+        // Record a new event instead of using an op event, because `other` may have work without a
         // number.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
         let point = other.record_into(&event, "wait_stream")?;
@@ -111,7 +111,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), CALL)?;
-        match other.0.checkpoint_of_all()? {
+        match other.0.event_after_all()? {
             Some((event, point)) => self.enqueue_wait(CALL, &event, &point),
             None => Ok(()),
         }
@@ -248,12 +248,12 @@ impl Stream {
         now.settle_and_report(self.core())
     }
 
-    /// Blocks the host until operation `op` is complete. The wait leaves out later work if a
-    /// checkpoint follows `op` directly. Costs one comparison if `op` is known to be complete.
+    /// Blocks the host until operation `op` is complete. The wait leaves out later work if an
+    /// op event follows `op` directly. Costs one comparison if `op` is known to be complete.
     /// [`Stream::synchronize`] reports failed checks; this function does not.
     ///
     /// # Errors
-    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
     ///   of earlier asynchronous work.
@@ -263,7 +263,7 @@ impl Stream {
             return Ok(());
         }
         self.refuse_twin("host_wait")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
         point.settle(self.core());
         Ok(())
@@ -273,7 +273,7 @@ impl Stream {
     /// [`Stream::wait_for_silently`].
     ///
     /// # Errors
-    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
     ///   of earlier asynchronous work.
@@ -283,17 +283,17 @@ impl Stream {
             return Ok(());
         }
         self.refuse_twin("host_wait")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
         self.core().shared.checks.settle(&[point]);
         Ok(())
     }
 
-    /// Returns whether operation `op` is complete. If `op` has no checkpoint of its own, the result
-    /// is `false` until the next checkpoint completes.
+    /// Returns whether operation `op` is complete. If `op` has no op event of its own, the result
+    /// is `false` until the next op event completes.
     ///
     /// # Errors
-    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
     ///   of earlier asynchronous work.
@@ -303,7 +303,7 @@ impl Stream {
             return Ok(true);
         }
         self.refuse_twin("is_done")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
             point.settle(self.core());

@@ -162,7 +162,7 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let later: Vec<_> = (0..10).map(|_| clock.probe(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
     let consumer = clock.probe(&to).0;
-    // The producer runs only its first operation and the checkpoint that follows. The two items
+    // The producer runs only its first operation and the op event that follows. The two items
     // of each later operation stay in the queue.
     driver.drain(from.raw().handle(), 2 * later.len());
     driver.run_alone(to.raw().handle());
@@ -171,7 +171,7 @@ fn a_wait_does_not_cover_later_unrelated_work() {
 }
 
 #[test]
-fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
+fn a_wait_for_an_operation_older_than_all_op_events_still_covers_it() {
     for seed in 0..schedules() {
         let (driver, devices) = counted(1, seed);
         let device = devices.get(0).unwrap();
@@ -180,7 +180,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
         let clock = RunClock::default();
         let (old, op) = clock.probe(&from);
         (0..500).for_each(|_| drop(clock.probe(&from)));
-        assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
+        assert!(driver.calls("event_create") <= 64, "op events are bounded");
         to.wait_for(&from, op).unwrap();
         let after = clock.probe(&to).0;
         to.synchronize().unwrap();
@@ -189,7 +189,7 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
 }
 
 #[test]
-fn the_event_of_an_operation_is_its_checkpoint() {
+fn an_operation_has_one_op_event() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
@@ -198,8 +198,8 @@ fn the_event_of_an_operation_is_its_checkpoint() {
     let (early, op) = clock.probe(&from);
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
-    assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
-    // Submit more operations than there are checkpoints. If the event were reused, it would
+    assert_eq!(driver.calls("event_record"), records, "the operation already has an op event");
+    // Submit more operations than there are op events. If the event were reused, it would
     // complete with the last of them.
     let late: Vec<_> = (0..200).map(|_| clock.probe(&from).0).collect();
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
@@ -216,7 +216,7 @@ fn the_event_of_an_operation_is_its_checkpoint() {
 }
 
 #[test]
-fn checkpoints_of_a_dropped_stream_are_reused() {
+fn op_events_of_a_dropped_stream_are_reused() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     work(device.default_stream(), || ());
@@ -231,7 +231,7 @@ fn checkpoints_of_a_dropped_stream_are_reused() {
 }
 
 #[test]
-fn a_failed_checkpoint_is_recorded_at_the_next_wait() {
+fn a_failed_op_event_is_recorded_at_the_next_wait() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());

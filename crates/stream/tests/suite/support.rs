@@ -93,7 +93,7 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
 }
 
 /// Makes `to` wait for an operation of `from` that a later one follows, so that each operation of
-/// `from` from now on has a checkpoint.
+/// `from` from now on has an op event.
 pub(crate) fn wait_late(to: &Stream, from: &Stream) {
     let early = work(from, || ());
     work(from, || ());

@@ -23,7 +23,7 @@ fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
             let t = table(0)?;
             let all: Vec<_> = (10..15).map(|i| indices(0, &[i])).collect::<Result<_>>()?;
             cuda::synchronize(0)?;
-            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has a checkpoint
+            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has an op event
             let values = cuda::with_stream(&s, || {
                 all.iter()
                     .map(|i| embedding(&t, i)?.to_vec_async::<f32>())

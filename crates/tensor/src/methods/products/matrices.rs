@@ -33,7 +33,7 @@ impl Tensor {
     /// `[batch, n, m]`.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if a tensor has not three dimensions, or the batches differ in size.
+    /// [`ErrorKind::ShapeMismatch`] if a tensor does not have three dimensions, or the batches differ in size.
     /// Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
