@@ -149,8 +149,8 @@ pub fn index_select(
 /// indices in dimension `dim`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the index has more than one dimension, or the input is a scalar
-/// and there is not one index.
+/// [`ErrorKind::ShapeMismatch`] if the index has more than one dimension, or the input is a scalar and the
+/// number of indices is not one.
 #[track_caller]
 pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
     let location = Location::caller();

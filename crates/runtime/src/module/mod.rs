@@ -25,7 +25,7 @@ mod tests;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use artefact::{Change, agrees, stale, update};
+pub use artefact::{UpdateOutcome, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compiler::{ARCHITECTURE, Compiler};
 #[doc(hidden)]
