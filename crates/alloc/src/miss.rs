@@ -123,7 +123,7 @@ impl<B: Backend> AllocatorState<B> {
                 let request = Request { kind, ..request };
                 let (block, other) = {
                     let mut state = owner.lock();
-                    let block = state.rules.caching.then(|| state.detach_fit(request)).flatten();
+                    let block = state.rules.caching.then(|| state.claim_fit(request)).flatten();
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };

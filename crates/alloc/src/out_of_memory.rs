@@ -83,14 +83,16 @@ impl OutOfMemory {
         let would_do =
             |bytes: usize| missing.is_some_and(|missing| missing > 0 && bytes >= missing);
         if would_do(self.private_pools) {
-            hints.push("Private pools hold enough memory: drop unused graphs and pools.");
+            hints.push(
+                "Private pools hold enough memory for the request: drop unused graphs and pools.",
+            );
         }
         if !over_limit && self.other_processes().is_some_and(would_do) {
             hints.push(
-                "Other processes use enough memory: end them, or allocate on another device.",
+                "Other processes hold enough memory for the request: end them, or allocate on another device.",
             );
         } else if !over_limit && self.others().is_some_and(would_do) {
-            hints.push("Libraries or other allocators, also in this process, use enough memory.");
+            hints.push("Libraries or other allocators, also in this process, hold enough memory for the request.");
         }
         if hints.is_empty() {
             hints.push("Live blocks take up the memory: drop some, or take smaller batches.");
@@ -179,8 +181,7 @@ mod tests {
              others at most 10.00 MiB. 90.00 MiB allowed by the memory fraction. Of the reserved \
              60.00 MiB, 50.00 MiB is allocated (private pools hold 4.00 MiB), and 10.00 MiB is \
              reserved but unallocated, its largest piece 3.00 MiB. The memory fraction is used \
-             up: raise it with set_memory_fraction. Private pools hold enough \
-             memory: drop unused graphs and pools."
+             up: raise it with set_memory_fraction. Private pools hold enough memory for the request: drop unused graphs and pools."
         );
     }
 
@@ -222,7 +223,7 @@ mod tests {
             hint.split(':').next().unwrap_or_default().to_owned()
         };
         let live = "Live blocks take up the memory";
-        let others = "Other processes use enough memory";
+        let others = "Other processes hold enough memory for the request";
         let pieces = "Much is reserved but unallocated, in pieces that are too small";
         assert_eq!(first(facts()), others, "10 MiB are missing and others use 10 MiB");
         assert_eq!(first(OutOfMemory { segment: 42 * MIB, ..facts() }), live);
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(limited.hints().len(), 1, "others' memory does not help under a limit");
         assert_eq!(first(limited), "The memory fraction is used up");
         let pools = OutOfMemory { private_pools: 20 * MIB, ..facts() };
-        assert_eq!(first(pools), "Private pools hold enough memory");
+        assert_eq!(first(pools), "Private pools hold enough memory for the request");
         let huge = OutOfMemory { segment: 101 * MIB, allocated: 0, ..facts() };
         assert_eq!(huge.hints(), ["The request is larger than all of the memory: split it."]);
     }

@@ -1,4 +1,4 @@
-//! Marks backend calls that may run the program's code: a pool's source allocates memory, or the
+//! Flags backend calls that may run the program's code: a pool's source allocates memory, or the
 //! owner of foreign memory is dropped. The thread holds locks that a request needs, so requests
 //! fail inside such a call.
 
@@ -10,15 +10,15 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Restores the thread's former mark on drop, also after a panic.
+/// Restores the former value of the thread's flag on drop, also after a panic.
 struct InsideGuard(bool);
 
-/// Returns whether this thread is inside a marked call.
+/// Returns whether this thread is inside a flagged call.
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs a call with the mark set.
+/// Runs a call with the flag set.
 pub(crate) fn inside<R>(call: impl FnOnce() -> R) -> R {
     let _former = InsideGuard(INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false));
     call()

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use warpline_runtime::Result;
-use warpline_runtime::module::{self, Change, Compiler, Program};
+use warpline_runtime::module::{self, Compiler, Program, UpdateOutcome};
 
 /// Returns the folders of the crates that have programs, with the programs of these names.
 fn folders(names: &[String]) -> Vec<(PathBuf, Vec<&'static Program>)> {
@@ -62,7 +62,7 @@ fn write(folders: &Folders) -> Result<Vec<&'static str>> {
     let compiler = Compiler::find()?;
     for (folder, programs) in folders {
         for program in programs {
-            if module::update(folder, program, &compiler)? == Change::Written {
+            if module::update(folder, program, &compiler)? == UpdateOutcome::Written {
                 println!("wrote {}", program.name());
             }
         }

@@ -49,7 +49,8 @@ impl Parameter {
     /// Creates a parameter that shares the tensor's memory. A floating-point parameter requires a gradient.
     ///
     /// # Errors
-    /// The same as [`Tensor::requires_grad_`].
+    /// [`ErrorKind::Gradient`](warpline::ErrorKind::Gradient) if the tensor is floating-point and was made in
+    /// inference mode.
     #[track_caller]
     pub fn new(tensor: Tensor) -> Result<Self> {
         let data = tensor.detach();
@@ -61,7 +62,8 @@ impl Parameter {
     /// To keep clones usable, assign a new [`Parameter`] instead.
     ///
     /// # Errors
-    /// The same as [`Parameter::new`].
+    /// [`ErrorKind::Gradient`](warpline::ErrorKind::Gradient) if the tensor is floating-point and was made in
+    /// inference mode.
     #[track_caller]
     pub fn set_data(&mut self, tensor: Tensor) -> Result<()> {
         let new = Self::new(tensor)?;

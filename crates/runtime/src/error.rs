@@ -10,8 +10,8 @@ use crate::{Error, ErrorKind};
 
 const FIND_ONE: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', or \
                         ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
-const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or unset it; or use the \
-                        device 'cpu'";
+const SHOW_ONE: &str =
+    "Set CUDA_VISIBLE_DEVICES to existing devices, or unset it; or use the device 'cpu'";
 const SIMULATE_ONE: &str = "Ask for simulated GPUs with `sim:1` or more, or use the device 'cpu'";
 
 /// Converts an allocator's error to [`ErrorKind::Alloc`] of `op`. The location is that of the

@@ -136,8 +136,10 @@ impl CpuGenerator {
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         const OP: &str = "set_rng_state";
         if state.len() != STATE {
-            let reason =
-                format!("a CPU generator's state has {STATE} bytes, but it is of {}", state.len());
+            let reason = format!(
+                "a CPU generator's state has {STATE} bytes, but {} were given",
+                state.len()
+            );
             return Err(Error::invalid(OP, reason));
         }
         let word = |at: usize| {
@@ -244,7 +246,7 @@ impl CudaGenerator {
         let (words, rest) = state.as_chunks::<8>();
         let (&[seed, offset], []) = (words, rest) else {
             let reason =
-                format!("a GPU generator's state has 16 bytes, but it is of {}", state.len());
+                format!("a GPU generator's state has 16 bytes, but {} were given", state.len());
             return Err(Error::invalid("set_rng_state", reason));
         };
         self.seed = u64::from_le_bytes(seed);

@@ -1,7 +1,7 @@
 //! Stream capture: work is recorded into a graph instead of run.
 //!
 //! During a capture, each captured stream has a *twin*: a second `Stream` of the same driver's
-//! stream, with its own numbers, checkpoints and clock. Waits within the capture use the twin and
+//! stream, with its own numbers, op events and clock. Waits within the capture use the twin and
 //! are captured. Earlier work of the stream keeps its numbers, so other streams can still wait for
 //! it. A stream joins the capture when it waits for an event of the capture. Only the
 //! `CaptureGuard` of the capture ends it.
@@ -261,8 +261,8 @@ impl Stream {
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // The driver would capture the stream's work, while the stream numbers the work as if
-            // it ran.
+            // Otherwise the driver would capture the stream's work, while the stream would number the work as
+            // if it ran.
             let reason = "it is the twin of a captured stream; use the captured stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }

@@ -1,12 +1,11 @@
 //! All mailboxes of the devices of one driver, and the handling of their reports at waits.
 //!
-//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner
-//! (`owner.rs`). All others only record outcomes. A read or a launch that returned the failure to
-//! its owner counts as that report. If the owner's thread has ended, the failure is reported by the
-//! next `synchronize` of any thread that covers the launch. If an owner has several failures on a
-//! stream, only the oldest is reported. Reads of the data always report the failure; see
-//! `launch/result_marks.rs` of `warpline-runtime`. Until a kernel that checks indices is launched, checks
-//! cost a wait one load.
+//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner (`owner.rs`).
+//! All others only record outcomes. A read or a launch that returned the failure to its owner counts as that
+//! report. If the owner's thread has ended, the failure is reported by the next `synchronize` of any thread
+//! that covers the launch. If an owner has several failures on a stream, only the oldest is reported. Reads of
+//! the data always report the failure; see `launch/result_marks.rs` of `warpline-runtime`. Before the first
+//! launch of a kernel that checks indices, the checks cost each wait one load.
 
 use std::sync::{Arc, PoisonError};
 

@@ -3,7 +3,7 @@
 //! A wait raises the waiting stream's clock to the clock of the event's record. Work that the host
 //! has seen complete comes before all work enqueued later, on any stream; each stream's
 //! [`StreamProgress`] has the last such operation. A clock is copied only when it changes, so each
-//! event and checkpoint can keep the clock of its record.
+//! event can keep the clock of its record.
 
 use std::sync::{Arc, Weak};
 

@@ -112,7 +112,13 @@ impl Event {
     /// nothing if the event was never recorded.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if the event belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if the stream is captured and the record is not part of its capture.
+    /// - [`ErrorKind::CapturedEvent`] if the record is part of a capture that has ended.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if the record is captured and
+    ///   the stream cannot join the capture.
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         self.wait_as(stream, "wait")
@@ -155,7 +161,9 @@ impl Event {
     /// # Errors
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
-    /// - The errors of [`Event::query`].
+    /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.wait_on_host("synchronize", StreamPoint::settle_and_report)
@@ -165,7 +173,9 @@ impl Event {
     /// report.
     ///
     /// # Errors
-    /// The same as [`Event::query`].
+    /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn host_wait(&self) -> Result<()> {
         self.wait_on_host("host_wait", |point, core| {

@@ -36,7 +36,7 @@ impl Stream {
     /// fails.
     #[track_caller]
     pub fn op_event(&self, op: OpNumber) -> Result<OpEvent> {
-        let (event, point) = self.checkpoint(op)?;
+        let (event, point) = self.event_at_or_after(op)?;
         Ok(OpEvent { event, point })
     }
 }

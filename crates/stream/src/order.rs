@@ -5,22 +5,22 @@
 //! the event must be recorded right after the operation, before it is known whether a stream or
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
-//! The approach: events come from a pool and are called *checkpoints*. A wait uses the first
-//! checkpoint at or after its operation, and records one after all work so far if there is none. A
-//! wait is late if later work follows its operation. A late wait that finds no checkpoint right
-//! after its operation shows that the next one may need it. So the next [`MIN_CHECKPOINTED`]
-//! operations get a checkpoint each. If a late wait still finds none, because late waits are
-//! further apart, this number doubles, up to [`MAX_CHECKPOINTED`]. A late wait that finds its
-//! checkpoint extends the run of checkpoints. So one late wait makes a few records, and a stream
-//! that another waits for once per training step soon has a checkpoint for each such wait.
+//! The approach: events come from a pool and are called *op events*. A wait uses the first
+//! op event at or after its operation, and records one after all work so far if there is none. A
+//! wait is late if later work follows its operation. A late wait that finds no op event right
+//! after its operation shows that the next one may need it. So the next [`MIN_OPS_WITH_EVENTS`]
+//! operations get an op event each. If a late wait still finds none, because late waits are
+//! further apart, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its
+//! op event extends the run of op events. So one late wait makes a few records, and a stream
+//! that another waits for once per training step soon has an op event for each such wait.
 //!
-//! A stream also records a checkpoint before it waits for other work, which may depend on another
+//! A stream also records an op event before it waits for other work, which may depend on another
 //! process and never complete. So a late wait covers later work of its stream, but not the work
 //! that the stream waits for later.
 //!
-//! Limits: a late wait that finds no checkpoint covers the stream's work up to its next wait. A
-//! stream keeps the latest [`MAX_AUTOMATIC`] checkpoints that follow single operations, and the latest
-//! [`MAX_REQUESTED`] others. A wait for an older operation uses the oldest later checkpoint, and so
+//! Limits: a late wait that finds no op event covers the stream's work up to its next wait. A
+//! stream keeps the latest [`MAX_AUTOMATIC`] op events that follow single operations, and the latest
+//! [`MAX_REQUESTED`] others. A wait for an older operation uses the oldest later op event, and so
 //! covers more work than needed, never less.
 
 use std::collections::VecDeque;
@@ -34,22 +34,22 @@ use crate::clock::Clock;
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 
-/// Maximum number of kept checkpoints that were recorded after each operation.
+/// Maximum number of kept op events that were recorded after each operation.
 const MAX_AUTOMATIC: usize = 64;
 
-/// Maximum number of kept checkpoints that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
+/// Maximum number of kept op events that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
 /// so that a late wait does not cover a wait that takes long, even if many waits follow.
 const MAX_REQUESTED: usize = 1024;
 
-/// Number of requested checkpoints from which on complete ones are dropped.
+/// Number of requested op events from which on complete ones are dropped.
 const MAX_COMPLETE: usize = 64;
 
-/// Number of operations that get a checkpoint each after a late wait that found none.
-const MIN_CHECKPOINTED: u64 = 64;
+/// Number of operations that get an op event each after a late wait that found none.
+const MIN_OPS_WITH_EVENTS: u64 = 64;
 
-/// Largest number of operations that get a checkpoint each after a late wait. Larger than a
-/// training step, so that a stream that is waited for once per step keeps its checkpoints.
-const MAX_CHECKPOINTED: u64 = 1 << 16;
+/// Largest number of operations that get an op event each after a late wait. Larger than a
+/// training step, so that a stream that is waited for once per step keeps its op events.
+const MAX_OPS_WITH_EVENTS: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
 #[derive(Debug)]
@@ -95,14 +95,14 @@ impl StreamProgress {
 
 /// Events recorded right after some of a stream's operations.
 #[derive(Debug, Default)]
-pub(crate) struct Checkpoints {
-    /// The latest checkpoints recorded after each operation, oldest first.
-    automatic: VecDeque<Checkpoint>,
-    /// The latest checkpoints recorded for a wait or an [`OpEvent`](crate::OpEvent), oldest first.
-    requested: VecDeque<Checkpoint>,
-    /// Operations up to this number get a checkpoint each.
+pub(crate) struct OpEvents {
+    /// The latest op events recorded after each operation, oldest first.
+    automatic: VecDeque<OpEventRecord>,
+    /// The latest op events recorded for a wait or an [`OpEvent`](crate::OpEvent), oldest first.
+    requested: VecDeque<OpEventRecord>,
+    /// Operations up to this number get an op event each.
     wanted_until: OpNumber,
-    /// Number of operations that get a checkpoint each after a late wait. 0 until the first one.
+    /// Number of operations that get an op event each after a late wait. 0 until the first one.
     wanted: u64,
     /// The last operation that is not a wait.
     pub(crate) last_work: OpNumber,
@@ -110,29 +110,29 @@ pub(crate) struct Checkpoints {
 
 /// An operation, the work before it, and an event recorded right after it.
 #[derive(Clone, Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct OpEventRecord {
     pub(crate) op: OpNumber,
     pub(crate) before: Clock,
     pub(crate) event: Arc<PooledEvent>,
 }
 
-impl Checkpoints {
-    /// Returns the earliest checkpoint at or after operation `op`.
-    pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&Checkpoint> {
-        let first = |list: &VecDeque<Checkpoint>| {
-            list.partition_point(|checkpoint: &Checkpoint| checkpoint.op < op)
+impl OpEvents {
+    /// Returns the earliest op event at or after operation `op`.
+    pub(crate) fn at_or_after(&self, op: OpNumber) -> Option<&OpEventRecord> {
+        let first = |list: &VecDeque<OpEventRecord>| {
+            list.partition_point(|record: &OpEventRecord| record.op < op)
         };
         let automatic = self.automatic.get(first(&self.automatic));
         let requested = self.requested.get(first(&self.requested));
-        automatic.into_iter().chain(requested).min_by_key(|checkpoint| checkpoint.op)
+        automatic.into_iter().chain(requested).min_by_key(|record| record.op)
     }
 
-    /// Returns the latest requested checkpoint.
-    pub(crate) fn latest(&self) -> Option<&Checkpoint> {
+    /// Returns the latest requested op event.
+    pub(crate) fn latest(&self) -> Option<&OpEventRecord> {
         self.requested.back()
     }
 
-    /// Returns whether operation `op` needs a checkpoint right after it, for late waits.
+    /// Returns whether operation `op` needs an op event right after it, for late waits.
     #[inline]
     pub(crate) fn are_wanted_at(&self, op: OpNumber) -> bool {
         op <= self.wanted_until
@@ -140,24 +140,24 @@ impl Checkpoints {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        // A checkpoint after an operation older than this would be gone.
+        // An op event after an operation older than this would be gone.
         let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
         if op >= self.last_work || op <= oldest {
             return;
         }
         if !self.are_wanted_at(op) {
-            if self.at_or_after(op).is_some_and(|checkpoint| checkpoint.op == op) {
+            if self.at_or_after(op).is_some_and(|record| record.op == op) {
                 return;
             }
             // A stream without late waits for long begins again.
-            let far = last > self.wanted_until + MAX_CHECKPOINTED;
+            let far = last > self.wanted_until + MAX_OPS_WITH_EVENTS;
             let doubled = if far { 0 } else { 2 * self.wanted };
-            self.wanted = doubled.clamp(MIN_CHECKPOINTED, MAX_CHECKPOINTED);
+            self.wanted = doubled.clamp(MIN_OPS_WITH_EVENTS, MAX_OPS_WITH_EVENTS);
         }
         self.wanted_until = last + self.wanted;
     }
 
-    /// Records a checkpoint after `op`, the last enqueued operation, for a wait.
+    /// Records an op event after `op`, the last enqueued operation, for a wait.
     #[track_caller]
     pub(crate) fn record(
         &mut self,
@@ -173,11 +173,11 @@ impl Checkpoints {
         {
             reused = list.pop_front();
         }
-        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        list.push_back(OpEventRecord::record(core, stream, op, before, reused)?);
         Ok(())
     }
 
-    /// Records a checkpoint after `op`, the last enqueued operation, for waits that may come.
+    /// Records an op event after `op`, the last enqueued operation, for waits that may come.
     #[track_caller]
     pub(crate) fn record_automatic(
         &mut self,
@@ -188,13 +188,13 @@ impl Checkpoints {
     ) -> Result<(), DriverError> {
         let list = &mut self.automatic;
         let reused = if list.len() < MAX_AUTOMATIC { None } else { list.pop_front() };
-        list.push_back(Checkpoint::record(core, stream, op, before, reused)?);
+        list.push_back(OpEventRecord::record(core, stream, op, before, reused)?);
         Ok(())
     }
 }
 
-impl Checkpoint {
-    /// Records a checkpoint after `op`, with the event of a former checkpoint if nothing else uses it.
+impl OpEventRecord {
+    /// Records an op event after `op`, with the event of a former op event if nothing else uses it.
     #[track_caller]
     fn record(
         core: &Arc<DeviceCore>,

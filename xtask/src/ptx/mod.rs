@@ -127,7 +127,7 @@ fn find_fault(
         return Ok(Some("the source or the compiler's options have changed"));
     }
     if source::cubin_hash_in(&text) != Some(&source::cubin_hash(&cubin)) {
-        return Ok(Some("the .cubin is of another compilation"));
+        return Ok(Some("the .cubin comes from another compilation"));
     }
     if let Some(compiler) = compiler
         && compile(compiler, module)? != (text, cubin)

@@ -20,7 +20,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/runtime/src/testing.rs", "test access to the bytes of tensors"),
     ("crates/runtime/src/graph/philox.rs", "the launch that sets the random generator's offset"),
     ("crates/runtime/src/iter/", "launches of elementwise kernels"),
-    ("crates/runtime/src/module/cuda_type.rs", "plain parameters that are generic over a number"),
+    ("crates/runtime/src/module/cuda_type.rs", "kernel parameters with a const generic"),
     // The launches and CPU implementations of a family of ops work on raw operands.
     ("crates/kernels/src/attention/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/cat/", "a family's launches and CPU implementations"),

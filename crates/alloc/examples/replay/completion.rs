@@ -1,4 +1,4 @@
-//! Keeps freed memory in use by other streams until the completion in the trace.
+//! Simulates work on other streams that still uses freed memory, until the completion line in the trace.
 //!
 //! The last use of some blocks completes later in the trace than the free of the block. At such a
 //! free, a side stream uses the block by waiting for a *tick* of a clock. The clock is another
@@ -70,7 +70,7 @@ struct Waiter {
 }
 
 impl<'a> Completions<'a> {
-    /// Prepares one replay, in which a tick blocks for `patience` at most.
+    /// Prepares one replay. A tick blocks its stream for at most `patience`.
     ///
     /// # Errors
     /// A message if the trace has no completions, or if the clock's stream cannot be made.
@@ -154,12 +154,12 @@ impl<'a> Completions<'a> {
         });
         // SAFETY: `clock` is a live stream of this driver.
         unsafe { self.driver.launch_host_func(self.clock.handle(), gate) }?;
-        let event = Arc::new(self.mark(&self.clock)?);
+        let event = Arc::new(self.record_event(&self.clock)?);
         Ok(Tick { open, began, event, uses: Vec::new() })
     }
 
     /// Records an event on a stream.
-    fn mark(&self, stream: &Stream) -> Result<Event, DriverError> {
+    fn record_event(&self, stream: &Stream) -> Result<Event, DriverError> {
         let event = Event::new(&self.driver, 0, EventFlags::default())?;
         event.record(stream)?;
         Ok(event)
@@ -213,10 +213,10 @@ impl Watch<CudaBackend> for Completions<'_> {
     fn after(&mut self, at: usize, _: &CudaAllocator) -> Result<(), String> {
         if let Some((side, until)) = self.begun.take() {
             // This event follows the event that the allocator recorded at the free.
-            let mark = self.mark(&self.sides[side].1);
-            let mark = mark.map_err(|error| failure(self.trace, at, error))?;
+            let event = self.record_event(&self.sides[side].1);
+            let event = event.map_err(|error| failure(self.trace, at, error))?;
             if let Some(tick) = self.ticks.get_mut(&until) {
-                tick.uses.push(mark);
+                tick.uses.push(event);
             }
         }
         if self.waited.load(Ordering::Relaxed) {

@@ -57,8 +57,8 @@ struct Options {
     /// Prints one JSON object per trace, each on its own line.
     #[arg(long)]
     json: bool,
-    /// Keeps freed memory in use by a side stream until its `c` line. Side streams wait for host
-    /// functions that return at this line. The times include the waits.
+    /// Lets a side stream use freed memory until the block's `c` line (completion) in the trace. The side
+    /// stream waits for a host function that returns at this line. The times include the waits.
     #[arg(long)]
     honour_completion: bool,
     /// Also fills each block on its stream, and verifies the bytes before the block is freed. These

@@ -309,8 +309,7 @@ impl AllocatorConfig {
                 }
             }
             "expandable_segments_reserve" | "expandable_segments_reserve_by_class" => {
-                let reason = "each stream reserves addresses for all of the device's memory, of \
-                              which there are enough; leave it out";
+                let reason = "each stream reserves enough addresses for all of the device's memory; leave the option out";
                 return Err(not_supported(key, value, reason));
             }
             _ if key.starts_with("pinned_") => self.host.set(key, value)?,

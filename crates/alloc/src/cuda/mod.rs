@@ -281,7 +281,7 @@ impl VirtualMemory<DriverError> for CudaBackend {
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, DriverError> {
         let foreign = || DriverError::InvalidArgument {
             call: "VirtualMemory::map",
-            reason: "the range or the memory is another backend's".into(),
+            reason: "the range or the memory belongs to another backend".into(),
         };
         let range = range.downcast_ref::<Reservation>().ok_or_else(foreign)?;
         let memory = memory.downcast_ref::<PhysicalMemory>().ok_or_else(foreign)?;

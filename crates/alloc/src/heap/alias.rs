@@ -72,8 +72,8 @@ impl<M> Heap<M> {
         None
     }
 
-    /// Detaches pieces, which must be free, from the pool. Returns their records.
-    pub(crate) fn detach_pieces(
+    /// Claims pieces, which must be free, from the pool. Returns their records.
+    pub(crate) fn claim_pieces(
         &mut self,
         arenas: ArenaKind,
         kind: PoolKind,
@@ -86,16 +86,16 @@ impl<M> Heap<M> {
         // Descending order, so that the remainder of a split block keeps the number listed in
         // `free`.
         order.sort_unstable_by_key(|&at| std::cmp::Reverse(pieces[at].start));
-        let mut detached = vec![NONE; pieces.len()];
+        let mut claimed = vec![NONE; pieces.len()];
         for at in order {
             let Extent { start, size, .. } = pieces[at];
             let (_, block) = free[free.partition_point(|(address, _)| *address <= start) - 1];
-            let piece = self.detach_part(block, start, size);
+            let piece = self.claim_part(block, start, size);
             self.records.set_status(piece, Status::Aliased);
             self.trace(TraceAction::SegmentUnmap, start, size, None);
-            detached[at] = piece;
+            claimed[at] = piece;
         }
-        detached
+        claimed
     }
 
     /// Makes pieces free again.
@@ -115,7 +115,7 @@ impl<M> Heap<M> {
         pieces: Vec<u32>,
     ) -> u32 {
         let record = Record { address, size, kind, alias: true, ..Record::VACANT };
-        let block = self.records.add(record, Status::Detached);
+        let block = self.records.add(record, Status::Claimed);
         self.pieces.insert(block, pieces);
         block
     }

@@ -64,7 +64,7 @@ impl<M> Heap<M> {
         size: usize,
     ) -> Option<Expansion> {
         let (first, _) = self.expansions(arenas, kind, size).next()?;
-        Some(self.detach_run(first, size))
+        Some(self.claim_run(first, size))
     }
 
     /// Plans the expansion to `size` bytes that needs the least new memory.
@@ -76,7 +76,7 @@ impl<M> Heap<M> {
     ) -> Option<Expansion> {
         let expansions = self.expansions(arenas, kind, size);
         let (first, _) = expansions.min_by_key(|(_, missing)| *missing)?;
-        Some(self.detach_run(first, size))
+        Some(self.claim_run(first, size))
     }
 
     /// Plans an expansion of `bytes` unmapped bytes, in whole pages.
@@ -89,7 +89,7 @@ impl<M> Heap<M> {
         let mut unmapped = self.unmapped_of(arenas, kind);
         let first = unmapped.find(|&block| self.records[block].size >= bytes)?;
         drop(unmapped);
-        Some(self.detach_run(first, bytes))
+        Some(self.claim_run(first, bytes))
     }
 
     /// Returns the possible expansions to `size` bytes, by address: the first record of each, and
@@ -129,9 +129,9 @@ impl<M> Heap<M> {
         self.records.is(block, Status::Free) || self.records.is(block, Status::Unmapped)
     }
 
-    /// Detaches adjacent free and unmapped records, starting at `first`, until they have `size`
+    /// Claims adjacent free and unmapped records, starting at `first`, until they have `size`
     /// bytes. Rounds the memory to map up to whole pages.
-    fn detach_run(&mut self, first: u32, size: usize) -> Expansion {
+    fn claim_run(&mut self, first: u32, size: usize) -> Expansion {
         let ArenaRange { number: arena, kind: ArenaKind { page_size, .. }, .. } =
             self.arena_of(first);
         let (mut free, mut missing) = (Vec::new(), Vec::new());
@@ -154,7 +154,7 @@ impl<M> Heap<M> {
             if block != first {
                 self.records.merge_next(first);
             }
-            self.records.set_status(first, Status::Detached);
+            self.records.set_status(first, Status::Claimed);
             block = self.records[first].next;
             if bytes >= size {
                 return Expansion { block: first, free, missing };
@@ -190,7 +190,7 @@ impl<M> Heap<M> {
         let mut blocks = Vec::with_capacity(pieces.len());
         for (at, &(_, size, mapped)) in pieces.iter().enumerate() {
             let rest =
-                (at + 1 < pieces.len()).then(|| self.records.split(block, size, Status::Detached));
+                (at + 1 < pieces.len()).then(|| self.records.split(block, size, Status::Claimed));
             blocks.push((block, mapped));
             block = rest.unwrap_or(NONE);
         }
@@ -203,14 +203,14 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Detaches part of a free block. The memory before and after the part stays free.
-    pub(super) fn detach_part(&mut self, block: u32, start: u64, size: usize) -> u32 {
+    /// Claims part of a free block. The memory before and after the part stays free.
+    pub(super) fn claim_part(&mut self, block: u32, start: u64, size: usize) -> u32 {
         let record = self.records[block];
         self.unlist(block);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
         let middle =
-            if before == 0 { block } else { self.records.split(block, before, Status::Detached) };
+            if before == 0 { block } else { self.records.split(block, before, Status::Claimed) };
         if after > 0 {
             let rest = self.records.split(middle, size, Status::Free);
             self.list(rest);
@@ -218,7 +218,7 @@ impl<M> Heap<M> {
         if before > 0 {
             self.list(block);
         }
-        self.records.set_status(middle, Status::Detached);
+        self.records.set_status(middle, Status::Claimed);
         middle
     }
 

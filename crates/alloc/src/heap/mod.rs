@@ -7,7 +7,7 @@
 //! free examines two neighbours, and need not load the records of neighbours that are not free.
 //!
 //! In an arena, addresses and memory are separate. A record of an arena may have no memory of its
-//! own: it is *unmapped*, *detached* (memory is being mapped there), *migrated* (the page's home is
+//! own: it is *unmapped*, *claimed* (memory is being mapped there), *migrated* (the page's home is
 //! elsewhere now, and the page may return) or *aliased* (its memory is in use at other addresses).
 //!
 //! Invariant: each byte of memory has one owner. A page may be mapped many times but has one home.

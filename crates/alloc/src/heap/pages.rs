@@ -107,7 +107,7 @@ impl<M> Heap<M> {
     /// Removes whole pages from a free block, which must contain them. Their addresses stay, with
     /// the given status.
     fn unmap(&mut self, block: u32, pages: Pages, status: Status) -> Pages {
-        let part = self.detach_part(block, pages.start, pages.size);
+        let part = self.claim_part(block, pages.start, pages.size);
         self.coalesce_unmapped(part, status);
         self.trace(TraceAction::SegmentUnmap, pages.start, pages.size, None);
         pages
@@ -124,7 +124,7 @@ impl<M> Heap<M> {
         }
         self.unlist(block);
         let middle =
-            if ahead == 0 { block } else { self.records.split(block, ahead, Status::Detached) };
+            if ahead == 0 { block } else { self.records.split(block, ahead, Status::Claimed) };
         if self.records[middle].size > pages.size {
             let rest = self.records.split(middle, pages.size, status);
             self.list(rest);

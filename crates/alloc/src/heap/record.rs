@@ -19,7 +19,7 @@ pub(crate) enum Status {
     /// Addresses of an arena without memory.
     Unmapped,
     /// A block that was taken out of its pool, while memory is mapped there or a wait is enqueued.
-    Detached,
+    Claimed,
     /// Addresses of an arena whose page has migrated to another arena. The page is still mapped
     /// here and may return.
     Migrated,

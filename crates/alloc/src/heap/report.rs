@@ -64,7 +64,7 @@ fn block_info(record: &Record, status: Status) -> Option<BlockInfo> {
         Status::Allocated => BlockState::Allocated,
         Status::PendingFree => BlockState::AwaitingFree,
         Status::Free => BlockState::Free,
-        Status::Unmapped | Status::Detached | Status::Migrated | Status::Aliased => return None,
+        Status::Unmapped | Status::Claimed | Status::Migrated | Status::Aliased => return None,
     };
     let Record { address, size, requested: requested_size, .. } = *record;
     Some(BlockInfo { address, size, requested_size, state, ..BlockInfo::default() })

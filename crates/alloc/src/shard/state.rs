@@ -179,19 +179,19 @@ impl<B: Backend> ShardState<B> {
         Some(block)
     }
 
-    /// Detaches the best fitting free block, so that no other thread can use it until it is
+    /// Claims the best fitting free block, so that no other thread can use it until it is
     /// allocated or put back.
-    pub(crate) fn detach_fit(&mut self, request: Request) -> Option<u32> {
+    pub(crate) fn claim_fit(&mut self, request: Request) -> Option<u32> {
         let block = self.remove_best_fit(request)?;
-        self.heap.records.set_status(block, Status::Detached);
+        self.heap.records.set_status(block, Status::Claimed);
         Some(block)
     }
 
-    /// Makes a detached block free again.
+    /// Makes a claimed block free again.
     pub(crate) fn put_back(&mut self, block: u32) {
         let record = &self.heap.records[block];
         let (kind, size, arena) = (record.kind, record.size, record.arena);
-        // A detached part of a segment is still counted as a free part.
+        // A claimed part of a segment is still counted as a free part.
         let part = i64::from(record.is_split());
         let merged = self.heap.coalesce(block);
         if !arena {

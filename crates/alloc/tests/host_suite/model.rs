@@ -512,9 +512,9 @@ fn contents_survive_ten_thousand_operations() {
     for step in 0..10_000u64 {
         let pick = random.below(usize::MAX);
         if !live.is_empty() && (pick.is_multiple_of(2) || live.len() > 100) {
-            let (block, mark) = live.swap_remove(pick / 2 % live.len());
+            let (block, stamp) = live.swap_remove(pick / 2 % live.len());
             for unit in units(&block) {
-                assert_eq!(memory.get(&unit), Some(&mark));
+                assert_eq!(memory.get(&unit), Some(&stamp));
             }
         } else {
             let bytes = 1 + pick % [600, 5000, 3 << 18][pick % 3];

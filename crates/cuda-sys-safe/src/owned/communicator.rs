@@ -88,7 +88,7 @@ impl Communicator {
         let join = || {
             // NCCL takes both numbers as `int`.
             if rank >= ranks || i32::try_from(ranks).is_err() {
-                let reason = format!("rank {rank} was asked for of {ranks} ranks");
+                let reason = format!("there is no rank {rank} among {ranks} ranks");
                 return Err(DriverError::InvalidArgument { call: CALL, reason });
             }
             let nccl = driver.nccl()?;

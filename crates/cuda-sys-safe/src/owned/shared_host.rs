@@ -92,7 +92,7 @@ impl SharedHostMemory {
         handle: OsHandle,
     ) -> Result<Self> {
         if system::in_pages(bytes) != Some(bytes) || bytes.is_multiple_of(HUGE) {
-            return Err(refused(bytes, "none such has this size"));
+            return Err(refused(bytes, "shared memory of this size is never exported"));
         }
         let failed = |error: std::io::Error| refused(bytes, &error.to_string());
         let file = SharedFile::import(handle, bytes).map_err(failed)?;
@@ -150,7 +150,10 @@ impl SharedHostMemory {
         match offset.checked_add(bytes) {
             // SAFETY: the range was just checked to lie inside the mapping.
             Some(end) if end <= self.bytes() => Ok(unsafe { self.as_ptr().add(offset) }.as_ptr()),
-            _ => Err(refused(bytes, &format!("from byte {offset} on they lie outside"))),
+            _ => Err(refused(
+                bytes,
+                &format!("the range from byte {offset} on does not lie inside the memory"),
+            )),
         }
     }
 

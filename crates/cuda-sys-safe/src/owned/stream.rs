@@ -217,7 +217,7 @@ impl Stream {
         let location = Location::caller();
         same_driver(CALL, &self.0.driver, event.driver()).map_err(|e| e.at(location))?;
         if !event.can_be_waited_for_on(self.device()) {
-            let reason = "an event for other processes is of another device than the stream; record \
+            let reason = "an interprocess event belongs to another device than the stream; record \
                           one without `interprocess` after it for this stream to wait for";
             let reason = reason.to_owned();
             return Err(DriverError::InvalidArgument { call: CALL, reason }.at(location));

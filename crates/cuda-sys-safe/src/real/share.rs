@@ -67,8 +67,9 @@ impl CudaDriver {
         let status = unsafe { ask(&mut properties, raw) };
         let asked = self.check(ASK, device, status).and_then(|()| match properties.device() {
             Some(owner) if owner == device => Ok(()),
-            _ => Err(DriverError::cuda(CALL, CudaCode::INVALID_DEVICE, Some(device))
-                .with_detail(|| "the memory that another process sent is elsewhere".into())),
+            _ => Err(DriverError::cuda(CALL, CudaCode::INVALID_DEVICE, Some(device)).with_detail(
+                || "the memory that another process sent is on another device".into(),
+            )),
         });
         if let Err(error) = asked {
             // SAFETY: the handle was just created, and no other code has it.

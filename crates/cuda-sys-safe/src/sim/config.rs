@@ -194,7 +194,7 @@ pub enum SpecError {
         most: u64,
     },
     /// Two options set the same field.
-    #[error("`{first}` and `{second}` in `{spec}` set the same: name one of them, once")]
+    #[error("`{first}` and `{second}` in `{spec}` set the same option: give it once")]
     SaidTwice {
         /// The specification.
         spec: String,

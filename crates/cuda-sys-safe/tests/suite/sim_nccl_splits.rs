@@ -141,7 +141,10 @@ fn a_part_fails_with_the_whole() {
         let [aborted, waiting] = [ranks.split(0), ranks.split(1)];
         ranks.abort(ranks.comms[0]);
         let error = ranks.state(aborted).unwrap_err().to_string();
-        assert!(error.contains("was to be split off was aborted"), "{schedule:?}: {error}");
+        assert!(
+            error.contains("the communicator to be split was aborted"),
+            "{schedule:?}: {error}"
+        );
         // Rank 2 leaves without a split, so the split of the other rank never completes.
         ranks.abort(ranks.comms[2]);
         for comm in [ranks.comms[1], waiting] {

@@ -48,7 +48,7 @@ pub(super) fn call(op: &'static str, member: GroupMember, call: &CollectiveOp<'_
         | CollectiveOp::Recv { peer: rank, .. }
             if rank >= member.ranks =>
         {
-            let reason = format!("there is no rank {rank}: there are {}", member.ranks);
+            let reason = format!("there is no rank {rank} among {} ranks", member.ranks);
             return Err(Error::invalid(op, reason));
         }
         _ => {}
@@ -70,12 +70,12 @@ fn check_sizes(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -
     }
     let rule = match call {
         CollectiveOp::AllGather { .. } => {
-            "the output has to have as many elements as the inputs of all ranks"
+            "the output must have as many elements as the inputs of all ranks"
         }
         CollectiveOp::ReduceScatter { .. } => {
-            "the input has to have as many elements for each rank"
+            "the input must have as many elements as the outputs of all ranks"
         }
-        _ => "both have to have as many elements",
+        _ => "both must have the same number of elements",
     };
     Err(Error::shape(
         op,
@@ -138,8 +138,7 @@ pub(super) fn group(
         return Ok(());
     }
     let reason = format!(
-        "rank {own} sends {to} tensors to itself and receives {from} in the same group; they would \
-         wait for each other for ever"
+        "rank {own} sends {to} tensors to itself but receives {from} in the same group; the calls would wait for each other forever"
     );
     Err(Error::invalid(op, reason))
 }

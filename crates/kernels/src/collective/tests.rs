@@ -247,13 +247,13 @@ fn collectives_that_nccl_cannot_run_are_refused_beforehand() {
         let turned = x.with(|layout| layout.transpose(0, 1));
         let part = x.with(|layout| layout.narrow(0, 0, 1));
         let text = |ops: &[CollectiveOp<'_>]| rank.run(&rank.stream, ops).unwrap_err().to_string();
-        assert!(text(&[sum(&x, &small)]).contains("both have to have as many elements"));
+        assert!(text(&[sum(&x, &small)]).contains("both must have the same number of elements"));
         assert!(text(&[sum(&x, &whole)]).contains("torch.float32"));
         assert!(text(&[sum(&turned, &turned)]).contains("is not contiguous"));
         let gather = CollectiveOp::AllGather { input: x.view(), output: small.view() };
         assert!(text(&[gather]).contains("as many elements as the inputs of all ranks"));
         let far = CollectiveOp::Broadcast { input: x.view(), output: x.view(), root: 1 };
-        assert!(text(&[far]).contains("there is no rank 1: there are 1"));
+        assert!(text(&[far]).contains("there is no rank 1 among 1 ranks"));
         assert!(
             text(&[CollectiveOp::Send { input: x.view(), peer: 0 }])
                 .contains("sends 1 tensors to itself")

@@ -5,7 +5,7 @@ use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
-use super::entry::Output;
+use super::entry::ResultDType;
 use super::run::{NUMBER, Numbers};
 use super::{Op, cuda_functions};
 use crate::programs::cuda_type;
@@ -40,7 +40,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         op.entry.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
     let inputs: Vec<(bool, &str)> =
         op.entry.inputs.iter().map(|input| input.is_bool).zip(types).collect();
-    let result = if op.entry.output == Output::Bool { "boolean" } else { cuda_type(variant) };
+    let result = if op.entry.output == ResultDType::Bool { "boolean" } else { cuda_type(variant) };
     let parameters: Vec<String> = (op.entry.inputs.iter().zip(&inputs))
         .map(|(input, (_, ty))| format!("compute_t<{ty}> {}", input.name))
         .collect();

@@ -20,7 +20,7 @@ pub struct Entry {
     pub name: &'static str,
     pub inputs: &'static [Input],
     pub dtypes: DTypes,
-    pub output: Output,
+    pub output: ResultDType,
     /// CUDA's expression of the inputs, all of the compute type `C`.
     pub cuda: &'static str,
     pub hosts: Hosts,
@@ -165,7 +165,7 @@ impl DTypes {
 
 /// The dtype of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum ResultDType {
     /// The compute dtype.
     Same,
     /// Bool. Number operands are rounded to the dtype first, as in PyTorch's comparisons.

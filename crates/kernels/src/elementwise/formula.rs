@@ -256,7 +256,7 @@ impl Builder {
         // Operands are declared first, so the index of an operand is also the index of its step.
         assert!(
             operand.0 < self.operands,
-            "a gradient has the name of an operand, and no operand that of `g` or `out`"
+            "each gradient must have the name of an operand, and no operand may be called `g` or `out`"
         );
         let former = self.gradients[operand.0].replace(gradient.into().0);
         assert!(former.is_none(), "an operand has one gradient");

@@ -73,7 +73,7 @@ pub use run::{Arg, apply};
 pub use select::*;
 pub use trigonometric::*;
 
-use entry::{Entry, Output};
+use entry::{Entry, ResultDType};
 
 /// The entries of each file.
 const FILES: &[&[&Op]] = &[
@@ -149,7 +149,7 @@ impl Op {
     /// Returns whether the result is boolean.
     #[must_use]
     pub fn returns_bools(&self) -> bool {
-        self.entry.output == Output::Bool
+        self.entry.output == ResultDType::Bool
     }
 
     /// Returns whether an operand is a condition. A condition is boolean; the other operands may
@@ -188,7 +188,7 @@ impl Op {
         } else {
             return Err(ErrorKind::UnsupportedDType { dtype: common }.of(self.entry.name));
         };
-        Ok((compute, if self.entry.output == Output::Bool { DType::Bool } else { compute }))
+        Ok((compute, if self.entry.output == ResultDType::Bool { DType::Bool } else { compute }))
     }
 
     /// Returns the numbers of elements per thread of the flat and of the strided kernel.

@@ -9,7 +9,7 @@ use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Site, 
 use warpline_runtime::{cuda_struct, dispatch};
 
 use super::Op;
-use super::entry::{Host, Hosts, NumberRounding, Output};
+use super::entry::{Host, Hosts, NumberRounding, ResultDType};
 
 /// An operand: a tensor, or a number, which needs no memory and no launch of its own.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +84,7 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;
     }
-    op.entry.output == Output::Bool
+    op.entry.output == ResultDType::Bool
         || match op.entry.rounds {
             NumberRounding::Never => false,
             NumberRounding::OnCpu => matches!(target, Target::Cpu(_)),

@@ -71,7 +71,7 @@ macro_rules! elementwise_ops {
 
         $($(#[$doc])*
         pub static $id: $crate::elementwise::Op = {
-            use $crate::elementwise::entry::{self, DTypes, Entry, Input, Output};
+            use $crate::elementwise::entry::{self, DTypes, Entry, Input, ResultDType};
 
             /// The CPU implementation.
             #[derive(Debug)]
@@ -96,7 +96,7 @@ macro_rules! elementwise_ops {
                 name: $name,
                 inputs: INPUTS,
                 dtypes: DTYPES,
-                output: Output::$output,
+                output: ResultDType::$output,
                 cuda: $cuda,
                 hosts: $crate::__elementwise_hosts!([$unsafe $cuda $output [$($input),+]] $($cpu)*),
                 rounds: $crate::__elementwise_rounds!($($rounds)?),

@@ -149,8 +149,8 @@ pub fn index_select(
 /// indices in dimension `dim`.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the index has more than one dimension, or the input is a scalar
-/// and there is not one index.
+/// [`ErrorKind::ShapeMismatch`] if the index has more than one dimension, or the input is a scalar and the
+/// number of indices is not one.
 #[track_caller]
 pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
     let location = Location::caller();
@@ -163,7 +163,7 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
     match sizes.get_mut(dim) {
         Some(size) => *size = count,
         None if count == 1 => {}
-        None => return refuse(format!("{count} indices into a scalar; it can have one only")),
+        None => return refuse(format!("a scalar takes one index, not {count}")),
     }
     Ok(sizes)
 }

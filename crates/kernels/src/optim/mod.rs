@@ -291,11 +291,11 @@ pub fn step(
     if let Some(rates) = rates
         && (rates.dtype != DType::F64 || !takes(rates) || rates.numel() < need)
     {
-        let reason = format!("rates are {need} contiguous floats of 64 bits");
+        let reason = format!("the rates must be {need} contiguous `float64` elements");
         return Err(Error::invalid(op, reason));
     }
     if matches!(rule, UpdateRule::Scale) && rates.is_none() {
-        return Err(Error::invalid(op, "there is nothing to scale by"));
+        return Err(Error::invalid(op, "the factor to scale by is missing"));
     }
     let update = rule.update(rates.is_some());
     match rule {
@@ -368,7 +368,8 @@ fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> 
         return Err(Error::shape(op, reason));
     }
     if !takes(view) {
-        let reason = "operands are contiguous floats, fewer than 2³¹ of each";
+        let reason =
+            "operands must be contiguous and floating-point, with fewer than 2³¹ elements each";
         return Err(Error::invalid(op, reason));
     }
     Ok(())

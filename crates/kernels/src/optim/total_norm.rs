@@ -79,7 +79,8 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
     for view in tensors {
         view.check_dtype(OP, dtype)?;
         if !takes(*view) {
-            let reason = "operands are contiguous floats, fewer than 2³¹ of each";
+            let reason =
+                "operands must be contiguous and floating-point, with fewer than 2³¹ elements each";
             return Err(Error::invalid(OP, reason));
         }
     }

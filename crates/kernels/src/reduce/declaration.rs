@@ -12,7 +12,7 @@ use crate::turn::TURN;
 #[derive(Debug)]
 pub(super) struct Declaration {
     pub(super) name: &'static str,
-    pub(super) result: Output,
+    pub(super) result: ResultDType,
     pub(super) flags: Flags,
     /// Returns the bits of an element that does not change a result, repeated to eight bytes.
     pub(super) neutral: fn(DType) -> u64,
@@ -21,7 +21,7 @@ pub(super) struct Declaration {
 
 /// Dtype of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
+pub(super) enum ResultDType {
     /// Dtype of the elements.
     Same,
     /// Dtype of the elements, which must be floating-point.
@@ -61,11 +61,11 @@ impl Declaration {
     pub(super) fn result_dtype(&self, dtype: DType) -> Result<DType> {
         let unsupported = ErrorKind::UnsupportedDType { dtype };
         Ok(match self.result {
-            Output::Float if !dtype.is_float() => return Err(unsupported.of(self.name)),
-            Output::Index if dtype == DType::Bool => return Err(unsupported.of(self.name)),
-            Output::Wide if !dtype.is_float() => DType::I64,
-            Output::Index => DType::I64,
-            Output::Truth if dtype != DType::U8 => DType::Bool,
+            ResultDType::Float if !dtype.is_float() => return Err(unsupported.of(self.name)),
+            ResultDType::Index if dtype == DType::Bool => return Err(unsupported.of(self.name)),
+            ResultDType::Wide if !dtype.is_float() => DType::I64,
+            ResultDType::Index => DType::I64,
+            ResultDType::Truth if dtype != DType::U8 => DType::Bool,
             _ => dtype,
         })
     }
@@ -134,11 +134,11 @@ macro_rules! reductions {
 
             /// Returns the declaration.
             pub(in $crate::reduce) fn declaration(self) -> &'static $crate::reduce::declaration::Declaration {
-                use $crate::reduce::declaration::{self, Declaration, Flags, Output};
+                use $crate::reduce::declaration::{self, Declaration, Flags, ResultDType};
                 match self {$($(Self::$op => {
                     static DECLARATION: Declaration = Declaration {
                         name: $name,
-                        result: Output::$output,
+                        result: ResultDType::$output,
                         flags: Flags { $($flag: true,)* ..Flags::NONE },
                         neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
                             $crate::reduce::fold::neutral::<folds::$op, T>()

@@ -27,7 +27,7 @@ use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 use crate::scratch::ScratchTensor;
 use crate::turn::{scratch_operand, ticket};
-use declaration::{Declaration, Output};
+use declaration::{Declaration, ResultDType};
 use plan::{Access, BLOCK, MOST_OUTPUTS, Plan};
 
 pub(crate) use table::PROGRAMS;
@@ -121,7 +121,7 @@ fn run(
     if out.dtype != expected {
         return Err(ErrorKind::DTypeMismatch { expected, actual: out.dtype }.of(name));
     }
-    let indices = declaration.result == Output::Index;
+    let indices = declaration.result == ResultDType::Index;
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {
         return Err(Error::invalid(
             name,

@@ -141,8 +141,7 @@ impl Resample {
             }
             (image, result) => {
                 let reason = format!(
-                    "an image of {image:?} and a result of {result:?}; they have to be contiguous and have three \
-                     dimensions, of which but the second are the same"
+                    "an image of {image:?} and a result of {result:?}; both must be contiguous, with three dimensions that are equal except for the second"
                 );
                 Err(Error::shape(op, reason))
             }

@@ -110,8 +110,7 @@ pub fn rotary_embedding(
         || pairs > width / 2
     {
         let reason = format!(
-            "an input of {:?}, angles of {:?} and {:?} and a result of {:?}; only the last sizes may differ, and \
-             two angles must not be more than a row",
+            "an input of {:?}, angles of {:?} and {:?} and a result of {:?}; only the last sizes may differ, and a row must have at least two elements per angle",
             input.sizes(),
             cos.sizes(),
             sin.sizes(),

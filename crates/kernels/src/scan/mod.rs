@@ -168,7 +168,7 @@ fn run(
 ) -> Result<()> {
     let location = Location::caller();
     let mismatch = || {
-        let reason = "indices are results of the maximum and the minimum only";
+        let reason = "only the maximum and the minimum have indices as results";
         Error::invalid(op, reason).at(location)
     };
     if index.is_some() != matches!(kernels, ScanKernels::Indexed(_)) {

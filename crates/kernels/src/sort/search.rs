@@ -69,8 +69,7 @@ pub fn searchsorted(
     let alike = rows.len() == ndim && ndim > 0 && rows[..ndim - 1] == sizes[..ndim - 1];
     if !(rows.len() == 1 || alike) || out.sizes() != sizes {
         let reason = format!(
-            "sorted rows of {rows:?} for values of {sizes:?}; there must be one for all of them, or one for \
-             each of their rows"
+            "sorted rows of {rows:?} for values of {sizes:?}; there must be one sorted row for all values, or one for each row of values"
         );
         return Err(Error::shape(OP, reason));
     }

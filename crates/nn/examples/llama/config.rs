@@ -190,8 +190,8 @@ impl Config {
                 let context = rope.original_max_position_embeddings;
                 let context = given(context, "original_max_position_embeddings")?;
                 for frequency in &mut all {
-                    // The number of turns in the original context. Frequencies of many turns stay, those of few
-                    // are divided, and those between are interpolated.
+                    // The number of turns in the original context. A frequency with many turns stays, one with
+                    // few turns is divided, and one in between is interpolated.
                     let turns = context / (TAU / *frequency);
                     let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                     *frequency = (1.0 - kept) * *frequency / factor + kept * *frequency;

@@ -29,7 +29,7 @@ impl Characters {
     }
 }
 
-/// The data set of all windows of `context` tokens. The target of a window is the window shifted by one token.
+/// The data set of all sequences of `context` tokens. The target of a sequence is the sequence shifted by one token.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     tokens: Tensor,

@@ -123,8 +123,9 @@ impl SafetensorsFile {
             let Some(dtype) = known else {
                 return Err(FileError::DType { path: path.to_owned(), name, dtype: given });
             };
-            let info: TensorInfo = serde_json::from_value(value)
-                .map_err(|error| invalid(format!("its header, of the tensor `{name}`: {error}")))?;
+            let info: TensorInfo = serde_json::from_value(value).map_err(|error| {
+                invalid(format!("its header's entry for the tensor `{name}` is invalid: {error}"))
+            })?;
             infos.push((info, dtype, name));
         }
         infos.sort_by_key(|(info, ..)| info.data_offsets);

@@ -25,7 +25,8 @@ type Numbered<F> = Vec<(u64, Arc<F>)>;
 type PreHook<M, I> = dyn Fn(&M, &I) -> Result<Option<I>> + Send + Sync;
 type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Sync;
 
-/// A module with hooks, which its forward pass calls. It has the module's names, and dereferences to the module.
+/// A module with hooks, which its forward pass calls. Its parameters have the same names as the module's, and it
+/// dereferences to the module.
 ///
 /// Elements of [`Sequential`](crate::Sequential) have hooks. A field of a struct has hooks if it is wrapped:
 ///

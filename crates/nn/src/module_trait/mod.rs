@@ -293,7 +293,7 @@ pub trait Module: Any + tree::AsDyn {
     /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// Errors of [`Parameter::set_grad`](crate::Parameter), which accepts `None` for every parameter.
+    /// None: removing a gradient does not fail. The result is that of [`Tensor::set_grad`].
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
@@ -302,7 +302,9 @@ pub trait Module: Any + tree::AsDyn {
     /// Sets whether the parameters require gradients (`module.requires_grad_`).
     ///
     /// # Errors
-    /// The same as [`Tensor::requires_grad_`].
+    /// [`ErrorKind::Gradient`](warpline::ErrorKind::Gradient) if `requires_grad` is true and a parameter is not
+    /// floating-point; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a parameter of the module is an old
+    /// tensor of a moved module.
     #[track_caller]
     fn requires_grad_(&self, requires_grad: bool) -> Result<()> {
         for parameter in self.parameters() {

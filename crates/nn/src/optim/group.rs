@@ -27,7 +27,7 @@ pub struct ParamGroup<R> {
 
 /// The parameters of a new optimizer: a `Vec` of tensors, which form one group, or a `Vec` of [`ParamGroup`]s.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no list of parameters",
+    message = "`{Self}` is not a list of parameters",
     label = "expected a `Vec<Tensor>`, such as `net.parameters()`, or a `Vec<ParamGroup<{R}>>`"
 )]
 pub trait IntoParamGroups<R> {
@@ -124,7 +124,8 @@ impl<R: Settings> ParamGroup<R> {
         let invalid = |reason: String| Error::invalid("load_state_dict", reason).at(location);
         let (own, given) = (self.params.len(), saved.params.len());
         if own != given {
-            let reason = format!("group {index} has {own} parameters, that of the state {given}");
+            let reason =
+                format!("group {index} has {own} parameters, but the state's group has {given}");
             return Err(invalid(reason));
         }
         let mut new = self.clone();

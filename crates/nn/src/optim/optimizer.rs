@@ -29,7 +29,7 @@ pub trait Optimizer {
     /// Removes the gradients of all parameters (`zero_grad`). The next step skips parameters without a gradient.
     ///
     /// # Errors
-    /// The errors of [`Tensor::set_grad`], which never fails with `None`.
+    /// None: removing a gradient does not fail. The result is that of [`Tensor::set_grad`].
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
@@ -70,7 +70,8 @@ pub trait Optimizer {
     /// Sets the learning rate of a group, and of its [tensor](ParamGroup::lr_tensor) if there is one.
     ///
     /// # Errors
-    /// The same as [`Optimizer::set_setting`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is no such group; errors
+    /// of [`Tensor::fill_`] if the learning rate is in a tensor.
     #[track_caller]
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<()> {
         self.set_setting(group, "lr", lr)
@@ -79,7 +80,7 @@ pub trait Optimizer {
     /// Returns the state that a later run needs to continue (`state_dict`). Its tensors share the optimizer's memory.
     ///
     /// # Errors
-    /// Errors of [`warpline::full`], which makes tensors of step counts.
+    /// Errors of [`warpline::full`] if a tensor for a step count cannot be made.
     #[track_caller]
     fn state_dict(&self) -> Result<OptimizerState>;
 
@@ -145,7 +146,10 @@ impl<R: Rule> Optim<R> {
     /// Adds a group (`add_param_group`). A group without options of its own takes the options of [`Optim::new`].
     ///
     /// # Errors
-    /// The same as [`Optim::new`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the group has no parameters, a
+    /// parameter is not a leaf or is already in a group, a setting is out of range, or the tensor of a learning
+    /// rate does not have exactly one element or is not floating point;
+    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
     #[track_caller]
     pub fn add_param_group(&mut self, group: ParamGroup<R>) -> Result<()> {
         let group = group.or_options(&self.defaults);

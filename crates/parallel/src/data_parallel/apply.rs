@@ -70,7 +70,7 @@ impl Worker {
         if self.process == std::process::id() {
             return Ok(());
         }
-        let reason = "this is a forked child; make its own DataParallel".into();
+        let reason = "this is a forked child; create a new DataParallel in it".into();
         Err(DataParallelError::Thread { device: self.device, reason }.into())
     }
 }

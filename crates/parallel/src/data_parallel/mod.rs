@@ -194,7 +194,8 @@ impl<M> DataParallel<M> {
             let stream = devices.current_stream(device)?;
             // Captured copies run only in replays, but the cache would count them as up to date now.
             if self.device_ids.len() > 1 && stream.is_capturing() {
-                let reason = "a graph is of one device; capture the module by itself";
+                let reason =
+                    "a graph belongs to one device; capture the module without DataParallel";
                 return Err(Error::capture("DataParallel", reason));
             }
             streams.push(stream);

@@ -162,7 +162,7 @@ impl DeviceCopies {
             }
         }));
         if more {
-            let reason = "a clone of the module has more parameters or buffers than it";
+            let reason = "a clone of the module has more parameters or buffers than the module";
             return Err(Error::invalid("DataParallel", reason));
         }
         Ok(())

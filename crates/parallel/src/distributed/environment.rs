@@ -120,7 +120,7 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
     let world_size = world_size.and_then(|(name, text)| {
         let number = problems.number::<usize>(name, &text, COUNT)?;
         if number == 0 {
-            problems.0.push(format!("{name} is 0, but there has to be a rank"));
+            problems.0.push(format!("{name} is 0, but there must be at least one rank"));
         }
         Some(number).filter(|n| *n > 0)
     });

@@ -27,7 +27,7 @@ pub enum GroupError {
     /// Environment variables that describe this process's rank are missing or invalid.
     #[error(
         "{}. A launcher sets these (`warpline-run`, `torchrun --no-python`, \
-         `srun`, `mpirun`); or give them from code with `InitOptions::new`", problems.join("; ")
+         `srun`, `mpirun`); or pass the values to `InitOptions::new`", problems.join("; ")
     )]
     Environment {
         /// A sentence for each missing or invalid variable.

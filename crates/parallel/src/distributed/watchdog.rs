@@ -86,7 +86,7 @@ fn watch(group: &GroupShared) {
 
 /// Makes the watchdogs of all ranks fail the group, for a reason that lies outside of its calls.
 pub(super) fn report_failure(group: &GroupShared, reason: &str) {
-    let report = format!("rank {} has reported: {reason}", group.rank());
+    let report = format!("rank {} reported: {reason}", group.rank());
     // Without the store, the other ranks' calls end at their timeout.
     let bound = Deadline::after(CHECK_TIMEOUT);
     let _ = bound.bound(|| group.parts.store.compare_set(FAILED, b"", report.as_bytes()));
@@ -110,8 +110,8 @@ fn diagnose(
     };
     let call = unfinished.clone().or(last);
     let report = match &call {
-        Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
-        None => format!("rank {rank} has reported: {reason}"),
+        Some(call) => format!("rank {rank} reported {}: {reason}", call.text),
+        None => format!("rank {rank} reported: {reason}"),
     };
     let deadline = Deadline::after(publish_timeout(parts.timeout));
     let published = deadline.bound(|| {

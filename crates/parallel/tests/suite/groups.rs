@@ -367,7 +367,7 @@ fn host_waits_are_refused_during_a_capture_and_work_afterwards() {
                 CudaGraph::new().capture(|| {
                     for refused in [group.barrier(), group.new_group(&[0, 1]).map(drop)] {
                         let error = refused.expect_err("refused");
-                        assert!(error.to_string().contains("waits on the host"), "{error}");
+                        assert!(error.to_string().contains("blocks the host"), "{error}");
                     }
                     Ok(())
                 })

@@ -276,9 +276,9 @@ impl Graph {
             communicators: &self.communicators,
             numbers,
         };
-        // SAFETY: `GraphLog` has recorded all storages and communicators of the captured work. The
-        // graph keeps those from outside the capture, the pool, the communicators, and the runtime,
-        // which keeps the modules.
+        // SAFETY: `GraphLog` has recorded all storages and communicators of the captured work. The graph keeps
+        // the storages from outside the capture, the pool, the communicators, and the runtime, which keeps the
+        // modules.
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())

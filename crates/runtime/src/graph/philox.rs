@@ -113,7 +113,7 @@ impl<'a> Sequence<'a> {
                 Ok(())
             }
             _ => {
-                let reason = "random numbers of a capture cannot be drawn again outside of it, nor others in it";
+                let reason = "a random op can be computed again only where its numbers were drawn: in the same capture, or outside of captures";
                 Err(Error::invalid("set_rng_state", reason))
             }
         }
@@ -142,7 +142,7 @@ impl<'a> Sequence<'a> {
         Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
     }
 
-    /// Returns the kernel's second operand. Outside a graph `other` takes the place of the state.
+    /// Returns the kernel's second operand: the state in a graph, `other` outside.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage =

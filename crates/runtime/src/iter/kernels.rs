@@ -162,9 +162,9 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         self.launch_some(target, site, views, 0, args)
     }
 
-    /// Runs the op as [`Kernels::launch`] does, without access to the views whose bit in
-    /// `untouched` is set: operands that the arguments replace by numbers, and results that are not
-    /// wanted. In `views`, a wanted result takes the place of each of these.
+    /// Runs the op as [`Kernels::launch`] does, without access to the views whose bit in `untouched` is set:
+    /// operands that the arguments replace by numbers, and results that are not wanted. In `views`, pass a
+    /// wanted result in place of each such view.
     ///
     /// # Errors
     /// The same as [`Kernels::launch`].

@@ -20,9 +20,9 @@ const REACH: u32 = 1 << 20;
 
 /// Result of [`update`] for a program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum UpdateOutcome {
     /// The file was up to date.
-    None,
+    UpToDate,
     /// The file was written.
     Written,
 }
@@ -118,9 +118,9 @@ fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
 /// # Errors
 /// [`ErrorKind::Driver`] if the compiler fails, and [`ErrorKind::NoGpuCode`] if the file cannot be
 /// written.
-pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<Change> {
+pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<UpdateOutcome> {
     if stale(folder, &[program]).is_empty() {
-        return Ok(Change::None);
+        return Ok(UpdateOutcome::UpToDate);
     }
     let packed = pack(program, compiler)?;
     let failed = |e: std::io::Error| {
@@ -133,5 +133,5 @@ pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<C
     let mut file = NewFile::create(&path(folder, program)).map_err(failed)?;
     file.write_all(&packed).map_err(failed)?;
     file.commit().map_err(failed)?;
-    Ok(Change::Written)
+    Ok(UpdateOutcome::Written)
 }

@@ -26,7 +26,7 @@ use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use artefact::{Change, agrees, stale, update};
+pub use artefact::{UpdateOutcome, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compiler::{ARCHITECTURE, Compiler};
 pub use cuda_type::{CudaType, Definitions};

@@ -56,7 +56,7 @@ impl FreedMemory {
             access.freed.get_or_insert_with(|| (allocated, alloc_stream.cloned()));
         }
         let freed = alloc_stream.map(Stream::before);
-        // Removes nothing, unless the block was allocated while race detection was off.
+        // An older entry for this range exists only if the block was allocated while race detection was off.
         self.take(device, &range);
         let block = FreedBlock { end: range.end, alloc_stream_id, freed, accesses };
         self.blocks.insert((device, range.start), block);

@@ -343,8 +343,7 @@ impl Runtime {
             return Err(ErrorKind::RuntimeMismatch.of(op));
         }
         if stream.is_twin() {
-            let reason = "a captured stream's twin only numbers the capture's operations: give the \
-                          stream itself";
+            let reason = "a captured stream's twin only numbers the capture's operations: pass the stream itself";
             return Err(Error::invalid(op, reason));
         }
         Ok(())
@@ -380,5 +379,5 @@ impl Runtime {
 #[cold]
 #[track_caller]
 fn no_device() -> Error {
-    crate::error::no_cuda(DriverError::NoDevice { reason: "the driver has none".into() })
+    crate::error::no_cuda(DriverError::NoDevice { reason: "the driver has no devices".into() })
 }

@@ -228,8 +228,7 @@ impl Runtime {
             match deadline {
                 None => used.iter().try_for_each(|stream| stream.host_wait(stream.last_op()))?,
                 Some(deadline) if Instant::now() >= deadline => {
-                    let reason = "the memory came before, and work that still uses it was not done \
-                                  before the timeout";
+                    let reason = "this process received the memory before, and its earlier work on the memory was not complete before the timeout";
                     let (op, location) = ("recv", Location::caller());
                     return Err(ErrorKind::TimedOut { reason: reason.to_owned() }
                         .of(op)

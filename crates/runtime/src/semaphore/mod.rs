@@ -214,10 +214,10 @@ impl OwnSemaphore {
     /// `stream` signals, unless another stream signalled before: then the semaphore's own stream
     /// does, so that `stream` waits for no other stream.
     ///
-    /// Returns the number. Returns `None` if only the host can wait for that work: under
-    /// [`SyncPolicy::Manual`], where any stream may use the storage without order; if the streams
-    /// cannot signal; or if the storage depends on work that can still fail, other than work that
-    /// the receiving process has signalled with `peers`.
+    /// Returns the signalled number, or `None` if only the host can wait for that work: under
+    /// [`SyncPolicy::Manual`], where any stream may use the storage without order; if the streams cannot
+    /// signal; or if the storage depends on work that can still fail, other than work that the receiving
+    /// process has signalled with `peers`.
     ///
     /// # Errors
     /// The known failure of work that the storage depends on, and [`ErrorKind::Driver`] if a driver

@@ -425,7 +425,7 @@ impl Storage {
         WeakStorage(Arc::downgrade(&self.0))
     }
 
-    /// Returns the membership of a storage that was made in a capture.
+    /// Returns the membership in a graph's pool. `None` for a storage that was not made in a capture.
     pub(crate) fn member(&self) -> Option<&PoolMembership> {
         self.0.member.as_ref()
     }

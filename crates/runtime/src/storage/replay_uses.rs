@@ -5,7 +5,7 @@
 //! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
 //! record holds this use, and the marks that it causes, for all attached storages. A replay updates
 //! only the record. Any other use locks the storage's `Uses`; this records the last replay there
-//! and detaches the storage. The next replay waits for the uses of unattached storages and attaches
+//! and ends the attachment. The next replay waits for the uses of unattached storages and attaches
 //! these storages again.
 //!
 //! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
@@ -329,7 +329,7 @@ impl ReplayGuard<'_> {
 }
 
 impl Uses {
-    /// Records the last replay if the storage is attached, and detaches the storage.
+    /// Records the last replay if the storage is attached, and ends the attachment.
     pub(super) fn detach(&mut self) {
         if let Some(Attachment { replays, key, op }) = self.attached.take() {
             replays.detach(key, op, self);

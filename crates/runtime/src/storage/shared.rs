@@ -52,7 +52,7 @@ pub struct ExportedStorage {
 #[cold]
 #[track_caller]
 pub(super) fn other_memory(op: &'static str) -> Error {
-    Error::invalid(op, "other memory has come with this number before")
+    Error::invalid(op, "other memory was received under this identifier before")
 }
 
 impl Storage {
@@ -234,8 +234,7 @@ impl Storage {
                 "it is in host memory of this process alone; share the tensor that `share_memory` returns"
             }
             _ => {
-                "its memory is of the caching allocator, where other tensors may lie beside it; \
-                 share the tensor that `share_memory` returns"
+                "its memory belongs to the caching allocator and may hold other tensors too; share the tensor that `share_memory` returns"
             }
         };
         ErrorKind::CannotShare { reason: reason.into() }.of(op)

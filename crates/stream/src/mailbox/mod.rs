@@ -136,12 +136,12 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the operation that a closure passed to [`Stream::submit`] is about to enqueue.
-    /// Returns the launch and the kernel's arguments: an address, the launch's number, and a word
-    /// that the caller may choose. A kernel with a failed check that finds 0 at the address writes
-    /// the index, the caller's word, the dimension and the size to the words after it, and then the
-    /// launch's number to the address. By passing the token, the caller guarantees that the
-    /// operation follows: otherwise the launch would count as complete too early.
+    /// Begins the operation that a closure passed to [`Stream::submit`] is about to enqueue. Returns the launch
+    /// and the kernel's arguments: an address, the launch's number, and a word that the caller may choose. A
+    /// kernel whose check fails reads the word at the address. If the word is 0, the kernel writes the index,
+    /// the caller's word, the dimension and the size to the next words, and last the launch's number to the
+    /// address. By passing the token, the caller guarantees that the operation follows: otherwise the launch
+    /// would count as complete too early.
     ///
     /// # Errors
     /// [`DriverError`] if mapped memory is needed and the driver cannot allocate it.

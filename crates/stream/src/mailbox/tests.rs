@@ -57,7 +57,7 @@ fn a_report_stays_when_its_slot_is_reused() {
         assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
     }
     stream.synchronize().unwrap();
-    // No more launches than the initial slots were ever in flight.
+    // The launches in flight never outnumbered the initial slots.
     let MailboxState { free, running, .. } = &*stream.mailbox().state();
     assert_eq!((free.len(), running.len()), (INITIAL_SLOTS, 0));
 }

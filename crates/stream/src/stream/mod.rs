@@ -25,7 +25,7 @@ use crate::clock::{Before, Clock, StreamPoint};
 use crate::device::DeviceCore;
 use crate::event_pool::PooledEvent;
 use crate::launch_ring::Launches;
-use crate::order::{Checkpoint, Checkpoints, StreamProgress};
+use crate::order::{OpEventRecord, OpEvents, StreamProgress};
 use crate::{Device, Error, ErrorKind, Event, Mailbox, OpNumber, PendingLaunches, Result, Site};
 
 /// A CUDA stream of one device (`torch.cuda.Stream`). Clones share the stream. Streams are equal if
@@ -52,7 +52,7 @@ pub(crate) struct StreamInner {
 
 #[derive(Debug, Default)]
 struct SubmitState {
-    checkpoints: Checkpoints,
+    op_events: OpEvents,
     clock: Clock,
 }
 
@@ -88,85 +88,87 @@ impl StreamInner {
         event: &owned::Event,
         point: &StreamPoint,
     ) -> Result<()> {
-        self.checkpoint_before_wait(state);
+        self.record_op_event_before_wait(state);
         self.raw.wait_event(event)?;
         self.enter_wait(state, point);
         Ok(())
     }
 
-    /// Records a checkpoint after the last work, unless there is one, so that a wait for this work
+    /// Records an op event after the last work, unless there is one, so that a wait for this work
     /// does not cover the wait that follows. A failure is ignored: the wait for the work then
-    /// records a checkpoint itself.
-    fn checkpoint_before_wait(&self, state: &mut SubmitState) {
-        let SubmitState { checkpoints, clock } = state;
-        let op = checkpoints.last_work;
-        if !self.progress.is_known_done(op) && checkpoints.at_or_after(op).is_none() {
-            let _ = checkpoints.record(&self.core, &self.raw, (op, &self.progress), clock);
+    /// records an op event itself.
+    fn record_op_event_before_wait(&self, state: &mut SubmitState) {
+        let SubmitState { op_events, clock } = state;
+        let op = op_events.last_work;
+        if !self.progress.is_known_done(op) && op_events.at_or_after(op).is_none() {
+            let _ = op_events.record(&self.core, &self.raw, (op, &self.progress), clock);
         }
     }
 
     /// Numbers a wait for `point` and adds that point to the stream's clock.
     fn enter_wait(&self, state: &mut SubmitState, point: &StreamPoint) {
-        // The wait gets a number. Without one, a checkpoint recorded before the wait would count as
-        // one after the wait.
+        // Number the wait, so that an op event recorded before the wait does not count as an op event after
+        // it.
         self.advance(state);
         state.clock.join(&self.progress, point);
     }
 
-    /// Returns the earliest checkpoint at or after `op`. Records a checkpoint if there is none.
+    /// Returns the earliest op event at or after `op`. Records an op event if there is none.
     #[track_caller]
-    fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, StreamPoint)> {
-        self.checkpoint_in(&mut self.lock(), op)
+    fn event_at_or_after(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, StreamPoint)> {
+        self.event_at_or_after_in(&mut self.lock(), op)
     }
 
     #[track_caller]
-    fn checkpoint_in(
+    fn event_at_or_after_in(
         &self,
         state: &mut SubmitState,
         op: OpNumber,
     ) -> Result<(Arc<PooledEvent>, StreamPoint)> {
         let last = self.progress.last();
         let op = op.min(last);
-        let SubmitState { checkpoints, clock } = state;
-        checkpoints.note_wait(op, last);
-        if checkpoints.at_or_after(op).is_none() {
+        let SubmitState { op_events, clock } = state;
+        op_events.note_wait(op, last);
+        if op_events.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
                 return Err(ErrorKind::Capturing.of("wait_for"));
             }
-            checkpoints.record(&self.core, &self.raw, (last, &self.progress), clock)?;
+            op_events.record(&self.core, &self.raw, (last, &self.progress), clock)?;
         }
-        match checkpoints.at_or_after(op).cloned() {
-            Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
-            // Unreachable, because a checkpoint was recorded at `last`, which is not before `op`.
+        match op_events.at_or_after(op).cloned() {
+            Some(OpEventRecord { op, before, event }) => Ok((event, self.point_at(op, before))),
+            // Unreachable, because an op event was recorded at `last`, which is not before `op`.
             None => Err(ErrorKind::EventNotRecorded.of("wait_for")),
         }
     }
 
-    /// Returns a checkpoint after all work enqueued outside a capture, numbered or not. `None` if
+    /// Returns an op event after all work enqueued outside a capture, numbered or not. `None` if
     /// that work is complete.
     #[track_caller]
-    fn checkpoint_of_all(&self) -> Result<Option<(Arc<PooledEvent>, StreamPoint)>> {
+    fn event_after_all(&self) -> Result<Option<(Arc<PooledEvent>, StreamPoint)>> {
         let mut state = self.lock();
         if self.capture.captured().is_none() {
             if self.raw.query().unwrap_or(false) {
                 return Ok(None);
             }
-            self.record_checkpoint(&mut state)?;
+            self.record_op_event(&mut state)?;
         }
-        // For a captured stream, this is the checkpoint that was recorded when its capture began.
-        match state.checkpoints.latest().cloned() {
-            Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
+        // For a captured stream, this is the op event that was recorded when its capture began.
+        match state.op_events.latest().cloned() {
+            Some(OpEventRecord { op, before, event }) => {
+                Ok(Some((event, self.point_at(op, before))))
+            }
             None => Err(ErrorKind::Capturing.of("wait_for_all")),
         }
     }
 
-    /// Records a checkpoint, even if the last operation has one, because the allocator enqueues
+    /// Records an op event, even if the last operation has one, because the allocator enqueues
     /// waits without numbers.
     #[track_caller]
-    fn record_checkpoint(&self, state: &mut SubmitState) -> Result<()> {
-        let SubmitState { checkpoints, clock } = state;
+    fn record_op_event(&self, state: &mut SubmitState) -> Result<()> {
+        let SubmitState { op_events, clock } = state;
         let op = (self.progress.last(), &*self.progress);
-        checkpoints.record(&self.core, &self.raw, op, clock)?;
+        op_events.record(&self.core, &self.raw, op, clock)?;
         Ok(())
     }
 
@@ -275,10 +277,10 @@ impl Stream {
     ) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        // Record a checkpoint after all earlier work, with or without numbers, so that other
+        // Record an op event after all earlier work, with or without numbers, so that other
         // streams can wait for that work during the capture.
         if !self.is_capturing() {
-            inner.record_checkpoint(&mut state)?;
+            inner.record_op_event(&mut state)?;
         }
         f(&inner.capture)
     }
@@ -299,7 +301,7 @@ impl Stream {
         if held.0.clock.covers(other.id(), last) {
             return Ok(());
         }
-        let (event, point) = other.0.checkpoint_in(&mut other_held.0, last)?;
+        let (event, point) = other.0.event_at_or_after_in(&mut other_held.0, last)?;
         self.0.wait_at(&mut held.0, &event, &point)
     }
 
@@ -320,8 +322,11 @@ impl Stream {
 
     /// Returns an event recorded at or after operation `op`, and its point.
     #[track_caller]
-    pub(crate) fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, StreamPoint)> {
-        self.0.checkpoint(op)
+    pub(crate) fn event_at_or_after(
+        &self,
+        op: OpNumber,
+    ) -> Result<(Arc<PooledEvent>, StreamPoint)> {
+        self.0.event_at_or_after(op)
     }
 
     pub(crate) fn core(&self) -> &Arc<DeviceCore> {
@@ -404,12 +409,12 @@ impl Stream {
             inner.capture.refuse_ended("submit", location)?;
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
-            let SubmitState { checkpoints, clock } = state;
-            checkpoints.last_work = op;
-            if checkpoints.are_wanted_at(op) || inner.capture.twin_in().is_some() {
+            let SubmitState { op_events, clock } = state;
+            op_events.last_work = op;
+            if op_events.are_wanted_at(op) || inner.capture.twin_in().is_some() {
                 // The operation is enqueued already, so a failure here is ignored. The next wait for
-                // the operation finds no checkpoint, tries to record one, and returns the error.
-                let _ = checkpoints.record_automatic(&inner.core, &inner.raw, op, clock);
+                // the operation finds no op event, tries to record one, and returns the error.
+                let _ = op_events.record_automatic(&inner.core, &inner.raw, op, clock);
             }
             Ok((result, op))
         })

@@ -3,7 +3,7 @@
 //! The problem: each use of a tensor on another stream may need a wait, but most of these waits
 //! repeat an order that already holds. The approach: a wait for an operation first asks the
 //! waiting stream's vector clock (`clock.rs`), and returns without a driver call if the clock covers
-//! the operation. Otherwise the wait enqueues an event: the checkpoint after the operation
+//! the operation. Otherwise the wait enqueues an event: the op event after the operation
 //! (`order.rs`), or a new event if the wait covers all work of a stream. Then the waiting stream's
 //! clock takes over the clock of the event. A host wait marks the operation, and all work before it,
 //! as complete.
@@ -21,13 +21,13 @@ use crate::ErrorKind;
 
 impl Stream {
     /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. The wait
-    /// leaves out later work of `other` if a checkpoint follows `op` directly.
+    /// leaves out later work of `other` if an op event follows `op` directly.
     ///
     /// Does nothing if that order already holds.
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::Capturing`] if `other` is captured and has no checkpoint at or after `op`.
+    /// - [`ErrorKind::Capturing`] if `other` is captured and has no op event at or after `op`.
     /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `op` is not part of its
     ///   capture.
     /// - [`ErrorKind::CapturedEvent`] if `op` is part of a capture that has ended.
@@ -41,7 +41,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_for")?;
-        let (event, point) = other.0.checkpoint(op)?;
+        let (event, point) = other.0.event_at_or_after(op)?;
         self.enqueue_wait("wait_for", &event, &point)
     }
 
@@ -50,19 +50,21 @@ impl Stream {
     /// still finds that the program itself does not order its streams.
     ///
     /// # Errors
-    /// [`ErrorKind::Capturing`] if this stream is captured. Otherwise the same as
-    /// [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::Capturing`] if this stream is captured, or if `other` is captured and has no
+    ///   op event at or after `op`.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
         if self.is_ordered_after(other, op)? {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_for")?;
-        let (event, _) = other.0.checkpoint(op)?;
+        let (event, _) = other.0.event_at_or_after(op)?;
         let mut state = self.0.lock();
         // Check under the lock, because another thread may have begun a capture of this stream.
         self.refuse_capturing("wait_for")?;
-        self.0.checkpoint_before_wait(&mut state);
+        self.0.record_op_event_before_wait(&mut state);
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
         Ok(())
@@ -72,14 +74,21 @@ impl Stream {
     /// (`Stream.wait_stream`).
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` is not part of its
+    ///   capture.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if `other` is captured and this
+    ///   stream cannot join the capture.
+    /// - [`ErrorKind::CapturedEvent`] if the capture of `other` ends during the call.
+    /// - [`ErrorKind::NotCapturing`] if one of the streams is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         if self == other {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_stream")?;
-        // Record a new event instead of using a checkpoint, because `other` may have work without a
+        // Record a new event instead of using an op event, because `other` may have work without a
         // number.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
         let point = other.record_into(&event, "wait_stream")?;
@@ -91,7 +100,10 @@ impl Stream {
     /// nothing if `other` is idle.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` has work to wait for.
+    /// - [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_all(&self, other: &Stream) -> Result<()> {
         const CALL: &str = "wait_for_all";
@@ -99,7 +111,7 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), CALL)?;
-        match other.0.checkpoint_of_all()? {
+        match other.0.event_after_all()? {
             Some((event, point)) => self.enqueue_wait(CALL, &event, &point),
             None => Ok(()),
         }
@@ -109,7 +121,13 @@ impl Stream {
     /// (`Stream.wait_event`). Does nothing if the event was never recorded.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// - [`ErrorKind::RuntimeMismatch`] if the event belongs to other [`Devices`](crate::Devices).
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and the record is not part of its capture.
+    /// - [`ErrorKind::CapturedEvent`] if the record is part of a capture that has ended.
+    /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if the record is captured and
+    ///   the stream cannot join the capture.
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_as(self, "wait_event")
@@ -119,7 +137,11 @@ impl Stream {
     /// (`Stream.record_event`). `None` creates an event without timing.
     ///
     /// # Errors
-    /// The same as [`Event::record`].
+    /// - [`ErrorKind::WrongDevice`] if the event was first recorded on another device.
+    /// - [`ErrorKind::RuntimeMismatch`] if the event was first recorded on a stream of other
+    ///   [`Devices`](crate::Devices).
+    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
         let event = event.cloned().unwrap_or_default();
@@ -214,7 +236,9 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
-    /// - The errors of [`Stream::query`].
+    /// - [`ErrorKind::Capturing`] if the stream is captured.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
@@ -224,12 +248,12 @@ impl Stream {
         now.settle_and_report(self.core())
     }
 
-    /// Blocks the host until operation `op` is complete. The wait leaves out later work if a
-    /// checkpoint follows `op` directly. Costs one comparison if `op` is known to be complete.
+    /// Blocks the host until operation `op` is complete. The wait leaves out later work if an
+    /// op event follows `op` directly. Costs one comparison if `op` is known to be complete.
     /// [`Stream::synchronize`] reports failed checks; this function does not.
     ///
     /// # Errors
-    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no checkpoint at
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
     ///   of earlier asynchronous work.
@@ -239,7 +263,7 @@ impl Stream {
             return Ok(());
         }
         self.refuse_twin("host_wait")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
         point.settle(self.core());
         Ok(())
@@ -249,31 +273,37 @@ impl Stream {
     /// [`Stream::wait_for_silently`].
     ///
     /// # Errors
-    /// The same as [`Stream::host_wait`].
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
+    ///   or after `op`.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
             return Ok(());
         }
         self.refuse_twin("host_wait")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
         self.core().shared.checks.settle(&[point]);
         Ok(())
     }
 
-    /// Returns whether operation `op` is complete. If `op` has no checkpoint of its own, the result
-    /// is `false` until the next checkpoint completes.
+    /// Returns whether operation `op` is complete. If `op` has no op event of its own, the result
+    /// is `false` until the next op event completes.
     ///
     /// # Errors
-    /// The same as [`Stream::host_wait`].
+    /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
+    ///   or after `op`.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
+    ///   of earlier asynchronous work.
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {
             return Ok(true);
         }
         self.refuse_twin("is_done")?;
-        let (event, point) = self.0.checkpoint(op)?;
+        let (event, point) = self.0.event_at_or_after(op)?;
         let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
             point.settle(self.core());

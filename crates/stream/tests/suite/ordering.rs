@@ -2,7 +2,7 @@
 
 use warpline_stream::{Error, ErrorKind, Event, Stream};
 
-use crate::support::{RunClock, RunMark, TOKEN, counted, schedules, wait_late, work};
+use crate::support::{RunClock, RunProbe, TOKEN, counted, schedules, wait_late, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -45,7 +45,8 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
             work(&stream, || ());
         }
     };
-    // A wait for the last operation records its event, and one after the waiting stream's last work.
+    // A wait for the last operation records an event after that operation, and an event after the waiting
+    // stream's last work.
     assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 2);
     assert_eq!(records(&|| enqueue(10)), 0);
     // A wait that comes late covers all work so far. The next operations get an event each.
@@ -98,12 +99,12 @@ fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
     let device = devices.get(0).unwrap();
     let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     let clock = RunClock::default();
-    let (used, op) = clock.mark(&from);
-    let (blocked, last) = clock.mark(&stalled);
+    let (used, op) = clock.probe(&from);
+    let (blocked, last) = clock.probe(&stalled);
     from.wait_for(&stalled, last).unwrap();
-    let later = clock.mark(&from).0;
+    let later = clock.probe(&from).0;
     to.wait_for(&from, op).unwrap();
-    let consumer = clock.mark(&to).0;
+    let consumer = clock.probe(&to).0;
     driver.run_alone(from.raw().handle());
     driver.run_alone(to.raw().handle());
     assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
@@ -119,15 +120,15 @@ fn many_later_waits_of_the_awaited_stream_do_not_widen_a_late_wait() {
     let [from, to, stalled] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
     let clock = RunClock::default();
     let wait_once = || {
-        let (blocked, last) = clock.mark(&stalled);
+        let (blocked, last) = clock.probe(&stalled);
         from.wait_for(&stalled, last).unwrap();
-        (blocked, clock.mark(&from).0)
+        (blocked, clock.probe(&from).0)
     };
-    let (used, op) = clock.mark(&from);
+    let (used, op) = clock.probe(&from);
     let first = wait_once();
     let others: Vec<_> = (0..500).map(|_| wait_once()).collect();
     to.wait_for(&from, op).unwrap();
-    let consumer = clock.mark(&to).0;
+    let consumer = clock.probe(&to).0;
     driver.run_alone(from.raw().handle());
     driver.run_alone(to.raw().handle());
     assert!(used.ran_before(&consumer), "the wait covers what the stream uses");
@@ -219,11 +220,11 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
     let clock = RunClock::default();
     wait_late(&to, &from);
-    let used = clock.mark(&from);
-    let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
+    let used = clock.probe(&from);
+    let later: Vec<_> = (0..10).map(|_| clock.probe(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
-    let consumer = clock.mark(&to).0;
-    // The producer runs only its first operation and the checkpoint that follows. The two items
+    let consumer = clock.probe(&to).0;
+    // The producer runs only its first operation and the op event that follows. The two items
     // of each later operation stay in the queue.
     driver.drain(from.raw().handle(), 2 * later.len());
     driver.run_alone(to.raw().handle());
@@ -232,57 +233,57 @@ fn a_wait_does_not_cover_later_unrelated_work() {
 }
 
 /// Enqueues operations on `from`, for some of which `other` waits late, so that each of them has a
-/// checkpoint.
-fn marks_with_late_waits(
+/// op event.
+fn probes_with_late_waits(
     count: usize,
     clock: &RunClock,
     from: &Stream,
     other: &Stream,
-) -> Vec<RunMark> {
+) -> Vec<RunProbe> {
     let mut previous = from.last_op();
-    let mark = |i| {
-        let (mark, op) = clock.mark(from);
+    let probe = |i| {
+        let (probe, op) = clock.probe(from);
         if i % 32 == 31 {
             other.wait_for(from, previous).unwrap();
         }
         previous = op;
-        mark
+        probe
     };
-    (0..count).map(mark).collect()
+    (0..count).map(probe).collect()
 }
 
 #[test]
-fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
+fn a_wait_for_an_operation_older_than_all_op_events_still_covers_it() {
     for seed in 0..schedules() {
         let (driver, devices) = counted(1, seed);
         let device = devices.get(0).unwrap();
         let [from, to, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
         wait_late(&to, &from);
         let clock = RunClock::default();
-        let (old, op) = clock.mark(&from);
-        marks_with_late_waits(500, &clock, &from, &other);
-        assert!(driver.calls("event_create") <= 70, "checkpoints are bounded");
+        let (old, op) = clock.probe(&from);
+        probes_with_late_waits(500, &clock, &from, &other);
+        assert!(driver.calls("event_create") <= 70, "op events are bounded");
         to.wait_for(&from, op).unwrap();
-        let after = clock.mark(&to).0;
+        let after = clock.probe(&to).0;
         to.synchronize().unwrap();
         assert!(old.ran_before(&after), "schedule {seed}");
     }
 }
 
 #[test]
-fn the_event_of_an_operation_is_its_checkpoint() {
+fn an_operation_has_one_op_event() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [from, to, other, late] = [(); 4].map(|()| device.exclusive_stream(0).unwrap());
     wait_late(&to, &from);
     let clock = RunClock::default();
-    let (early, op) = clock.mark(&from);
+    let (early, op) = clock.probe(&from);
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
-    assert_eq!(driver.calls("event_record"), records, "the operation already has a checkpoint");
-    // Submit more operations than there are checkpoints. If the event were reused, it would
+    assert_eq!(driver.calls("event_record"), records, "the operation already has an op event");
+    // Submit more operations than there are op events. If the event were reused, it would
     // complete with the last of them.
-    let late = marks_with_late_waits(200, &clock, &from, &late);
+    let late = probes_with_late_waits(200, &clock, &from, &late);
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());
     assert!(early.ran() && late.iter().all(|late| !late.ran()));
@@ -297,7 +298,7 @@ fn the_event_of_an_operation_is_its_checkpoint() {
 }
 
 #[test]
-fn checkpoints_of_a_dropped_stream_are_reused() {
+fn op_events_of_a_dropped_stream_are_reused() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     work(device.default_stream(), || ());
@@ -312,7 +313,7 @@ fn checkpoints_of_a_dropped_stream_are_reused() {
 }
 
 #[test]
-fn a_failed_checkpoint_is_recorded_at_the_next_wait() {
+fn a_failed_op_event_is_recorded_at_the_next_wait() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());

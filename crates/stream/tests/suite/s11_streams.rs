@@ -74,9 +74,9 @@ fn external_streams(devices: &Devices) {
             devices.with_current_stream(device.index(), |s| s.raw().handle()).unwrap()
         });
         assert_eq!(inside.unwrap(), raw.handle());
-        let (mark, _) = clock.mark(&stream);
+        let (probe, _) = clock.probe(&stream);
         stream.synchronize().unwrap();
-        assert!(mark.ran());
+        assert!(probe.ran());
 
         let default = owned::Stream::default_of(device.driver(), device.index());
         assert_eq!(device.external_stream(default).unwrap(), *device.default_stream());

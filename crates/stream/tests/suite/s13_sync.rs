@@ -23,20 +23,20 @@ fn work_is_done(devices: &Devices) {
     let clock = RunClock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
-        let (by_stream, _) = clock.mark(&stream);
+        let (by_stream, _) = clock.probe(&stream);
         stream.synchronize().unwrap();
         assert!(by_stream.ran());
 
-        let (by_event, _) = clock.mark(&stream);
+        let (by_event, _) = clock.probe(&stream);
         stream.record_event(None).unwrap().synchronize().unwrap();
         assert!(by_event.ran());
 
-        let (by_op, op) = clock.mark(&stream);
+        let (by_op, op) = clock.probe(&stream);
         stream.host_wait(op).unwrap();
         assert!(by_op.ran() && stream.is_done(op).unwrap());
 
         let other = device.exclusive_stream(0).unwrap();
-        let (a, b) = (clock.mark(&stream).0, clock.mark(&other).0);
+        let (a, b) = (clock.probe(&stream).0, clock.probe(&other).0);
         device.synchronize().unwrap();
         assert!(a.ran() && b.ran());
         assert!(stream.is_done(stream.last_op()).unwrap());
@@ -50,9 +50,9 @@ fn wait_stream(devices: &Devices) {
         for consumer in devices {
             let (from, to) =
                 (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(-1).unwrap());
-            let before = clock.mark(&from).0;
+            let before = clock.probe(&from).0;
             to.wait_stream(&from).unwrap();
-            let after = clock.mark(&to).0;
+            let after = clock.probe(&to).0;
             to.synchronize().unwrap();
             assert!(before.ran_before(&after));
         }
@@ -69,12 +69,12 @@ fn wait_event(devices: &Devices) {
             let event = Event::default();
             // This wait has no effect, because the event was never recorded.
             to.wait_event(&event).unwrap();
-            let first = clock.mark(&from).0;
+            let first = clock.probe(&from).0;
             event.record(&from).unwrap();
             to.wait_event(&event).unwrap();
             // A later record does not change an enqueued wait.
             from.record_event(Some(&event)).unwrap();
-            let second = clock.mark(&to).0;
+            let second = clock.probe(&to).0;
             to.synchronize().unwrap();
             assert!(first.ran_before(&second));
             event.synchronize().unwrap();
@@ -90,10 +90,10 @@ fn wait_for(devices: &Devices) {
             let (from, to) =
                 (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
             for _ in 0..3 {
-                let (before, op) = clock.mark(&from);
+                let (before, op) = clock.probe(&from);
                 to.wait_for(&from, op).unwrap();
                 assert!(to.is_ordered_after(&from, op).unwrap());
-                let after = clock.mark(&to).0;
+                let after = clock.probe(&to).0;
                 to.synchronize().unwrap();
                 assert!(before.ran_before(&after));
             }
@@ -107,23 +107,23 @@ fn query(devices: &Devices) {
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
         assert!(stream.query().unwrap());
-        let (mark, op) = clock.mark(&stream);
+        let (probe, op) = clock.probe(&stream);
         let event = stream.record_event(None).unwrap();
         // A poll returns `true` at some time, and only when the work is complete.
         while !event.query().unwrap() {
             std::thread::yield_now();
         }
-        assert!(mark.ran() && stream.is_done(op).unwrap());
-        let (mark, _) = clock.mark(&stream);
+        assert!(probe.ran() && stream.is_done(op).unwrap());
+        let (probe, _) = clock.probe(&stream);
         while !stream.query().unwrap() {
             std::thread::yield_now();
         }
-        assert!(mark.ran());
-        let (mark, op) = clock.mark(&stream);
+        assert!(probe.ran());
+        let (probe, op) = clock.probe(&stream);
         while !stream.is_done(op).unwrap() {
             std::thread::yield_now();
         }
-        assert!(mark.ran());
+        assert!(probe.ran());
     }
 }
 
@@ -151,7 +151,7 @@ fn elapsed_time(devices: &Devices) {
             Event::new(EventFlags::new().enable_timing(true)),
         );
         start.record(&stream).unwrap();
-        clock.mark(&stream);
+        clock.probe(&stream);
         end.record(&stream).unwrap();
         end.synchronize().unwrap();
         assert!(start.elapsed_time(&end).unwrap() > 0.0);
@@ -194,7 +194,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     );
     start.record(&stream).unwrap();
     let clock = RunClock::default();
-    (0..100).for_each(|_| drop(clock.mark(&stream)));
+    (0..100).for_each(|_| drop(clock.probe(&stream)));
     end.record(&stream).unwrap();
     let error = start.elapsed_time(&end).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::EventNotFinished), "{error}");

@@ -93,7 +93,7 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
 }
 
 /// Makes `to` wait for an operation of `from` that a later one follows, so that the next operations
-/// of `from` have a checkpoint each.
+/// of `from` have an op event each.
 pub(crate) fn wait_late(to: &Stream, from: &Stream) {
     let early = work(from, || ());
     work(from, || ());
@@ -106,23 +106,23 @@ pub(crate) struct RunClock(Arc<AtomicU64>);
 
 /// The time at which an operation ran; 0 if it has not run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RunMark(Arc<AtomicU64>);
+pub(crate) struct RunProbe(Arc<AtomicU64>);
 
 impl RunClock {
-    /// Enqueues an operation that stores the clock's time when it runs. The returned mark reads that time.
-    pub(crate) fn mark(&self, stream: &Stream) -> (RunMark, OpNumber) {
-        let (clock, mark) = (self.0.clone(), RunMark::default());
-        let cell = mark.0.clone();
+    /// Enqueues an operation that stores the clock's time when it runs. The returned probe reads that time.
+    pub(crate) fn probe(&self, stream: &Stream) -> (RunProbe, OpNumber) {
+        let (clock, probe) = (self.0.clone(), RunProbe::default());
+        let cell = probe.0.clone();
         let op = work(stream, move || {
             // Delays the operation, so that a missing wait is more likely to show on a GPU.
             std::thread::yield_now();
             cell.store(clock.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         });
-        (mark, op)
+        (probe, op)
     }
 }
 
-impl RunMark {
+impl RunProbe {
     pub(crate) fn time(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -131,7 +131,7 @@ impl RunMark {
         self.time() > 0
     }
 
-    pub(crate) fn ran_before(&self, other: &RunMark) -> bool {
+    pub(crate) fn ran_before(&self, other: &RunProbe) -> bool {
         self.ran() && self.time() < other.time()
     }
 }

@@ -54,9 +54,9 @@ fn mutual_waits(devices: &Devices) {
             scope.spawn(move || {
                 for i in 0..12 {
                     let (from, to) = (&streams[(thread + i) % 3], &streams[(thread + i + 1) % 3]);
-                    let (before, op) = clock.mark(from);
+                    let (before, op) = clock.probe(from);
                     to.wait_for(from, op).unwrap();
-                    let (after, last) = clock.mark(to);
+                    let (after, last) = clock.probe(to);
                     pairs.lock().unwrap().push((before.clone(), after.clone()));
                     match i % 4 {
                         0 => {
@@ -88,11 +88,11 @@ fn shared_event(devices: &Devices) {
             scope.spawn(move || {
                 for i in 0..10 {
                     if (thread + i) % 2 == 0 {
-                        clock.mark(&stream);
+                        clock.probe(&stream);
                         event.record(&stream).unwrap();
                     } else {
                         event.wait(&stream).unwrap();
-                        clock.mark(&stream);
+                        clock.probe(&stream);
                     }
                     if i % 5 == 4 {
                         event.synchronize().unwrap();
@@ -113,9 +113,9 @@ fn init_race(devices: &Devices) {
                 scope.spawn(move || {
                     devices.set_device(device.index()).unwrap();
                     let stream = device.stream_from_pool(0).unwrap();
-                    let (mark, op) = RunClock::default().mark(&stream);
+                    let (probe, op) = RunClock::default().probe(&stream);
                     stream.host_wait(op).unwrap();
-                    assert!(mark.ran());
+                    assert!(probe.ran());
                     assert_eq!(devices.current_device(), device.index());
                 });
             }

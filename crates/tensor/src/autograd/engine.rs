@@ -425,7 +425,7 @@ fn fit_all(node: &Arc<GradNode>, mut grads: Gradients) -> Result<Gradients> {
             && mode::is_anomaly_enabled()
             && grad.isnan()?.any(())?.item::<bool>()?
         {
-            let reason = format!("its gradient number {i} has NaN among its elements");
+            let reason = format!("its gradient number {i} contains NaN");
             return Err(Error::gradient(node.name, reason).at(node.location));
         }
     }

@@ -89,7 +89,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Computes the results, and records them if an input requires a gradient.
     ///
     /// # Errors
-    /// The same as [`Function::forward`]. [`ErrorKind::Gradient`] if a tensor cannot be saved.
+    /// Errors that [`Function::forward`] returns. [`ErrorKind::Gradient`] if a tensor cannot be saved.
     #[track_caller]
     fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         if let Some(dtype) = Self::CAST_INPUTS

@@ -83,7 +83,8 @@ pub fn gradcheck(
 /// The gradients of the outputs are fixed positive numbers.
 ///
 /// # Errors
-/// The same as [`gradcheck`].
+/// [`ErrorKind::Gradient`] if a second gradient differs from its difference, or if an input that requires a
+/// gradient is not `float64`. Errors of `f` and of the gradients' ops.
 #[track_caller]
 pub fn gradgradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,

@@ -186,7 +186,7 @@ fn replace_with_returned(
     let Some(other) = returned else { return Ok(()) };
     let (own, new) = (TensorSpec::of(grad), TensorSpec::of(&other));
     if own != new {
-        let reason = format!("a hook returned {new} in place of a gradient, which is {own}");
+        let reason = format!("a hook returned {new} as a replacement for {own}");
         return Err(Error::gradient(node.name, reason).at(node.location));
     }
     *grad = other;

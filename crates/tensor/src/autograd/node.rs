@@ -129,8 +129,7 @@ impl GradNode {
     ) -> Result<Gradients> {
         let NodeKind::Op(grad_fn) = &self.kind else { return Ok(Gradients::new()) };
         let Some(grad_fn) = lock(grad_fn).clone() else {
-            let reason = "its saved tensors have been freed, since backward went through the graph before; to go \
-                          through it again, call that with `retain_graph`";
+            let reason = "its saved tensors were freed by an earlier backward pass; run that pass with `retain_graph`";
             return Err(Error::gradient(self.name, reason).at(self.location));
         };
         grad_fn.run(grads, &NodeInputs { node: self, partial })

@@ -26,9 +26,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the dtype is not floating point, if the tensor is an inference tensor, and if `requires_grad`
-    /// is false for a tensor that was computed from others (use [`Tensor::detach`]). [`ErrorKind::Moved`] if
-    /// the tensor is a parameter whose module was moved.
+    /// [`ErrorKind::Gradient`] if `requires_grad` is true and the dtype is not floating point or the tensor was made
+    /// in inference mode, or if `requires_grad` is false and the tensor was computed from tensors that require a
+    /// gradient (use [`Tensor::detach`]). [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
         let op = "requires_grad_";
@@ -148,8 +148,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if the gradient has other sizes than this
-    /// tensor, is not floating-point, or is on another device.
+    /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the gradient has
+    /// other sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
+    /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
+    /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with
+    /// the location of the forward op, and errors of hooks.
     #[track_caller]
     pub fn backward_with<'a>(&self, options: impl IntoOptions<BackwardOptions<'a>>) -> Result<()> {
         let options = options.into_options();
@@ -205,8 +208,7 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
         None if tensor.numel() == 1 => tensor.ones_like(()).of(op)?,
         None => {
             let reason = format!(
-                "only a tensor of one element has a gradient of its own, but this one is of shape {:?}; give one, or \
-                 begin with its sum",
+                "the gradient can be left out only for a tensor of one element, but the shape is {:?}; pass a gradient, or start from the sum",
                 tensor.size()
             );
             return Err(Error::gradient(op, reason));
@@ -305,8 +307,11 @@ crate::__options! {
 /// ```
 ///
 /// # Errors
-/// The same as [`backward`]. [`ErrorKind::Gradient`] if an input requires no gradient, or if the outputs do not
-/// depend on an input and `allow_unused` is not set.
+/// [`ErrorKind::Gradient`] if an output has several elements and no gradient is given for it, if an output or
+/// an input requires no gradient, if the outputs do not depend on an input and `allow_unused` is not set, if a
+/// given gradient has other sizes, is not floating-point or is on another device, if the lists differ in
+/// length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the
+/// gradients' ops, with the location of the forward op, and errors of hooks.
 #[track_caller]
 pub fn grad<'a>(
     outputs: &[&Tensor],
@@ -351,7 +356,11 @@ pub(super) fn grad_at(
 /// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`).
 ///
 /// # Errors
-/// The same as [`Tensor::backward`]. [`ErrorKind::Gradient`] if the lists differ in length.
+/// [`ErrorKind::Gradient`] if a tensor has several elements and no gradient is given for it, if a tensor
+/// requires no gradient, if a given gradient has other sizes, is not floating-point or is on another device, if
+/// the lists differ in length, if a former pass has freed the graph, or if a saved tensor was changed in place.
+/// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with the
+/// location of the forward op, and errors of hooks.
 #[track_caller]
 pub fn backward<'a>(
     tensors: &[&Tensor],

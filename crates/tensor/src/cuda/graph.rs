@@ -81,7 +81,10 @@ pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
 /// Makes an empty pool that graphs of the device can share (`torch.cuda.graph_pool_handle`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
     let runtime = runtime();
@@ -92,7 +95,8 @@ pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
 /// Returns whether this thread's current stream is being captured (`torch.cuda.is_current_stream_capturing`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())
@@ -152,7 +156,7 @@ impl CudaGraph {
     fn captured(&self, op: &'static str) -> Result<&Graph> {
         match &self.graph {
             Some(graph) => Ok(graph),
-            None => Err(Error::invalid(op, "the graph holds nothing; capture something first")),
+            None => Err(Error::invalid(op, "the graph is empty; capture work first")),
         }
     }
 

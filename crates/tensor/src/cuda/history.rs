@@ -7,6 +7,8 @@ use warpline_alloc::cuda::CudaAllocator;
 use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
 
 use crate::Error;
+#[cfg(doc)]
+use crate::ErrorKind;
 #[cfg(feature = "snapshot")]
 use crate::called::Called as _;
 use crate::{Result, runtime};
@@ -41,7 +43,8 @@ fn map_allocators<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(map_allocators(CudaAllocator::segments).of("memory_snapshot")?.concat())
@@ -54,7 +57,8 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 /// Without a backtrace, an entry names the location of the request.
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
@@ -83,7 +87,8 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -113,8 +118,9 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices). [`crate::ErrorKind::InvalidArgument`] if the file
-/// cannot be written; the message has the path and the reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::InvalidArgument`] if the file cannot be written; the message has the path and the reason.
 #[cfg(feature = "snapshot")]
 #[track_caller]
 pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
@@ -129,10 +135,11 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Adds a mark with a text to the history of all devices.
+/// Adds an entry with a text to the history of all devices.
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -146,7 +153,8 @@ pub fn annotate(text: &str) -> Result<()> {
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     map_allocators(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")

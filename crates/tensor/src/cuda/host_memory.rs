@@ -2,6 +2,8 @@
 
 use warpline_alloc::HostMemoryStats;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::{Result, runtime};
 
 /// Returns all statistics of page-locked memory, in bytes and counts (`torch.cuda.host_memory_stats`).
@@ -25,7 +27,8 @@ use crate::{Result, runtime};
 /// ```
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn host_memory_stats() -> Result<HostMemoryStats> {
     Ok(runtime().pinned_cache()?.stats())
@@ -35,7 +38,8 @@ pub fn host_memory_stats() -> Result<HostMemoryStats> {
 /// (`torch.cuda.reset_peak_host_memory_stats`).
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn reset_peak_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_peak_stats();
@@ -46,7 +50,8 @@ pub fn reset_peak_host_memory_stats() -> Result<()> {
 /// (`torch.cuda.reset_accumulated_host_memory_stats`).
 ///
 /// # Errors
-/// The same as [`Runtime::devices`](crate::Runtime::devices).
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn reset_accumulated_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_accumulated_stats();

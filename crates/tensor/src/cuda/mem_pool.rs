@@ -7,6 +7,8 @@ use warpline_alloc::{PoolOptions, PoolRoute, SegmentInfo};
 
 use super::CudaDeviceArg;
 use super::driver::{CudaMemory, Driver, DriverError};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::autograd::Reclaimed;
 use crate::called::Called as _;
 use crate::{Result, runtime};
@@ -49,7 +51,10 @@ impl MemPool {
     /// Creates an empty pool of a device.
     ///
     /// # Errors
-    /// The same as [`CudaDeviceArg::index_in`].
+    /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the
+    /// device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+    /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+    /// used.
     #[track_caller]
     pub fn new(device: impl CudaDeviceArg, options: PoolOptions) -> Result<Self> {
         let runtime = runtime();
@@ -82,9 +87,11 @@ impl MemPool {
     /// ```
     ///
     /// # Errors
-    /// The same as [`CudaDeviceArg::index_in`]. If `source` fails, or returns memory that is too small or on
-    /// another device, the request that needed the memory fails with
-    /// [`ErrorKind::Alloc`](crate::ErrorKind::Alloc).
+    /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the
+    /// device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+    /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+    /// used. If `source` fails, or returns memory that is too small or on another device, the request that
+    /// needed the memory fails with [`ErrorKind::Alloc`].
     #[track_caller]
     pub fn over(
         device: impl CudaDeviceArg,

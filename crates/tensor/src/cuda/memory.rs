@@ -91,7 +91,10 @@ pub fn empty_cache() {
 /// (`torch.cuda.mem_get_info`). Cached memory counts as used.
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] if the driver fails. Otherwise the same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used or the driver fails.
 #[track_caller]
 pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
@@ -103,8 +106,10 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 /// (`torch.cuda.set_per_process_memory_fraction`). 1 is no limit.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `fraction` is not from 0 to 1. Otherwise the same as
-/// [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`] if `fraction` is not from 0 to 1. [`ErrorKind::NoSuchDevice`] if there is no
+/// GPU with this index. [`ErrorKind::InvalidArgument`] if the device is the CPU.
+/// [`ErrorKind::InvalidDeviceString`] if a string does not name a device. [`ErrorKind::CudaUnavailable`],
+/// [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     with_allocator(device, |a| a.set_memory_fraction(fraction))
@@ -117,7 +122,10 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
 /// (`torch.cuda.get_per_process_memory_fraction`). Default: 1, no limit.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
     with_allocator(device, |a| a.config().memory_fraction.unwrap_or(1.0))

@@ -70,7 +70,7 @@ pub trait CudaDeviceArg {
     /// [`ErrorKind::InvalidDeviceString`] if a string is not the name of a device.
     /// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::NoSuchDevice`] if there is no GPU
     /// with this index. [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an
-    /// environment variable is invalid.
+    /// environment variable is invalid. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
     fn index_in(self, runtime: &Runtime) -> Result<usize>;
 }
 
@@ -142,7 +142,8 @@ pub fn device_count() -> Result<usize> {
 /// Returns the index of this thread's current device (`torch.cuda.current_device`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn current_device() -> Result<usize> {
     ().index_in(&runtime()).of("current_device")
@@ -152,7 +153,10 @@ pub fn current_device() -> Result<usize> {
 /// previous one.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
@@ -164,7 +168,10 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 /// Sets this thread's current device until the guard is dropped (`torch.cuda.device`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = CurrentRuntime::get();
@@ -176,7 +183,10 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
 /// panics.
 ///
 /// # Errors
-/// Errors of `f`. Otherwise the same as [`CudaDeviceArg::index_in`]; `f` does not run then.
+/// Errors of `f`. Without running `f`: [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
+/// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does
+/// not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`]
+/// if no GPU can be used.
 #[track_caller]
 pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = self::device(device)?;
@@ -187,7 +197,10 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>)
 ///
 /// # Errors
 /// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`] if an index check of this
-/// thread's ops failed. Otherwise the same as [`CudaDeviceArg::index_in`].
+/// thread's ops failed. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
+/// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does
+/// not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`]
+/// if no GPU can be used.
 #[track_caller]
 pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
@@ -198,7 +211,10 @@ pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
 /// Returns the name of a device (`torch.cuda.get_device_name`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
     Ok(get_device_properties(device).of("get_device_name")?.name)
@@ -207,7 +223,10 @@ pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
 /// Returns the properties of a device (`torch.cuda.get_device_properties`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DeviceProperties> {
     let runtime = runtime();
@@ -218,7 +237,10 @@ pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DevicePropert
 /// Returns the compute capability of a device, major and minor (`torch.cuda.get_device_capability`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
     Ok(get_device_properties(device).of("get_device_capability")?.compute_capability)
@@ -227,7 +249,10 @@ pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
 /// Returns whether a device can access the memory of a peer (`torch.cuda.can_device_access_peer`).
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] if the driver fails. Otherwise the same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used or the driver fails.
 #[track_caller]
 pub fn can_device_access_peer(
     device: impl CudaDeviceArg,
@@ -263,8 +288,11 @@ pub fn can_device_access_peer(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] if there is no link between the devices ([`can_device_access_peer`]). Otherwise the
-/// same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::Driver`] if there is no link between the devices ([`can_device_access_peer`]).
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[doc(alias = "cudaDeviceEnablePeerAccess")]
 #[track_caller]
 pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {

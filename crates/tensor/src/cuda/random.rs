@@ -1,6 +1,8 @@
 //! Random number generators of devices.
 
 use super::CudaDeviceArg;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::generator::bytes;
 use crate::{Result, Tensor, runtime};
@@ -8,7 +10,8 @@ use crate::{Result, Tensor, runtime};
 /// Seeds the generator of the current device (`torch.cuda.manual_seed`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable) if there is no GPU.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
+/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
@@ -31,7 +34,10 @@ pub fn manual_seed_all(seed: u64) {
 /// `uint8` tensor on the CPU, in PyTorch's format of 16 bytes.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     let runtime = runtime();
@@ -44,8 +50,11 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
 /// Restores a state of a device's generator, from this crate or from PyTorch (`torch.cuda.set_rng_state`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `state` is not a `uint8` tensor on the
-/// CPU, or its bytes are not a valid state. Otherwise the same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::InvalidArgument`] if `state` is not a `uint8` tensor on the CPU, or its bytes are not a valid
+/// state. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the
+/// device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {
     let state = bytes("set_rng_state", state)?;

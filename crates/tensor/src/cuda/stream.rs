@@ -4,6 +4,8 @@ use warpline_cuda_sys_safe::owned;
 use warpline_stream::StreamDevice;
 
 use super::{CudaDeviceArg, Stream, StreamGuard};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::ambient::CurrentRuntime;
 use crate::called::Called as _;
 use crate::{Device, Error, IntoDevice, Result, runtime};
@@ -11,7 +13,10 @@ use crate::{Device, Error, IntoDevice, Result, runtime};
 /// Returns this thread's current stream of a device (`torch.cuda.current_stream`).
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
@@ -23,7 +28,10 @@ pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
 /// blocking streams of the device wait for each other.
 ///
 /// # Errors
-/// The same as [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used.
 #[track_caller]
 pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
@@ -115,8 +123,10 @@ stream_devices!((), usize, Device, &Device, &str, &String, String);
 /// Creates a stream that is not shared. `priority` is lower for work that is to run first.
 ///
 /// # Errors
-/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver fails. Otherwise the same as
-/// [`CudaDeviceArg::index_in`].
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
+/// used or the driver fails.
 #[doc(alias = "Stream")]
 #[track_caller]
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
@@ -128,8 +138,8 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 /// Wraps a stream made elsewhere (`torch.cuda.ExternalStream`).
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another driver,
-/// or another runtime on the same driver uses the stream.
+/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another driver, or another runtime on the same
+/// driver uses the stream.
 #[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
@@ -142,7 +152,7 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 /// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous ones.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
+/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
 #[track_caller]
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();
@@ -156,7 +166,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// dropped (`torch.cuda.stream`).
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
+/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
 #[inline(always)] // as in `Devices::stream_guard`
 #[doc(alias = "StreamContext")]
 #[track_caller]
@@ -167,8 +177,8 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 /// Runs `f` with a stream as the current stream, and restores the previous one, even if `f` panics.
 ///
 /// # Errors
-/// Errors of `f`. [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to
-/// another runtime; `f` does not run then.
+/// Errors of `f`. [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime; `f` does not run
+/// then.
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let guard = CurrentRuntime::get().devices()?.stream_guard(stream);

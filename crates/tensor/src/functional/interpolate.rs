@@ -143,7 +143,8 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
     }
     if input.size()[2..].contains(&0) || sizes.contains(&0) {
-        let reason = format!("from {:?} to {sizes:?}; neither may be empty", &input.size()[2..]);
+        let reason =
+            format!("cannot resize {:?} to {sizes:?}: neither may be empty", &input.size()[2..]);
         return Err(Error::shape(OP, reason));
     }
     if mode != InterpolateMode::Area {
@@ -188,7 +189,7 @@ fn target_sizes(
     options: &InterpolateOptions,
 ) -> Result<(Vec<usize>, Vec<f64>)> {
     if !(3..=5).contains(&input.dim()) {
-        let reason = format!("an image of 3, 4 or 5 dimensions, not {:?}", input.size());
+        let reason = format!("expects an image of 3, 4 or 5 dimensions, not {:?}", input.size());
         return Err(Error::shape(op, reason));
     }
     let own = &input.size()[2..];

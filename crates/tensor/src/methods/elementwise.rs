@@ -52,7 +52,8 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
 }
 
 /// Applies an elementwise op: an entry of [`table`](table::table), or of another crate's
-/// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. A condition comes first.
+/// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. The condition of an op such
+/// as `where_cond` is the first operand.
 ///
 /// ```
 /// use warpline::{apply_elementwise, tensor};

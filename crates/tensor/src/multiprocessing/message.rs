@@ -229,7 +229,9 @@ pub(super) fn decode_header(header: [u8; HEADER_LEN]) -> Result<(MessageKind, us
     let mut rest = header.as_slice();
     let magic: [u8; 8] = take(&mut rest)?;
     if magic != MAGIC {
-        return Err(invalid_message("it does not begin with the mark of this version of Warpline"));
+        return Err(invalid_message(
+            "it does not begin with the magic number of this version of Warpline",
+        ));
     }
     let [kind, length] = [take(&mut rest)?, take(&mut rest)?].map(u32::from_le_bytes);
     let kind = match kind {

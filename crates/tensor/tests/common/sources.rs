@@ -66,8 +66,8 @@ impl Scanner {
         for (at, token) in tokens.iter().enumerate() {
             let TokenTree::Group(group) = token else { continue };
             match &tokens[..at] {
-                [.., Ident(name), TokenTree::Punct(mark)]
-                    if mark.as_char() == '!' && group.delimiter() == Delimiter::Brace =>
+                [.., Ident(name), TokenTree::Punct(punct)]
+                    if punct.as_char() == '!' && group.delimiter() == Delimiter::Brace =>
                 {
                     self.calls.push((name.to_string(), group.stream()));
                 }
@@ -121,7 +121,7 @@ impl Scanner {
         let Some(list) = tokens.iter().position(is_list) else { return };
         let output = tokens[list + 1..].iter().take_while(|token| match token {
             Ident(word) => word != "where",
-            TokenTree::Punct(mark) => mark.as_char() != ';',
+            TokenTree::Punct(punct) => punct.as_char() != ';',
             token => !is_braces(token),
         });
         // The arrow has two tokens.
@@ -151,9 +151,9 @@ impl Scanner {
         let mut values = Vec::new();
         for (_, arguments) in calls {
             let arguments: Vec<TokenTree> = arguments.clone().into_iter().collect();
-            for entry in arguments.split(|token| is_mark(token, ';')) {
+            for entry in arguments.split(|token| is_punct(token, ';')) {
                 // An attribute has two tokens.
-                let attributes = entry.iter().step_by(2).take_while(|token| is_mark(token, '#'));
+                let attributes = entry.iter().step_by(2).take_while(|token| is_punct(token, '#'));
                 let names = entry.iter().skip(2 * attributes.count());
                 let mut names = names.map_while(|token| match token {
                     Ident(name) => Some(name.to_string()),
@@ -166,8 +166,8 @@ impl Scanner {
     }
 }
 
-fn is_mark(token: &TokenTree, mark: char) -> bool {
-    matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
+fn is_punct(token: &TokenTree, expected: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == expected)
 }
 
 fn is_braces(token: &TokenTree) -> bool {
@@ -179,7 +179,7 @@ fn starts_item(before: &[TokenTree]) -> bool {
     match before.last() {
         None | Some(Group(_)) => true,
         Some(Ident(word)) => word == "unsafe",
-        Some(token) => is_mark(token, ';'),
+        Some(token) => is_punct(token, ';'),
     }
 }
 
@@ -187,10 +187,10 @@ fn starts_item(before: &[TokenTree]) -> bool {
 fn type_name(head: &[&TokenTree]) -> String {
     let (mut depth, mut name) = (0, None);
     for (at, token) in head.iter().enumerate() {
-        let follows = |mark| at > 0 && is_mark(head[at - 1], mark);
+        let follows = |punct| at > 0 && is_punct(head[at - 1], punct);
         match token {
-            token if is_mark(token, '<') => depth += 1,
-            token if is_mark(token, '>') => depth -= 1,
+            token if is_punct(token, '<') => depth += 1,
+            token if is_punct(token, '>') => depth -= 1,
             Ident(word) if depth == 0 && word == "for" => name = None,
             Ident(word) if depth == 0 && name.is_none() && !follows('\'') => {
                 name = Some(if follows('$') { String::new() } else { word.to_string() });
@@ -208,7 +208,7 @@ fn variables(matcher: TokenStream) -> Vec<String> {
     for (at, token) in tokens.iter().enumerate() {
         match (token, &tokens[..at]) {
             (Group(group), _) => names.extend(variables(group.stream())),
-            (Ident(kind), [.., Ident(name), colon]) if kind == "ident" && is_mark(colon, ':') => {
+            (Ident(kind), [.., Ident(name), colon]) if kind == "ident" && is_punct(colon, ':') => {
                 names.push(name.to_string());
             }
             _ => {}

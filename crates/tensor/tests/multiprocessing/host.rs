@@ -199,7 +199,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
             message
         };
         let error = swapped(&flipped(&device), &device_file);
-        assert!(error.contains("none such has this size"), "{error}");
+        assert!(error.contains("shared memory of this size is never exported"), "{error}");
         let mut host = flipped(&host);
         host[HEAD + 4..HEAD + 20].copy_from_slice(&device[HEAD + 4..HEAD + 20]);
         let error = swapped(&host, &host_file);

@@ -15,7 +15,7 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::s08_index_check::{failed, indices, table};
 
-/// Failures of launches that run before the wait are reported by the wait for each value.
+/// The wait for each value reports the failure of that value's own launch.
 #[test]
 fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
     for schedule in schedules() {
@@ -23,7 +23,7 @@ fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
             let t = table(0)?;
             let all: Vec<_> = (10..15).map(|i| indices(0, &[i])).collect::<Result<_>>()?;
             cuda::synchronize(0)?;
-            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has a checkpoint
+            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has an op event
             let values = cuda::with_stream(&s, || {
                 all.iter()
                     .map(|i| embedding(&t, i)?.to_vec_async::<f32>())

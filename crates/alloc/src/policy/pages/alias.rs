@@ -28,9 +28,9 @@ impl<B: Backend> MovablePages<B> {
         let free = state.heap.free_extents(need.arenas, kind);
         let (address, pieces) =
             self.windows.find(&self.arenas, &state.heap.windows, miss.request.size, &free)?;
-        let detached = state.heap.detach_pieces(need.arenas, kind, &pieces);
+        let claimed = state.heap.claim_pieces(need.arenas, kind, &pieces);
         drop(state);
-        Some(allocate_alias(miss, address, &pieces, detached))
+        Some(allocate_alias(miss, address, &pieces, claimed))
     }
 
     /// Serves a request from a new window. `None` if too little memory is free, or if mapping fails
@@ -43,20 +43,20 @@ impl<B: Backend> MovablePages<B> {
         self.retire_windows(miss);
         let (kind, size) = (miss.request.kind, miss.request.size);
         let count = size.div_ceil(need.page_size());
-        let (pieces, detached) = {
+        let (pieces, claimed) = {
             let mut state = miss.shard.lock();
             let heap = &mut state.heap;
             let pieces = heap.plan_pieces(need.arenas, kind, size, count > FEW_PAGES);
             let Some(pieces) = pieces else { return Ok(None) };
-            let detached = heap.detach_pieces(need.arenas, kind, &pieces);
-            (pieces, detached)
+            let claimed = heap.claim_pieces(need.arenas, kind, &pieces);
+            (pieces, claimed)
         };
         let opened = self.open_window(need, count, &pieces);
         if let Ok(Some(window)) = opened {
             self.count_remaps(miss, count);
-            return Ok(Some(allocate_alias(miss, window.start, &pieces, detached)));
+            return Ok(Some(allocate_alias(miss, window.start, &pieces, claimed)));
         }
-        miss.shard.lock().heap.return_pieces(&detached);
+        miss.shard.lock().heap.return_pieces(&claimed);
         opened.map(|_| None)
     }
 
@@ -144,12 +144,12 @@ fn allocate_alias<B: Backend>(
     miss: &Miss<'_, B>,
     address: u64,
     pieces: &[Extent],
-    detached: Vec<u32>,
+    claimed: Vec<u32>,
 ) -> AllocatedBlock {
     let mut to = address;
     for piece in pieces {
         miss.core.hooks.notify_moved(piece.start, to, piece.size);
         to += piece.size as u64;
     }
-    miss.shard.lock().allocate_alias(address, detached, miss.request)
+    miss.shard.lock().allocate_alias(address, claimed, miss.request)
 }

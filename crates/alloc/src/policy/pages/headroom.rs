@@ -180,7 +180,7 @@ mod tests {
         for (percent, bytes) in [(0.0, MIN_BYTES), (5.0, GIB / 20), (100.0, GIB)] {
             assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
         }
-        // A percentage does not grow, and fragmentation counts only beyond the configured headroom.
+        // A headroom set in percent does not grow, and fragmentation counts only beyond it.
         headroom.steps = 3;
         headroom.record_forced(GIB + GIB / 25);
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(5.0)), GIB / 20);
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn headroom_grows_while_pages_are_mapped_without_end() {
-        // The headroom does not grow by one remapping per 256 requests, nor by a burst of fewer
+        // One remapping per 256 requests does not make the headroom grow, and neither does a burst of fewer
         // than eight remappings per page.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
         assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);

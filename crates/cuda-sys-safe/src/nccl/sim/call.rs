@@ -77,7 +77,7 @@ impl CallDesc {
     /// Returns the reason if the call is invalid on a communicator of `ranks` ranks.
     pub(crate) fn refusal(&self, ranks: usize) -> Option<String> {
         if let Some(rank) = self.rank.filter(|&rank| rank >= ranks) {
-            return Some(format!("{self}: there is no rank {rank}, there are {ranks}"));
+            return Some(format!("{self}: there is no rank {rank} among {ranks} ranks"));
         }
         let bytes = self.count.checked_mul(self.dtype.size()).and_then(|n| n.checked_mul(ranks));
         match bytes.filter(|&bytes| isize::try_from(bytes).is_ok()) {

@@ -87,7 +87,7 @@ unsafe impl Nccl for SimDriver {
         const CALL: &str = "ncclCommInitRankConfig";
         self.enter_comm_init(device)?;
         if rank >= ranks {
-            return Err(refused(CALL, format!("rank {rank} was asked for of {ranks} ranks")));
+            return Err(refused(CALL, format!("there is no rank {rank} among {ranks} ranks")));
         }
         let Some((id, hub)) = Id::read(id).and_then(|id| Some((id, id.hub()?))) else {
             let why = "no simulated communicator waits for ranks with this id: each communicator needs \

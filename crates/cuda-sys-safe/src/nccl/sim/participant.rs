@@ -167,7 +167,7 @@ impl Participant {
             state.over = true;
             std::mem::take(&mut state.splits)
         };
-        let why = "the communicator that it was to be split off was aborted";
+        let why = "the communicator to be split was aborted";
         let error = super::hub::failed("ncclCommGetAsyncError", "ncclInvalidUsage", why.to_owned());
         for child in splits.into_iter().flatten() {
             child.deliver(RankEvent::Failed(error.clone()));

@@ -147,8 +147,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Drives other ranks, or waits for them, if they block a wait that can run no operation
-    /// itself. Returns `false` if the wait can make no progress.
+    /// If `point` cannot be reached because other ranks have not made their calls, drives these ranks or waits
+    /// for them. Returns `false` if no progress is possible.
     pub(super) fn wait_for_ranks<'a>(
         &'a self,
         mut state: Guard<'a>,

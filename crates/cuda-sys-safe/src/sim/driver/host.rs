@@ -67,7 +67,7 @@ impl SimState {
             }
             HostOverlap::Freed => Err(error(call, CudaCode::INVALID_VALUE, device, "freed memory")),
             _ if self.memory.is_own_host(base, bytes) => {
-                let why = "the memory is the driver's own, page-locked as it is";
+                let why = "the driver allocated this memory, which is page-locked already";
                 Err(error(call, CudaCode::INVALID_VALUE, device, why))
             }
             _ => Err(error(call, CudaCode::HOST_MEMORY_ALREADY_REGISTERED, device, "")),

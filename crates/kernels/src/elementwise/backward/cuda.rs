@@ -7,7 +7,7 @@ use warpline_runtime::module::Source;
 use super::Backward;
 use crate::elementwise::Op;
 use crate::elementwise::cuda::{KernelSource, around};
-use crate::elementwise::entry::Output;
+use crate::elementwise::entry::ResultDType;
 use crate::elementwise::formula::{Formula, FormulaStep, MAX_OPERANDS};
 use crate::programs::cuda_type;
 
@@ -55,7 +55,7 @@ fn helper(op: &Op) -> String {
         .iter()
         .map(|input| format!("{} {}", if input.is_bool { "bool" } else { "C" }, input.name))
         .collect();
-    let result = if op.entry.output == Output::Bool { "bool" } else { "C" };
+    let result = if op.entry.output == ResultDType::Bool { "bool" } else { "C" };
     format!(
         "__device__ __forceinline__ {result} op_{}({}) {{ return ({result})({}); }}\n",
         op.entry.name,

@@ -91,8 +91,8 @@ impl Backward {
         self.program
     }
 
-    /// Returns whether the program computes the gradients: one op at a time they would take several
-    /// launches, and there are at most eight inputs and results.
+    /// Returns whether one fused program computes the gradients. It does if separate ops would take several
+    /// launches, and if there are at most eight inputs and results.
     #[must_use]
     pub fn is_fused(&self) -> bool {
         self.formula().launches(0..MAX_OPERANDS) > 1 && self.kernels.views() <= MAX_VIEWS

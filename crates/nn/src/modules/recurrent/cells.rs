@@ -75,7 +75,7 @@ macro_rules! cells {
                 Ok(Self { weights, kind })
             }
 
-            /// Returns a zero hidden state for `x`, on the device of `x`, even if another is current.
+            /// Returns a zero hidden state for `x`, on the device of `x`, even if another device is current.
             ///
             /// # Errors
             /// The same as [`Tensor::new_zeros`].

@@ -8,7 +8,7 @@ use warpline::{Result, Tensor};
 use super::{LBFGS, dot, largest};
 use crate::called::Called;
 
-/// Part of the decrease predicted by the slope that a step must reach.
+/// Fraction of the decrease predicted by the slope that a step must achieve (Armijo condition).
 const C1: f64 = 1e-4;
 /// Largest part of the initial slope that may remain.
 const C2: f64 = 0.9;

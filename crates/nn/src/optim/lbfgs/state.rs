@@ -54,7 +54,9 @@ pub(super) fn load(optimizer: &mut LBFGS, saved: &OptimizerState) -> Result<()> 
     for (&index, tensors) in &saved.state {
         // PyTorch keeps the whole state with the first parameter.
         if Some(&index) != saved.param_groups[0].params.first() {
-            return invalid(format!("the state has tensors of parameter {index}"));
+            return invalid(format!(
+                "the state has tensors for parameter {index}, but L-BFGS keeps its state with the first parameter"
+            ));
         }
         state.tensors = tensors.iter().map(|(name, tensor)| (&name[..], tensor)).collect();
     }

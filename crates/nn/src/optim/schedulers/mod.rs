@@ -89,7 +89,7 @@ impl SchedulerState {
     /// Converts to tensors with the same names, which a file can hold.
     ///
     /// # Errors
-    /// The same as [`full`].
+    /// Errors of [`full`] if a tensor cannot be made.
     #[track_caller]
     pub fn to_tensors(&self) -> Result<StateDict> {
         let mut all = StateDict::new();

@@ -59,8 +59,7 @@ impl OneCycleLR {
             return Err(Error::invalid(NAME, reason));
         }
         if options.cycle_momentum && momentum_of(optimizer).is_none() {
-            let reason =
-                "the optimizer has no momentum or betas to go with; turn cycle_momentum off";
+            let reason = "the optimizer has neither momentum nor betas to cycle; set cycle_momentum to false";
             return Err(Error::invalid(NAME, reason));
         }
         let last_lr = max_lrs.clone();

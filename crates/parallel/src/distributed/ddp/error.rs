@@ -17,7 +17,7 @@ pub enum DdpError {
     )]
     NoParameters,
     /// A parameter or buffer is not on the group's device.
-    #[error("{name} is on {found}, but the group's tensors are on {expected}; call `to` before")]
+    #[error("{name} is on {found}, but the group's tensors are on {expected}; call `to` first")]
     WrongDevice {
         /// Name of the parameter or buffer.
         name: String,

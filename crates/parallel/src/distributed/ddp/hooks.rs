@@ -56,11 +56,10 @@ impl GradBucket {
         &self.parameters
     }
 
-    /// Reduces a tensor on the group's own stream, like [`ProcessGroup::all_reduce`] with `async_op`. Errors name the
-    /// bucket and its parameters.
+    /// Reduces a tensor on the group's own stream, like [`ProcessGroup::all_reduce`] with `async_op`.
     ///
     /// # Errors
-    /// The same as [`ProcessGroup::all_reduce`].
+    /// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.
     #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Work> {
         self.group.all_reduce_labeled(tensor, op, &self.label)
@@ -96,7 +95,7 @@ pub(super) type CommHook = dyn Fn(&GradBucket) -> Result<BucketReduction> + Send
 /// Computes the mean over all ranks (`allreduce_hook`), as without a hook: divides by the number of ranks, then sums.
 ///
 /// # Errors
-/// The same as [`GradBucket::all_reduce`].
+/// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.
 #[track_caller]
 pub fn allreduce_hook(bucket: &GradBucket) -> Result<BucketReduction> {
     mean(bucket, bucket.buffer.clone(), bucket.group.world_size())
@@ -118,7 +117,7 @@ pub fn allreduce_hook(bucket: &GradBucket) -> Result<BucketReduction> {
 /// ```
 ///
 /// # Errors
-/// The same as [`GradBucket::all_reduce`].
+/// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.
 #[track_caller]
 pub fn bf16_compress_hook(bucket: &GradBucket) -> Result<BucketReduction> {
     mean(bucket, bucket.buffer.to(DType::BF16)?, bucket.group.world_size())
@@ -127,7 +126,7 @@ pub fn bf16_compress_hook(bucket: &GradBucket) -> Result<BucketReduction> {
 /// Computes the mean over all ranks in `f16` (`fp16_compress_hook`), with half of the traffic of `f32`.
 ///
 /// # Errors
-/// The same as [`GradBucket::all_reduce`].
+/// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.
 #[track_caller]
 pub fn fp16_compress_hook(bucket: &GradBucket) -> Result<BucketReduction> {
     mean(bucket, bucket.buffer.to(DType::F16)?, bucket.group.world_size())

@@ -42,7 +42,7 @@ impl ProcessGroup {
         if rank < self.world_size() {
             return Ok(());
         }
-        Err(self.invalid(op, format!("there is no rank {rank}: there are {}", self.world_size())))
+        Err(self.invalid(op, format!("there is no rank {rank} among {} ranks", self.world_size())))
     }
 
     /// Copies `input` of rank `r` to `outputs[r]` on every rank (`torch.distributed.all_gather`). The sizes may differ

@@ -301,7 +301,7 @@ impl ProcessGroup {
         if !current.is_capturing() {
             return Ok(());
         }
-        let reason = "it waits on the host, which a capture cannot: call it before or after";
+        let reason = "it blocks the host, which a capture does not allow: call it before or after the capture";
         Err(Error::capture(op, reason))
     }
 

@@ -119,8 +119,7 @@ fn guess_device(rank: usize, devices: usize) -> usize {
     if devices > 1 {
         // PyTorch also warns here.
         tracing::warn!(
-            "init_process_group: rank {rank} takes cuda:{device}, which is a guess by its rank; where \
-             hosts have other numbers of ranks than of devices, set LOCAL_RANK or InitOptions::device"
+            "init_process_group: rank {rank} uses cuda:{device}, guessed from its rank; if a host has more or fewer ranks than devices, set LOCAL_RANK or InitOptions::device"
         );
     }
     device

@@ -157,8 +157,7 @@ pub enum StoreError {
     },
     /// No server answered at the store's address in time.
     #[error(
-        "no store could be reached at {address} within {timeout:?}: {reason}. Rank 0 hosts it: is \
-         it running, and is this address right as seen from here?"
+        "no store could be reached at {address} within {timeout:?}: {reason}. Rank 0 hosts the store: check that rank 0 is running and can be reached at this address"
     )]
     Unreachable {
         /// Address of the store.

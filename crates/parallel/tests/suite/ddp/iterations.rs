@@ -134,7 +134,7 @@ fn no_sync_accumulates_and_the_next_pass_reduces_the_sum() {
             let local = grads(&net)?;
             backward(&net, 2)?;
             let reduced = grads(&net)?;
-            // The same without no_sync: means of each step.
+            // Compute the same gradients without no_sync, as the means of each step.
             net.zero_grad()?;
             backward(&net, 1)?;
             let first = grads(&net)?;

@@ -7,8 +7,8 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use super::DTYPES;
 use crate::DType;
 
-/// The CPU implementations of a kernel with the parameters `P`, by dtype, each with the variant of
-/// the program that computes the same. [`hosts!`](crate::hosts) makes it.
+/// The CPU implementations of a kernel with the parameters `P`, by dtype. Each names the program's variant that
+/// a GPU runs for this dtype. [`hosts!`](crate::hosts) makes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts<P> {
     pub(super) by_dtype: [Option<HostVariant>; DTYPES],

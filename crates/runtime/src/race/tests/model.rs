@@ -203,7 +203,7 @@ impl Model {
                 let storage = &self.slots[PINNED].0;
                 let view = View { storage, layout: &layouts()[layout], dtype: DType::F32 };
                 check_host(&Touch::from(Operand { view, access }), 0, site).unwrap();
-                // This wait does not count as order.
+                // The race detector must not count this wait as an order.
                 storage.wait_for_host(access.writes()).unwrap();
                 self.compare(&pairs, site.op)?;
             }

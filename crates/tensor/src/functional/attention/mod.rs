@@ -99,7 +99,7 @@ fn attention(
     let exists =
         options.key_lengths.map(|lengths| existing_keys(query, key, lengths, options.is_causal));
     let exists = exists.transpose().of(op)?;
-    // The mask of the keys that exist includes the causal limit.
+    // The mask made from `key_lengths` already includes the causal limit.
     let weighing = Weighing { is_causal: options.is_causal && exists.is_none(), ..weighing };
     let mask = match (options.attn_mask, exists) {
         (None, exists) => exists,

@@ -271,7 +271,7 @@ fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
         let of = input.size();
         return Err(Error::shape(
             op,
-            format!("an input of {} or {} dimensions, not {of:?}", D + 1, D + 2),
+            format!("expects an input of {} or {} dimensions, not {of:?}", D + 1, D + 2),
         ));
     }
     if !input.dtype().is_float() {

@@ -202,7 +202,7 @@ impl Tensor {
                 let sizes = self.size().get(dim..dim + here.dim());
                 if sizes != Some(here.size()) || here.dim() == 0 {
                     let reason = format!(
-                        "a mask of {:?} from dimension {dim} on of {:?}; it must have the same sizes",
+                        "a mask of {:?} must have the sizes of the dimensions from {dim} on of {:?}",
                         here.size(),
                         self.size()
                     );
@@ -221,7 +221,7 @@ impl Tensor {
         }
         if dim > self.dim() {
             let reason = format!(
-                "too many indices for a tensor of dimension {}: they are for {dim}",
+                "too many indices for a tensor of dimension {}: they index {dim} dimensions",
                 self.dim()
             );
             return Err(Error::invalid(op, reason));

@@ -93,7 +93,7 @@ impl Tensor {
         if source.numel() == 0 {
             // An empty source is valid only if the mask has no true element.
             if flat.any(()).of(OP)?.item::<bool>().of(OP)? {
-                let reason = "the source has no elements, but the mask holds for some";
+                let reason = "the source has no elements, but the mask selects some";
                 return Err(Error::invalid(OP, reason));
             }
             return self.expand(&sizes).of(OP)?.copy().of(OP);

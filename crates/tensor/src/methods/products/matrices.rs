@@ -46,7 +46,7 @@ impl Tensor {
     /// `[batch, n, m]`.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if a tensor has not three dimensions, or the batches differ in size.
+    /// [`ErrorKind::ShapeMismatch`] if a tensor does not have three dimensions, or the batches differ in size.
     /// Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
@@ -55,7 +55,7 @@ impl Tensor {
             return Err(Error::shape(
                 "bmm",
                 format!(
-                    "expects as many matrices of both, but they are of {:?} and {:?}",
+                    "both operands must have the same number of matrices, but their shapes are {:?} and {:?}",
                     self.size(),
                     mat2.size()
                 ),
@@ -227,7 +227,11 @@ impl Tensor {
         let AddmmOptions { beta, alpha } = options;
         if self.size() != product.size() {
             let (location, op) = (Location::caller(), "addmm_");
-            let reason = format!("a product of {:?} into {:?}", product.size(), self.size());
+            let reason = format!(
+                "a product of shape {:?} cannot be added to a tensor of shape {:?}",
+                product.size(),
+                self.size()
+            );
             return Err(Error::shape(op, reason).at(location));
         }
         self.check_product(&product, beta, alpha)?;

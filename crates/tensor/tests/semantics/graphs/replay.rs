@@ -138,7 +138,7 @@ fn failing(_: &World) -> Result<()> {
     assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
     assert!(!stream.is_capturing());
     let error = graph.replay().expect_err("nothing was captured");
-    assert!(error.to_string().contains("capture something first"), "{error}");
+    assert!(error.to_string().contains("capture work first"), "{error}");
     let lost = (&made.expect("it was made") + 1.0).expect_err("never to be replayed");
     assert!(matches!(lost.kind(), ErrorKind::NotReplayed), "{lost}");
     // The stream runs eagerly again, and can be captured.

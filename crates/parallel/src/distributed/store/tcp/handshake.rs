@@ -58,7 +58,7 @@ pub(super) fn greet(
     let (mut greeting, mut theirs) = ([0; GREETING.len()], [0; 32]);
     stream.read_exact(&mut greeting)?;
     if &greeting != GREETING {
-        return Err(ConnectError::WrongProtocol("its greeting is another protocol's".into()));
+        return Err(ConnectError::WrongProtocol("its greeting belongs to another protocol".into()));
     }
     stream.read_exact(&mut theirs)?;
     let nonces = [&ours, &theirs];
