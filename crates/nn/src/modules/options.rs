@@ -1,5 +1,20 @@
 //! Options of modules that have parameters.
 
+use warpline::{Error, Result};
+
+/// Largest number of equal layers that a module creates. Far more than a network has. Without a limit, a number that
+/// is far too large fills the memory of the host before it fails.
+const MAX_LAYERS: usize = 1 << 16;
+
+/// Refuses a number of layers above [`MAX_LAYERS`].
+#[track_caller]
+pub(super) fn check_layers(op: &'static str, num_layers: usize) -> Result<()> {
+    if num_layers <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format!("num_layers can be at most {MAX_LAYERS}, but is {num_layers}")))
+}
+
 /// Defines options of a module, as [`warpline::__options`] does, with the dtype and the device of its parameters.
 macro_rules! parameter_options {
     (

@@ -9,7 +9,7 @@ use super::attention::{
 use super::dropout::Dropout;
 use super::linear::{Linear, LinearOptions};
 use super::normalization::{LayerNorm, LayerNormOptions};
-use super::options::parameter_options;
+use super::options::{check_layers, parameter_options};
 use crate::called::Called;
 use crate::{Forward, MemberMut, Module, VisitorMut};
 
@@ -229,16 +229,19 @@ impl TransformerEncoder {
     /// with the values of `encoder_layer`.
     ///
     /// # Errors
-    /// The same as [`Tensor::copy`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_layers` is above 65,536; errors of
+    /// [`Tensor::copy`].
     #[track_caller]
     pub fn new(
         encoder_layer: &TransformerEncoderLayer,
         num_layers: usize,
         options: impl IntoOptions<TransformerEncoderOptions>,
     ) -> Result<Self> {
+        const OP: &str = "TransformerEncoder";
+        check_layers(OP, num_layers)?;
         let mut layers = Vec::new();
         for _ in 0..num_layers {
-            layers.push(encoder_layer.copied().of("TransformerEncoder")?);
+            layers.push(encoder_layer.copied().of(OP)?);
         }
         Ok(Self { layers, norm: options.into_options().norm })
     }

@@ -63,7 +63,7 @@ impl Rule for AdadeltaOptions {
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
         let Self { rho, eps, .. } = *self;
         for slot in slots {
-            slot.state.step += 1;
+            slot.state.step = slot.state.step.saturating_add(1);
             let grad = slot.gradient(self.maximize, self.weight_decay)?;
             let squares = slot.state.zeros(0, slot.param)?;
             let deltas = slot.state.zeros(1, slot.param)?;

@@ -114,7 +114,7 @@ impl AdamStep {
                     slot.state.zeros(which, slot.param)?;
                 }
                 if !self.capturable {
-                    slot.state.step += 1;
+                    slot.state.step = slot.state.step.saturating_add(1);
                 }
             }
             let Some(first) = bucket.slots.first() else { continue };
@@ -196,7 +196,7 @@ impl AdamStep {
         if self.capturable {
             return self.descend_by_counter(slot, &mean, &squares, lr);
         }
-        slot.state.step += 1;
+        slot.state.step = slot.state.step.saturating_add(1);
         let step = slot.state.step as f64;
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let divisor = squares.sqrt()?.div(correction2.sqrt())?.add(self.eps)?;

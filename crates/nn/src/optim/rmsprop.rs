@@ -60,7 +60,7 @@ impl Rule for RMSpropOptions {
         let (buckets, others) = buckets(slots, |_| ());
         for mut bucket in buckets {
             for slot in &mut bucket.slots {
-                slot.state.step += 1;
+                slot.state.step = slot.state.step.saturating_add(1);
                 let used = [true, momentum.is_some(), self.centered];
                 for which in (0..3).filter(|which| used[*which]) {
                     slot.state.zeros(which, slot.param)?;
@@ -90,7 +90,7 @@ impl RMSpropOptions {
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let param = slot.param;
-        slot.state.step += 1;
+        slot.state.step = slot.state.step.saturating_add(1);
         let grad = slot.gradient(self.maximize, self.weight_decay)?;
         let squares = slot.state.zeros(0, param)?;
         squares.copy_(&squares.mul(self.alpha)?.addcmul(&grad, &grad, 1.0 - self.alpha)?, ())?;

@@ -224,10 +224,15 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "std" |at, n| m(at).std(n.i)?;
     "std" |at, n| m(at).std(VarOptions::new().dim(0).correction(n.u))?;
     "std_keepdim" |at, n| m(at).std_keepdim(VarOptions::new().dim(0).correction(n.u))?;
+    "std_keepdim" |at, n| m(at).std_keepdim(n.i)?;
     "var_mean" |at, n| m(at).var_mean(VarOptions::new().dim(0).correction(n.u))?;
+    "var_mean" |at, n| m(at).var_mean(n.i)?;
     "var_mean_keepdim" |at, n| m(at).var_mean_keepdim(n.i)?;
+    "var_mean_keepdim" |at, n| m(at).var_mean_keepdim(VarOptions::new().dim(0).correction(n.u))?;
     "std_mean" |at, n| m(at).std_mean(VarOptions::new().dim(0).correction(n.u))?;
+    "std_mean" |at, n| m(at).std_mean(n.i)?;
     "std_mean_keepdim" |at, n| m(at).std_mean_keepdim(n.i)?;
+    "std_mean_keepdim" |at, n| m(at).std_mean_keepdim(VarOptions::new().dim(0).correction(n.u))?;
     "cumsum" |at, n| m(at).cumsum(n.i)?;
     "cumsum_" |at, n| m(at).cumsum_(n.i)?;
     "cumprod" |at, n| m(at).cumprod(n.i)?;
@@ -297,6 +302,7 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "normalize" |at, n| normalize(&m(at), NormalizeOptions::new().dim(n.i))?;
     "cosine_similarity" |at, n| cosine_similarity(&m(at), &m(at), CosineSimilarityOptions::new().dim(n.i))?;
     "glu" |at, n| glu(&c(at), n.i)?;
+    "glu" |at, n| glu(&c(at), GLUOptions::new().dim(n.i))?;
     "softmin" |at, n| softmin(&m(at), n.i)?;
     "layer_norm" |at, n| layer_norm(&m(at), [n.u], ())?;
     "rms_norm" |at, n| rms_norm(&m(at), [n.u], ())?;
@@ -312,9 +318,11 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "pad" |at, n| pad(&c(at), [n.i, 1], PadMode::Circular)?;
     "pixel_shuffle" |at, n| pixel_shuffle(&im(at, 2), n.u)?;
     "pixel_unshuffle" |at, n| pixel_unshuffle(&im(at, 2), n.u)?;
+    "rotary_embedding" |at, n| rotary_embedding(&m(at).reshape([1, 6])?, &zeros([1, 3], at)?, &ones([1, 3], at)?, RotaryEmbeddingOptions::new().rotary_dim(n.u))?;
     "embedding" |at, n| embedding(&at2(at), &m(at), EmbeddingOptions::new().padding_idx(n.i))?;
     "embedding" |at, n| embedding(&tensor([n.l], at)?, &m(at), ())?;
     "one_hot" |at, n| one_hot(&at2(at), n.u)?;
+    "one_hot" |at, n| one_hot(&at2(at), OneHotOptions::new().num_classes(n.u))?;
     "one_hot" |at, n| one_hot(&tensor([n.l], at)?, ())?;
     "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, ConvOptions::new().stride([n.u]))?;
     "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, ConvOptions::new().padding([n.u]))?;
@@ -333,6 +341,7 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "unfold" |at, n| unfold(&im(at, 2), [2, 2], FoldOptions::new().stride([n.u; 2]))?;
     "unfold" |at, n| unfold(&im(at, 2), [1, 2], FoldOptions::new().dilation([n.u, 1]))?;
     "fold" |at, n| fold(&c(at), [n.u, 1], [1, 1], ())?;
+    "fold" |at, n| fold(&c(at), [2, 2], [n.u, 1], ())?;
     "fold" |at, n| fold(&c(at), [2, 2], [1, 1], FoldOptions::new().stride([n.u; 2]).padding([n.u; 2]))?;
     "max_pool1d" |at, n| max_pool1d(&im(at, 1), [n.u], ())?;
     "max_pool1d_with_indices" |at, n| max_pool1d_with_indices(&im(at, 1), [1], MaxPoolOptions::new().dilation([n.u]))?;
@@ -357,6 +366,7 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, CrossEntropyLossOptions::new().ignore_index(n.l))?;
     "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, ())?;
     "batch_size" |at, n| batches(at, |l| l.batch_size(n.u))?;
+    "num_workers" |at, n| batches(at, |l| Ok(l.num_workers(n.u)))?;
     "prefetch_factor" |at, n| batches(at, |l| Ok(l.num_workers(1).prefetch_factor(n.u)))?;
     "iter_from" |at, n| { loader(at)?.iter_from(n.u)?.next().transpose()?; };
     "RandomSampler::new" |at, n| { let _ = RandomSampler::new(n.u); };

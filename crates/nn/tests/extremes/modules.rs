@@ -4,13 +4,15 @@ use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
 use warpline_nn::optim::{
     ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
-    CosineAnnealingWarmRestartsOptions, LinearLR, LinearLROptions, MultiStepLR, OneCycleLR,
-    Optimizer, SGD, Scheduler, SequentialLR, StepLR,
+    CosineAnnealingWarmRestartsOptions, LBFGS, LBFGSOptions, LinearLR, LinearLROptions,
+    MultiStepLR, OneCycleLR, Optimizer, ReduceLROnPlateau, ReduceLROnPlateauOptions, SGD,
+    Scheduler, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
-    Embedding, EmbeddingOptions, GroupNorm, LSTM, LSTMCell, LayerNorm, Linear, LinearOptions,
-    MultiheadAttention, PReLU, PReLUOptions, RMSNorm, TransformerEncoderLayer,
+    Embedding, EmbeddingOptions, Flatten, FlattenOptions, GroupNorm, LSTM, LSTMCell, LayerNorm,
+    Linear, LinearOptions, MultiheadAttention, PReLU, PReLUOptions, RMSNorm, RecurrentOptions,
+    TransformerEncoder, TransformerEncoderLayer, TransformerEncoderLayerOptions, Unflatten,
 };
 
 use super::cases::{cases, m};
@@ -38,14 +40,37 @@ pub(crate) const MODULES: &[Case] = cases! {
     "LSTMCell::new" |at, n| Parameters(LSTMCell::new(2, n.u, at)?);
     "TransformerEncoderLayer::new" |at, n| Parameters(TransformerEncoderLayer::new(n.u, 1, at)?);
     "TransformerEncoderLayer::new" |at, n| Parameters(TransformerEncoderLayer::new(4, n.u, at)?);
+    "TransformerEncoderLayer::new" |at, n| Parameters(TransformerEncoderLayer::new(4, 1, TransformerEncoderLayerOptions::from(at).dim_feedforward(n.u))?);
+    "TransformerEncoder::new" |at, n| Parameters(TransformerEncoder::new(&layer(at)?, n.u, ())?);
     "LSTM::new" |at, n| Parameters(LSTM::new(n.u, 2, at)?);
     "LSTM::new" |at, n| Parameters(LSTM::new(2, n.u, at)?);
+    "LSTM::new" |at, n| Parameters(LSTM::new(2, 2, RecurrentOptions::from(at).num_layers(n.u))?);
     "Conv1d::new" |at, n| Parameters(Conv1d::new(n.u, 2, 1, at)?);
     "Conv1d::new" |at, n| Parameters(Conv1d::new(2, 2, n.u, at)?);
     "Conv2d::new" |at, n| Parameters(Conv2d::new(2, n.u, 1, ConvOptions::from(at).groups(n.u))?);
     "Conv2d::new" |at, n| circular(at, n.u)?;
     "ConvTranspose2d::new" |at, n| Parameters(ConvTranspose2d::new(n.u, n.u, 2, ConvTransposeOptions::from(at).groups(n.u))?);
     "save_sharded" |at, n| saved(at, n.u)?;
+    "flatten" |at, n| Flatten::new(FlattenOptions::new().start_dim(n.i)).forward(&m(at))?;
+    "flatten" |at, n| Flatten::new(FlattenOptions::new().end_dim(n.i)).forward(&m(at))?;
+    "unflatten" |at, n| Unflatten::new(n.i, [1, -1]).forward(&m(at))?;
+    "unflatten" |at, n| Unflatten::new(0, [n.i, -1]).forward(&m(at))?;
+    "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().max_iter(n.u))?;
+    "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().max_eval(n.u))?;
+    "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().history_size(n.u))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(StepLR::new(o, 2, 0.5)?, n.l))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(MultiStepLR::new(o, &[2], 0.5)?, n.l))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(LinearLR::new(o, ())?, n.l))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(CosineAnnealingLR::new(o, 5, ())?, n.l))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(CosineAnnealingWarmRestarts::new(o, 2, ())?, n.l))?;
+    "CosineAnnealingWarmRestarts::step_to" |at, n| stepped(at, |o| {
+        let mut scheduler = CosineAnnealingWarmRestarts::new(o, 2, restarts(2))?;
+        scheduler.step_to(o, n.l as f64)?;
+        Ok(scheduler)
+    })?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(OneCycleLR::new(o, 1.0, 5, ())?, n.l))?;
+    "ReduceLROnPlateau::new" |at, n| plateau(at, ReduceLROnPlateauOptions::new().patience(n.n))?;
+    "ReduceLROnPlateau::new" |at, n| plateau(at, ReduceLROnPlateauOptions::new().patience(0).cooldown(n.n))?;
     "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;
     "MultiStepLR::new" |at, n| stepped(at, |o| MultiStepLR::new(o, &[n.l], 0.5))?;
     "ConstantLR::new" |at, n| stepped(at, |o| ConstantLR::new(o, ConstantLROptions::new().total_iters(n.n)))?;
@@ -101,6 +126,40 @@ fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut SGD) -> Result<S>) -> 
         Ok(sgd.lr(0))
     };
     run()
+}
+
+fn layer(at: &str) -> Result<TransformerEncoderLayer> {
+    TransformerEncoderLayer::new(4, 1, TransformerEncoderLayerOptions::from(at).dim_feedforward(2))
+}
+
+/// Returns the parameter after a step of L-BFGS.
+fn minimized(at: &str, options: LBFGSOptions) -> Result<Tensor> {
+    let weight = ones([1], at)?.requires_grad_(true)?.clone();
+    let mut optimizer = LBFGS::new(vec![weight.clone()], options)?;
+    optimizer.step(|optimizer| {
+        optimizer.zero_grad()?;
+        let loss = weight.square()?.sum(())?;
+        loss.backward()?;
+        Ok(loss)
+    })?;
+    Ok(weight.detach())
+}
+
+/// Makes a scheduler continue at an epoch.
+fn resumed<S: Scheduler>(mut scheduler: S, epoch: i64) -> Result<S> {
+    let mut state = scheduler.state_dict();
+    state.0.insert("last_epoch".into(), epoch as f64);
+    scheduler.load_state_dict(&state)?;
+    Ok(scheduler)
+}
+
+/// Returns the learning rate after three epochs without improvement.
+fn plateau(at: &str, options: ReduceLROnPlateauOptions) -> Result<f64> {
+    let weight = ones([1], at)?.requires_grad_(true)?.clone();
+    let mut sgd = SGD::new(vec![weight], ())?;
+    let mut scheduler = ReduceLROnPlateau::new(&sgd, options)?;
+    (0..4).try_for_each(|_| scheduler.step(&mut sgd, 1.0))?;
+    Ok(sgd.lr(0))
 }
 
 /// Saves two tensors in files of at most `max_bytes` bytes.

@@ -1,22 +1,21 @@
-//! Finds the public functions with integer parameters in the sources.
+//! Finds the integer parameters of public functions, and the integer options, in the sources.
 
 use std::path::Path;
 
-use super::parser::{self, Function};
+use proc_macro2::TokenTree::{self, Group, Ident};
+use proc_macro2::{Delimiter, TokenStream};
+
+use super::parser::{self, Function, split_list};
 
 /// Functions that are not in the table, each with the reason.
 pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("manual_seed", "any seed is valid"),
     ("manual_seed_all", "any seed is valid"),
     ("seed", "any seed is valid"),
-    ("simulated", "the number of devices is that of `simulated`"),
     ("SimulatedOptions::new", "the number of devices is that of `simulated`"),
     ("priority", "a priority, which is clamped; needs a GPU's stream"),
-    ("TransformerEncoder::new", "copies as many layers as it is asked for"),
     ("group", "a number of a group, which the scheduler's constructor checks"),
     ("exclusive_stream", "a priority, which is clamped; needs a GPU's stream"),
-    ("num_workers", "starts as many threads as it is asked for"),
-    ("TrackedCommunicator::new", "the number of an operation that the caller enqueued"),
     ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),
     ("has_attention", "reads a device's properties"),
@@ -26,7 +25,6 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("domain", "indices of an op's own operands"),
     ("uses", "indices of an op's own operands"),
     ("launches", "indices of an op's own operands"),
-    ("is_short", "a number of operands, from which it computes nothing"),
     ("widths", "a number of operands, from which it computes nothing"),
     ("is_rounded", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
@@ -35,7 +33,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("dtype", "indices of an op's own inputs"),
     ("device", "indices of an op's own inputs"),
     ("get", "returns `None` for an index out of range"),
-    ("Unflatten::new", "stores its arguments for `unflatten`"),
+    ("Unflatten::new", "stores its arguments for `unflatten`, whose rows call it too"),
 ];
 
 /// Types of parameters that contain integers.
@@ -57,8 +55,19 @@ const TYPES: [&str; 15] = [
     "Window",
 ];
 
-/// Returns the file and the name of each public function with integer parameters.
-pub(crate) fn functions() -> Vec<(String, String)> {
+/// An integer that users can pass: a parameter of a function, or an option that has a setter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    pub(crate) file: String,
+    /// The name of the function in the table. The name of the type for an option.
+    pub(crate) owner: String,
+    /// The position in the list of parameters, without `self`. `None` for an option.
+    pub(crate) position: Option<usize>,
+    pub(crate) name: String,
+}
+
+/// Returns all integer parameters and options of the public interface.
+pub(crate) fn parameters() -> Vec<Parameter> {
     // Cargo runs tests in the folder of the package.
     let crates = Path::new("..");
     let mut found = Vec::new();
@@ -66,21 +75,92 @@ pub(crate) fn functions() -> Vec<(String, String)> {
         for file in parser::files(&crates.join(name).join("src")) {
             let text = std::fs::read_to_string(&file).expect("a source");
             let shown = file.strip_prefix(crates).unwrap_or(&file).display().to_string();
-            found.extend(in_text(&text).into_iter().map(|name| (shown.clone(), name)));
+            found.extend(in_text(&shown, &text));
         }
     }
-    assert!(found.len() > 150, "the scanner found {} functions", found.len());
+    assert!(found.len() > 250, "the scanner found {} parameters", found.len());
     found
 }
 
-/// Returns the names of a file's public functions with integer parameters, except names that macros generate.
-fn in_text(text: &str) -> Vec<String> {
-    let has_integer = |function: &Function| {
-        let mut words = function.parameters.split(|c: char| !c.is_alphanumeric());
-        words.any(|word| TYPES.contains(&word))
-    };
-    let functions = parser::functions(text).into_iter();
-    functions.filter(|f| !f.from_macro && has_integer(f)).filter_map(qualified).collect()
+/// Returns a file's integer parameters and options, except those of functions whose names a macro generates.
+fn in_text(file: &str, text: &str) -> Vec<Parameter> {
+    let mut found = Vec::new();
+    for function in parser::functions(text).into_iter().filter(|f| !f.from_macro) {
+        let all = split_list(&function.parameters);
+        let all = all.into_iter().filter(|p| p.contains(':')).enumerate();
+        let integers = integer_generics(&function.generics);
+        let is_integer = |kind: &str| {
+            words(kind).any(|word| TYPES.contains(&word) || integers.iter().any(|i| i == word))
+        };
+        let all = all.filter_map(|(position, parameter)| {
+            let (name, kind) = parameter.split_once(':')?;
+            is_integer(kind).then(|| (position, words(name).last().unwrap_or(name).to_owned()))
+        });
+        let all: Vec<(usize, String)> = all.collect();
+        let Some(owner) = qualified(function) else { continue };
+        found.extend(all.into_iter().map(|(position, name)| Parameter {
+            file: file.to_owned(),
+            owner: owner.clone(),
+            position: Some(position),
+            name,
+        }));
+    }
+    options(text.parse().expect("a Rust file"), &mut |owner, name| {
+        found.push(Parameter { file: file.to_owned(), owner, position: None, name });
+    });
+    found
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// Returns the names of the type parameters that have an integer bound.
+fn integer_generics(generics: &str) -> Vec<String> {
+    let list = generics.trim_start_matches('<').trim_end_matches('>');
+    let bounded = split_list(list).into_iter().filter_map(|one| one.split_once(':'));
+    let integers = bounded.filter(|(_, bound)| words(bound).any(|word| TYPES.contains(&word)));
+    integers.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Calls `found` with the type and the name of each integer option in calls of the macros that define options.
+fn options(tokens: TokenStream, found: &mut impl FnMut(String, String)) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        let Group(group) = token else { continue };
+        let is_definition = match &tokens[..at] {
+            [.., Ident(name), TokenTree::Punct(mark)] => {
+                mark.as_char() == '!' && name.to_string().ends_with("options")
+            }
+            _ => false,
+        };
+        if !is_definition {
+            options(group.stream(), found);
+            continue;
+        }
+        let tokens: Vec<TokenTree> = group.stream().into_iter().collect();
+        let name = tokens.windows(2).find_map(|pair| match pair {
+            [Ident(name), Group(list)] if list.delimiter() == Delimiter::Bracket => Some(name),
+            _ => None,
+        });
+        let (Some(name), Some(Group(fields))) = (name, tokens.last()) else { continue };
+        let fields: Vec<TokenTree> = fields.stream().into_iter().collect();
+        for field in fields.split(|token| is_mark(token, ';')) {
+            let Some(colon) = field.iter().position(|token| is_mark(token, ':')) else { continue };
+            let equals = field.iter().position(|token| is_mark(token, '='));
+            let Some(Ident(option)) = field[..colon].last() else { continue };
+            let kind = field[colon + 1..equals.unwrap_or(field.len())].iter();
+            let argument = field.iter().skip_while(|token| !is_mark(token, ','));
+            let kinds = parser::text(kind.chain(argument).cloned().collect());
+            if words(&kinds).any(|word| TYPES.contains(&word)) {
+                found(name.to_string(), option.to_string());
+            }
+        }
+    }
+}
+
+fn is_mark(token: &TokenTree, mark: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
 }
 
 /// Method names that several types share. In the table, the name of the type precedes them.
@@ -97,7 +177,17 @@ fn qualified(function: Function) -> Option<String> {
 }
 
 #[test]
-fn the_scanner_finds_functions_by_their_parameters() {
-    let text = "pub fn a(x: usize) {} pub fn b(y: f32) {}\npub fn c<T: X>(\n dims: impl IntoDims,\n) {} fn d(n: usize) {}";
-    assert_eq!(in_text(text), ["a", "c"]);
+fn the_scanner_finds_integer_parameters_and_options() {
+    let text = "pub fn a(x: usize) {} pub fn b(y: f32) {}\n\
+        impl T { pub fn c<D: X + IntoDim>(&self, f: impl Fn(u8) -> u8, dim: D, (n, m): (u64, u64)) {} }\n\
+        fn d(n: usize) {}\n\
+        crate::__options! { #[derive(Debug)] Options [] [] { /// An option.\n\
+        eps: f64 = 1e-5, f64; width: Option<usize> = None, usize => Some; dim: isize = 1, impl IntoDim; } }";
+    let found: Vec<String> = in_text("", text)
+        .into_iter()
+        .map(|p| format!("{} {:?} {}", p.owner, p.position, p.name))
+        .collect();
+    let options = ["Options None width", "Options None dim"];
+    let parameters = ["a Some(0) x", "c Some(1) dim", "c Some(2) m"];
+    assert_eq!(found, [&parameters[..], &options].concat());
 }

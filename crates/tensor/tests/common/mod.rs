@@ -96,11 +96,12 @@ pub(crate) fn schedules_with(
     }
 }
 
-/// Runs a test on `needs` devices, under the laziest schedule and 64 seeded ones.
+/// Runs a test on `needs` devices, under the laziest schedule and `WARPLINE_SCHEDULES` seeded ones, at
+/// least 64: for faults that showed under few schedules.
 pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig::default();
     World::open(&format!("sim:{needs},lazy"), &config).enter(&body);
-    for seed in 0..64 {
+    for seed in 0..number("WARPLINE_SCHEDULES", 64).max(64) {
         World::open(&format!("sim:{needs},seed={seed}"), &config).enter(&body);
     }
 }

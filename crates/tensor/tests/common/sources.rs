@@ -14,6 +14,8 @@ pub(crate) struct Function {
     /// function.
     pub(crate) owner: Option<String>,
     pub(crate) name: String,
+    /// The generic parameters and their bounds, without spaces except between words.
+    pub(crate) generics: String,
     /// The text between the parentheses, without spaces except between words.
     pub(crate) parameters: String,
     /// The text of the returned type, without spaces except between words. Empty for `()`.
@@ -128,6 +130,7 @@ impl Scanner {
         let output: TokenStream = output.skip(2).cloned().collect();
         let Group(parameters) = &tokens[list] else { return };
         let (parameters, output) = (text(parameters.stream()), text(output));
+        let generics = text(tokens[1..list].iter().cloned().collect());
         let (names, from_macro) = match (tokens, rules) {
             ([Ident(name), ..], _) => (vec![name.to_string()], false),
             ([_, Ident(variable), ..], Some(rules)) => (self.values(rules, variable), true),
@@ -136,6 +139,7 @@ impl Scanner {
         self.functions.extend(names.into_iter().map(|name| Function {
             owner: owner.map(str::to_owned),
             name,
+            generics: generics.clone(),
             parameters: parameters.clone(),
             output: output.clone(),
             from_macro,
@@ -217,8 +221,29 @@ fn variables(matcher: TokenStream) -> Vec<String> {
     names
 }
 
+/// Splits text at commas outside all brackets.
+pub(crate) fn split_list(list: &str) -> Vec<&str> {
+    let (mut parts, mut depth, mut start, mut before) = (Vec::new(), 0, 0, ' ');
+    for (at, c) in list.char_indices() {
+        match c {
+            '<' | '(' | '[' | '{' => depth += 1,
+            '>' if before == '-' => {}
+            '>' | ')' | ']' | '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+        before = c;
+    }
+    parts.push(&list[start..]);
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
 /// Returns the text of tokens. Lists of parameters and types need no spaces except between words.
-fn text(tokens: TokenStream) -> String {
+pub(crate) fn text(tokens: TokenStream) -> String {
     let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let mut joined = String::new();
     for word in tokens.to_string().split_whitespace() {

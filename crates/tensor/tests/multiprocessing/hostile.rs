@@ -18,7 +18,7 @@ use warpline_cuda_sys_safe::StreamHandle;
 use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 
 use crate::cut::{HEAD, read_message};
-use crate::threads::{pair, world};
+use crate::threads::{pair, schedule_count, world};
 
 /// Time after which a call counts as stuck.
 const BOUND: Duration = Duration::from_secs(20);
@@ -119,8 +119,8 @@ fn is_gone<T>(result: Result<T>) -> bool {
 }
 
 fn schedules() -> impl Iterator<Item = Schedule> {
-    let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
-    (0..count).map(|seed| if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) })
+    (0..schedule_count())
+        .map(|seed| if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) })
 }
 
 #[test]
@@ -174,9 +174,10 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
     }
 }
 
-/// The wait for the first tensor does not cover the wait for the second, which is enqueued later.
+/// The wait for the first tensor does not cover the waits for the next ones, which are enqueued later.
 #[test]
-fn a_tensor_that_has_arrived_is_used_while_the_peers_next_one_is_awaited() {
+fn a_tensor_that_has_arrived_is_used_while_the_peers_next_ones_are_awaited() {
+    const MORE: usize = 100;
     for schedule in schedules() {
         let (sim, sender) = world(1, Schedule::Lazy);
         let (here, there) = pair();
@@ -189,6 +190,9 @@ fn a_tensor_that_has_arrived_is_used_while_the_peers_next_one_is_awaited() {
             for (tensor, stream) in tensors.iter().zip(&streams) {
                 cuda::with_stream(stream, || tensor.add_(1.0).and_then(|t| here.send(t)))?;
             }
+            for _ in 0..MORE {
+                cuda::with_stream(&streams[1], || here.send(&tensors[1]))?;
+            }
             Ok((streams, holds))
         })
         .unwrap();
@@ -196,6 +200,7 @@ fn a_tensor_that_has_arrived_is_used_while_the_peers_next_one_is_awaited() {
             let (_, receiver) = world(1, schedule);
             with_runtime(&receiver, || -> Result<()> {
                 let [first, second] = [there.recv()?, there.recv()?];
+                let _more = (0..MORE).map(|_| there.recv()).collect::<Result<Vec<_>>>()?;
                 holds[0].open();
                 streams[0].synchronize()?;
                 assert_eq!(first.add(1.0)?.to_vec::<f32>()?, [3.0; 60], "{schedule:?}");

@@ -20,7 +20,7 @@ use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 use crate::common;
 use crate::killed::or_gone;
 use crate::processes::{LONG, Peer, alone, runtime};
-use crate::threads::{pair, world};
+use crate::threads::{pair, schedule_count, world};
 
 /// One of the two processes.
 struct Side {
@@ -55,9 +55,7 @@ impl Side {
 }
 
 fn both(maker: impl Fn(&Side) -> Result<()> + Sync, peer: impl Fn(&Side) -> Result<()> + Sync) {
-    let count =
-        std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(64_u64);
-    for seed in 0..count {
+    for seed in 0..schedule_count() {
         let schedule = |salt: u64| match seed {
             0 => Schedule::Lazy,
             _ => Schedule::Seeded(seed * 2 + salt),

@@ -21,13 +21,19 @@ pub(crate) fn pair() -> (Channel, Channel) {
     (a, b)
 }
 
-/// Runs both sides under 64 pairs of schedules, and checks that both worlds are settled afterwards.
+/// Number of schedules of a test: `WARPLINE_SCHEDULES`, and at least 64, because faults of the order showed under few
+/// of them.
+pub(crate) fn schedule_count() -> u64 {
+    let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok());
+    count.unwrap_or(64).max(64)
+}
+
+/// Runs both sides under pairs of schedules, and checks that both worlds are settled afterwards.
 pub(crate) fn both(
     maker: impl Fn(Channel) -> Result<()> + Sync,
     peer: impl Fn(Channel) -> Result<()> + Sync,
 ) {
-    let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
-    for seed in 0..count {
+    for seed in 0..schedule_count() {
         let schedule = |salt| match seed {
             0 => Schedule::Lazy,
             _ => Schedule::Seeded(seed * 2 + salt),

@@ -15,10 +15,10 @@ use crate::common::{self, World};
 use crate::s08_index_check::{failed, indices, table};
 
 crate::rows! {
-    schedules(1) s08_no_wait_takes_a_failure_from_its_tensor
+    schedules64(1) s08_no_wait_takes_a_failure_from_its_tensor
         gpu_s08_no_wait_takes_a_failure_from_its_tensor => told_elsewhere;
     manual(1) s08_marks_work_in_manual_mode gpu_s08_marks_work_in_manual_mode => told_elsewhere;
-    schedules(1) s08_four_threads_read_their_own_tensors gpu_s08_four_threads_read_their_own_tensors
+    schedules64(1) s08_four_threads_read_their_own_tensors gpu_s08_four_threads_read_their_own_tensors
         => four_threads;
     schedules(1) s08_what_is_computed_from_a_failure_fails
         gpu_s08_what_is_computed_from_a_failure_fails => derived;

@@ -3,7 +3,7 @@
 use warpline::functional::{DropoutOptions, dropout};
 use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
 
-use super::super::options::parameter_options;
+use super::super::options::{check_layers, parameter_options};
 use super::super::repr::{float, size};
 use super::{CellKind, CellWeights};
 use crate::called::Called;
@@ -61,6 +61,7 @@ impl Stacked {
             );
             return Err(Error::invalid(op, reason));
         }
+        check_layers(op, options.num_layers)?;
         if !(0.0..=1.0).contains(&options.dropout) {
             let reason =
                 format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
@@ -249,8 +250,8 @@ macro_rules! networks {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `hidden` or `num_layers` is 0,
-            /// `dropout` is not from 0 to 1, or the network has no such `nonlinearity`; errors of
-            /// [`warpline::empty`] and [`Tensor::uniform_`].
+            /// `num_layers` is above 65,536, `dropout` is not from 0 to 1, or the network has no such `nonlinearity`;
+            /// errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(
                 inputs: usize,

@@ -112,12 +112,12 @@ impl LBFGS {
         let mut flat_grad = self.gather_flat_grad()?;
         let mut evals = 1;
         if largest(&flat_grad)? <= options.tolerance_grad {
-            self.func_evals += 1;
+            self.func_evals = self.func_evals.saturating_add(1);
             return Ok(first_loss);
         }
         let (mut memory, mut total_iter) = (self.memory.clone(), self.n_iter);
         for n_iter in 1..=options.max_iter {
-            total_iter += 1;
+            total_iter = total_iter.saturating_add(1);
             let mut now = match memory.take() {
                 Some(memory) => memory.advance(&flat_grad, loss, &options)?,
                 None => LBFGSMemory::first(&flat_grad, loss, options.lr)?,
@@ -158,7 +158,7 @@ impl LBFGS {
             }
         }
         (self.memory, self.n_iter) = (memory, total_iter);
-        self.func_evals += evals as u64;
+        self.func_evals = self.func_evals.saturating_add(evals as u64);
         Ok(first_loss)
     }
 

@@ -107,7 +107,7 @@ impl<S: LRSchedule> Scheduler for Chained<S> {
 
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        let last_epoch = state.get("last_epoch")? as i64;
+        let last_epoch = state.get_epoch("last_epoch")?;
         let base_lrs = state.get_all("base_lrs", &self.base_lrs)?;
         let last_lr = state.get_all("_last_lr", &self.last_lr)?;
         (self.last_epoch, self.base_lrs, self.last_lr) = (last_epoch, base_lrs, last_lr);

@@ -75,8 +75,8 @@ pub trait Scheduler {
     /// optimizer's state.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing; the message names
-    /// the entry.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing or is out of range;
+    /// the message names the entry.
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()>;
 }
@@ -118,6 +118,18 @@ impl SchedulerState {
             Some(&number) => Ok(number),
             None => Err(Error::invalid("load_state_dict", format!("the state has no {name}"))),
         }
+    }
+
+    /// Returns a number of epochs. Refuses numbers with which arithmetic could overflow.
+    #[track_caller]
+    fn get_epoch(&self, name: &str) -> Result<i64> {
+        const MAX: f64 = (1u64 << 53) as f64; // up to here, a float is exact
+        let number = self.get(name)?;
+        if number.abs() <= MAX {
+            return Ok(number as i64);
+        }
+        let reason = format!("{name} must be from -2^53 to 2^53, but is {number}");
+        Err(Error::invalid("load_state_dict", reason))
     }
 
     fn put(&mut self, name: impl Into<String>, value: f64) {

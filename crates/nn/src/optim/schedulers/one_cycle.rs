@@ -164,7 +164,7 @@ impl Scheduler for OneCycleLR {
 
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        let (last, total) = (state.get("last_epoch")? as i64, state.get("total_steps")? as i64);
+        let (last, total) = (state.get_epoch("last_epoch")?, state.get_epoch("total_steps")?);
         let max_lrs = state.get_all("max_lrs", &self.max_lrs)?;
         self.last_lr = state.get_all("_last_lr", &self.last_lr)?;
         (self.last_epoch, self.total_steps, self.max_lrs) = (last, total, max_lrs);

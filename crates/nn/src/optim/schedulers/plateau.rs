@@ -74,7 +74,7 @@ impl ReduceLROnPlateau {
         if self.is_better(metric) {
             (self.best, self.bad_epochs) = (metric, 0);
         } else {
-            self.bad_epochs += 1;
+            self.bad_epochs = self.bad_epochs.saturating_add(1);
         }
         if self.cooldown > 0 {
             self.cooldown -= 1;
@@ -127,11 +127,11 @@ impl ReduceLROnPlateau {
     /// Restores a state (`load_state_dict`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing; the message names
-    /// the entry.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing or is out of range;
+    /// the message names the entry.
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        let (last_epoch, best) = (state.get("last_epoch")? as i64, state.get("best")?);
+        let (last_epoch, best) = (state.get_epoch("last_epoch")?, state.get("best")?);
         let (bad, cooldown) = (state.get("num_bad_epochs")?, state.get("cooldown_counter")?);
         self.last_lr = state.get_all("_last_lr", &self.last_lr)?;
         (self.last_epoch, self.best) = (last_epoch, best);

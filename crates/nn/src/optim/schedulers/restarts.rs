@@ -94,7 +94,8 @@ impl Scheduler for CosineAnnealingWarmRestarts {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         check_groups(NAME, optimizer, self.base_lrs.len())?;
-        self.last_epoch += 1;
+        // `step_to` accepts any epoch.
+        self.last_epoch = self.last_epoch.saturating_add(1);
         self.t_cur += 1.0;
         if self.t_cur >= self.t_i as f64 {
             self.t_cur -= self.t_i as f64;
@@ -124,7 +125,7 @@ impl Scheduler for CosineAnnealingWarmRestarts {
 
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        let (last_epoch, t_cur) = (state.get("last_epoch")? as i64, state.get("T_cur")?);
+        let (last_epoch, t_cur) = (state.get_epoch("last_epoch")?, state.get("T_cur")?);
         let t_i = (state.get("T_i")? as i64).max(1);
         let base_lrs = state.get_all("base_lrs", &self.base_lrs)?;
         self.last_lr = state.get_all("_last_lr", &self.last_lr)?;

@@ -87,7 +87,7 @@ impl Scheduler for SequentialLR {
 
     #[track_caller]
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
-        let last_epoch = state.get("last_epoch")? as i64;
+        let last_epoch = state.get_epoch("last_epoch")?;
         for (i, scheduler) in self.schedulers.iter_mut().enumerate() {
             let prefix = format!("_schedulers.{i}.");
             let own = state.0.iter();

@@ -9,13 +9,13 @@ use super::values;
 use crate::common::World;
 
 rows! {
-    schedules(1) graphs_of_one_pool_and_shared_tensors_take_turns
+    schedules64(1) graphs_of_one_pool_and_shared_tensors_take_turns
         gpu_graphs_of_one_pool_and_shared_tensors_take_turns => turns;
-    schedules(1) graphs_results_are_dropped_and_made_between_replays
+    schedules64(1) graphs_results_are_dropped_and_made_between_replays
         gpu_graphs_results_are_dropped_and_made_between_replays => dropped;
-    schedules(1) graphs_are_replayed_and_used_by_several_threads
+    schedules64(1) graphs_are_replayed_and_used_by_several_threads
         gpu_graphs_are_replayed_and_used_by_several_threads => threads;
-    schedules(1) graphs_are_replayed_on_several_streams_in_turns
+    schedules64(1) graphs_are_replayed_on_several_streams_in_turns
         gpu_graphs_are_replayed_on_several_streams_in_turns => streams;
 }
 
