@@ -1,22 +1,11 @@
 //! Dropout.
 
-use warpline::functional::{self, dropout, dropout1d, dropout2d, dropout3d};
-use warpline::{Error, IntoOptions, Result, Tensor};
+use warpline::functional::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
+use warpline::{Error, IntoOptions, OrDefault, Result, Tensor};
 
 use super::activation::forward;
 use super::repr::float;
 use crate::{Forward, Module, Training};
-
-warpline::__options! {
-    /// Options of [`Dropout`] and of the dropouts of channels. A probability converts into options.
-    #[derive(Clone, Copy, Debug)]
-    DropoutOptions [] [] {
-        /// Sets the probability of an element or channel to be set to zero, from 0 to 1. Default: 0.5.
-        p: f64 = 0.5, f64;
-    }
-}
-
-warpline::__options_from_number! { DropoutOptions p; }
 
 macro_rules! dropouts {
     ($($doc:literal $name:ident $function:ident;)*) => {$(
@@ -30,13 +19,13 @@ macro_rules! dropouts {
         }
 
         impl $name {
-            /// Creates a module. `options` is `()`, the probability `p`, or [`DropoutOptions`].
+            /// Creates a module that drops with probability `p`, from 0 to 1. Default: 0.5.
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `p` is not from 0 to 1.
             #[track_caller]
-            pub fn new(options: impl IntoOptions<DropoutOptions>) -> Result<Self> {
-                let DropoutOptions { p } = options.into_options();
+            pub fn new(p: impl IntoOptions<OrDefault<f64>>) -> Result<Self> {
+                let p = p.into_options().or(0.5);
                 if (0.0..=1.0).contains(&p) {
                     return Ok(Self { p, training: Training::default() });
                 }
@@ -49,7 +38,7 @@ macro_rules! dropouts {
             }
         }
 
-        forward!($name, this, x => $function(x, functional::DropoutOptions::new().p(this.p).training(this.training.get())));
+        forward!($name, this, x => $function(x, DropoutOptions::new().p(this.p).training(this.training.get())));
     )*};
 }
 

@@ -9,6 +9,7 @@ mod linear;
 mod loss;
 mod normalization;
 mod options;
+mod pad;
 mod pool;
 mod recurrent;
 mod repr;
@@ -21,21 +22,22 @@ pub use attention::{
     MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions,
 };
 pub use conv::*;
-pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d, DropoutOptions};
+pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingOptions};
 pub use linear::{Bilinear, Linear, LinearOptions};
 pub use loss::*;
 pub use normalization::*;
+pub use pad::*;
 pub use pool::*;
 pub use recurrent::{
     GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell, RecurrentCellOptions, RecurrentOptions,
 };
 pub use sequential::{Layer, Sequential};
 pub use shape::{Flatten, FlattenOptions, Identity, Unflatten};
-// Options that a module shares with its function.
 pub use transformer::*;
+// Options that a module shares with its function.
 pub use warpline::functional::{
     AvgPoolOptions, BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions,
-    HuberLossOptions, InterpolateOptions, KLDivLossOptions, MaxPoolOptions, NLLLossOptions,
-    Reduction, SmoothL1LossOptions,
+    HuberLossOptions, InterpolateMode, InterpolateOptions, KLDivLossOptions, MaxPoolOptions,
+    NLLLossOptions, Padding, Reduction, SmoothL1LossOptions,
 };

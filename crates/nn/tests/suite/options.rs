@@ -1,6 +1,6 @@
 //! Checks that the setters of options reach the op: each module against an explicit call.
 
-use warpline::functional::{self, HardtanhOptions, PadMode, Padding, SoftplusOptions};
+use warpline::functional::{self, PadMode};
 use warpline::{
     DType, ErrorKind, IsCloseOptions, Result, Tensor, manual_seed, ones, randn, tensor,
 };
@@ -314,4 +314,38 @@ fn an_optional_parameter_is_an_optional_tensor() -> Result<()> {
     same(&functional::linear(&x, &map.weight, &map.bias)?, &map.forward(&x)?)?;
     let bias = map.bias.as_ref().expect("a bias");
     same(&functional::linear(&x, &map.weight, bias)?, &map.forward(&x)?)
+}
+
+#[test]
+fn pads_and_pixel_shuffles_are_the_functions_and_print_as_in_pytorch() -> Result<()> {
+    let x = randn([2, 4, 4, 6], ())?;
+    let padded = functional::pad(&x, [1, 1, 1, 1], PadMode::Reflect)?;
+    same(&ReflectionPad2d::new(1)?.forward(&x)?, &padded)?;
+    same(
+        &ReplicationPad2d::new((1, 2, 0, 1))?.forward(&x)?,
+        &functional::pad(&x, [1, 2, 0, 1], PadMode::Replicate)?,
+    )?;
+    same(&CircularPad3d::new(1)?.forward(&x)?, &functional::pad(&x, [1; 6], PadMode::Circular)?)?;
+    same(&ZeroPad1d::new([1, 2])?.forward(&x)?, &functional::pad(&x, [1, 2], ())?)?;
+    let constant = ConstantPad1d::new(2, 3.5)?;
+    same(&constant.forward(&x)?, &functional::pad(&x, [2, 2], PadMode::Constant(3.5.into()))?)?;
+    let error = ReflectionPad2d::new((1, 2)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+    assert!(error.to_string().contains("one number or 4 numbers"), "{error}");
+
+    let (fine, coarse) = (PixelShuffle::new(2), PixelUnshuffle::new(2));
+    same(&fine.forward(&x)?, &functional::pixel_shuffle(&x, 2)?)?;
+    same(&coarse.forward(&fine.forward(&x)?)?, &x)?;
+
+    let net = Sequential::new().with(ZeroPad2d::new(1)?).with(constant).with(fine).with(coarse);
+    let text = net.to_string();
+    for line in [
+        "(0): ZeroPad2d((1, 1, 1, 1))",
+        "(1): ConstantPad1d(padding=(2, 2), value=3.5)",
+        "(2): PixelShuffle(upscale_factor=2)",
+        "(3): PixelUnshuffle(downscale_factor=2)",
+    ] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
+    Ok(())
 }

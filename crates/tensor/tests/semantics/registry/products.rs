@@ -100,6 +100,7 @@ fn contracted() -> Vec<Entry> {
         sum("bii,ij,b->jb", &[&[2, 3, 3], &[3, 4], &[2]]),
         sum("...ij,ij", &[&[2, 3, 4], &[3, 4]]),
         two("Tensor::tensordot", &[[&[2, 3], &[3, 2]]], |a, b| a.tensordot(b, 1)),
-        two("Tensor::tensordot", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot(b, (1, 1))),
+        two("Tensor::tensordot", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot(b, (1, 1)))
+            .with("a dimension of each"),
     ]
 }
