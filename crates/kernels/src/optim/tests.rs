@@ -227,7 +227,7 @@ fn bad_input_is_an_error() {
         assert!(matches!(wrong(Some(long.view()), None).kind(), ErrorKind::ShapeMismatch { .. }));
         assert!(matches!(wrong(Some(p.view()), None).kind(), ErrorKind::OverlappingOperands));
         assert!(wrong(None, None).to_string().contains("operand 1 of a parameter is missing"));
-        assert!(wrong(Some(g.view()), Some(p.view())).to_string().contains("64 bits"));
+        assert!(wrong(Some(g.view()), Some(p.view())).to_string().contains("`float64` elements"));
         let repeated = Layout::contiguous(&[1]).unwrap().expand(&[3]).unwrap();
         let repeated = View { layout: &repeated, ..g.view() };
         assert!(wrong(Some(repeated), None).to_string().contains("contiguous"));

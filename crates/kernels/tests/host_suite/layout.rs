@@ -105,7 +105,7 @@ fn broadcast_follows_the_rules() -> Result<(), Error> {
     let message = error.to_string();
     let facts =
         "The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 0";
-    assert!(message.starts_with(facts) && message.contains("host_suite/layout.rs"), "{message}");
+    assert!(message.contains(facts) && message.contains("host_suite/layout.rs"), "{message}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use warpline::data::{DataLoader, DistributedSampler, RandomSampler, TensorDatase
 use warpline::functional::*;
 use warpline::{
     BincountOptions, Device, DiagEmbedOptions, DiagonalOptions, DiffOptions, HistcOptions,
-    NormOptions, Result, Rot90Options, ScatterReduce, SortOptions, Tensor, VarOptions,
+    NormOptions, Result, Rot90Options, ScatterReduce, SortOptions, Tensor, TopkOptions, VarOptions,
     VectorNormOptions, arange, empty, eye, full, linspace, logspace, ones, rand, randint, randn,
     randperm, tensor, tril_indices, triu_indices, zeros,
 };
@@ -169,7 +169,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "tile" |at, n| m(at).tile([n.u])?;
     "repeat_interleave" |at, n| v(at).repeat_interleave(n.u, 0)?;
     "repeat_interleave" |at, n| v(at).repeat_interleave(2, n.i)?;
-    "rot90" |at, n| m(at).rot90(n.i)?;
+    "rot90" |at, n| m(at).rot90(Rot90Options::new().k(n.i))?;
     "rot90" |at, n| m(at).rot90(Rot90Options::new().dims([n.i, 1]))?;
     "split" |at, n| m(at).split(n.u, 0)?;
     "split" |at, n| m(at).split(1, n.i)?;
@@ -184,7 +184,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "tensor_split_at" |at, n| m(at).tensor_split_at([1], n.i)?;
     "unbind" |at, n| m(at).unbind(n.i)?;
     "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).ignore_value();
-    "diagonal" |at, n| m(at).diagonal(n.i)?;
+    "diagonal" |at, n| m(at).diagonal(DiagonalOptions::new().offset(n.i))?;
     "diagonal" |at, n| m(at).diagonal(DiagonalOptions::new().dim1(n.i))?;
     "diagonal" |at, n| m(at).diagonal(DiagonalOptions::new().dim2(n.i))?;
     "as_strided" |at, n| m(at).as_strided([n.u], [0], 0)?;
@@ -249,7 +249,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "sort" |at, n| m(at).sort(n.i)?;
     "argsort" |at, n| m(at).argsort(SortOptions::new().dim(n.i).descending(true))?;
     "topk" |at, n| m(at).topk(n.u, 1)?;
-    "topk" |at, n| m(at).topk(1, n.i)?;
+    "topk" |at, n| m(at).topk(1, TopkOptions::new().dim(n.i))?;
     "flip" |at, n| m(at).flip(n.i)?;
     "roll" |at, n| m(at).roll(n.i, 1)?;
     "roll" |at, n| m(at).roll(n.i, ())?;
