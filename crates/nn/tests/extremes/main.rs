@@ -223,9 +223,11 @@ const PREPARATION: &str = "preparation";
 
 /// Functions whose errors have another name: that of PyTorch's function, of the op that the function takes as an
 /// argument, or of the type that the function builds.
-const OTHER_NAMES: [(&str, &str); 6] = [
+const OTHER_NAMES: [(&str, &str); 7] = [
     ("batch_size", "DataLoader"),
     ("index_select_sizes", "index_select"),
+    // The step after the load.
+    ("load_state_dict", "OneCycleLR"),
     ("randint", "random_"),
     ("reduce", "sum"),
     ("scan", "cumsum"),

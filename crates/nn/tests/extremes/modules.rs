@@ -68,7 +68,7 @@ pub(crate) const MODULES: &[Case] = cases! {
         scheduler.step_to(o, n.l as f64)?;
         Ok(scheduler)
     })?;
-    "OneCycleLR::load_state_dict" |at, n| stepped(at, |o| resumed(OneCycleLR::new(o, 1.0, 5, ())?, n.l))?;
+    "load_state_dict" |at, n| stepped(at, |o| resumed(OneCycleLR::new(o, 1.0, 5, ())?, n.l))?;
     "ReduceLROnPlateau::new" |at, n| plateau(at, ReduceLROnPlateauOptions::new().patience(n.n))?;
     "ReduceLROnPlateau::new" |at, n| plateau(at, ReduceLROnPlateauOptions::new().patience(0).cooldown(n.n))?;
     "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;

@@ -223,7 +223,7 @@ macro_rules! cuda_struct {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, ::bytemuck::Pod, ::bytemuck::Zeroable)]
         #[repr(C, packed)]
-        $vis struct $name<$($param: ::bytemuck::Pod),+> {
+        $vis struct $name<$($param),+> {
             $($(#[$field_meta])* $field_vis $field: $ty),*
         }
 

@@ -1,8 +1,8 @@
 //! Automatic mixed precision (`torch.amp`).
 //!
 //! In a region, ops convert their operands first: products to half the width, where tensor cores compute them, and ops
-//! that need range or exactness to `float32`. [`policy`] lists the ops by PyTorch's categories; all other ops run in
-//! the dtype of their operands. Parameters stay in `float32`, and so do their gradients.
+//! that need range or exactness to `float32`, by PyTorch's lists. All other ops run in the dtype of their operands.
+//! Parameters stay in `float32`, and so do their gradients.
 //!
 //! The regions of a thread are part of its [modes](crate::autograd::Modes), so the threads of a loader and of
 //! `DataParallel` have them, too. A backward pass is in no region: its ops run in the dtypes of the forward pass.
