@@ -13,9 +13,10 @@
 //! 7. Shards, in the order of that list.
 //! 8. The global counters, then the trace.
 //!
-//! No lock is taken under the others: the memory fraction, the routes, the list of pools,
-//! `Releases::late`, the hooks, and the vacant cells. A thread locks several shards only under the
-//! lock of the list, to add up counters or to report segments.
+//! A thread that holds one of the remaining locks takes no further lock. They protect the memory
+//! fraction, the routes, the list of pools, `Releases::late`, the hooks, and the vacant cells. A
+//! thread locks several shards only while it holds the lock of the list of shards, to add up
+//! counters or to report segments.
 //!
 //! Invariant: no driver call that can block, no observer and no drop of memory runs under a shard's
 //! lock. Recording and querying events is allowed.

@@ -1,5 +1,5 @@
-//! Sums of squares over many tensors: the norm of all of them takes one launch for several tensors,
-//! then a sum.
+//! Sums of squares over many tensors. The norm of all tensors takes one launch for each `TENSORS` of
+//! them, and then a sum of the results.
 
 use std::fmt::Write as _;
 

@@ -139,8 +139,8 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     WRITE.launch(target, OP, &[pairs.read(), out.write()], &params, groups)
 }
 
-/// Returns the number of key bits with which all of `n` keys differ with a probability of at least
-/// 0.9.
+/// Returns the number of bits that random keys need so that `n` of them are distinct with a
+/// probability of at least 0.9.
 fn key_bits(n: f64) -> u64 {
     let bits = (n - (6.0 * n * n + 1.0) / (12.0 * 0.9f64.ln())).log2().ceil();
     (bits as u64).min(64)

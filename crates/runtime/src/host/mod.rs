@@ -182,7 +182,7 @@ impl<T: Copy> SharedPtr<T> {
         Self(launch.pointers[index].cast())
     }
 
-    /// Reads the element `at` elements from index zero.
+    /// Reads the element at offset `at`, counted in elements from index zero.
     ///
     /// # Safety
     /// The element must be declared by the launch, and no thread may write it meanwhile.
@@ -192,7 +192,7 @@ impl<T: Copy> SharedPtr<T> {
         unsafe { self.0.offset(at).read() }
     }
 
-    /// Writes the element `at` elements from index zero.
+    /// Writes the element at offset `at`, counted in elements from index zero.
     ///
     /// # Safety
     /// The element must be declared as writable by the launch, and no other thread may access it

@@ -55,7 +55,7 @@ pub fn with_operands(
     with_checked(site, operands, params, unchecked).map(drop)
 }
 
-/// Runs host code as [`with_operands`] does, and returns the failed check of an index.
+/// Runs host code as [`with_operands`] does, and returns the index check that failed, if any.
 #[track_caller]
 fn with_checked(
     site: Site,

@@ -28,9 +28,9 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Lifetime.** The memory lives as long as a process has it, or a message with it is on its way. The
+//! - **Lifetime.** The memory lives as long as any process holds it, or a message that carries it is in transit. The
 //!   process that made the memory may end, or be killed at any moment. The other processes keep the memory with
-//!   the values last written, and nothing leaks. Calls that need the process that is gone fail with
+//!   the values last written, and nothing leaks. Calls that need a process that has ended return
 //!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
 //! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
 //!   the receiver on it. So the receiver reads the values that this work wrote, and never earlier ones. Streams

@@ -302,8 +302,8 @@ impl Arenas {
         Ok(())
     }
 
-    /// Moves a page to a new home, where nothing is mapped. The page stays mapped at its former
-    /// home, to which it can return without a call.
+    /// Moves a page to a new home. Nothing may be mapped there yet. The page stays mapped at its
+    /// former home, so it can return there without a driver call.
     pub(super) fn migrate<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,

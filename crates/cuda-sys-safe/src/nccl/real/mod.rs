@@ -138,7 +138,7 @@ impl Library {
     }
 
     /// # Safety
-    /// The same as [`Nccl::enqueue`]. A group has been begun.
+    /// The same as [`Nccl::enqueue`]. The call must be inside an NCCL group.
     unsafe fn one(
         &self,
         comm: *mut c_void,

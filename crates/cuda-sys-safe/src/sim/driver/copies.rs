@@ -1,4 +1,4 @@
-//! Copies and memsets. Arguments are checked during the call, and sources are staged as CUDA does.
+//! Copies and memsets. Arguments are checked during the call, and sources are staged as in CUDA.
 
 use std::ptr::with_exposed_provenance;
 
