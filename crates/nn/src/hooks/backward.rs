@@ -135,6 +135,7 @@ struct AfterInput {
 
 impl Function for AfterInput {
     const NAME: &'static str = "backward_hook";
+    const BACKWARD_IN_REGION: bool = false;
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         Ok(inputs.iter().map(|input| input.detach()).collect())
@@ -169,6 +170,7 @@ struct AfterOutput {
 
 impl Function for AfterOutput {
     const NAME: &'static str = "backward_hook";
+    const BACKWARD_IN_REGION: bool = false;
 
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         Ok(inputs.iter().map(|input| input.detach()).collect())

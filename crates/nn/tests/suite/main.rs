@@ -4,6 +4,7 @@
 #[macro_use]
 #[path = "../common/mod.rs"]
 mod common;
+mod autocast;
 mod boxes;
 mod files;
 mod from_pytorch;

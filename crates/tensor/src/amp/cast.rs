@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use smallvec::SmallVec;
 
 use super::policy::{Policy, policy};
-use crate::autograd::{AutocastModes, ModeGuard};
+use crate::autograd::{AutocastMode, AutocastModes, LeafCast, ModeGuard, should_record};
 use crate::exec::Exec;
 use crate::{DType, Error, Result, Tensor};
 
@@ -26,9 +26,7 @@ thread_local! {
 /// A converted leaf, recorded as an op on the leaf.
 struct RegionCast {
     leaf: Tensor,
-    /// Value of the leaf's cast, which a later cast of another version does not share.
-    value: Tensor,
-    recorded: Tensor,
+    cast: LeafCast,
 }
 
 /// Drops what is recorded for the region of this thread.
@@ -59,7 +57,9 @@ pub(crate) fn cast_operands(
     let tensors = || operands.iter().copied().flatten();
     let Some(main) = main_tensor(tensors()) else { return Ok(None) };
     let mut modes = AutocastModes::current();
-    let Some(low) = *modes.of(main.device()) else { return Ok(None) };
+    let AutocastMode { enabled: true, dtype: low } = *modes.of(main.device()) else {
+        return Ok(None);
+    };
     let dtype = match policy(op, main.is_cuda()) {
         Policy::Keep => return Ok(None),
         Policy::KeepAll => return Ok(Some((SmallVec::from_elem(None, operands.len()), closed()))),
@@ -96,13 +96,14 @@ pub(crate) fn cast_operands(
 pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cast<Tensor>>> {
     let mut modes = AutocastModes::current();
     let Some(main) = main_tensor(inputs.iter().copied()) else { return Ok(None) };
-    if modes.of(main.device()).is_none() {
+    if !modes.of(main.device()).enabled {
         return Ok(None);
     }
     let mut cast = SmallVec::new();
     for tensor in inputs {
         let converts = is_eligible(tensor, main) && tensor.dtype() != dtype;
-        cast.push(if converts { to(tensor, dtype, modes.cache)? } else { (*tensor).clone() });
+        // Not from the cache, because the function may change its inputs in place.
+        cast.push(if converts { tensor.in_dtype(dtype)? } else { (*tensor).clone() });
     }
     Ok(Some((cast, closed())))
 }
@@ -134,20 +135,23 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
     if !is_cached {
         return tensor.in_dtype(dtype);
     }
-    let value = tensor.cached_cast(dtype)?;
-    if !crate::autograd::should_record(&[tensor]) {
-        return Ok(value);
-    }
     let key = (std::sync::Arc::as_ptr(tensor.inner()).addr(), dtype);
+    let records = should_record(&[tensor]);
     let known = CASTS.with_borrow(|casts| {
-        let cast = casts.get(&key)?;
-        (cast.leaf.is_same(tensor) && cast.value.is_same(&value)).then(|| cast.recorded.clone())
+        let known = casts.get(&key)?;
+        let is_current = records && known.leaf.is_same(tensor) && known.cast.is_of(tensor);
+        is_current.then(|| known.cast.value.clone())
     });
     if let Some(recorded) = known {
         return Ok(recorded);
     }
-    let recorded = tensor.recorded_copy("to_copy", value.detach())?;
-    let cast = RegionCast { leaf: tensor.clone(), value, recorded: recorded.clone() };
+    let mut cast = tensor.cached_cast(dtype)?;
+    if !records {
+        return Ok(cast.value);
+    }
+    let recorded = tensor.recorded_copy("to_copy", cast.value.detach())?;
+    cast.value = recorded.clone();
+    let cast = RegionCast { leaf: tensor.clone(), cast };
     let former = CASTS.with_borrow_mut(|casts| casts.insert(key, cast));
     drop(former);
     Ok(recorded)

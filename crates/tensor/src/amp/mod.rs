@@ -31,22 +31,23 @@ macro_rules! autocast_operands {
 pub(crate) use autocast_operands;
 pub(crate) use cast::{cast_inputs, cast_operands, casts, drop_casts};
 
-use crate::autograd::{AutocastModes, ModeGuard};
+use crate::autograd::{AutocastMode, AutocastModes, ModeGuard};
 use crate::called::Called;
-use crate::{DType, Device, Error, IntoDevice, IntoOptions, Result};
+use crate::{DType, Error, IntoDevice, IntoOptions, Result};
 
 crate::__options! {
     /// Options of [`autocast`]: `()`, or a dtype, or this struct.
     #[derive(Clone, Copy, Debug)]
     AutocastOptions [] [] {
-        /// The dtype of products: `f16` or `bf16`. Default: `f16` on GPUs, `bf16` on the CPU.
+        /// The dtype of products: `f16`, `bf16` or `f32`. Default: that of the region around, or else `f16` on GPUs and
+        /// `bf16` on the CPU.
         dtype: Option<DType> = None, DType => Some;
         /// Whether the region converts operands. A region with `false` within another one restores the dtypes of a
         /// program without autocast. Default: true.
         enabled: bool = true, bool;
         /// Whether a parameter is converted only once, not at each use. It is converted again after a change.
-        /// Default: true.
-        cache_enabled: bool = true, bool;
+        /// Default: that of the region around, or else true.
+        cache_enabled: Option<bool> = None, bool => Some;
     }
 }
 
@@ -76,8 +77,8 @@ impl From<DType> for AutocastOptions {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype is not `f16` or `bf16`. Errors of
-/// `f`.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype is not `f16`, `bf16` or `f32`. Errors
+/// of `f`.
 #[track_caller]
 pub fn autocast<R>(
     device: impl IntoDevice,
@@ -120,23 +121,17 @@ impl AutocastGuard {
         options: impl IntoOptions<AutocastOptions>,
     ) -> Result<Self> {
         let (device, options) = (device.into_device().of("autocast")?, options.into_options());
-        let dtype = options.dtype.unwrap_or(default_dtype(device));
-        if !matches!(dtype, DType::F16 | DType::BF16) {
-            let reason = format!("autocast computes in f16 or bf16, but dtype is {dtype}");
+        let mut modes = AutocastModes::current();
+        let dtype = options.dtype.unwrap_or(modes.of(device).dtype);
+        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
+            let reason = format!("autocast computes in f16, bf16 or f32, but dtype is {dtype}");
             return Err(Error::invalid("autocast", reason));
         }
         let mode = ModeGuard::autocast(|modes| {
-            *modes.of(device) = options.enabled.then_some(dtype);
-            modes.cache = options.cache_enabled;
+            *modes.of(device) = AutocastMode { enabled: options.enabled, dtype };
+            modes.cache = options.cache_enabled.unwrap_or(modes.cache);
         });
         Ok(Self { _mode: mode, thread: PhantomData })
-    }
-}
-
-fn default_dtype(device: Device) -> DType {
-    match device {
-        Device::Cpu => DType::BF16,
-        Device::Cuda(_) => DType::F16,
     }
 }
 
@@ -147,7 +142,7 @@ fn default_dtype(device: Device) -> DType {
 #[track_caller]
 pub fn is_autocast_enabled(device: impl IntoDevice) -> Result<bool> {
     let device = device.into_device().of("is_autocast_enabled")?;
-    Ok(AutocastModes::current().of(device).is_some())
+    Ok(AutocastModes::current().of(device).enabled)
 }
 
 /// Returns the dtype of products in this thread's region for a kind of device, or without a region the default one
@@ -158,5 +153,5 @@ pub fn is_autocast_enabled(device: impl IntoDevice) -> Result<bool> {
 #[track_caller]
 pub fn get_autocast_dtype(device: impl IntoDevice) -> Result<DType> {
     let device = device.into_device().of("get_autocast_dtype")?;
-    Ok(AutocastModes::current().of(device).unwrap_or(default_dtype(device)))
+    Ok(AutocastModes::current().of(device).dtype)
 }

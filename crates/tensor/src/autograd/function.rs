@@ -65,6 +65,10 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// region. With `None`, its ops choose their dtypes by the region. `backward` is in the region of `forward` either way.
     const CAST_INPUTS: Option<DType> = None;
 
+    /// Whether `backward` is in the region of `forward`. `false` for functions that run hooks of a program.
+    #[doc(hidden)]
+    const BACKWARD_IN_REGION: bool = true;
+
     /// Computes the results. The ops in this function are not recorded.
     ///
     /// # Errors
@@ -143,7 +147,11 @@ impl<F: Function> Saved for AppliedFunction<F> {
 impl<F: Function> OpBackward<[Option<Tensor>]> for AppliedFunction<F> {
     fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let context = &Context { inputs: *inputs, saved: &self.saved };
-        let _regions = ModeGuard::autocast(|modes| *modes = self.autocast);
+        let _regions = ModeGuard::autocast(|modes| {
+            if F::BACKWARD_IN_REGION {
+                *modes = self.autocast;
+            }
+        });
         // The program calls the ops in `backward`, so errors keep the locations of these calls.
         let mut returned = report_as(None, || self.function.backward(context, grads))
             .map_err(|error| failed(inputs, error))?;

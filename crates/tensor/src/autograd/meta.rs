@@ -74,12 +74,24 @@ pub(crate) struct AutogradMeta {
 }
 
 /// A converted copy of a leaf.
-struct LeafCast {
+#[derive(Clone)]
+pub(crate) struct LeafCast {
     /// The leaf's version that was converted.
     version: Version,
+    /// The copy's version after the conversion. A view of the copy may reach a program, which may change it.
+    copied: Version,
     /// The stream that converted it. Without a policy that orders streams, only this stream may read the copy.
     stream: Option<Stream>,
-    value: Tensor,
+    pub(crate) value: Tensor,
+}
+
+impl LeafCast {
+    /// Returns whether this is the present value of `leaf`, and may be read on the current stream.
+    pub(crate) fn is_of(&self, leaf: &Tensor) -> bool {
+        self.version.is_of(leaf.storage())
+            && self.copied.is_of(self.value.storage())
+            && self.stream == leaf.current_stream()
+    }
 }
 
 #[derive(Default)]
@@ -125,7 +137,15 @@ impl AutogradMeta {
     }
 
     pub(super) fn set_leaf(&self, requires_grad: bool) {
+        if !requires_grad {
+            let former = self.cast().take();
+            drop(former);
+        }
         self.tracked.store(requires_grad, Ordering::Release);
+    }
+
+    fn cast(&self) -> MutexGuard<'_, Option<LeafCast>> {
+        self.cast.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn grad(&self) -> Option<Tensor> {
@@ -213,21 +233,20 @@ impl Tensor {
     /// Returns the elements of a leaf in a dtype, without a gradient. Converts them only if the leaf was changed since the
     /// last call, or if the call comes from another stream.
     #[track_caller]
-    pub(crate) fn cached_cast(&self, dtype: DType) -> Result<Tensor> {
+    pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
         let (version, stream) = (self.storage().version(), self.current_stream());
         let meta = AutogradMeta::of(self);
-        let cast = || meta.cast.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = &*cast()
-            && known.version.is_of(self.storage())
-            && known.stream == stream
+        if let Some(known) = &*meta.cast()
+            && known.is_of(self)
             && known.value.dtype() == dtype
         {
-            return Ok(known.value.clone());
+            return Ok(known.clone());
         }
         let value = self.converted(dtype)?;
-        let former = cast().replace(LeafCast { version, stream, value: value.clone() });
+        let cast = LeafCast { version, copied: value.storage().version(), stream, value };
+        let former = meta.cast().replace(cast.clone());
         drop(former);
-        Ok(value)
+        Ok(cast)
     }
 
     /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)

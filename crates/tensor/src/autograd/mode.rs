@@ -17,17 +17,28 @@ pub(super) struct ThreadModes {
 /// The regions of [`autocast`](crate::amp::autocast) in which a thread is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastModes {
-    /// The dtype of products on the CPU; `None` outside regions.
-    cpu: Option<DType>,
-    /// The dtype of products on GPUs; `None` outside regions.
-    cuda: Option<DType>,
+    cpu: AutocastMode,
+    cuda: AutocastMode,
     pub(crate) cache: bool,
     /// Number of open regions, enabled or not.
     depth: u32,
 }
 
+/// The region for a kind of device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AutocastMode {
+    pub(crate) enabled: bool,
+    /// The dtype of products in this region and in regions within it that name none. Also set outside regions.
+    pub(crate) dtype: DType,
+}
+
 impl AutocastModes {
-    const NONE: Self = Self { cpu: None, cuda: None, cache: true, depth: 0 };
+    const NONE: Self = Self {
+        cpu: AutocastMode { enabled: false, dtype: DType::BF16 },
+        cuda: AutocastMode { enabled: false, dtype: DType::F16 },
+        cache: true,
+        depth: 0,
+    };
 
     #[inline]
     pub(crate) fn current() -> Self {
@@ -36,10 +47,10 @@ impl AutocastModes {
 
     #[inline]
     pub(crate) fn is_on(self) -> bool {
-        self.cpu.is_some() || self.cuda.is_some()
+        self.cpu.enabled || self.cuda.enabled
     }
 
-    pub(crate) fn of(&mut self, device: Device) -> &mut Option<DType> {
+    pub(crate) fn of(&mut self, device: Device) -> &mut AutocastMode {
         match device {
             Device::Cpu => &mut self.cpu,
             Device::Cuda(_) => &mut self.cuda,
@@ -48,7 +59,7 @@ impl AutocastModes {
 
     /// Leaves the regions, without ending them.
     pub(crate) fn close(&mut self) {
-        (self.cpu, self.cuda) = (None, None);
+        (self.cpu.enabled, self.cuda.enabled) = (false, false);
     }
 }
 

@@ -239,9 +239,11 @@ macro_rules! autocast_elementwise {
     };
 }
 
-/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal.
+/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal. Ops
+/// of other crates are in no list.
 fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> &'static str {
     match operands {
+        _ if !table::table().any(|own| std::ptr::eq(own, op)) => "",
         [TensorOrScalar::Scalar(_), _] if op.name() == table::DIV.name() => {
             table::RECIPROCAL.name()
         }

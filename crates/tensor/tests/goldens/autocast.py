@@ -57,6 +57,8 @@ OPS = [
     ("functional::conv_transpose3d", [VOLUME, CUBE], F.conv_transpose3d),
     ("functional::scaled_dot_product_attention", [HEADS] * 3, F.scaled_dot_product_attention),
     ("functional::layer_norm", [MATRIX, VECTOR, VECTOR], lambda x, w, b: F.layer_norm(x, (3,), w, b)),
+    ("functional::add_layer_norm", [MATRIX, MATRIX, VECTOR, VECTOR],
+     lambda x, r, w, b: F.layer_norm(x + r, (3,), w, b)),
     ("functional::rms_norm", [MATRIX, VECTOR], lambda x, w: F.rms_norm(x, (3,), w)),
     ("functional::group_norm", [IMAGE, (2,), (2,)], lambda x, w, b: F.group_norm(x, 2, w, b)),
     ("functional::batch_norm", [IMAGE, (2,), (2,)], lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),

@@ -3,12 +3,14 @@
 
 use std::panic::catch_unwind;
 
-use warpline::amp::{AutocastGuard, AutocastOptions, autocast, is_autocast_enabled};
+use warpline::amp::{
+    AutocastGuard, AutocastOptions, autocast, get_autocast_dtype, is_autocast_enabled,
+};
 use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
 use warpline::cuda::{self, Stream, memory_allocated};
-use warpline::functional::{binary_cross_entropy, linear};
+use warpline::functional::{add_layer_norm, binary_cross_entropy, linear};
 use warpline::{
-    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, full, ones, simulated,
+    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, simulated,
     with_runtime,
 };
 
@@ -129,17 +131,89 @@ fn a_region_leaves_other_devices_wide_floats_integers_and_in_place_ops() {
 fn a_backward_pass_within_a_region_computes_as_outside() -> Result<()> {
     let gradient = |inside: bool| {
         let weight = full([2, 2], 1.0 / 3.0, ())?.requires_grad_(true)?;
-        let x = full([2, 2], 1.0 / 7.0, DType::F64)?;
-        let loss = |w: &Tensor| w.to(DType::F64)?.matmul(&x)?.to(DType::F32)?.exp()?.sum(());
+        let loss = full([2, 2], 1.0 / 7.0, ())?.matmul(&weight)?.exp()?.sum(())?;
         if inside {
-            autocast("cpu", (), || loss(&weight)?.backward())?;
+            autocast("cpu", (), || loss.backward())?;
         } else {
-            loss(&weight)?.backward()?;
+            loss.backward()?;
         }
         weight.grad().expect("a gradient").to_vec::<f32>()
     };
     assert_eq!(gradient(true)?, gradient(false)?);
     Ok(())
+}
+
+#[test]
+fn a_region_without_a_dtype_has_that_of_the_region_around() -> Result<()> {
+    let weight = weight([2, 2], ())?;
+    let dtype = || ones([2, 2], ())?.matmul(&weight).map(|t| t.dtype());
+    let outer = AutocastOptions::new().dtype(DType::F16).cache_enabled(false);
+    autocast("cpu", outer, || {
+        assert_eq!(autocast("cpu", (), dtype)?, DType::F16);
+        let off = AutocastOptions::new().enabled(false);
+        autocast("cpu", off, || {
+            assert_eq!((dtype()?, get_autocast_dtype("cpu")?), (DType::F32, DType::F16));
+            assert_eq!(autocast("cpu", (), dtype)?, DType::F16);
+            Ok(())
+        })
+    })?;
+    assert_eq!(autocast("cpu", DType::F32, dtype)?, DType::F32);
+    assert_eq!(get_autocast_dtype("cpu")?, DType::BF16);
+    Ok(())
+}
+
+/// Changes its input.
+struct Doubles;
+
+impl Function for Doubles {
+    const NAME: &'static str = "doubles";
+    const CAST_INPUTS: Option<DType> = Some(DType::BF16);
+
+    fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        inputs[0].mul_(2)?;
+        Ok(vec![inputs[0].copy()?])
+    }
+
+    fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        Ok(grads.iter().cloned().collect())
+    }
+}
+
+#[test]
+fn a_change_of_a_converted_input_does_not_reach_the_parameter() {
+    on_gpu(|| {
+        let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
+        let product = || autocast("cuda", DType::BF16, || x.matmul(&weight)?.to(DType::F32));
+        drop(product()?);
+        autocast("cuda", DType::BF16, || Doubles.apply(&[&weight]).map(drop))?;
+        assert_eq!(product()?.to_vec::<f32>()?, [2.0; 2]);
+        let transposed = || einsum("ij->ji", &[&weight])?.zero_().map(drop);
+        autocast("cuda", DType::BF16, || no_grad(transposed))?;
+        assert_eq!(product()?.to_vec::<f32>()?, [2.0; 2]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_parameter_that_needs_no_gradient_any_more_frees_its_conversion() {
+    on_gpu(|| {
+        let weight = weight([256, 256], "cuda")?;
+        drop(autocast("cuda", (), || ones([1, 256], "cuda")?.matmul(&weight))?);
+        let bytes = memory_allocated(0)?;
+        weight.requires_grad_(false)?;
+        assert_eq!(bytes - memory_allocated(0)?, 256 * 256 * 2);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_fused_norm_has_the_dtypes_of_its_parts() {
+    on_gpu(|| {
+        let x = ones([2, 4], (DType::F16, Device::cuda(0)))?;
+        let (norm, sum) = autocast("cuda", (), || add_layer_norm(&x, &x, 4, ()))?;
+        assert_eq!((norm.dtype(), sum.dtype()), (DType::F32, DType::F16));
+        Ok(())
+    });
 }
 
 #[test]
@@ -280,7 +354,7 @@ fn a_linear_layer_in_half_the_width_gets_single_gradients() {
 fn bad_regions_are_refused() {
     let refused = autocast("cpu", DType::F64, || Ok(())).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::InvalidArgument { .. }), "{refused}");
-    assert!(refused.to_string().contains("f16 or bf16"), "{refused}");
+    assert!(refused.to_string().contains("f16, bf16 or f32"), "{refused}");
     let device = AutocastGuard::new("tpu", ()).unwrap_err();
     assert!(matches!(device.kind(), ErrorKind::InvalidDeviceString { .. }), "{device}");
     on_gpu(|| {

@@ -63,6 +63,9 @@ impl CellKind {
         (hidden, cell): (&Tensor, Option<&Tensor>),
     ) -> Result<(Tensor, Option<Tensor>)> {
         let own = linear(hidden, &weights.hh, weights.bias_hh.as_deref())?;
+        // In a region of autocast, the states have the dtype of the products, as in PyTorch.
+        let hidden = &hidden.to(own.dtype())?;
+        let cell = cell.map(|cell| cell.to(own.dtype())).transpose()?;
         match self {
             Self::Tanh => Ok((input.add(&own)?.tanh()?, None)),
             Self::ReLU => Ok((input.add(&own)?.relu()?, None)),
@@ -77,7 +80,7 @@ impl CellKind {
                 let gates = input.add(&own)?.chunk(4, -1)?;
                 let added = gates[0].sigmoid()?.mul(&gates[2].tanh()?)?;
                 let cell = match cell {
-                    Some(cell) => gates[1].sigmoid()?.mul(cell)?.add(&added)?,
+                    Some(cell) => gates[1].sigmoid()?.mul(&cell)?.add(&added)?,
                     None => added,
                 };
                 Ok((gates[3].sigmoid()?.mul(&cell.tanh()?)?, Some(cell)))

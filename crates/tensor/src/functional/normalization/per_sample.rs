@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::fused_layer_norm::RowNorm;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::amp::autocast_operands;
+use crate::amp::{autocast_operands, casts};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
 use crate::functional::options::options;
@@ -261,6 +261,11 @@ pub fn add_layer_norm<'a>(
     let LayerNormOptions { weight, bias, eps } = options.into_options();
     let (op, shape) = ("add_layer_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
+    if casts() {
+        // The region may compute the norm in another dtype than the sum.
+        let sum = input.add(residual).of(op)?;
+        return Ok((by_layer(&sum, &shape, LayerNormOptions { weight, bias, eps }).of(op)?, sum));
+    }
     let dims = normalized_dims(op, input, &shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
     by_row_of_sum(RowNorm { dims, eps, centred: true }, input, residual, weight, bias).of(op)

@@ -111,6 +111,7 @@ impl Tensor {
     ) -> Result<&Self> {
         const OP: &str = "index_put_";
         let accumulate = accumulate.into_options().or(false);
+        autocast_operands!(OP, [values] => self.index_put_(indices, values, accumulate));
         let Some(of) = self.indexed(OP, indices)? else {
             let all = self.put_all(OP, values, accumulate)?;
             return self.copy_(&all, ()).of(OP);

@@ -39,7 +39,11 @@ impl Tensor {
     /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
-        let dim = dim.into_isize();
+        let (own, dim) = (self, dim.into_isize());
+        autocast_operands!("cumsum_", [own] => {
+            let _ = own;
+            self.cumsum_(dim)
+        });
         let all = self.cumsum(dim).of("cumsum_")?;
         self.copy_(&all, ()).of("cumsum_")
     }
@@ -68,6 +72,11 @@ impl Tensor {
     /// The same as [`Tensor::cumsum_`].
     #[track_caller]
     pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
+        let (own, dim) = (self, dim.into_isize());
+        autocast_operands!("cumprod_", [own] => {
+            let _ = own;
+            self.cumprod_(dim)
+        });
         // The gradient reads the elements that this op overwrites.
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
