@@ -6,8 +6,9 @@
 
 #[path = "../../nn/examples/data/digits.rs"]
 mod digits;
+mod support;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use warpline::data::{DataLoader, DistributedSampler, TensorDataset};
 use warpline::functional::cross_entropy;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
@@ -17,6 +18,7 @@ use warpline_parallel::distributed::{
 };
 
 use digits::{accuracy, digits, network};
+use support::BackendName;
 
 #[derive(Debug, Parser)]
 struct Args {
@@ -31,18 +33,9 @@ struct Args {
     lr: f64,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum BackendName {
-    Cpu,
-    Nccl,
-}
-
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let backend = match args.backend {
-        BackendName::Cpu => Backend::Cpu,
-        BackendName::Nccl => Backend::Nccl,
-    };
+    let backend = Backend::from(args.backend);
     let group = init_process_group(InitOptions::from_env(backend)?)?;
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());
     let (learned, held_out) = digits()?;

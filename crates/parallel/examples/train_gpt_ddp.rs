@@ -13,6 +13,7 @@
 mod checkpoint;
 #[path = "../../nn/examples/train_gpt/model.rs"]
 mod model;
+mod support;
 #[allow(dead_code)] // this program does not generate text
 #[path = "../../nn/examples/train_gpt/text.rs"]
 mod text;
@@ -21,13 +22,14 @@ mod train;
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use warpline::cuda;
 use warpline_parallel::distributed::{
     Backend, DistributedDataParallel, InitOptions, init_process_group,
 };
 
 use model::{Gpt, Sizes};
+use support::BackendName;
 use text::{Characters, Pieces};
 use train::{Settings, Training};
 
@@ -59,21 +61,12 @@ struct Args {
     seed: u64,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum BackendName {
-    Cpu,
-    Nccl,
-}
-
 /// Number of steps between two reads of the loss. Each read waits for the device.
 const LOG_INTERVAL: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let backend = match args.backend {
-        BackendName::Cpu => Backend::Cpu,
-        BackendName::Nccl => Backend::Nccl,
-    };
+    let backend = Backend::from(args.backend);
     let group = init_process_group(InitOptions::from_env(backend)?)?;
     let (rank, device) = (group.rank(), group.device());
     if device.is_cuda() {

@@ -119,6 +119,12 @@ fn is_eligible(tensor: &Tensor, main: &Tensor) -> bool {
         && tensor.is_cuda() == main.is_cuda()
 }
 
+/// Opens a block without regions for an op that PyTorch's regions never convert, such as an op in place, and that
+/// consists of ops that they do convert. `None` outside regions.
+pub(crate) fn keep_operands() -> Option<ModeGuard> {
+    casts().then(closed)
+}
+
 /// Opens a block without regions.
 fn closed() -> ModeGuard {
     ModeGuard::autocast(AutocastModes::close)

@@ -29,7 +29,7 @@ macro_rules! autocast_operands {
 }
 
 pub(crate) use autocast_operands;
-pub(crate) use cast::{cast_inputs, cast_operands, casts, drop_casts};
+pub(crate) use cast::{cast_inputs, cast_operands, casts, drop_casts, keep_operands};
 
 use crate::autograd::{AutocastMode, AutocastModes, ModeGuard};
 use crate::called::Called;

@@ -3,7 +3,7 @@
 use super::per_sample::{by_group, per_channel, scaled, standardized};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::amp::autocast_operands;
+use crate::amp::keep_operands;
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
@@ -194,7 +194,7 @@ fn by_instance(
     options: &InstanceNormOptions<'_>,
 ) -> Result<Tensor> {
     let op = "instance_norm";
-    autocast_operands!(op, [input] => by_instance(input, running_mean, running_var, options));
+    let _region = keep_operands();
     let InstanceNormOptions { weight, bias, use_input_stats, momentum, eps } = *options;
     if !use_input_stats {
         let options = BatchNormOptions { weight, bias, training: false, momentum, eps };

@@ -11,7 +11,7 @@ use warpline_kernels::scatter::linear_index;
 use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
-use crate::amp::autocast_operands;
+use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
@@ -111,7 +111,7 @@ impl Tensor {
     ) -> Result<&Self> {
         const OP: &str = "index_put_";
         let accumulate = accumulate.into_options().or(false);
-        autocast_operands!(OP, [values] => self.index_put_(indices, values, accumulate));
+        let _region = keep_operands();
         let Some(of) = self.indexed(OP, indices)? else {
             let all = self.put_all(OP, values, accumulate)?;
             return self.copy_(&all, ()).of(OP);

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 use warpline_kernels::scan::{ScanOp, scan};
 
-use crate::amp::autocast_operands;
+use crate::amp::{autocast_operands, keep_operands};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::{DType, Integer, Result, Tensor, where_cond};
@@ -39,11 +39,7 @@ impl Tensor {
     /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
-        let (own, dim) = (self, dim.into_isize());
-        autocast_operands!("cumsum_", [own] => {
-            let _ = own;
-            self.cumsum_(dim)
-        });
+        let (_region, dim) = (keep_operands(), dim.into_isize());
         let all = self.cumsum(dim).of("cumsum_")?;
         self.copy_(&all, ()).of("cumsum_")
     }
@@ -72,11 +68,7 @@ impl Tensor {
     /// The same as [`Tensor::cumsum_`].
     #[track_caller]
     pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
-        let (own, dim) = (self, dim.into_isize());
-        autocast_operands!("cumprod_", [own] => {
-            let _ = own;
-            self.cumprod_(dim)
-        });
+        let (_region, dim) = (keep_operands(), dim.into_isize());
         // The gradient reads the elements that this op overwrites.
         let former =
             if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };

@@ -1,7 +1,7 @@
 //! Random indices with given weights.
 
 use super::searchsorted;
-use crate::amp::autocast_operands;
+use crate::amp::keep_operands;
 use crate::called::Called;
 use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
@@ -33,8 +33,7 @@ impl Tensor {
         replacement: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
         let replacement = replacement.into_options().or(false);
-        let (this, op) = (self, "multinomial");
-        autocast_operands!(op, [this] => this.multinomial(num_samples, replacement));
+        let (_region, op) = (keep_operands(), "multinomial");
         let location = std::panic::Location::caller();
         let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
         if !self.dtype().is_float() {

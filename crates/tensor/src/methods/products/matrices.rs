@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::amp::autocast_operands;
+use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::{Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
@@ -182,8 +182,8 @@ impl Tensor {
         mat2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _region = keep_operands();
         let options = options.into_options();
-        autocast_operands!("addmm_", [mat1, mat2] => self.addmm_(mat1, mat2, options));
         let product = mat1.mm(mat2).of("addmm_")?;
         self.add_product_(product, options).of("addmm_")
     }
@@ -199,8 +199,8 @@ impl Tensor {
         batch2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _region = keep_operands();
         let options = options.into_options();
-        autocast_operands!("baddbmm_", [batch1, batch2] => self.baddbmm_(batch1, batch2, options));
         let product = batch1.bmm(batch2).of("baddbmm_")?;
         self.add_product_(product, options).of("baddbmm_")
     }
@@ -216,8 +216,8 @@ impl Tensor {
         vec: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _region = keep_operands();
         let options = options.into_options();
-        autocast_operands!("addmv_", [mat, vec] => self.addmv_(mat, vec, options));
         let product = mat.mv(vec).of("addmv_")?;
         self.add_product_(product, options).of("addmv_")
     }

@@ -1,6 +1,6 @@
 //! Reductions that ignore NaN, and others.
 
-use crate::amp::autocast_operands;
+use crate::amp::keep_operands;
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::{DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
@@ -36,9 +36,8 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
-        let (this, dims) = (self, dims.into_dims());
-        autocast_operands!("nansum", [this] => this.nansum(&dims[..]));
-        self.nan_as_zero().of("nansum")?.sum(&dims[..]).of("nansum")
+        let _region = keep_operands();
+        self.nan_as_zero().of("nansum")?.sum(dims).of("nansum")
     }
 
     /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
@@ -47,9 +46,8 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        let (this, dims) = (self, dims.into_dims());
-        autocast_operands!("nansum", [this] => this.nansum_keepdim(&dims[..]));
-        self.nan_as_zero().of("nansum_keepdim")?.sum_keepdim(&dims[..]).of("nansum_keepdim")
+        let _region = keep_operands();
+        self.nan_as_zero().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
     }
 
     /// [`Tensor::mean`] of the elements that are not NaN (`torch.nanmean`). Floats only.
