@@ -27,8 +27,8 @@ use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_proc
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Rank`] of the first rank
-/// whose closure failed for another reason than the failure of the group, or else of the first failed rank.
+/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Rank`] of a rank
+/// whose closure failed: the first rank whose error is not the group's failure, or else the first failed rank.
 ///
 /// # Panics
 /// Resumes the panic of the first rank that panicked, after all ranks have ended.

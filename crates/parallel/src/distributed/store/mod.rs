@@ -182,7 +182,7 @@ pub enum StoreError {
     WrongSecret {
         /// Address of the store.
         address: String,
-        /// Which side refused the connection, the client or the server.
+        /// The side that refused the connection: the client or the server.
         reason: String,
     },
     /// A secret is invalid.
