@@ -351,6 +351,18 @@ pub enum DriverError {
         /// Source line that asked for the call, if known.
         location: Option<&'static Location<'static>>,
     },
+    /// A CUDA library is built for another major version of CUDA than cuBLAS, which it uses.
+    #[error(
+        "{library} is built for CUDA {cuda}, but the process's cuBLAS for CUDA {cublas}; name libraries of one version in WARPLINE_CUDNN and WARPLINE_CUBLAS"
+    )]
+    OtherCuda {
+        /// The library.
+        library: &'static str,
+        /// Major version of CUDA that the library is built for.
+        cuda: u32,
+        /// Major version of CUDA that cuBLAS is built for.
+        cublas: u32,
+    },
     /// Ranks of a communicator made different calls where all must make the same call.
     #[error("{0}")]
     CollectiveMismatch(Box<CollectiveMismatch>),

@@ -10,6 +10,7 @@
 //! forbid `unsafe` use these types.
 
 pub mod blas;
+pub mod cudnn;
 mod driver;
 mod dylib;
 mod error;

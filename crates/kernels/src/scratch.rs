@@ -1,10 +1,10 @@
 //! Temporary tensors for intermediate values of ops.
 
-use warpline_runtime::{DType, Layout, Result, Storage, Target, View, byte_size};
+use warpline_runtime::{DType, Layout, MemoryFormat, Result, Storage, Target, View, byte_size};
 
 use crate::copy::copy;
 
-/// A contiguous tensor that owns its memory, which is freed in stream order on a CUDA target.
+/// A tensor without gaps that owns its memory, which is freed in stream order on a CUDA target.
 #[derive(Debug)]
 pub(crate) struct ScratchTensor {
     storage: Storage,
@@ -13,10 +13,14 @@ pub(crate) struct ScratchTensor {
 }
 
 impl ScratchTensor {
-    /// Allocates a tensor with uninitialized elements.
+    /// Allocates a contiguous tensor with uninitialized elements.
     #[track_caller]
     pub(crate) fn new(target: Target<'_>, sizes: &[usize], dtype: DType) -> Result<Self> {
-        let layout = Layout::contiguous(sizes)?;
+        Self::in_layout(target, Layout::contiguous(sizes)?, dtype)
+    }
+
+    #[track_caller]
+    fn in_layout(target: Target<'_>, layout: Layout, dtype: DType) -> Result<Self> {
         let bytes = byte_size(&layout, dtype)?;
         let storage = match target {
             Target::Cpu(runtime) => Storage::pageable(runtime, bytes)?,
@@ -37,10 +41,39 @@ pub(crate) fn contiguous<'a>(
     view: View<'a>,
     copied: &'a mut Option<ScratchTensor>,
 ) -> Result<View<'a>> {
-    if view.layout.is_contiguous() {
+    in_format(target, view, MemoryFormat::Contiguous, copied)
+}
+
+/// Returns the view if it is contiguous in a format, otherwise such a copy, which `copied` keeps
+/// alive.
+#[track_caller]
+pub(crate) fn in_format<'a>(
+    target: Target<'_>,
+    view: View<'a>,
+    format: MemoryFormat,
+    copied: &'a mut Option<ScratchTensor>,
+) -> Result<View<'a>> {
+    if view.layout.is_contiguous_in(format) {
         return Ok(view);
     }
-    let tensor = copied.insert(ScratchTensor::new(target, view.sizes(), view.dtype)?);
+    let layout = Layout::in_format(view.sizes(), format)?;
+    let tensor = copied.insert(ScratchTensor::in_layout(target, layout, view.dtype)?);
     copy(target, view, tensor.view())?;
     Ok(tensor.view())
+}
+
+/// Calls `compute` with `out` if it is contiguous. Otherwise calls it with a contiguous tensor,
+/// which is then copied to `out`.
+#[track_caller]
+pub(crate) fn into_contiguous(
+    target: Target<'_>,
+    out: View<'_>,
+    compute: impl FnOnce(View<'_>) -> Result<()>,
+) -> Result<()> {
+    if out.layout.is_contiguous() {
+        return compute(out);
+    }
+    let tensor = ScratchTensor::new(target, out.sizes(), out.dtype)?;
+    compute(tensor.view())?;
+    copy(target, tensor.view(), out)
 }

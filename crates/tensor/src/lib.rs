@@ -38,6 +38,7 @@
 mod ambient;
 pub mod amp;
 pub mod autograd;
+pub mod backends;
 mod called;
 pub mod cpu;
 pub mod cuda;

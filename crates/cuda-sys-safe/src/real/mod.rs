@@ -44,10 +44,10 @@ use self::api::CudaApi;
 use self::device::VisibleDevice;
 use self::fork::OwnerProcess;
 pub use self::fork::fork_generation;
-use crate::blas;
 use crate::dylib::{StatusCode, version_text};
 use crate::owned::Refused;
 use crate::{CudaCode, Driver, DriverError, Result};
+use crate::{blas, cudnn};
 
 /// The CUDA driver of this machine. [`load`] makes it.
 ///
@@ -88,7 +88,7 @@ pub fn load() -> Result<Arc<dyn Driver>> {
             let driver = driver.map_err(|error| api::SEARCH.blame(named.as_deref(), error))?;
             // Check these variables now. A missing cuBLAS or NVML is replaced silently, so an
             // invalid variable would go unnoticed.
-            for search in [blas::SEARCH, nvml::SEARCH] {
+            for search in [blas::SEARCH, cudnn::SEARCH, nvml::SEARCH] {
                 search.check_named()?;
             }
             Ok(driver)

@@ -1,6 +1,7 @@
-//! Convolution and its two gradients, computed as matrix products.
+//! Convolution and its two gradients: by cuDNN on a GPU where it is found (`cudnn.rs`), otherwise as
+//! matrix products.
 //!
-//! A convolution multiplies its weight with the columns of the images ([`im2col`]). For the
+//! As a product, a convolution multiplies its weight with the columns of the images ([`im2col`]). For the
 //! gradient of the images, the transposed weight times the gradient of the result gives columns,
 //! which [`col2im`] adds up. The gradient of the weight is the gradient of the result times the
 //! transposed columns.
@@ -10,9 +11,12 @@
 //! these images.
 
 mod columns;
+mod cpu;
+mod cudnn;
 #[cfg(test)]
 mod tests;
 
+use warpline_cuda_sys_safe::cudnn::ConvolutionKind;
 use warpline_runtime::launch::check_operands;
 use warpline_runtime::{Error, ErrorKind, Layout, Result, Scalar, Strides, Target, View};
 
@@ -20,13 +24,15 @@ use crate::copy::copy;
 use crate::elementwise::{self, ADD};
 use crate::fill::fill;
 use crate::matmul::matmul;
-use crate::scratch::{ScratchTensor, contiguous};
+use crate::scratch::{ScratchTensor, contiguous, into_contiguous};
 use crate::window::images;
 
 pub(crate) use columns::PROGRAMS;
 pub use columns::{col2im, im2col};
+pub use cudnn::{clear_plans, plans_kept};
 
 pub use crate::window::Window;
+use cudnn::Conv;
 
 /// Bytes of columns that are made at a time, unless one image needs more. On the CPU they fit the
 /// caches.
@@ -36,8 +42,7 @@ const CUDA_COLUMNS: usize = 256 << 20;
 /// Convolves a batch of images (`torch.nn.functional.conv2d`).
 ///
 /// `input` is `[batch, channels, …]` with one to three spatial dimensions, `weight` is
-/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]` and contiguous. Their
-/// spatial sizes are `window.input`, `window.kernel` and `window.output`. Channels and outputs are
+/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]`. Their spatial sizes are `window.input`, `window.kernel` and `window.output`. Channels and outputs are
 /// divided into `groups`, and each group convolves its channels to its outputs. All have one
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
@@ -47,8 +52,7 @@ const CUDA_COLUMNS: usize = 256 << 20;
 /// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `input`, `weight` or `out` are not those
 ///   of `window`, if the views disagree about the batch, the channels or the outputs, if `groups`
 ///   does not divide channels and outputs, or if [`Window::check`] finds the window too large.
-/// - [`ErrorKind::InvalidArgument`] if `groups`, a stride or a dilation is 0, or `out` is not
-///   contiguous.
+/// - [`ErrorKind::InvalidArgument`] if `groups`, a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
@@ -64,44 +68,13 @@ pub fn conv(
 ) -> Result<()> {
     const OP: &str = "conv";
     let of = Geometry::new(OP, input, weight, out, window, groups)?;
-    check_memory(OP, [input, weight], out)?;
-    if out.numel() == 0 {
+    check_operands(OP, &[input.read(), weight.read(), out.write()])?;
+    if out.numel() == 0
+        || cudnn::run(OP, target, ConvolutionKind::Forward, &of, [input, weight, out])?
+    {
         return Ok(());
     }
-    let mut copied = None;
-    let weight = contiguous(target, weight, &mut copied)?;
-    let results = of.results(out);
-    if of.is_pointwise() {
-        let mut copied = None;
-        let input = contiguous(target, input, &mut copied)?;
-        let (by, columns) = (of.weight_of_image(weight, of.batch), of.columns_of_images(input));
-        return multiply(target, (weight, &by), (input, &columns), (out, &results));
-    }
-    let at_once = of.at_once(target, input);
-    let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
-    let columns = columns.view();
-    if groups == 1 {
-        for (first, count) in of.parts(at_once) {
-            let (images, result) =
-                (image_range(input.layout, first, count)?, image_range(&results, first, count)?);
-            let (by, made) =
-                (of.weight_of_image(weight, count), image_range(columns.layout, 0, count)?);
-            im2col(target, with_layout(input, &images), window, with_layout(columns, &made))?;
-            multiply(target, (weight, &by), (columns, &made), (out, &result))?;
-        }
-        return Ok(());
-    }
-    let products = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
-    let products = products.view();
-    let by = of.weight_of_groups(weight);
-    for (first, count) in of.parts(at_once) {
-        of.gather(target, input, first, count, columns)?;
-        let (made, product) = (of.by_group(of.rows, count), of.by_group(of.outputs, count));
-        multiply(target, (weight, &by), (columns, &made), (products, &product))?;
-        let (from, to) = (of.by_image(of.outputs, count), image_range(&results, first, count)?);
-        copy(target, with_layout(products, &from), with_layout(out, &to))?;
-    }
-    Ok(())
+    into_contiguous(target, out, |out| of.forward(target, input, weight, out))
 }
 
 /// Computes the gradient of [`conv`] with respect to `input` (`torch.nn.grad.conv2d_input`) into
@@ -110,7 +83,7 @@ pub fn conv(
 ///
 /// # Errors
 /// The errors of [`conv`], with `out` in the place of its input and `grad` in the place of its
-/// result. Only `out` has to be contiguous.
+/// result.
 #[track_caller]
 pub fn conv_input_backward(
     target: Target<'_>,
@@ -122,46 +95,13 @@ pub fn conv_input_backward(
 ) -> Result<()> {
     const OP: &str = "conv_input_backward";
     let of = Geometry::new(OP, out, weight, grad, window, groups)?;
-    check_memory(OP, [grad, weight], out)?;
-    if out.numel() == 0 {
+    check_operands(OP, &[grad.read(), weight.read(), out.write()])?;
+    if out.numel() == 0
+        || cudnn::run(OP, target, ConvolutionKind::InputGradient, &of, [out, weight, grad])?
+    {
         return Ok(());
     }
-    let mut copied = [None, None];
-    let [of_grad, of_weight] = &mut copied;
-    let (grad, weight) =
-        (contiguous(target, grad, of_grad)?, contiguous(target, weight, of_weight)?);
-    let results = of.results(grad);
-    if of.is_pointwise() {
-        let by = of.weight_of_image(weight, of.batch).transpose(1, 2)?;
-        let columns = of.columns_of_images(out);
-        return multiply(target, (weight, &by), (grad, &results), (out, &columns));
-    }
-    let at_once = of.at_once(target, grad);
-    let columns = ScratchTensor::new(target, &of.column_sizes(at_once), out.dtype)?;
-    let columns = columns.view();
-    if groups == 1 {
-        for (first, count) in of.parts(at_once) {
-            let (images, result) =
-                (image_range(out.layout, first, count)?, image_range(&results, first, count)?);
-            let by = of.weight_of_image(weight, count).transpose(1, 2)?;
-            let made = image_range(columns.layout, 0, count)?;
-            multiply(target, (weight, &by), (grad, &result), (columns, &made))?;
-            col2im(target, with_layout(columns, &made), window, with_layout(out, &images))?;
-        }
-        return Ok(());
-    }
-    let turned = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
-    let turned = turned.view();
-    let by = of.weight_of_groups(weight).transpose(1, 2)?;
-    for (first, count) in of.parts(at_once) {
-        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
-        let (of_groups, made) = (of.by_group(of.outputs, count), of.by_group(of.rows, count));
-        multiply(target, (weight, &by), (turned, &of_groups), (columns, &made))?;
-        let (from, images) = (of.by_image(of.rows, count), image_range(out.layout, first, count)?);
-        col2im(target, with_layout(columns, &from), window, with_layout(out, &images))?;
-    }
-    Ok(())
+    into_contiguous(target, out, |out| of.input_gradient(target, grad, weight, out))
 }
 
 /// Computes the gradient of [`conv`] with respect to `weight` (`torch.nn.grad.conv2d_weight`) into
@@ -169,7 +109,7 @@ pub fn conv_input_backward(
 ///
 /// # Errors
 /// The errors of [`conv`], with `out` in the place of its weight and `grad` in the place of its
-/// result. Only `out` has to be contiguous.
+/// result.
 #[track_caller]
 pub fn conv_weight_backward(
     target: Target<'_>,
@@ -181,41 +121,21 @@ pub fn conv_weight_backward(
 ) -> Result<()> {
     const OP: &str = "conv_weight_backward";
     let of = Geometry::new(OP, input, out, grad, window, groups)?;
-    check_memory(OP, [input, grad], out)?;
+    check_operands(OP, &[input.read(), grad.read(), out.write()])?;
     if grad.numel() == 0 || out.numel() == 0 {
         return fill(target, out, Scalar::Int(0));
     }
-    let mut copied = None;
-    let grad = contiguous(target, grad, &mut copied)?;
-    let results = of.results(grad);
-    let at_once = of.at_once(target, input);
-    let columns = ScratchTensor::new(target, &of.columns_by_row(at_once), out.dtype)?;
-    let turned = ScratchTensor::new(target, &of.result_sizes(at_once), out.dtype)?;
-    let (columns, turned) = (columns.view(), turned.view());
-    for (first, count) in of.parts(at_once) {
-        of.gather(target, input, first, count, columns)?;
-        let (from, to) = (image_range(&results, first, count)?, of.by_image(of.outputs, count));
-        copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
-        let of_groups = of.by_group(of.outputs, count);
-        let by = of.by_group(of.rows, count).transpose(1, 2)?;
-        let more = match first {
-            0 => None,
-            _ => Some(ScratchTensor::new(target, out.sizes(), out.dtype)?),
-        };
-        let sum = more.as_ref().map_or(out, ScratchTensor::view);
-        let product = of.weight_of_groups(sum);
-        multiply(target, (turned, &of_groups), (columns, &by), (sum, &product))?;
-        if first > 0 {
-            elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
-        }
+    if cudnn::run(OP, target, ConvolutionKind::WeightGradient, &of, [input, out, grad])? {
+        return Ok(());
     }
-    Ok(())
+    into_contiguous(target, out, |out| of.weight_gradient(target, input, grad, out))
 }
 
 /// Checked sizes of a convolution.
 struct Geometry<'a> {
     window: &'a Window,
     batch: usize,
+    channels: usize,
     groups: usize,
     /// Rows of columns per group: window elements times channels. Saturates.
     rows: usize,
@@ -261,7 +181,170 @@ impl<'a> Geometry<'a> {
             return Err(Error::shape(op, reason));
         }
         let (rows, outputs) = (of_group.saturating_mul(window.taps()), outputs / groups);
-        Ok(Self { window, batch, groups, rows, outputs, positions: window.positions() })
+        Ok(Self { window, batch, channels, groups, rows, outputs, positions: window.positions() })
+    }
+
+    /// Returns the parameters of the CPU implementations for images, weight and result.
+    #[track_caller]
+    fn params(&self, op: &'static str, [image, weight, result]: [View<'_>; 3]) -> Result<Conv> {
+        let w = self.window;
+        Ok(Conv {
+            taps: w.packed(op)?,
+            batch: self.batch as u32,
+            channels: self.channels as u32,
+            outputs: (self.groups * self.outputs) as u32,
+            groups: self.groups as u32,
+            image: images(op, image, w.input)?.1,
+            weight: images(op, weight, w.kernel)?.1,
+            result: images(op, result, w.output)?.1,
+        })
+    }
+
+    /// Computes the result from columns. `out` is contiguous.
+    #[track_caller]
+    fn forward(
+        &self,
+        target: Target<'_>,
+        input: View<'_>,
+        weight: View<'_>,
+        out: View<'_>,
+    ) -> Result<()> {
+        let mut copied = None;
+        let weight = contiguous(target, weight, &mut copied)?;
+        let results = self.results(out);
+        if self.is_pointwise() {
+            let mut copied = None;
+            let input = contiguous(target, input, &mut copied)?;
+            let (by, columns) =
+                (self.weight_of_image(weight, self.batch), self.columns_of_images(input));
+            return multiply(target, (weight, &by), (input, &columns), (out, &results));
+        }
+        let at_once = self.at_once(target, input);
+        let columns = ScratchTensor::new(target, &self.column_sizes(at_once), out.dtype)?;
+        let columns = columns.view();
+        if self.groups == 1 {
+            for (first, count) in self.parts(at_once) {
+                let (images, result) = (
+                    image_range(input.layout, first, count)?,
+                    image_range(&results, first, count)?,
+                );
+                let (by, made) =
+                    (self.weight_of_image(weight, count), image_range(columns.layout, 0, count)?);
+                im2col(
+                    target,
+                    with_layout(input, &images),
+                    self.window,
+                    with_layout(columns, &made),
+                )?;
+                multiply(target, (weight, &by), (columns, &made), (out, &result))?;
+            }
+            return Ok(());
+        }
+        let products = ScratchTensor::new(target, &self.result_sizes(at_once), out.dtype)?;
+        let products = products.view();
+        let by = self.weight_of_groups(weight);
+        for (first, count) in self.parts(at_once) {
+            self.gather(target, input, first, count, columns)?;
+            let (made, product) =
+                (self.by_group(self.rows, count), self.by_group(self.outputs, count));
+            multiply(target, (weight, &by), (columns, &made), (products, &product))?;
+            let (from, to) =
+                (self.by_image(self.outputs, count), image_range(&results, first, count)?);
+            copy(target, with_layout(products, &from), with_layout(out, &to))?;
+        }
+        Ok(())
+    }
+
+    /// Computes the gradient of the images by columns. `out` is contiguous.
+    #[track_caller]
+    fn input_gradient(
+        &self,
+        target: Target<'_>,
+        grad: View<'_>,
+        weight: View<'_>,
+        out: View<'_>,
+    ) -> Result<()> {
+        let mut copied = [None, None];
+        let [of_grad, of_weight] = &mut copied;
+        let (grad, weight) =
+            (contiguous(target, grad, of_grad)?, contiguous(target, weight, of_weight)?);
+        let results = self.results(grad);
+        if self.is_pointwise() {
+            let by = self.weight_of_image(weight, self.batch).transpose(1, 2)?;
+            let columns = self.columns_of_images(out);
+            return multiply(target, (weight, &by), (grad, &results), (out, &columns));
+        }
+        let at_once = self.at_once(target, grad);
+        let columns = ScratchTensor::new(target, &self.column_sizes(at_once), out.dtype)?;
+        let columns = columns.view();
+        if self.groups == 1 {
+            for (first, count) in self.parts(at_once) {
+                let (images, result) =
+                    (image_range(out.layout, first, count)?, image_range(&results, first, count)?);
+                let by = self.weight_of_image(weight, count).transpose(1, 2)?;
+                let made = image_range(columns.layout, 0, count)?;
+                multiply(target, (weight, &by), (grad, &result), (columns, &made))?;
+                col2im(
+                    target,
+                    with_layout(columns, &made),
+                    self.window,
+                    with_layout(out, &images),
+                )?;
+            }
+            return Ok(());
+        }
+        let turned = ScratchTensor::new(target, &self.result_sizes(at_once), out.dtype)?;
+        let turned = turned.view();
+        let by = self.weight_of_groups(weight).transpose(1, 2)?;
+        for (first, count) in self.parts(at_once) {
+            let (from, to) =
+                (image_range(&results, first, count)?, self.by_image(self.outputs, count));
+            copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
+            let (of_groups, made) =
+                (self.by_group(self.outputs, count), self.by_group(self.rows, count));
+            multiply(target, (weight, &by), (turned, &of_groups), (columns, &made))?;
+            let (from, images) =
+                (self.by_image(self.rows, count), image_range(out.layout, first, count)?);
+            col2im(target, with_layout(columns, &from), self.window, with_layout(out, &images))?;
+        }
+        Ok(())
+    }
+
+    /// Computes the gradient of the weight from columns. `out` is contiguous.
+    #[track_caller]
+    fn weight_gradient(
+        &self,
+        target: Target<'_>,
+        input: View<'_>,
+        grad: View<'_>,
+        out: View<'_>,
+    ) -> Result<()> {
+        let mut copied = None;
+        let grad = contiguous(target, grad, &mut copied)?;
+        let results = self.results(grad);
+        let at_once = self.at_once(target, input);
+        let columns = ScratchTensor::new(target, &self.columns_by_row(at_once), out.dtype)?;
+        let turned = ScratchTensor::new(target, &self.result_sizes(at_once), out.dtype)?;
+        let (columns, turned) = (columns.view(), turned.view());
+        for (first, count) in self.parts(at_once) {
+            self.gather(target, input, first, count, columns)?;
+            let (from, to) =
+                (image_range(&results, first, count)?, self.by_image(self.outputs, count));
+            copy(target, with_layout(grad, &from), with_layout(turned, &to))?;
+            let of_groups = self.by_group(self.outputs, count);
+            let by = self.by_group(self.rows, count).transpose(1, 2)?;
+            let more = match first {
+                0 => None,
+                _ => Some(ScratchTensor::new(target, out.sizes(), out.dtype)?),
+            };
+            let sum = more.as_ref().map_or(out, ScratchTensor::view);
+            let product = self.weight_of_groups(sum);
+            multiply(target, (turned, &of_groups), (columns, &by), (sum, &product))?;
+            if first > 0 {
+                elementwise::apply(target, &ADD, out.dtype, &[out.into(), sum.into()], out)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether the images serve as columns without a copy.
@@ -360,15 +443,6 @@ impl<'a> Geometry<'a> {
             (image_range(input.layout, first, count)?, self.by_image(self.rows, count));
         im2col(target, with_layout(input, &images), self.window, with_layout(columns, &made))
     }
-}
-
-#[track_caller]
-fn check_memory(op: &'static str, read: [View<'_>; 2], out: View<'_>) -> Result<()> {
-    check_operands(op, &[read[0].read(), read[1].read(), out.write()])?;
-    if out.layout.is_contiguous() {
-        return Ok(());
-    }
-    Err(Error::invalid(op, "the result must be contiguous"))
 }
 
 /// Returns the layout of matrices with contiguous rows. `strides` are those between matrices and

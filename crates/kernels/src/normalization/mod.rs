@@ -1,6 +1,7 @@
 //! Normalization of rows: `layer_norm` and `rms_norm`, with or without the addition of a residual,
-//! and their gradients.
+//! and their gradients. The folder `batch_norm` normalizes channels.
 
+mod batch_norm;
 mod cpu;
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,12 @@ use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
 
-pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
+pub use batch_norm::{
+    BatchNorm, RunningStatistics, batch_norm, batch_norm_backward, batch_norm_inference,
+};
+
+pub(crate) const PROGRAMS: &[&Program] =
+    &[&LAYER_NORM, &LAYER_NORM_BACKWARD, &batch_norm::BATCH_NORM];
 
 /// Row size up to which the lanes of one warp share a row.
 const SHORT: usize = 1024;

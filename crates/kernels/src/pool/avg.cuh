@@ -9,16 +9,16 @@ template <class T>
 __device__ __forceinline__ void avg_pool(const T* __restrict__ image, T* out, const Pools& p) {
     typedef compute_t<T> C;
     const Taps& t = p.taps;
-    u32 at;
-    i32 own[3], padded[3];
-    if (!own_position(t.output, at, own)) return;
-    const Span d = elements(p, 0, own[0], padded[0]), h = elements(p, 1, own[1], padded[1]);
-    const Span w = elements(p, 2, own[2], padded[2]);
+    const Own own(p, t.output);
+    if (!own.exists) return;
+    i32 padded[3];
+    const Span d = elements(p, 0, own.position[0], padded[0]), h = elements(p, 1, own.position[1], padded[1]);
+    const Span w = elements(p, 2, own.position[2], padded[2]);
     const i32 inside[3] = {d.end - d.begin, h.end - h.begin, w.end - w.begin};
     const bool none = inside[0] <= 0 || inside[1] <= 0 || inside[2] <= 0;
     const C by = none ? (C)1 : (C)divisor(p, inside, padded);
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
-        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
+        for (u32 c = own.first_channel; c < p.channels; c += own.channel_step) {
             const T* from = image + n * p.image[0] + c * p.image[1];
             C sum = 0;
             for (i32 i = d.begin; i < d.end; i++) {
@@ -28,7 +28,8 @@ __device__ __forceinline__ void avg_pool(const T* __restrict__ image, T* out, co
                     }
                 }
             }
-            store(out[((i64)n * p.channels + c) * count(t.output) + at], sum / by);
+            const i64 to = n * p.result[0] + c * p.result[1];
+            store(out[to + offset(p.result, own.position[0], own.position[1], own.position[2])], sum / by);
         }
     }
 }
@@ -37,13 +38,12 @@ template <class T>
 __device__ __forceinline__ void avg_pool_backward(const T* __restrict__ grad, T* image, const Pools& p) {
     typedef compute_t<T> C;
     const Taps& t = p.taps;
-    u32 at;
-    i32 own[3];
-    if (!own_position(t.input, at, own)) return;
-    const Span d = windows(p, 0, own[0]), h = windows(p, 1, own[1]), w = windows(p, 2, own[2]);
+    const Own own(p, t.input);
+    if (!own.exists) return;
+    const Span d = windows(p, 0, own.position[0]), h = windows(p, 1, own.position[1]), w = windows(p, 2, own.position[2]);
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
-        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
-            const i64 from = ((i64)n * p.channels + c) * count(t.output);
+        for (u32 c = own.first_channel; c < p.channels; c += own.channel_step) {
+            const i64 from = n * p.result[0] + c * p.result[1];
             C sum = 0;
             for (i32 i = d.begin; i < d.end; i++) {
                 i32 inside[3], padded[3];
@@ -56,12 +56,12 @@ __device__ __forceinline__ void avg_pool_backward(const T* __restrict__ grad, T*
                         const Span e = elements(p, 2, k, padded[2]);
                         inside[2] = e.end - e.begin;
                         const C by = (C)divisor(p, inside, padded);
-                        sum += load(grad[from + (i * t.output[1] + j) * t.output[2] + k]) / by;
+                        sum += load(grad[from + offset(p.result, i, j, k)]) / by;
                     }
                 }
             }
             const i64 to = n * p.image[0] + c * p.image[1];
-            store(image[to + own[0] * p.image[2] + own[1] * p.image[3] + own[2] * p.image[4]], sum);
+            store(image[to + offset(p.image, own.position[0], own.position[1], own.position[2])], sum);
         }
     }
 }

@@ -50,17 +50,29 @@ impl Pools {
         spans.into_iter().map(count).product()
     }
 
-    /// Calls `f` for every plane, in parallel, with the offset of the plane in the image and the
-    /// index of its first result. `work` is the number of steps per plane.
-    fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, usize) + Sync) {
-        let (channels, positions) = (self.channels as usize, self.taps.positions());
+    /// Calls `f` for every plane, in parallel, with the offset of the plane in the image and that of
+    /// its first result. `work` is the number of steps per plane.
+    fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, isize) + Sync) {
+        let channels = self.channels as usize;
         let planes = self.batch as usize * channels;
         parallel_for(parallel, planes, (GRAIN / work.max(1)).max(1), |planes| {
             for plane in planes {
                 let (n, c) = ((plane / channels) as i64, (plane % channels) as i64);
-                f(n * self.image[0] + c * self.image[1], plane * positions);
+                let first = n * self.result[0] + c * self.result[1];
+                f(n * self.image[0] + c * self.image[1], first as isize);
             }
         });
+    }
+
+    /// Returns the offsets of a plane's results from the first, in row-major order.
+    fn result_offsets(&self) -> Vec<isize> {
+        let [depth, height, width] = self.taps.output.map(i64::from);
+        let mut all = Vec::with_capacity(self.taps.positions());
+        for (d, h) in (0..depth).flat_map(|d| (0..height).map(move |h| (d, h))) {
+            let row = d * self.result[2] + h * self.result[3];
+            all.extend((0..width).map(|w| (row + w * self.result[4]) as isize));
+        }
+        all
     }
 
     /// Returns the offset of an element of a plane in the image.
@@ -85,8 +97,9 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let indices = SharedPtr::<i64>::operand(launch, 2);
     let spans = p.spans();
     let (steps, width) = ([0, 1, 2].map(|d| p.step(d)), i64::from(p.taps.input[2]));
+    let offsets = p.result_offsets();
     p.planes(launch.parallel, p.taps.elements() + p.taps.positions(), |plane, first| {
-        let mut o = first as isize;
+        let mut offsets = offsets.iter();
         for d in &spans[0] {
             for h in &spans[1] {
                 for w in &spans[2] {
@@ -112,13 +125,13 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                             }
                         }
                     }
+                    let Some(offset) = offsets.next() else { return };
                     // SAFETY: the results have an element per position, and the plane belongs to
                     // this thread.
                     unsafe {
-                        values.write(o, best);
-                        indices.write(o, at);
+                        values.write(first + offset, best);
+                        indices.write(first + offset, at);
                     }
-                    o += 1;
                 }
             }
         }
@@ -131,12 +144,13 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let indices = SharedPtr::<i64>::operand(launch, 1);
-    let (positions, elements) = (p.taps.positions(), p.taps.elements());
-    p.planes(launch.parallel, elements + positions, |plane, first| {
+    let (offsets, elements) = (p.result_offsets(), p.taps.elements());
+    p.planes(launch.parallel, elements + offsets.len(), |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
-        for o in first..first + positions {
+        for offset in &offsets {
             // SAFETY: the gradient and the indices have an element per position.
-            let (index, value) = unsafe { (indices.read(o as isize), grad.read(o as isize)) };
+            let (index, value) =
+                unsafe { (indices.read(first + offset), grad.read(first + offset)) };
             // An index outside of the image belongs to no window.
             if let Some(sum) = usize::try_from(index).ok().and_then(|i| sums.get_mut(i)) {
                 *sum = sum.add(value.get());
@@ -152,9 +166,9 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 /// `T`.
 pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
-    let spans = p.spans();
+    let (spans, offsets) = (p.spans(), p.result_offsets());
     p.planes(launch.parallel, p.taps.elements() + p.taps.positions(), |plane, first| {
-        for (o, window) in windows(&spans).enumerate() {
+        for (window, offset) in windows(&spans).zip(&offsets) {
             let [d, h, w] = window;
             let mut sum = T::Compute::from_bits(0);
             for i in d.inside.clone() {
@@ -171,7 +185,7 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                 sum = sum.div(T::Compute::from_number(p.divisor(window)));
             }
             // SAFETY: the result has an element per position, and the plane belongs to this thread.
-            unsafe { out.write((first + o) as isize, T::put(sum)) };
+            unsafe { out.write(first + offset, T::put(sum)) };
         }
     });
 }
@@ -181,15 +195,15 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 /// of `T`.
 pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
-    let (elements, spans) = (p.taps.elements(), p.spans());
+    let (elements, spans, offsets) = (p.taps.elements(), p.spans(), p.result_offsets());
     p.planes(launch.parallel, elements + p.taps.positions(), |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
-        for (o, window) in windows(&spans).enumerate() {
+        for (window, offset) in windows(&spans).zip(&offsets) {
             if window.iter().any(|span| span.inside.is_empty()) {
                 continue;
             }
             // SAFETY: the gradient has an element per position.
-            let value = unsafe { grad.read((first + o) as isize) }.get();
+            let value = unsafe { grad.read(first + offset) }.get();
             let value = value.div(T::Compute::from_number(p.divisor(window)));
             let [d, h, w] = window;
             for i in d.inside.clone() {

@@ -4,15 +4,15 @@ template <class T>
 __device__ __forceinline__ void max_pool(const T* __restrict__ image, T* values, i64* indices, const Pools& p) {
     typedef compute_t<T> C;
     const Taps& t = p.taps;
-    u32 at;
-    i32 own[3], padded;
-    if (!own_position(t.output, at, own)) return;
-    const Span d = elements(p, 0, own[0], padded), h = elements(p, 1, own[1], padded);
-    const Span w = elements(p, 2, own[2], padded);
+    const Own own(p, t.output);
+    if (!own.exists) return;
+    i32 padded;
+    const Span d = elements(p, 0, own.position[0], padded), h = elements(p, 1, own.position[1], padded);
+    const Span w = elements(p, 2, own.position[2], padded);
     const i32 step[3] = {
         p.adaptive ? 1 : t.dilation[0], p.adaptive ? 1 : t.dilation[1], p.adaptive ? 1 : t.dilation[2]};
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
-        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
+        for (u32 c = own.first_channel; c < p.channels; c += own.channel_step) {
             const T* from = image + n * p.image[0] + c * p.image[1];
             // Among equal elements the first is taken, among NaNs the last.
             bool any = false;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void max_pool(const T* __restrict__ image, T* values,
                     }
                 }
             }
-            const i64 to = ((i64)n * p.channels + c) * count(t.output) + at;
+            const i64 to = n * p.result[0] + c * p.result[1] + offset(p.result, own.position[0], own.position[1], own.position[2]);
             values[to] = best;
             indices[to] = index;
         }
@@ -43,24 +43,23 @@ template <class T>
 __device__ __forceinline__ void
 max_pool_backward(const T* __restrict__ grad, const i64* __restrict__ indices, T* image, const Pools& p) {
     const Taps& t = p.taps;
-    u32 at;
-    i32 own[3];
-    if (!own_position(t.input, at, own)) return;
-    const Span d = windows(p, 0, own[0]), h = windows(p, 1, own[1]), w = windows(p, 2, own[2]);
+    const Own own(p, t.input);
+    if (!own.exists) return;
+    const Span d = windows(p, 0, own.position[0]), h = windows(p, 1, own.position[1]), w = windows(p, 2, own.position[2]);
     for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
-        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
-            const i64 from = ((i64)n * p.channels + c) * count(t.output);
+        for (u32 c = own.first_channel; c < p.channels; c += own.channel_step) {
+            const i64 from = n * p.result[0] + c * p.result[1];
             compute_t<T> sum = 0;
             for (i32 i = d.begin; i < d.end; i++) {
                 for (i32 j = h.begin; j < h.end; j++) {
                     for (i32 k = w.begin; k < w.end; k++) {
-                        const i64 o = from + (i * t.output[1] + j) * t.output[2] + k;
-                        if (indices[o] == at) sum += load(grad[o]);
+                        const i64 o = from + offset(p.result, i, j, k);
+                        if (indices[o] == own.at) sum += load(grad[o]);
                     }
                 }
             }
             const i64 to = n * p.image[0] + c * p.image[1];
-            store(image[to + own[0] * p.image[2] + own[1] * p.image[3] + own[2] * p.image[4]], sum);
+            store(image[to + offset(p.image, own.position[0], own.position[1], own.position[2])], sum);
         }
     }
 }

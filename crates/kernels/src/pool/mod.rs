@@ -19,11 +19,14 @@ use crate::window::{Taps, grid, images};
 
 pub use crate::window::Window;
 
+/// Number of threads that keep a GPU busy.
+const BUSY: usize = 1 << 19;
+
 pub(crate) const PROGRAMS: &[&Program] = &[&MAX_POOL, &AVG_POOL];
 
 // SAFETY, for all kernels: `check` makes all `Pools`, with the strides and sizes of the launch's
-// image. The other operands are contiguous and have the sizes of the result. The kernels touch
-// nothing outside of the image: an index outside of it selects no element. Each element of a result
+// image and results, which have the sizes of the window. The kernels touch nothing outside of the
+// image: an index outside of it selects no element. Each element of a result
 // is written by one thread.
 kernels! {
     MAX_POOL = "max_pool", FLOATS, |_, ty| {
@@ -67,16 +70,19 @@ pub enum Divisor {
 }
 
 cuda_struct! {
-    /// The parameters of all kernels. `image` holds the strides of batch, channel and the three
-    /// spatial dimensions.
+    /// The parameters of all kernels. `image` and `result` hold the strides of batch, channel and
+    /// the three spatial dimensions. `team` is the number of neighbouring threads that take
+    /// neighbouring channels of one position.
     struct Pools {
         taps: Taps,
         batch: u32,
         channels: u32,
         image: [i64; 5],
+        result: [i64; 5],
         divisor: i64,
         adaptive: u32,
         padded: u32,
+        team: u64,
     }
 }
 
@@ -85,7 +91,7 @@ cuda_struct! {
 /// counts as the largest.
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
-/// `window.input`. `values` and `indices` are contiguous, with the spatial sizes `window.output`.
+/// `window.input`. `values` and `indices` have the spatial sizes `window.output` and equal strides.
 /// The dtype of `image` and `values` is floating-point; `indices` is of `int64`.
 ///
 /// # Errors
@@ -93,8 +99,8 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `image`, or `indices` is not
 ///   of `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
-///   `values` or `indices` is not contiguous, or has spatial sizes other than `window.output` or
-///   another batch or number of channels than `image`, if [`Window::check`] finds the window too
+///   `values` or `indices` has spatial sizes other than `window.output`, or another batch or number
+///   of channels than `image`, if their strides differ, if [`Window::check`] finds the window too
 ///   large, or if adaptive parts are too many for 32 bits or parts of an empty image.
 /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -117,7 +123,7 @@ pub fn max_pool(
 }
 
 /// Computes the gradient of [`max_pool`] with respect to its image into `image`. `grad` is the
-/// gradient of `values`, and `indices` is the result of the forward pass. Both are contiguous.
+/// gradient of `values`, and `indices` is the result of the forward pass. Their strides are equal.
 ///
 /// # Errors
 /// The errors of [`max_pool`], with `grad` in the place of `values` and `image` as the result.
@@ -140,7 +146,7 @@ pub fn max_pool_backward(
 /// `adaptive_avg_pool2d`).
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
-/// `window.input`. `out` is contiguous, with the spatial sizes `window.output`. Both have one
+/// `window.input`, and `out` has the spatial sizes `window.output`. Both have one
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
@@ -162,7 +168,7 @@ pub fn avg_pool(
 }
 
 /// Computes the gradient of [`avg_pool`] with respect to its image into `image`. `grad` is the
-/// gradient of the forward result and contiguous.
+/// gradient of the forward result.
 ///
 /// # Errors
 /// The errors of [`avg_pool`], with `grad` in the place of `out` and `image` as the result.
@@ -209,9 +215,20 @@ fn run<const N: usize>(
     if over.numel() == 0 {
         return Ok(());
     }
-    let elements = over.sizes()[2..].iter().product();
-    let grid = grid(elements, [params.batch as usize, params.channels as usize]);
-    kernel.launch(target, op, operands, params, grid)
+    let elements: usize = over.sizes()[2..].iter().product();
+    let (batch, channels) = (params.batch as usize, params.channels as usize);
+    // With the channels innermost, neighbouring threads take neighbouring channels. Kernels compute
+    // the number of a thread in 32 bits.
+    let team = channels.next_power_of_two().min(128);
+    let is_last = over.strides()[1] == 1 && elements.saturating_mul(team) < 1 << 31;
+    let team = if is_last { team } else { 1 };
+    let threads = elements.saturating_mul(team);
+    let across = channels.div_ceil(team);
+    // A thread computes its windows once for all its images, so it takes several if there are enough
+    // threads for a GPU without that.
+    let images = (BUSY / threads.saturating_mul(across).max(1)).clamp(1, batch);
+    let grid = grid(threads, [images, across]);
+    kernel.launch(target, op, operands, &Pools { team: team as u64, ..*params }, grid)
 }
 
 #[track_caller]
@@ -228,12 +245,18 @@ fn check(
         return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
     }
     let wanted = results.iter().map(|r| (r, dtype)).chain(indices.iter().map(|i| (i, DType::I64)));
+    let mut result = None;
     for (view, expected) in wanted {
         view.check_dtype(op, expected)?;
-        let ([batch, channels], _) = images(op, *view, window.output)?;
-        if !view.layout.is_contiguous() || [batch, channels] != image.sizes()[..2] {
+        let ([batch, channels], mut own) = images(op, *view, window.output)?;
+        // The stride of a dimension of size 1 has no effect.
+        let [d, h, w] = window.output;
+        for (stride, size) in own.iter_mut().zip([batch, channels, d, h, w]) {
+            *stride = if size == 1 { 0 } else { *stride };
+        }
+        if *result.get_or_insert(own) != own || [batch, channels] != image.sizes()[..2] {
             let reason = format!(
-                "a result of {:?} with strides {:?} for an image of {:?}; it has to be contiguous",
+                "a result of {:?} with strides {:?} for an image of {:?}",
                 view.sizes(),
                 view.strides(),
                 image.sizes()
@@ -257,8 +280,10 @@ fn check(
         batch: batch as u32,
         channels: channels as u32,
         image: strides,
+        result: result.unwrap_or([0; 5]),
         divisor: 0,
         adaptive: adaptive.into(),
         padded: 0,
+        team: 1,
     })
 }

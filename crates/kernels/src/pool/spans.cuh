@@ -32,16 +32,29 @@ __device__ __forceinline__ Span windows(const Pools& p, int d, i32 i) {
     return Span{begin, min(last / t.stride[d] + 1, t.output[d])};
 }
 
-// Computes the position of this thread in three dimensions. Returns false beyond the last position.
-__device__ __forceinline__ bool own_position(const i32 (&sizes)[3], u32& at, i32 (&own)[3]) {
-    at = blockIdx.x * blockDim.x + threadIdx.x;
-    const u32 plane = sizes[1] * sizes[2];
-    if (at >= sizes[0] * plane) return false;
-    own[0] = at / plane;
-    const u32 rest = at - own[0] * plane;
-    own[1] = rest / sizes[2];
-    own[2] = rest - own[1] * sizes[2];
-    return true;
+// The position of a thread in three dimensions, and the channels that it visits. `p.team` threads
+// next to each other have one position and neighbouring channels.
+struct Own {
+    u32 at, first_channel, channel_step;
+    i32 position[3];
+    // Whether the thread has a position.
+    bool exists;
+    __device__ __forceinline__ Own(const Pools& p, const i32 (&sizes)[3]) {
+        at = (blockIdx.x * blockDim.x + threadIdx.x) / p.team;
+        first_channel = blockIdx.y * p.team + threadIdx.x % p.team;
+        channel_step = gridDim.y * p.team;
+        const u32 plane = sizes[1] * sizes[2];
+        exists = at < sizes[0] * plane;
+        position[0] = at / plane;
+        const u32 rest = at - position[0] * plane;
+        position[1] = rest / sizes[2];
+        position[2] = rest - position[1] * sizes[2];
+    }
+};
+
+// Returns the distance of an element from the first of its plane.
+__device__ __forceinline__ i64 offset(const i64 (&strides)[5], i32 d, i32 h, i32 w) {
+    return d * strides[2] + h * strides[3] + w * strides[4];
 }
 
 __device__ __forceinline__ i64 count(const i32 (&sizes)[3]) { return (i64)sizes[0] * sizes[1] * sizes[2]; }

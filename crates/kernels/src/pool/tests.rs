@@ -4,7 +4,8 @@ use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
 use super::*;
-use warpline_runtime::{ErrorKind, ResultExt};
+use crate::copy::copy;
+use warpline_runtime::{ErrorKind, Layout, MemoryFormat};
 
 const PLANES: [usize; 2] = [2, 3];
 
@@ -94,7 +95,27 @@ fn numbers(n: usize) -> Vec<f64> {
     (0..n).map(|i| (i * 37 % 101) as f64 / 8.0 - 6.0).collect()
 }
 
-fn maxima(target: Target<'_>) {
+/// Creates a tensor of these values in a memory format. Results begin as 7.
+fn placed(
+    target: Target<'_>,
+    dtype: DType,
+    sizes: &[usize],
+    values: &[f64],
+    format: MemoryFormat,
+) -> Tensor {
+    let from = Tensor::new(target, dtype, sizes, values);
+    let to = Tensor::garbage(target, dtype, sizes).with(|_| Layout::in_format(sizes, format));
+    copy(target, from.view(), to.view()).unwrap();
+    to
+}
+
+fn result(target: Target<'_>, dtype: DType, sizes: &[usize], format: MemoryFormat) -> Tensor {
+    placed(target, dtype, sizes, &vec![7.0; sizes.iter().product()], format)
+}
+
+const FORMATS: [MemoryFormat; 2] = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d];
+
+fn maxima(target: Target<'_>, format: MemoryFormat) {
     let mut all = windows();
     let dilated = Window { dilation: [1, 2, 1], output: [1, 2, 4], ..all[1].0 };
     all.push((dilated, Regions::Moving));
@@ -102,11 +123,10 @@ fn maxima(target: Target<'_>) {
         for dtype in [F16, BF16, F32, F64] {
             let plane: usize = w.input.iter().product();
             let values = numbers(6 * plane);
-            let image = Tensor::new(target, dtype, &sizes(w.input), &values);
-            let turned = image.with(|l| l.transpose(0, 1)).with(|l| l.transpose(0, 1));
-            let out = Tensor::garbage(target, dtype, &sizes(w.output));
-            let indices = Tensor::garbage(target, DType::I64, &sizes(w.output));
-            max_pool(target, turned.view(), &w, kind, out.view(), indices.view()).unwrap();
+            let image = placed(target, dtype, &sizes(w.input), &values, format);
+            let out = result(target, dtype, &sizes(w.output), format);
+            let indices = result(target, DType::I64, &sizes(w.output), format);
+            max_pool(target, image.view(), &w, kind, out.view(), indices.view()).unwrap();
             let own = places(&w, kind);
             let (mut expected, mut at) = (Vec::new(), Vec::new());
             for p in 0..6 {
@@ -126,8 +146,8 @@ fn maxima(target: Target<'_>) {
             assert_eq!(found, at, "{dtype} {w:?}");
             let count = expected.len();
             let upstream: Vec<f64> = (0..count).map(|i| (i % 7) as f64 + 1.0).collect();
-            let grad = Tensor::new(target, dtype, &sizes(w.output), &upstream);
-            let back = Tensor::garbage(target, dtype, &sizes(w.input));
+            let grad = placed(target, dtype, &sizes(w.output), &upstream, format);
+            let back = result(target, dtype, &sizes(w.input), format);
             let (view, index) = (grad.view(), indices.view());
             max_pool_backward(target, view, index, &w, kind, back.view()).unwrap();
             let mut sums = vec![0.0; 6 * plane];
@@ -139,14 +159,14 @@ fn maxima(target: Target<'_>) {
     }
 }
 
-fn averages(target: Target<'_>) {
+fn averages(target: Target<'_>, format: MemoryFormat) {
     for (w, kind) in windows() {
         for dtype in [F16, BF16, F32, F64] {
             for divisor in [Divisor::Padded, Divisor::Inside, Divisor::Number(-3)] {
                 let plane: usize = w.input.iter().product();
                 let values = numbers(6 * plane);
-                let image = Tensor::new(target, dtype, &sizes(w.input), &values);
-                let out = Tensor::garbage(target, dtype, &sizes(w.output));
+                let image = placed(target, dtype, &sizes(w.input), &values, format);
+                let out = result(target, dtype, &sizes(w.output), format);
                 avg_pool(target, image.view(), &w, kind, divisor, out.view()).unwrap();
                 let own = places(&w, kind);
                 let by = |(elements, padded): &(Vec<usize>, usize)| match divisor {
@@ -164,8 +184,8 @@ fn averages(target: Target<'_>) {
                 assert_close(dtype, &out.floats(target), &expected, &context);
                 let upstream: Vec<f64> =
                     (0..expected.len()).map(|i| (i % 7) as f64 + 1.0).collect();
-                let grad = Tensor::new(target, dtype, &sizes(w.output), &upstream);
-                let back = Tensor::garbage(target, dtype, &sizes(w.input));
+                let grad = placed(target, dtype, &sizes(w.output), &upstream, format);
+                let back = result(target, dtype, &sizes(w.input), format);
                 avg_pool_backward(target, grad.view(), &w, kind, divisor, back.view()).unwrap();
                 let mut sums = vec![0.0; 6 * plane];
                 for ((p, o), g) in results.zip(&upstream) {
@@ -181,20 +201,22 @@ fn averages(target: Target<'_>) {
 
 #[test]
 fn largest_elements_and_their_gradients() {
-    on_every_target(maxima);
+    on_every_target(|target| FORMATS.iter().for_each(|format| maxima(target, *format)));
 }
 
 #[test]
 fn averages_and_their_gradients_are_right() {
-    on_every_target(averages);
+    on_every_target(|target| FORMATS.iter().for_each(|format| averages(target, *format)));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_largest_elements_and_averages() {
     on_gpu(|target| {
-        maxima(target);
-        averages(target);
+        for format in FORMATS {
+            maxima(target, format);
+            averages(target, format);
+        }
     });
 }
 
@@ -237,8 +259,11 @@ fn operands_that_do_not_fit_are_refused() {
         let dilated = Window { dilation: [1, 1, 2], ..w };
         let error = refused(F32, &sizes(w.output), &dilated, Divisor::Inside);
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
-        let turned = Tensor::garbage(target, F32, &[3, 2, 1, 3, 4]).with(|l| l.transpose(0, 1));
-        let error = avg_pool(target, image.view(), &w, kind, Divisor::Inside, turned.view());
-        assert!(matches!(error.kind(), Some(ErrorKind::ShapeMismatch { .. })), "{error:?}");
+        // The index of each value has the strides of the value.
+        let values = Tensor::garbage(target, F32, &sizes(w.output));
+        let indices = result(target, DType::I64, &sizes(w.output), MemoryFormat::ChannelsLast3d);
+        let error =
+            max_pool(target, image.view(), &w, kind, values.view(), indices.view()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
     });
 }

@@ -1,25 +1,30 @@
 //! Measures the time and peak memory of training steps on a GPU, and compares with PyTorch in the same run:
 //!
 //! ```text
-//! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp] [--json]
+//! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp] [--benchmark] [--json]
 //! ```
 //!
+//! With `--benchmark`, cuDNN's plans are chosen by trial on both sides.
 //! The output is a Markdown table, or with `--json` a JSON object per line: first the conditions, then each row.
 //! Without `--python` there is no comparison. `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are
 //! meaningless.
 
 mod decoder;
 mod models;
+#[path = "../resnet/model.rs"]
+mod resnet;
 
 use std::process::Command;
 use std::time::Instant;
 
 use decoder::{Decoder, DecoderSizes, Decoding, FusedDecoder, FusedDecoding};
 use models::{Gpt, GptSizes, mlp};
+use resnet::ResNet;
 use serde_json::{Value, json};
 use warpline::autograd::no_grad;
+use warpline::backends::cudnn;
 use warpline::functional::cross_entropy;
-use warpline::{DType, Result, Tensor, cuda, randint, randn};
+use warpline::{DType, MemoryFormat, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, SGD, SGDOptions};
 
@@ -67,9 +72,11 @@ fn main() -> anyhow::Result<()> {
         at.and_then(|at| args.get(at + 1)).cloned()
     };
     let only = after("--only").unwrap_or_default();
+    let by_trial = args.iter().any(|arg| arg == "--benchmark");
+    cudnn::set_benchmark(by_trial);
     let figures = ours(&only)?;
     let theirs = match after("--python") {
-        Some(python) => torch(&python, &only)?,
+        Some(python) => torch(&python, &only, by_trial)?,
         None => Vec::new(),
     };
     let json = args.iter().any(|arg| arg == "--json");
@@ -99,8 +106,10 @@ fn gib(bytes: f64) -> f64 {
 const PYTORCH: &str = include_str!("pytorch.py");
 
 /// Runs PyTorch's script.
-fn torch(python: &str, only: &str) -> anyhow::Result<Vec<TorchFigure>> {
-    let output = Command::new(python).args(["-c", PYTORCH, only]).output()?;
+fn torch(python: &str, only: &str, by_trial: bool) -> anyhow::Result<Vec<TorchFigure>> {
+    let mut command = Command::new(python);
+    command.args(["-c", PYTORCH, only]);
+    let output = command.args(by_trial.then_some("--benchmark")).output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
     let line = |line: &str| {
@@ -155,7 +164,51 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
     if "llama".starts_with(only) || only.starts_with("llama") {
         figures.extend(decoding()?);
     }
+    for (name, dtype, tf32, format, is_graph) in RESNETS {
+        if name.starts_with(only) {
+            figures.push(resnet50(name, dtype, tf32, format, is_graph)?);
+        }
+    }
     Ok(figures)
+}
+
+/// The rows of ResNet-50: name, dtype, whether TF32 is allowed, memory format, and whether the step is a graph.
+const RESNETS: [(&str, DType, bool, MemoryFormat, bool); 5] = [
+    ("resnet50 f32 64", DType::F32, false, MemoryFormat::Contiguous, false),
+    ("resnet50 tf32 64", DType::F32, true, MemoryFormat::Contiguous, false),
+    ("resnet50 bf16 64", DType::BF16, true, MemoryFormat::Contiguous, false),
+    ("resnet50 bf16 channels last 64", DType::BF16, true, MemoryFormat::ChannelsLast, false),
+    (
+        "resnet50 bf16 channels last 64, a graph",
+        DType::BF16,
+        true,
+        MemoryFormat::ChannelsLast,
+        true,
+    ),
+];
+
+/// Measures a training step of ResNet-50 with SGD on 64 images of 224 × 224.
+fn resnet50(
+    name: &'static str,
+    dtype: DType,
+    tf32: bool,
+    format: MemoryFormat,
+    is_graph: bool,
+) -> Result<Figure> {
+    cudnn::set_allow_tf32(tf32);
+    let mut net = ResNet::new(50, 1000)?;
+    net.to((dtype, "cuda"))?;
+    net.to(format)?;
+    let images = randn([64, 3, 224, 224], (dtype, "cuda"))?.contiguous_in(format)?;
+    let classes = randint(0, 1000, [64], "cuda")?;
+    let options = SGDOptions::new().lr(0.1).momentum(0.9);
+    let mut sgd = SGD::new(net.parameters(), options)?;
+    let mut step = || {
+        sgd.zero_grad()?;
+        cross_entropy(&net.forward(&images)?.to(DType::F32)?, &classes, ())?.backward()?;
+        sgd.step()
+    };
+    if is_graph { captured(name, 5, step) } else { median(name, 5, 5, &mut step) }
 }
 
 /// Measures decoding: eager, as a graph one replay at a time, and twenty and a thousand replays in a row.
@@ -317,7 +370,7 @@ mod tests {
         let script = "#!/bin/sh\ncase \"$1|$2\" in\n-c*'import torch'*) printf \"$3 step\\t1.5\\t64\\n\";;\n*) exit 1;;\nesac\n";
         std::fs::write(&python, script).unwrap();
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let figures = torch(python.to_str().unwrap(), "mlp").unwrap();
+        let figures = torch(python.to_str().unwrap(), "mlp", false).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         assert_eq!(figures, [("mlp step".to_owned(), 1.5, 64.0)]);
     }

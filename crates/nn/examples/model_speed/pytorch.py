@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 ONLY = sys.argv[1] if len(sys.argv) > 1 else ""
 torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cudnn.benchmark = "--benchmark" in sys.argv
 
 
 class Block(nn.Module):
@@ -168,6 +169,23 @@ def decoding(width=2048, heads=32, key_heads=8, hidden=8192, layers=16, vocabula
     median("llama 1.2B bf16, a graph, 1000 in a row", 1000, 1, graph.replay)
 
 
+def resnet50(name, dtype, tf32, memory_format, is_graph):
+    import torchvision
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    net = torchvision.models.resnet50().cuda().to(dtype).to(memory_format=memory_format)
+    images = torch.randn(64, 3, 224, 224, device="cuda", dtype=dtype).to(memory_format=memory_format)
+    classes = torch.randint(0, 1000, (64,), device="cuda")
+    sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, fused=True)
+
+    def step():
+        sgd.zero_grad(set_to_none=True)
+        F.cross_entropy(net(images).float(), classes).backward()
+        sgd.step()
+
+    captured(name, 5, step) if is_graph else median(name, 5, 5, step)
+
+
 if __name__ == "__main__":
     if "mlp".startswith(ONLY) or ONLY.startswith("mlp"):
         small()
@@ -181,3 +199,13 @@ if __name__ == "__main__":
             gpt(*row)
     if "llama".startswith(ONLY) or ONLY.startswith("llama"):
         decoding()
+    LAST = torch.channels_last
+    for row in [
+        ("resnet50 f32 64", torch.float32, False, torch.contiguous_format, False),
+        ("resnet50 tf32 64", torch.float32, True, torch.contiguous_format, False),
+        ("resnet50 bf16 64", torch.bfloat16, True, torch.contiguous_format, False),
+        ("resnet50 bf16 channels last 64", torch.bfloat16, True, LAST, False),
+        ("resnet50 bf16 channels last 64, a graph", torch.bfloat16, True, LAST, True),
+    ]:
+        if row[0].startswith(ONLY):
+            resnet50(*row)

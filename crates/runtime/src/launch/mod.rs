@@ -75,7 +75,7 @@ pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub use index_report::{Report, report_as};
-pub use kernel::{Grid, Hosts, Kernel, LibraryCall};
+pub use kernel::{Grid, Hosts, Kernel, LibraryCall, LibraryOp};
 pub(crate) use replay::GraphReplay;
 pub(crate) use result_marks::ResultMarks;
 pub use transfer::{copy_bytes, memset};

@@ -88,6 +88,29 @@ impl Layout {
         })
     }
 
+    /// Returns the memory format that a convolution gives its result for an operand with this layout
+    /// (`suggest_memory_format`): one with the channels innermost if the strides grow in that
+    /// order, otherwise [`MemoryFormat::Contiguous`]. The layout may have gaps.
+    #[must_use]
+    pub fn suggested_format(&self) -> MemoryFormat {
+        let last = match self.ndim() {
+            4 => MemoryFormat::ChannelsLast,
+            5 => MemoryFormat::ChannelsLast3d,
+            _ => return MemoryFormat::Contiguous,
+        };
+        let mut least = 0;
+        for &d in last.order(self.ndim()).iter().flatten() {
+            let (size, stride) = (self.sizes[d], self.strides[d]);
+            // As in PyTorch, the first dimension decides where both orders fit.
+            let fits_both = d == 0 && least == self.strides[1];
+            if size == 0 || stride < least || self.strides[1] == 0 || fits_both {
+                return MemoryFormat::Contiguous;
+            }
+            least = stride * size.max(1) as isize;
+        }
+        last
+    }
+
     /// Returns the layout of a new tensor in this tensor's format: with the same strides if this
     /// layout is dense, otherwise dense with the same order of dimensions.
     #[must_use]
@@ -181,6 +204,27 @@ mod tests {
     }
 
     /// The expected values are those of PyTorch's `empty`, `contiguous` and `is_contiguous`.
+    /// The expected formats are those of PyTorch's `suggest_memory_format`.
+    #[test]
+    fn convolutions_choose_the_format_as_in_pytorch() {
+        use MemoryFormat::{ChannelsLast, ChannelsLast3d, Contiguous};
+        let cases: [(&[usize], &[isize], MemoryFormat); 9] = [
+            (&[2, 3, 4, 5], &[60, 20, 5, 1], Contiguous),
+            (&[2, 3, 4, 5], &[60, 1, 15, 3], ChannelsLast),
+            (&[2, 3, 4, 5], &[120, 1, 30, 6], ChannelsLast),
+            (&[2, 3, 1, 1], &[3, 1, 1, 1], Contiguous),
+            (&[2, 3, 1, 1], &[3, 1, 3, 3], ChannelsLast),
+            (&[1, 1, 4, 5], &[20, 20, 5, 1], Contiguous),
+            (&[2, 1, 4, 5], &[20, 1, 5, 1], ChannelsLast),
+            (&[2, 0, 4, 5], &[20, 1, 5, 1], Contiguous),
+            (&[2, 3, 2, 4, 5], &[120, 1, 60, 15, 3], ChannelsLast3d),
+        ];
+        for (sizes, strides, format) in cases {
+            assert_eq!(layout(sizes, strides).suggested_format(), format, "{sizes:?} {strides:?}");
+        }
+        assert_eq!(layout(&[3, 4], &[1, 3]).suggested_format(), Contiguous);
+    }
+
     #[test]
     fn channels_last_is_as_in_pytorch() {
         let last = Layout::in_format(&[2, 3, 4, 5], MemoryFormat::ChannelsLast).unwrap();

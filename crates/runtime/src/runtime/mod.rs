@@ -1,5 +1,6 @@
 //! A runtime: one driver with its devices, their caches, and the policies for their use.
 
+mod cudnn;
 mod device;
 mod host_cache;
 mod peers;
@@ -22,6 +23,7 @@ use crate::generator::CpuGenerator;
 use crate::race::Detector;
 use crate::{Error, ErrorKind, Race, RaceReport, Result};
 
+pub use cudnn::CudnnSettings;
 pub use device::CudaDevice;
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{MIN_CACHED_BYTES, PageableCache};
@@ -117,6 +119,7 @@ struct RuntimeInner {
     policy: AtomicU8,
     launch_blocking: bool,
     no_cublas: bool,
+    cudnn: CudnnSettings,
     detector: Arc<Detector>,
     staging: Staging,
     /// Fork generation and id of the process that created the runtime.
@@ -165,6 +168,7 @@ impl Runtime {
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
+            cudnn: CudnnSettings::default(),
             detector,
             staging: config.staging.clamped(),
             process: (fork_generation(), std::process::id()),
@@ -301,6 +305,12 @@ impl Runtime {
     #[must_use]
     pub fn uses_cublas(&self) -> bool {
         !self.0.no_cublas
+    }
+
+    /// Returns the settings of cuDNN.
+    #[must_use]
+    pub fn cudnn(&self) -> &CudnnSettings {
+        &self.0.cudnn
     }
 
     /// Returns the options for copies through page-locked memory.

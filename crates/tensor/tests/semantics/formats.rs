@@ -1,12 +1,17 @@
 //! Memory formats, and the strides of results, which are PyTorch's.
 
-use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, zeros};
+use warpline::functional::{
+    BatchNormOptions, ConvOptions, ConvTransposeOptions, adaptive_avg_pool2d, avg_pool2d,
+    batch_norm, conv_transpose2d, conv2d, max_pool2d,
+};
+use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, randn, zeros};
 
 use crate::common::World;
 
 crate::rows! {
     schedules(1) results_keep_the_order_of_their_operands gpu_results_keep_the_order_of_their_operands
         => results;
+    schedules(1) layers_of_images_keep_channels_last gpu_layers_of_images_keep_channels_last => layers;
     schedules(2) copies_keep_the_order_of_dimensions gpu2_copies_keep_the_order_of_dimensions => copies;
 }
 
@@ -33,6 +38,58 @@ fn results(_: &World) -> Result<()> {
         let integers = turned.to(DType::I64)?;
         assert_eq!(integers.stride(), [1, 4]);
         assert_eq!(integers.sqrt()?.stride(), [1, 4]);
+    }
+    Ok(())
+}
+
+/// The strides are those of PyTorch 2.11.
+fn layers(_: &World) -> Result<()> {
+    for device in ["cpu", "cuda"] {
+        for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast] {
+            let new = |sizes: &[usize]| randn(sizes, device);
+            let x = new(&[2, 4, 6, 6])?.contiguous_in(format)?.requires_grad_(true)?;
+            let weight = new(&[8, 4, 3, 3])?.requires_grad_(true)?;
+            let y = conv2d(&x, &weight, None, ConvOptions::new().padding(1))?;
+            let (gain, shift) = (ones(8, device)?.requires_grad_(true)?, zeros(8, device)?);
+            let (mean, var) = (zeros(8, device)?, ones(8, device)?);
+            let options = BatchNormOptions::new().weight(&gain).bias(&shift).training(true);
+            let normed = batch_norm(&y, &mean, &var, options)?;
+            let active = normed.relu()?;
+            let largest = max_pool2d(&active, 2, ())?;
+            let average = avg_pool2d(&active, 2, ())?;
+            let up = ConvTransposeOptions::new().stride(2);
+            let upper = conv_transpose2d(&largest, &new(&[8, 4, 2, 2])?, None, up)?;
+            let pooled = adaptive_avg_pool2d(&largest, 1)?;
+            let sum = largest.sum(())?.add(&average.sum(())?)?.add(&upper.sum(())?)?;
+            sum.backward()?;
+            let (wide, narrow, up, one, image) = match format {
+                MemoryFormat::Contiguous => {
+                    ([288, 36, 6, 1], [72, 9, 3, 1], [144, 36, 6, 1], [8, 1, 1, 1], [144, 36, 6, 1])
+                }
+                _ => (
+                    [288, 1, 48, 8],
+                    [72, 1, 24, 8],
+                    [144, 1, 24, 4],
+                    [8, 1, 8, 8],
+                    [144, 1, 24, 4],
+                ),
+            };
+            for (t, strides) in [
+                (&y, wide),
+                (&normed, wide),
+                (&active, wide),
+                (&largest, narrow),
+                (&average, narrow),
+                (&upper, up),
+                (&pooled, one),
+            ] {
+                assert_eq!(t.stride(), strides, "{device} {format:?}");
+            }
+            let [of_x, of_weight] = [&x, &weight].map(|t| t.grad().expect("a gradient"));
+            assert_eq!(of_x.stride(), image, "{device} {format:?}");
+            // The gradient of a leaf has the leaf's order.
+            assert_eq!(of_weight.stride(), [36, 9, 3, 1], "{device} {format:?}");
+        }
     }
     Ok(())
 }

@@ -40,21 +40,23 @@
 
 mod grid;
 mod hosts;
+mod library;
 #[cfg(test)]
 mod tests;
 
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
+use warpline_cuda_sys_safe::HostKernel;
 
 use super::{Call, Code, Target, run};
 use crate::module::{CudaType, Program};
-use crate::{CudaDevice, DType, ErrorKind, Operand, Result, Site};
+use crate::{DType, ErrorKind, Operand, Result, Site};
 
 pub use grid::Grid;
 use hosts::HostVariant;
 pub use hosts::Hosts;
+pub use library::{LibraryCall, LibraryOp};
 
 /// Number of dtypes.
 const DTYPES: usize = DType::ALL.len();
@@ -341,20 +343,9 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         call: &impl LibraryCall<N, Params = P>,
     ) -> Result<()> {
         let host = self.variant(op, operands[self.selector].view.dtype)?.host;
-        let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
-            let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
-                let reason = format!("{} pointers for {N} operands", pointers.len());
-                return Err(DriverError::InvalidArgument { call: op, reason });
-            };
-            // SAFETY: the driver passes the target's stream, with the context of its device
-            // current, and the addresses of the operands, whose memory the launch keeps alive.
-            unsafe { call.enqueue(device, stream, pointers) }
-        };
-        let code = Code::Library(&enqueue);
-        // SAFETY: the implementation of `LibraryCall` guarantees that the work that it enqueues
-        // accesses only the operands, as declared, and the caller of `new` guarantees the same for
-        // the CPU implementation.
-        unsafe { Self::run(target, Site::here(op), operands, call.params(), host, code) }
+        // SAFETY: the caller of `new` guarantees that the CPU implementation accesses only its
+        // operands, as declared.
+        unsafe { library::run(target, op, operands, host, call) }
     }
 
     /// # Safety
@@ -376,37 +367,4 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         // `BEGINS_WITH_REPORT` is true.
         unsafe { run(target, &Call { op, operands, params, checks_indices, host, code, location }) }
     }
-}
-
-/// A library call that a GPU runs in place of a [`Kernel`] with `N` operands
-/// ([`Kernel::launch_library`]).
-///
-/// # Safety
-/// - [`enqueue`](Self::enqueue) enqueues only on the stream that it receives, and uses no host
-///   memory after it has returned.
-/// - The enqueued work fulfils the promises of [`Kernel::new`] that concern GPU code, for every
-///   launch by code that can make the call: it accesses only elements of the operands at
-///   `pointers`, and writes every element of those that are declared as written. Keep the type
-///   private to code that makes it from the views that it launches with.
-pub unsafe trait LibraryCall<const N: usize> {
-    /// The kernel's parameters.
-    type Params;
-
-    /// Returns the parameters of the kernel that computes the same.
-    fn params(&self) -> &Self::Params;
-
-    /// Enqueues the call on a stream of `device`. `pointers` are the addresses of the operands.
-    ///
-    /// # Errors
-    /// The errors of the library.
-    ///
-    /// # Safety
-    /// The stream is alive, and the context of its device is current. The memory of the operands
-    /// stays valid until the work is done.
-    unsafe fn enqueue(
-        &self,
-        device: &CudaDevice,
-        stream: StreamHandle,
-        pointers: &[DevicePtr; N],
-    ) -> Result<(), DriverError>;
 }

@@ -1,13 +1,13 @@
 //! Tests of declared kernels: the code that names and dtypes select, and the launches.
 
-use warpline_cuda_sys_safe::HostLaunch;
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
 
 use super::*;
 use crate::host::SharedPtr;
 use crate::launch::Report;
 use crate::module::Source;
 use crate::testing::{Tensor, on_every_target};
-use crate::{Error, ErrorKind, IndexCheck, Site, cuda_struct, hosts};
+use crate::{CudaDevice, Error, ErrorKind, IndexCheck, Site, cuda_struct, hosts};
 
 cuda_struct! {
     /// Parameters without a report.
@@ -67,6 +67,10 @@ static EITHER: Kernel<Plain, 2> = unsafe {
     let hosts = hosts!(I32, T => size_of_type::<T>);
     Kernel::new(&SOME, "second", hosts.or(hosts!(I32 | F64, T => size_of_type::<u8>)))
 };
+
+// SAFETY: only two words of the last operand are touched.
+static LIBRARY: LibraryOp<Plain, 2> =
+    unsafe { LibraryOp::new(hosts!(I32 | F64, T => size_of_type::<T>)) };
 
 fn numbers(kernel: &Kernel<Plain, 2>) -> Vec<Option<usize>> {
     kernel.variants.iter().map(|variant| variant.map(|variant| variant.number)).collect()
@@ -137,18 +141,29 @@ unsafe impl LibraryCall<2> for Never {
 #[test]
 fn a_library_call_replaces_the_kernel_and_not_the_cpu_implementation() {
     on_every_target(|target| {
-        let run = |dtype| {
-            let x = Tensor::new(target, dtype, &[1], &[0.0]);
-            let out = Tensor::garbage(target, DType::I64, &[2]);
-            let operands = [x.view().read(), out.view().write()];
-            SECOND.launch_library(target, "library", &operands, &Never(Plain { number: 5 }))?;
-            Ok(out.floats(target))
-        };
-        assert_eq!(run(DType::I32).unwrap(), [4.0, 5.0]);
-        let refused: Error = run(DType::F32).unwrap_err();
-        assert!(matches!(refused.kind(), ErrorKind::UnsupportedDType { dtype: DType::F32 }));
-        assert_eq!(refused.location().expect("the line of the call").file(), file!());
+        for has_kernel in [true, false] {
+            library_call(target, has_kernel);
+        }
     });
+}
+
+fn library_call(target: Target<'_>, has_kernel: bool) {
+    let run = |dtype| {
+        let x = Tensor::new(target, dtype, &[1], &[0.0]);
+        let out = Tensor::garbage(target, DType::I64, &[2]);
+        let operands = [x.view().read(), out.view().write()];
+        let call = Never(Plain { number: 5 });
+        if has_kernel {
+            SECOND.launch_library(target, "library", &operands, &call)?;
+        } else {
+            LIBRARY.launch(target, "library", &operands, &call)?;
+        }
+        Ok(out.floats(target))
+    };
+    assert_eq!(run(DType::I32).unwrap(), [4.0, 5.0]);
+    let refused: Error = run(DType::F32).unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::UnsupportedDType { dtype: DType::F32 }));
+    assert_eq!(refused.location().expect("the line of the call").file(), file!());
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! saved.
 
 use warpline_kernels::conv::{Window, conv, conv_input_backward, conv_weight_backward};
-use warpline_runtime::Sizes;
+use warpline_runtime::{Layout, MemoryFormat, Sizes};
 
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, no_grad, record, saved, should_record,
@@ -150,6 +150,14 @@ impl ConvGeometry {
         [batch, channels].iter().chain(&window[3 - self.dims..]).copied().collect()
     }
 
+    /// Returns the layout of a result in the memory format that the operands suggest, as in PyTorch.
+    #[track_caller]
+    fn layout(&self, sizes: &[usize], operands: [&Tensor; 2]) -> Result<Layout> {
+        let formats = operands.map(|t| t.as_view().layout.suggested_format());
+        let last = formats.into_iter().find(|format| *format != MemoryFormat::Contiguous);
+        Layout::in_format(sizes, last.unwrap_or(MemoryFormat::Contiguous))
+    }
+
     #[track_caller]
     fn add_bias(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let Some(bias) = bias else { return Ok(()) };
@@ -168,7 +176,7 @@ impl ConvGeometry {
     fn forward(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         let (exec, window) = (x.exec()?, &self.window);
         let sizes = self.sizes(x.size()[0], self.outputs, &window.output);
-        let out = exec.empty(&sizes, x.dtype())?;
+        let out = exec.empty_in(self.layout(&sizes, [x, weight])?, x.dtype())?;
         let [input, kernel] = [x, weight].map(Tensor::as_view);
         conv(exec.target(), input, kernel, window, self.groups, out.as_view())?;
         Ok(out)
@@ -178,7 +186,7 @@ impl ConvGeometry {
     fn backward(&self, y: &Tensor, weight: &Tensor) -> Result<Tensor> {
         let (exec, window) = (y.exec()?, &self.window);
         let sizes = self.sizes(y.size()[0], self.channels, &window.input);
-        let out = exec.empty(&sizes, y.dtype())?;
+        let out = exec.empty_in(self.layout(&sizes, [y, weight])?, y.dtype())?;
         let [grad, kernel] = [y, weight].map(Tensor::as_view);
         conv_input_backward(exec.target(), grad, kernel, window, self.groups, out.as_view())?;
         Ok(out)
@@ -188,7 +196,12 @@ impl ConvGeometry {
     fn weight(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let (exec, window) = (x.exec()?, &self.window);
         let sizes = self.sizes(self.outputs, self.channels / self.groups, &window.kernel);
-        let out = exec.empty(&sizes, x.dtype())?;
+        let mut layout = self.layout(&sizes, [x, y])?;
+        if layout.is_contiguous() {
+            // A weight of 1 × 1 has both orders, but the strides of the row-major one.
+            layout = Layout::contiguous(&sizes)?;
+        }
+        let out = exec.empty_in(layout, x.dtype())?;
         let [input, grad] = [x, y].map(Tensor::as_view);
         conv_weight_backward(exec.target(), input, grad, window, self.groups, out.as_view())?;
         Ok(out)

@@ -1,6 +1,7 @@
 //! Normalization: `layer_norm` and `rms_norm`, also of the sum with a residual, `group_norm`, `batch_norm` and
 //! `instance_norm`.
 
+mod fused_batch_norm;
 mod fused_layer_norm;
 mod per_channel;
 mod per_sample;

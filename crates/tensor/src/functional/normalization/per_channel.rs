@@ -1,5 +1,6 @@
 //! Normalization by channel.
 
+use super::fused_batch_norm;
 use super::per_sample::{by_group, per_channel, scaled, standardized};
 #[cfg(doc)]
 use crate::ErrorKind;
@@ -71,11 +72,7 @@ fn by_batch(
 ) -> Result<Tensor> {
     let op = "batch_norm";
     let channels = check(op, input, [running_mean, running_var, options.weight, options.bias])?;
-    let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
     let each = input.numel() / channels.max(1);
-    let x = input.widened().of(op)?;
-    let weight = per_channel(options.weight, input.dim()).of(op)?;
-    let bias = per_channel(options.bias, input.dim()).of(op)?;
     if options.training {
         if each == 1 {
             let reason = format!(
@@ -84,6 +81,15 @@ fn by_batch(
             );
             return Err(Error::invalid(op, reason));
         }
+        let running = running_mean.zip(running_var).map(|(mean, var)| [mean, var]);
+        if running.is_some() == (running_mean.is_some() || running_var.is_some())
+            && let Some(out) = fused_batch_norm::in_training(input, running, options).of(op)?
+        {
+            return Ok(out);
+        }
+        let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
+        let x = input.widened().of(op)?;
+        let [weight, bias] = of_channels(options, input).of(op)?;
         let made = standardized(&x, &dims, options.eps, true).of(op)?;
         if let Some((mean, var)) = &made.moments {
             let unbiased = each as f64 / (each as f64 - 1.0);
@@ -92,13 +98,17 @@ fn by_batch(
         }
         return scaled(made.result, weight.as_ref(), bias.as_ref(), input.dtype()).of(op);
     }
-    let (Some(mean), Some(var)) = (
-        per_channel(running_mean, input.dim()).of(op)?,
-        per_channel(running_var, input.dim()).of(op)?,
-    ) else {
+    let (Some(mean), Some(var)) = (running_mean, running_var) else {
         let reason = "running_mean and running_var must be given unless in training";
         return Err(Error::invalid(op, reason));
     };
+    if let Some(out) = fused_batch_norm::with_statistics(input, [mean, var], options).of(op)? {
+        return Ok(out);
+    }
+    let x = input.widened().of(op)?;
+    let [weight, bias] = of_channels(options, input).of(op)?;
+    let mean = per_channel(mean, input.dim()).of(op)?;
+    let var = per_channel(var, input.dim()).of(op)?;
     let centred = x.sub(&mean).of(op)?;
     let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
     // Combines scale and weight into one factor per channel, which saves a pass over the input.
@@ -107,6 +117,13 @@ fn by_batch(
         None => scale,
     };
     scaled(centred, Some(&factor), bias.as_ref(), input.dtype()).of(op)
+}
+
+/// Returns weight and bias in a shape that broadcasts over the input.
+#[track_caller]
+fn of_channels(options: &BatchNormOptions<'_>, input: &Tensor) -> Result<[Option<Tensor>; 2]> {
+    let shaped = |t: &Tensor| per_channel(t, input.dim());
+    Ok([options.weight.map(shaped).transpose()?, options.bias.map(shaped).transpose()?])
 }
 
 /// Sets `running` to `(1 - momentum) * running + momentum * factor * batch`, in place.

@@ -397,16 +397,16 @@ pub(super) fn by_group(
     let groups = x.reshape([batch, num_groups, rest]).of(op)?;
     let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
     let x = x.reshape(signed(input.size())).of(op)?;
-    let weight = per_channel(weight, input.dim()).of(op)?;
-    let bias = per_channel(bias, input.dim()).of(op)?;
+    let shaped = |t: &Tensor| per_channel(t, input.dim());
+    let weight = weight.map(shaped).transpose().of(op)?;
+    let bias = bias.map(shaped).transpose().of(op)?;
     scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
 }
 
 /// Reshapes a vector with one element per channel, so that it broadcasts along the second dimension.
 #[track_caller]
-pub(super) fn per_channel(vector: Option<&Tensor>, dims: usize) -> Result<Option<Tensor>> {
-    let Some(vector) = vector else { return Ok(None) };
+pub(super) fn per_channel(vector: &Tensor, dims: usize) -> Result<Tensor> {
     let mut sizes = vec![1; dims];
     sizes[1] = vector.numel() as isize;
-    vector.reshape(&sizes).map(Some)
+    vector.reshape(&sizes)
 }

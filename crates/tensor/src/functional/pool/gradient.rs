@@ -4,7 +4,7 @@
 
 use smallvec::smallvec;
 use warpline_kernels::pool::{self, Divisor, Regions, Window};
-use warpline_runtime::Sizes;
+use warpline_runtime::{Layout, Sizes};
 
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, linear, no_grad, record, saved, should_record,
@@ -21,8 +21,12 @@ pub(super) struct Pooling {
 }
 
 impl Pooling {
-    fn sizes(&self, like: &Tensor, spatial: [usize; 3]) -> Sizes {
-        like.size()[..2].iter().chain(&spatial[3 - self.dims..]).copied().collect()
+    /// Returns the layout of a result with these spatial sizes, in the memory format of `like`.
+    #[track_caller]
+    fn layout(&self, like: &Tensor, spatial: [usize; 3]) -> Result<Layout> {
+        let sizes: Sizes =
+            like.size()[..2].iter().chain(&spatial[3 - self.dims..]).copied().collect();
+        Layout::in_format(&sizes, like.layout().suggested_format())
     }
 }
 
@@ -30,8 +34,9 @@ impl Pooling {
 #[track_caller]
 pub(super) fn largest(x: &Tensor, of: Pooling) -> Result<(Tensor, Tensor)> {
     let exec = x.exec()?;
-    let sizes = of.sizes(x, of.window.output);
-    let (values, indices) = (exec.empty(&sizes, x.dtype())?, exec.empty(&sizes, DType::I64)?);
+    let layout = of.layout(x, of.window.output)?;
+    let values = exec.empty_in(layout.clone(), x.dtype())?;
+    let indices = exec.empty_in(layout, DType::I64)?;
     let (image, target) = (x.as_view(), exec.target());
     pool::max_pool(target, image, &of.window, of.regions, values.as_view(), indices.as_view())?;
     if !should_record(&[x]) {
@@ -67,8 +72,9 @@ impl OpBackward for MaxPoolBackward {
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
-    let grad = no_grad(|| y.contiguous())?;
-    let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
+    // The gradient takes the strides of the indices.
+    let grad = no_grad(|| y.contiguous_in(indices.layout().suggested_format()))?;
+    let out = exec.empty_in(of.layout(&grad, of.window.input)?, y.dtype())?;
     let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());
     pool::max_pool_backward(target, grad, index, &of.window, of.regions, out.as_view())?;
     if !should_record(&[y]) {
@@ -81,7 +87,7 @@ fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor>
 #[track_caller]
 pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = x.exec()?;
-    let out = exec.empty(&of.sizes(x, of.window.output), x.dtype())?;
+    let out = exec.empty_in(of.layout(x, of.window.output)?, x.dtype())?;
     let (image, target) = (x.as_view(), exec.target());
     pool::avg_pool(target, image, &of.window, of.regions, divisor, out.as_view())?;
     if !should_record(&[x]) {
@@ -94,9 +100,8 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
 #[track_caller]
 fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
     let exec = y.exec()?;
-    let grad = no_grad(|| y.contiguous())?;
-    let out = exec.empty(&of.sizes(y, of.window.input), y.dtype())?;
-    let (grad, target) = (grad.as_view(), exec.target());
+    let out = exec.empty_in(of.layout(y, of.window.input)?, y.dtype())?;
+    let (grad, target) = (y.as_view(), exec.target());
     pool::avg_pool_backward(target, grad, &of.window, of.regions, divisor, out.as_view())?;
     if !should_record(&[y]) {
         return Ok(out);

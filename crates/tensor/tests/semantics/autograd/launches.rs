@@ -2,11 +2,13 @@
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
-    AttentionOptions, KvCache, LayerNormOptions, RMSNormOptions, add_rms_norm, cross_entropy,
-    layer_norm, linear, rotary_embedding, scaled_dot_product_attention, silu_mul,
+    AttentionOptions, BatchNormOptions, ConvOptions, KvCache, LayerNormOptions, RMSNormOptions,
+    add_rms_norm, batch_norm, conv2d, cross_entropy, layer_norm, linear, rotary_embedding,
+    scaled_dot_product_attention, silu_mul,
 };
 use warpline::{
-    DType, Device, Result, Tensor, TensorOrScalar, apply_elementwise, ones, randint, randn, tensor,
+    DType, Device, MemoryFormat, Result, Tensor, TensorOrScalar, apply_elementwise, ones, randint,
+    randn, tensor,
 };
 use warpline_cuda_sys_safe::sim::CallKind;
 use warpline_kernels::elementwise::{Op, table};
@@ -82,6 +84,41 @@ fn a_layer_norm_takes_one_and_two_launches() {
         let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, options))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
         assert_eq!((forward, backward), (1, 2));
+        Ok(())
+    });
+}
+
+/// A block of a ResNet. A copy to another memory format would be a launch more.
+#[test]
+fn a_residual_block_takes_as_many_launches_in_each_memory_format() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast] {
+            let leaf = |sizes: &[usize]| {
+                let t = randn(sizes, Device::cuda(0))?;
+                let t = if sizes.len() == 4 { t.contiguous_in(format)? } else { t };
+                t.requires_grad_(true)
+            };
+            let x = leaf(&[2, 8, 6, 6])?;
+            let kernels = [leaf(&[8, 8, 3, 3])?, leaf(&[8, 8, 3, 3])?];
+            let (gain, shift) = (leaf(&[8])?, leaf(&[8])?);
+            let (mean, var) = (ones([8], Device::cuda(0))?, ones([8], Device::cuda(0))?);
+            let grad = randn([2, 8, 6, 6], Device::cuda(0))?.contiguous_in(format)?;
+            let layer = |x: &Tensor, kernel: &Tensor| {
+                let y = conv2d(x, kernel, None, ConvOptions::new().padding(1))?;
+                let options = BatchNormOptions::new().weight(&gain).bias(&shift).training(true);
+                batch_norm(&y, &mean, &var, options)
+            };
+            let (y, forward) = enqueued(&sim, || {
+                let y = layer(&layer(&x, &kernels[0])?.relu()?, &kernels[1])?;
+                y.add(&x)?.relu()
+            })?;
+            let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
+            // Forward: two convolutions, two launches for each norm, two activations, one of them
+            // of a sum. Backward: two launches for each convolution and each norm, two activations,
+            // and sums of two gradients: those of the image, of weight and of bias.
+            assert_eq!((forward, backward), (9, 13), "{format:?}");
+        }
         Ok(())
     });
 }

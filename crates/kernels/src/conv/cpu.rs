@@ -1,0 +1,179 @@
+//! CPU implementations of a convolution and its gradients, by their definition. Simulated GPUs run
+//! them in place of cuDNN.
+
+use std::ops::Range;
+
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{HostElement, Number, SharedPtr, parallel_for};
+
+use super::cudnn::Conv;
+
+/// A position in three dimensions.
+type At = [i64; 3];
+
+impl Conv {
+    /// Calls `f` for each element of the window that reaches the image, with its position, and for
+    /// each row of results that it reaches: the positions in the image and in the results of the
+    /// row's first result, and the number of results.
+    fn each_row(&self, mut f: impl FnMut(At, At, At, usize)) {
+        let t = &self.taps;
+        let [depth, height, width] = t.kernel;
+        for [i, j, k] in (0..depth)
+            .flat_map(|i| (0..height).flat_map(move |j| (0..width).map(move |k| [i, j, k])))
+        {
+            let columns: Range<i32> = t.inside(2, k);
+            if columns.is_empty() {
+                continue;
+            }
+            for (d, h) in t.inside(0, i).flat_map(|d| t.inside(1, j).map(move |h| (d, h))) {
+                let image = [t.at(0, d, i), t.at(1, h, j), t.at(2, columns.start, k)];
+                let result = [d, h, columns.start];
+                let [tap, image, result] = [[i, j, k], image, result].map(|at| at.map(i64::from));
+                f(tap, image, result, columns.len());
+            }
+        }
+    }
+
+    fn channels_per_group(&self) -> u32 {
+        self.channels / self.groups
+    }
+
+    fn outputs_per_group(&self) -> u32 {
+        self.outputs / self.groups
+    }
+}
+
+/// Returns the distance of an element from the first, by its strides.
+fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
+    let [a, b] = first.map(i64::from);
+    (a * strides[0] + b * strides[1] + at[0] * strides[2] + at[1] * strides[3] + at[2] * strides[4])
+        as isize
+}
+
+/// Returns the position of an element in a dense order of `sizes`.
+fn index(sizes: [i32; 3], at: At) -> usize {
+    ((at[0] * i64::from(sizes[1]) + at[1]) * i64::from(sizes[2]) + at[2]) as usize
+}
+
+/// Writes dense values to a plane with these strides.
+///
+/// # Safety
+/// The plane has these sizes, and no other thread accesses it.
+unsafe fn write_plane<T: HostElement>(
+    to: SharedPtr<T>,
+    (strides, first): (&[i64; 5], [u32; 2]),
+    sizes: [i32; 3],
+    values: &[T::Compute],
+) {
+    let [depth, height, width] = sizes.map(i64::from);
+    for d in 0..depth {
+        for h in 0..height {
+            let row = offset(strides, first, [d, h, 0]);
+            let values = &values[index(sizes, [d, h, 0])..][..width as usize];
+            for (w, value) in (0..).zip(values) {
+                // SAFETY: the caller guarantees that the plane has this element.
+                unsafe { to.write(row + w * strides[4] as isize, T::put(*value)) };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are images, weight and
+/// result, of `T`, and scratch memory.
+pub(super) unsafe fn forward<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) {
+    let [x, w, y] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
+    let planes = p.batch as usize * p.outputs as usize;
+    parallel_for(launch.parallel, planes, 1, |planes| {
+        let zero = T::Compute::from_bits(0);
+        let mut sums = vec![zero; p.taps.positions()];
+        for plane in planes {
+            let (n, o) = (plane as u32 / p.outputs, plane as u32 % p.outputs);
+            let first = o / p.outputs_per_group() * p.channels_per_group();
+            sums.fill(zero);
+            for c in 0..p.channels_per_group() {
+                p.each_row(|tap, image, result, count| {
+                    // SAFETY: the weight has this element.
+                    let factor = unsafe { w.read(offset(&p.weight, [o, c], tap)) }.get();
+                    let from = offset(&p.image, [n, first + c], image);
+                    let step = (p.image[4] * i64::from(p.taps.stride[2])) as isize;
+                    let sums = &mut sums[index(p.taps.output, result)..][..count];
+                    for (k, sum) in (0..).zip(sums) {
+                        // SAFETY: `each_row` yields elements inside the image.
+                        let value = unsafe { x.read(from + k * step) }.get();
+                        *sum = sum.add(factor.mul(value));
+                    }
+                });
+            }
+            // SAFETY: the plane is of the result, and belongs to this thread.
+            unsafe { write_plane(y, (&p.result, [n, o]), p.taps.output, &sums) };
+        }
+    });
+}
+
+/// # Safety
+/// The conditions of [`forward`].
+pub(super) unsafe fn input_gradient<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) {
+    let [x, w, y] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
+    let planes = p.batch as usize * p.channels as usize;
+    parallel_for(launch.parallel, planes, 1, |planes| {
+        let zero = T::Compute::from_bits(0);
+        let mut sums = vec![zero; p.taps.elements()];
+        for plane in planes {
+            let (n, channel) = (plane as u32 / p.channels, plane as u32 % p.channels);
+            let (group, c) = (channel / p.channels_per_group(), channel % p.channels_per_group());
+            sums.fill(zero);
+            for o in (0..p.outputs_per_group()).map(|o| group * p.outputs_per_group() + o) {
+                p.each_row(|tap, image, result, count| {
+                    // SAFETY: the weight has this element.
+                    let factor = unsafe { w.read(offset(&p.weight, [o, c], tap)) }.get();
+                    let from = offset(&p.result, [n, o], result);
+                    let sums = sums[index(p.taps.input, image)..].iter_mut();
+                    let sums = sums.step_by(p.taps.stride[2] as usize).take(count);
+                    for (k, sum) in (0..).zip(sums) {
+                        // SAFETY: `each_row` yields results that exist.
+                        let value = unsafe { y.read(from + k * p.result[4] as isize) }.get();
+                        *sum = sum.add(factor.mul(value));
+                    }
+                });
+            }
+            // SAFETY: the plane is of the images, and belongs to this thread.
+            unsafe { write_plane(x, (&p.image, [n, channel]), p.taps.input, &sums) };
+        }
+    });
+}
+
+/// # Safety
+/// The conditions of [`forward`].
+pub(super) unsafe fn weight_gradient<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) {
+    let [x, w, y] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
+    let windows = p.outputs as usize * p.channels_per_group() as usize;
+    parallel_for(launch.parallel, windows, 1, |windows| {
+        let zero = T::Compute::from_bits(0);
+        let mut sums = vec![zero; p.taps.taps()];
+        for window in windows {
+            let each = p.channels_per_group();
+            let (o, c) = (window as u32 / each, window as u32 % each);
+            let channel = o / p.outputs_per_group() * each + c;
+            sums.fill(zero);
+            for n in 0..p.batch {
+                p.each_row(|tap, image, result, count| {
+                    let from = offset(&p.image, [n, channel], image);
+                    let step = (p.image[4] * i64::from(p.taps.stride[2])) as isize;
+                    let grad = offset(&p.result, [n, o], result);
+                    let sum = &mut sums[index(p.taps.kernel, tap)];
+                    for k in 0..count as isize {
+                        // SAFETY: `each_row` yields elements inside the image and results that
+                        // exist.
+                        let (value, grad) = unsafe {
+                            (x.read(from + k * step), y.read(grad + k * p.result[4] as isize))
+                        };
+                        *sum = sum.add(value.get().mul(grad.get()));
+                    }
+                });
+            }
+            // SAFETY: the window is of the weight, and belongs to this thread.
+            unsafe { write_plane(w, (&p.weight, [o, c]), p.taps.kernel, &sums) };
+        }
+    });
+}

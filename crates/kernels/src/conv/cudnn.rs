@@ -1,0 +1,326 @@
+//! Convolutions by cuDNN: which ones it takes, their plans, and their calls.
+//!
+//! cuDNN takes batches of images without gaps, contiguous or with the channels innermost, in every
+//! floating-point dtype. Operands with another order are copied first. A convolution for which
+//! cuDNN has no plan runs on this crate's kernels.
+
+use std::num::NonZeroUsize;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use warpline_cuda_sys_safe::cudnn::{
+    Convolution, ConvolutionKind, ConvolutionPlan, Cudnn, CudnnHandle, Float, TensorLayout,
+};
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
+use warpline_runtime::launch::{LibraryCall, LibraryOp};
+use warpline_runtime::{
+    CudaDevice, DType, Error, MemoryFormat, Result, Target, View, cuda_struct, hosts,
+};
+
+use super::{Geometry, cpu};
+use crate::scratch::{ScratchTensor, in_format};
+use crate::window::Taps;
+
+// SAFETY: `run` makes all `Conv`s from the launch's operands, whose sizes `Geometry` has checked.
+// Each plane of the result is written by one thread.
+static FORWARD: LibraryOp<Conv, 4> =
+    unsafe { LibraryOp::new(hosts!(float T => cpu::forward::<T>)) };
+// SAFETY: `run` makes all `Conv`s from the launch's operands, whose sizes `Geometry` has checked.
+// Each plane of the images is written by one thread.
+static INPUT_GRADIENT: LibraryOp<Conv, 4> =
+    unsafe { LibraryOp::new(hosts!(float T => cpu::input_gradient::<T>)) };
+// SAFETY: `run` makes all `Conv`s from the launch's operands, whose sizes `Geometry` has checked.
+// Each window of the weight is written by one thread.
+static WEIGHT_GRADIENT: LibraryOp<Conv, 4> =
+    unsafe { LibraryOp::new(hosts!(float T => cpu::weight_gradient::<T>)) };
+
+/// Number of convolutions whose plans are kept.
+const MOST_KEPT: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// Number of plans that are tried for a convolution.
+const MOST_TRIED: usize = 10;
+/// Number of timed calls of each tried plan, after a first call.
+const TIMED: u32 = 3;
+
+cuda_struct! {
+    /// The parameters of the CPU implementations: the window, counts, and the strides of batch (or
+    /// outputs), channels and the three spatial dimensions.
+    pub(super) struct Conv {
+        pub(super) taps: Taps,
+        pub(super) batch: u32,
+        pub(super) channels: u32,
+        pub(super) outputs: u32,
+        pub(super) groups: u32,
+        pub(super) image: [i64; 5],
+        pub(super) weight: [i64; 5],
+        pub(super) result: [i64; 5],
+    }
+}
+
+/// The plans of a convolution, the preferred one first. Empty if cuDNN has none.
+struct Plans {
+    plans: Vec<ConvolutionPlan>,
+    /// Whether the order is by trial.
+    tried: bool,
+}
+
+static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Plans>>> =
+    LazyLock::new(|| Mutex::new(LruCache::new(MOST_KEPT)));
+
+/// Returns the number of convolutions whose cuDNN plans are kept, at most 4,096. The least recently
+/// used ones are dropped.
+#[must_use]
+pub fn plans_kept() -> usize {
+    PLANS.lock().unwrap_or_else(PoisonError::into_inner).len()
+}
+
+/// Drops all kept cuDNN plans. Later convolutions make theirs anew.
+pub fn clear_plans() {
+    PLANS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result, the
+/// one of `kind` is computed. Returns `false` if cuDNN does not compute it.
+#[track_caller]
+pub(super) fn run(
+    op: &'static str,
+    target: Target<'_>,
+    kind: ConvolutionKind,
+    of: &Geometry<'_>,
+    operands: [View<'_>; 3],
+) -> Result<bool> {
+    let Target::Cuda(runtime, device, stream) = target else { return Ok(false) };
+    let is_empty = operands.iter().any(|view| view.numel() == 0);
+    if is_empty || !runtime.cudnn().enabled() || !is_usable(op, device)? {
+        return Ok(false);
+    }
+    let computed = match kind {
+        ConvolutionKind::Forward => 2,
+        ConvolutionKind::InputGradient => 0,
+        ConvolutionKind::WeightGradient => 1,
+    };
+    let Some(format) = format_of(operands, computed) else { return Ok(false) };
+    let mut copies = [None, None, None];
+    let mut packed = operands;
+    for (i, copied) in copies.iter_mut().enumerate().filter(|(i, _)| *i != computed) {
+        packed[i] = in_format(target, operands[i], format, copied)?;
+    }
+    let Some(convolution) = describe(target, kind, of, packed, format) else { return Ok(false) };
+    let params = of.params(op, packed)?;
+    let operation = match kind {
+        ConvolutionKind::Forward => &FORWARD,
+        ConvolutionKind::InputGradient => &INPUT_GRADIENT,
+        ConvolutionKind::WeightGradient => &WEIGHT_GRADIENT,
+    };
+    let launch = |plan: Option<(&CudnnHandle, &ConvolutionPlan)>| -> Result<()> {
+        let bytes = plan.map_or(0, |(_, plan)| plan.workspace());
+        let scratch = ScratchTensor::new(target, &[bytes], DType::U8)?;
+        let mut all =
+            [packed[0].read(), packed[1].read(), packed[2].read(), scratch.view().read_write()];
+        all[computed] = packed[computed].write();
+        operation.launch(target, op, &all, &Call { params, plan })
+    };
+    // Every other driver runs the CPU implementation, which has no plans.
+    if device.driver().name() != "cuda" {
+        return launch(None).map(|()| true);
+    }
+    let handle = Cudnn::load()
+        .and_then(|cudnn| cudnn.handle(&**device.driver(), device.index()))
+        .map_err(|error| Error::driver(op, error))?;
+    let by_trial = runtime.cudnn().benchmark() && !stream.is_capturing();
+    let key = (device.index(), convolution);
+    let kept = {
+        let mut kept = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.get(&key).filter(|kept| kept.tried || !by_trial);
+        kept.map(|kept| kept.plans.first().cloned())
+    };
+    let plan = match kept {
+        Some(plan) => plan,
+        None => {
+            let most = if by_trial { MOST_TRIED } else { 1 };
+            let plans = handle.convolution_plans(&convolution, most);
+            let mut plans = plans.map_err(|error| Error::driver(op, error))?;
+            if by_trial && plans.len() > 1 {
+                let fastest =
+                    fastest(&plans, || stream.synchronize(), |plan| launch(Some((&handle, plan))))?;
+                plans.swap(0, fastest);
+            }
+            let first = plans.first().cloned();
+            let mut kept = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.put(key, Plans { plans: first.iter().cloned().collect(), tried: by_trial });
+            first
+        }
+    };
+    match plan {
+        Some(plan) => launch(Some((&handle, &plan))).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+/// Returns the index of the plan whose calls take the least time. A plan that fails, such as for
+/// want of memory, is left out unless all fail.
+fn fastest(
+    plans: &[ConvolutionPlan],
+    wait: impl Fn() -> Result<()>,
+    launch: impl Fn(&ConvolutionPlan) -> Result<()>,
+) -> Result<usize> {
+    let mut best = (Duration::MAX, 0);
+    for (i, plan) in plans.iter().enumerate() {
+        if launch(plan).is_err() {
+            continue;
+        }
+        wait()?;
+        let start = Instant::now();
+        for _ in 0..TIMED {
+            launch(plan)?;
+        }
+        wait()?;
+        best = best.min((start.elapsed(), i));
+    }
+    Ok(best.1)
+}
+
+/// Returns whether cuDNN is available. An environment variable that names an unusable library is an
+/// error; otherwise the fallback to this crate's kernels would go unnoticed.
+#[track_caller]
+fn is_usable(op: &'static str, device: &CudaDevice) -> Result<bool> {
+    if device.driver().name() != "cuda" {
+        return Ok(true);
+    }
+    match Cudnn::load() {
+        Ok(_) => Ok(true),
+        Err(error @ DriverError::InvalidVariable(_)) => Err(Error::driver(op, error)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Returns the order of dimensions of the computed operand, if it has no gaps: row-major, or with the
+/// channels innermost. If it has both, because dimensions have size 1, returns the order in which
+/// fewer of the other operands must be copied.
+fn format_of(operands: [View<'_>; 3], computed: usize) -> Option<MemoryFormat> {
+    let last = match operands[computed].sizes().len() {
+        5 => MemoryFormat::ChannelsLast3d,
+        _ => MemoryFormat::ChannelsLast,
+    };
+    let fits = |view: &View<'_>, format: MemoryFormat| view.layout.is_contiguous_in(format);
+    let formats = [MemoryFormat::Contiguous, last].into_iter();
+    formats
+        .filter(|format| fits(&operands[computed], *format))
+        .min_by_key(|format| operands.iter().filter(|view| !fits(view, *format)).count())
+}
+
+/// Describes the convolution to cuDNN. Returns `None` if its padding differs at the end such that
+/// cuDNN would compute another number of results.
+fn describe(
+    target: Target<'_>,
+    kind: ConvolutionKind,
+    of: &Geometry<'_>,
+    operands: [View<'_>; 3],
+    format: MemoryFormat,
+) -> Option<Convolution> {
+    let dtype = match operands[0].dtype {
+        DType::F16 => Float::F16,
+        DType::BF16 => Float::BF16,
+        DType::F32 => Float::F32,
+        DType::F64 => Float::F64,
+        _ => return None,
+    };
+    let spatial = operands[0].sizes().len() - 2;
+    let dims = spatial.max(2);
+    let w = of.window;
+    // The window has three dimensions, of which the last `dims` count here.
+    let last = |values: [usize; 3]| {
+        let mut all = [1; 3];
+        all[..dims].copy_from_slice(&values[3 - dims..]);
+        all.map(|n| n as i64)
+    };
+    let mut after = w.padding;
+    for d in 0..3 {
+        let reach = (w.kernel[d] - 1) * w.dilation[d] + 1;
+        let count = |after: usize| {
+            (w.input[d] + w.padding[d] + after).checked_sub(reach).map(|n| n / w.stride[d] + 1)
+        };
+        let needed = (w.output[d] - 1) * w.stride[d] + reach;
+        let least = needed.saturating_sub(w.input[d] + w.padding[d]);
+        // Most engines need the same padding on both sides.
+        after[d] = [w.padding[d], least].into_iter().find(|n| count(*n) == Some(w.output[d]))?;
+    }
+    let [images, weight, result] = operands.map(|view| layout(view.sizes(), dims, format));
+    let padding = [w.padding, after].map(|values| {
+        let mut all = [0; 3];
+        all[..dims].copy_from_slice(&values[3 - dims..]);
+        all.map(|n| n as i64)
+    });
+    let settings = target.runtime().cudnn();
+    let address =
+        |view: View<'_>| view.storage.address() + (view.layout.offset() * view.dtype.size()) as u64;
+    let alignment = operands.into_iter().map(|v| address(v).trailing_zeros()).min();
+    Some(Convolution {
+        kind,
+        dtype,
+        tf32: dtype == Float::F32 && settings.allow_tf32(),
+        deterministic: settings.deterministic(),
+        dims,
+        images,
+        weight,
+        result,
+        padding,
+        stride: last(w.stride),
+        dilation: last(w.dilation),
+        alignment: 1 << alignment.unwrap_or(0).min(6),
+    })
+}
+
+/// Returns sizes and strides of an operand in a format, with at least two spatial dimensions.
+/// Dimensions of size 1 get the stride that the format gives them, by which cuDNN recognizes it.
+fn layout(sizes: &[usize], dims: usize, format: MemoryFormat) -> TensorLayout {
+    let mut all = [1; 5];
+    (all[0], all[1]) = (sizes[0] as i64, sizes[1] as i64);
+    for (to, size) in all[..2 + dims].iter_mut().rev().zip(sizes[2..].iter().rev()) {
+        *to = *size as i64;
+    }
+    let outwards: &[usize] = match (format, dims) {
+        (MemoryFormat::Contiguous, 2) => &[3, 2, 1, 0],
+        (MemoryFormat::Contiguous, _) => &[4, 3, 2, 1, 0],
+        (_, 2) => &[1, 3, 2, 0],
+        _ => &[1, 4, 3, 2, 0],
+    };
+    let (mut strides, mut step) = ([1; 5], 1);
+    for &d in outwards {
+        strides[d] = step;
+        step *= all[d];
+    }
+    TensorLayout { sizes: all, strides }
+}
+
+/// A call of cuDNN. Without a plan, which only a GPU needs, there is only the CPU implementation.
+struct Call<'a> {
+    params: Conv,
+    plan: Option<(&'a CudnnHandle, &'a ConvolutionPlan)>,
+}
+
+// SAFETY: `run`, the only caller, launches with the operands that it described to cuDNN when it
+// made the plan, and with scratch memory of the plan's size. cuDNN reads two operands and writes
+// every element of the third.
+unsafe impl LibraryCall<4> for Call<'_> {
+    type Params = Conv;
+
+    fn params(&self) -> &Conv {
+        &self.params
+    }
+
+    unsafe fn enqueue(
+        &self,
+        _: &CudaDevice,
+        stream: StreamHandle,
+        &[images, weight, result, workspace]: &[DevicePtr; 4],
+    ) -> Result<(), DriverError> {
+        let Some((handle, plan)) = self.plan else {
+            let reason = "there is no plan".to_owned();
+            return Err(DriverError::InvalidArgument { call: "cudnnBackendExecute", reason });
+        };
+        // SAFETY: the caller passes a live stream of the device, whose context is current, and the
+        // addresses of valid operands, which have the layouts that the plan was made for.
+        unsafe { handle.execute(stream, plan, [images, weight, result], workspace) }
+    }
+}

@@ -1,0 +1,65 @@
+//! Settings of cuDNN.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The settings of a runtime for cuDNN (`torch.backends.cudnn`). Any thread may change them; they
+/// hold for calls from then on.
+#[derive(Debug)]
+pub struct CudnnSettings {
+    enabled: AtomicBool,
+    benchmark: AtomicBool,
+    deterministic: AtomicBool,
+    tf32: AtomicBool,
+}
+
+impl Default for CudnnSettings {
+    /// Returns PyTorch's defaults: enabled, with TF32, plans by heuristics.
+    fn default() -> Self {
+        Self {
+            enabled: AtomicBool::new(true),
+            benchmark: AtomicBool::new(false),
+            deterministic: AtomicBool::new(false),
+            tf32: AtomicBool::new(true),
+        }
+    }
+}
+
+macro_rules! switches {
+    ($($(#[$doc:meta])* $field:ident $get:ident $(#[$set_doc:meta])* $set:ident;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $get(&self) -> bool {
+            self.$field.load(Ordering::Relaxed)
+        }
+
+        $(#[$set_doc])*
+        pub fn $set(&self, value: bool) {
+            self.$field.store(value, Ordering::Relaxed);
+        }
+    )*};
+}
+
+impl CudnnSettings {
+    switches! {
+        /// Returns whether cuDNN is used where it is found (`cudnn.enabled`). Default: `true`.
+        enabled enabled
+        /// Sets whether cuDNN is used where it is found. Otherwise Warpline's own kernels run.
+        set_enabled;
+        /// Returns whether the plan of a new convolution is chosen by trial (`cudnn.benchmark`).
+        /// Default: `false`.
+        benchmark benchmark
+        /// Sets whether the plan of a new convolution is chosen by trial: the first call times
+        /// each plan on its operands, and waits for it. Otherwise cuDNN's heuristics choose.
+        set_benchmark;
+        /// Returns whether only plans are used that give the same bits in each run
+        /// (`cudnn.deterministic`). Default: `false`.
+        deterministic deterministic
+        /// Sets whether only plans are used that give the same bits in each run.
+        set_deterministic;
+        /// Returns whether convolutions of `float32` may round their products' operands to TF32
+        /// (`cudnn.allow_tf32`). Default: `true`.
+        tf32 allow_tf32
+        /// Sets whether convolutions of `float32` may round their products' operands to TF32.
+        set_allow_tf32;
+    }
+}

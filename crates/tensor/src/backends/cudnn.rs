@@ -1,0 +1,80 @@
+//! cuDNN, which computes convolutions on a GPU where it is found (`torch.backends.cudnn`).
+//!
+//! The library is looked for once per process: where `WARPLINE_CUDNN` names it, otherwise on the
+//! loader's path and in the folders of CUDA. Where it is missing, or has no plan for a convolution,
+//! Warpline's own kernels run. The settings hold for the current runtime; simulated GPUs follow
+//! [`set_enabled`] and compute the same on the host.
+//!
+//! ```
+//! use warpline::backends::cudnn;
+//!
+//! if let Err(reason) = cudnn::version() {
+//!     println!("convolutions run on Warpline's kernels: {reason}");
+//! }
+//! cudnn::set_deterministic(true);
+//! assert!(cudnn::deterministic());
+//! # cudnn::set_deterministic(false);
+//! ```
+
+use warpline_cuda_sys_safe::cudnn::Cudnn;
+
+use crate::{Error, Result, runtime};
+
+pub use warpline_kernels::conv::{clear_plans, plans_kept};
+
+/// Returns cuDNN's major, minor and patch version (`cudnn.version()`).
+///
+/// # Errors
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) with the reason why cuDNN is not used: no library was found, the one
+/// that `WARPLINE_CUDNN` names does not load, it is older than 9.0, or it is built for another version of CUDA than
+/// cuBLAS.
+#[track_caller]
+pub fn version() -> Result<(u32, u32, u32)> {
+    match Cudnn::load() {
+        Ok(cudnn) => Ok(cudnn.version()),
+        Err(error) => Err(Error::driver("cudnn", error)),
+    }
+}
+
+/// Returns whether cuDNN is found (`cudnn.is_available()`).
+#[must_use]
+pub fn is_available() -> bool {
+    Cudnn::load().is_ok()
+}
+
+macro_rules! switches {
+    ($($(#[$doc:meta])* $get:ident $(#[$set_doc:meta])* $set:ident;)*) => {$(
+        $(#[$doc])*
+        #[must_use]
+        pub fn $get() -> bool {
+            runtime().cudnn().$get()
+        }
+
+        $(#[$set_doc])*
+        pub fn $set(value: bool) {
+            runtime().cudnn().$set(value);
+        }
+    )*};
+}
+
+switches! {
+    /// Returns whether cuDNN is used where it is found (`cudnn.enabled`). Default: `true`.
+    enabled
+    /// Sets whether cuDNN is used where it is found. Otherwise Warpline's own kernels run.
+    set_enabled;
+    /// Returns whether the plan of a new convolution is chosen by trial (`cudnn.benchmark`). Default: `false`.
+    benchmark
+    /// Sets whether the plan of a new convolution is chosen by trial: its first call times up to ten plans, and waits
+    /// for the GPU. Otherwise cuDNN's heuristics choose. A call that is captured never waits.
+    set_benchmark;
+    /// Returns whether only plans are used that give the same bits in each run (`cudnn.deterministic`). Default:
+    /// `false`.
+    deterministic
+    /// Sets whether only plans are used that give the same bits in each run.
+    set_deterministic;
+    /// Returns whether convolutions of `float32` may round the operands of products to TF32 (`cudnn.allow_tf32`).
+    /// Default: `true`.
+    allow_tf32
+    /// Sets whether convolutions of `float32` may round the operands of products to TF32.
+    set_allow_tf32;
+}

@@ -1,0 +1,3 @@
+//! The libraries that compute ops on a GPU, and their settings (`torch.backends`).
+
+pub mod cudnn;
