@@ -12,9 +12,6 @@ use super::CudnnHandle;
 use super::descriptor::Descriptor;
 use crate::{DevicePtr, DriverError, Result, StreamHandle};
 
-/// The largest number of engines that one kind of heuristics is asked for.
-const ENGINES: usize = 16;
-
 /// The element type of a convolution's operands and result. Halves and `f32` are summed in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
@@ -272,13 +269,14 @@ impl CudnnHandle {
             heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?
         };
         let heuristics = heuristics.finalize()?;
-        let mut configs = (0..ENGINES)
+        let (results, ty) =
+            (Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR);
+        let mut configs = (0..heuristics.count(results, ty)?)
             .map(|_| self.descriptor(Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR))
             .collect::<Result<Vec<_>>>()?;
         let mut raw: Vec<_> = configs.iter().map(Descriptor::raw).collect();
-        let ty = Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;
         // SAFETY: the values are descriptors of engine configurations, which cuDNN fills.
-        let count = unsafe { heuristics.get(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, ty, &mut raw)? };
+        let count = unsafe { heuristics.get(results, ty, &mut raw)? };
         configs.truncate(count);
         Ok(configs)
     }

@@ -70,6 +70,17 @@ impl Descriptor {
         Ok(self)
     }
 
+    /// Returns the number of values of an attribute.
+    pub(super) fn count(&self, name: Name, ty: Type) -> Result<usize> {
+        let (mut count, nowhere) = (0, ptr::null_mut());
+        // SAFETY: no value is asked for.
+        let status = unsafe {
+            (self.cudnn.api.cudnnBackendGetAttribute)(self.raw, name, ty, 0, &mut count, nowhere)
+        };
+        self.cudnn.check("cudnnBackendGetAttribute", status)?;
+        Ok(count.max(0) as usize)
+    }
+
     /// Reads up to `into.len()` values of an attribute and returns their number.
     ///
     /// # Safety

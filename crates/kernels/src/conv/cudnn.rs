@@ -5,7 +5,7 @@
 //! cuDNN has no plan runs on this crate's kernels.
 
 use std::num::NonZeroUsize;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
@@ -17,6 +17,7 @@ use warpline_runtime::launch::{LibraryCall, LibraryOp};
 use warpline_runtime::{
     CudaDevice, DType, Error, MemoryFormat, Result, Target, View, cuda_struct, hosts,
 };
+use warpline_sync::{LazyLock, Mutex, MutexGuard};
 
 use super::{Geometry, cpu};
 use crate::scratch::{ScratchTensor, in_format};
@@ -67,16 +68,21 @@ struct Plans {
 static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Plans>>> =
     LazyLock::new(|| Mutex::new(LruCache::new(MOST_KEPT)));
 
+fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Plans>> {
+    // A panic elsewhere leaves the cache as it was.
+    PLANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns the number of convolutions whose cuDNN plans are kept, at most 4,096. The least recently
 /// used ones are dropped.
 #[must_use]
 pub fn plans_kept() -> usize {
-    PLANS.lock().unwrap_or_else(PoisonError::into_inner).len()
+    kept_plans().len()
 }
 
 /// Drops all kept cuDNN plans. Later convolutions make theirs anew.
 pub fn clear_plans() {
-    PLANS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    kept_plans().clear();
 }
 
 /// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result, the
@@ -130,7 +136,7 @@ pub(super) fn run(
     let by_trial = runtime.cudnn().benchmark() && !stream.is_capturing();
     let key = (device.index(), convolution);
     let kept = {
-        let mut kept = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = kept_plans();
         let kept = kept.get(&key).filter(|kept| kept.tried || !by_trial);
         kept.map(|kept| kept.plans.first().cloned())
     };
@@ -146,7 +152,7 @@ pub(super) fn run(
                 plans.swap(0, fastest);
             }
             let first = plans.first().cloned();
-            let mut kept = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = kept_plans();
             kept.put(key, Plans { plans: first.iter().cloned().collect(), tried: by_trial });
             first
         }
