@@ -19,6 +19,7 @@ mod options;
 mod own_names;
 mod parameters;
 mod random;
+mod resnet;
 mod resume;
 mod s31_modules;
 mod saving;
