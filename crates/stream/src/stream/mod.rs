@@ -179,8 +179,8 @@ impl StreamInner {
 }
 
 /// The options of [`Stream::new`]: a GPU, such as a [`Device`], or a GPU with a priority. Other
-/// crates implement it for their own types. `In` only keeps the implementations of different crates
-/// apart.
+/// crates implement this trait for their own types. `In` only keeps the implementations of
+/// different crates apart.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a GPU",
     label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one",
@@ -209,9 +209,8 @@ impl StreamDevice<()> for &Device {
 
 impl Stream {
     /// Returns a stream (`torch.cuda.Stream`). `options` is a device or, in the crate `warpline`,
-    /// also `StreamOptions`, which include a priority. The stream comes from a pool of 32 streams
-    /// that is handed out in turn: the 33rd call returns the first stream again. Each priority has
-    /// a pool of its own.
+    /// also `StreamOptions`, which include a priority. Each priority has a pool of 32 streams,
+    /// which are handed out in turn: the 33rd call returns the first stream again.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving

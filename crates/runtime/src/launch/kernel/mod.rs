@@ -175,7 +175,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ///   operands, and then one `P` by value, whose CUDA definition is generated from `P`
     ///   ([`cuda_struct!`](crate::cuda_struct)).
     /// - **The element types match.** Kernel and CPU implementation treat the operands' elements as
-    ///   of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and 1.
+    ///   values of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and
+    ///   1.
     /// - **Threads do not race.** If a thread of the launch writes an element, no other thread
     ///   accesses it, except with atomics or with a barrier of the block between. Therefore, unless
     ///   the code is made for it, views that are written have no two indices at one address, and no
@@ -343,7 +344,10 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         let host = self.variant(op, operands[self.selector].view.dtype)?.host;
         let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
             let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
-                let reason = format!("{} pointers for {N} operands", pointers.len());
+                let reason = format!(
+                    "the launch has {N} operands, but the driver passed {} pointers",
+                    pointers.len()
+                );
                 return Err(DriverError::InvalidArgument { call: op, reason });
             };
             // SAFETY: the driver passes the target's stream, with the context of its device

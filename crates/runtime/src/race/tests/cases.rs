@@ -172,7 +172,7 @@ fn a_block_that_is_given_out_too_early_is_reported() {
 #[test]
 fn a_block_that_is_given_out_in_time_is_not() {
     assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
-    assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the owner waits");
+    assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the allocating stream waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
     // Work ordered before the recorded stream's work is complete too.
     let through = |x: &Storage, _: &Stream, b: &Stream| {
