@@ -142,7 +142,7 @@ pub trait Module: Any + tree::AsDyn {
 
     /// Returns this module, whose name is empty, and all modules in it with their names (`named_modules`), each before
     /// its children. `Vec`s, maps, arrays and tuples of modules are modules themselves; a field with an empty name
-    /// (`#[module(name = "")]`) is a part of its owner.
+    /// (`#[module(name = "")]`) is a part of the module that has the field.
     ///
     /// ```
     /// use warpline_nn::{Linear, Module, ReLU, Sequential};

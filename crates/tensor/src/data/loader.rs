@@ -199,7 +199,7 @@ impl<D: Dataset> DataLoader<D> {
             None => None,
         };
         if let Some(index) = order.iter().flatten().find(|index| **index >= n) {
-            let reason = format!("the sampler has the index {index}, of {n} samples");
+            let reason = format!("the sampler gives the index {index}, but there are {n} samples");
             return Err(Error::invalid("DataLoader", reason));
         }
         let n = order.as_ref().map_or(n, Vec::len);

@@ -84,7 +84,8 @@ pub fn fold(
     };
     if !fits {
         let reason = format!(
-            "columns of {:?}; a window of {kernel_size:?} has {} positions on an image of {output_size:?}",
+            "columns of sizes {:?} do not fit: a window of size {kernel_size:?} has {} positions \
+             on an image of size {output_size:?}",
             input.size(),
             window.positions()
         );
@@ -117,7 +118,8 @@ fn of_images(
         let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
         if padded < reach {
             let reason = format!(
-                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+                "a window of {reach} elements in dimension {d} does not fit into an image of \
+                 {padded} elements, padding included"
             );
             return Err(Error::shape(op, reason));
         }

@@ -210,7 +210,7 @@ impl PeerSemaphores {
             return Ok(());
         };
         if signal.number.wrapping_sub(announced.last) as i32 <= 0 {
-            return Err(invalid_message("it names a number that is not above the last one"));
+            return Err(invalid_message("its number for the semaphore is not above the last one"));
         }
         announced.last = signal.number;
         Ok(())

@@ -72,7 +72,10 @@ impl Tensor {
             let [least, most] = [index.amin(()), index.amax(())];
             let (least, most) = (least.of(OP)?.item::<i64>().of(OP)?, most.of(OP)?.item::<i64>()?);
             if least < 0 {
-                return Err(Error::invalid(OP, format!("{least} is negative")));
+                return Err(Error::invalid(
+                    OP,
+                    format!("no element may be negative, but one is {least}"),
+                ));
             }
             length = length.max(most as usize + 1);
         }
@@ -113,7 +116,7 @@ impl Tensor {
             (min, max) = (min - 1.0, max + 1.0);
         }
         if bins == 0 || !min.is_finite() || !max.is_finite() || min > max {
-            let reason = format!("{bins} bins from {min} to {max}");
+            let reason = format!("cannot divide the range from {min} to {max} into {bins} bins");
             return Err(Error::invalid(OP, reason));
         }
         // Fails if there is no memory for this many bins.

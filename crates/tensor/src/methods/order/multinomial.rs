@@ -45,7 +45,7 @@ impl Tensor {
             [rows, weights] => (rows, weights),
             _ => {
                 return refused(format!(
-                    "weights are of one or two dimensions, not {:?}",
+                    "the weights must have one or two dimensions, not sizes {:?}",
                     self.size()
                 ));
             }
