@@ -112,7 +112,7 @@ impl IndexedDim {
 /// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar
-///   and there is not one index, or if `out` has other sizes.
+///   and there is not exactly one index, or if `out` has other sizes.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

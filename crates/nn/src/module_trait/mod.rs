@@ -293,7 +293,8 @@ pub trait Module: Any + tree::AsDyn {
     /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// None: removing a gradient does not fail. The result is that of [`Tensor::set_grad`].
+    /// Never fails in practice. Returns the result of [`Tensor::set_grad`], which does not fail when it removes a
+    /// gradient.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))

@@ -295,8 +295,8 @@ impl Runtime {
     }
 }
 
-/// Returns an identifier that is unique among all processes. It cannot be guessed, because a
-/// process that sends an identifier gets access to the memory with that identifier.
+/// Returns an identifier that is unique among all processes. The identifier must not be easy to
+/// guess: a process that sends it gets access to the memory that has it.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

@@ -94,9 +94,10 @@ impl StreamInner {
         Ok(())
     }
 
-    /// Records an op event after the last work, unless there is one, so that a wait for this work
-    /// does not cover the wait that follows. A failure is ignored: the wait for the work then
-    /// records an op event itself.
+    /// Records an op event after the last work, unless the work has one or is done. The wait that
+    /// this stream enqueues next then comes after the op event, and other streams that wait for the
+    /// work do not wait for it. A failure is ignored: a later wait for the work records an op event
+    /// itself.
     fn record_op_event_before_wait(&self, state: &mut SubmitState) {
         let SubmitState { op_events, clock } = state;
         let op = op_events.last_work;

@@ -320,7 +320,7 @@ impl<B> LoaderWorker<B> {
 
 impl<B> Drop for LoaderWorker<B> {
     fn drop(&mut self) {
-        // Closes the channel first, so that a worker that is blocked on sending ends.
+        // Close the channel first, so that a worker that is blocked on sending ends.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -28,7 +28,7 @@ impl SimState {
             }
             Err(why) => {
                 self.devices[device].used -= bytes;
-                let why = format!("the host has no file to share: {why}");
+                let why = format!("the host cannot create a file to share: {why}");
                 Err(error(call, CudaCode::NOT_SUPPORTED, device, &why))
             }
         }

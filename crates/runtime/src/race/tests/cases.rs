@@ -145,7 +145,8 @@ fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     before_free(&x, &a, &b);
     let address = x.address();
     drop(x);
-    // Reused twice: the second tensor must still receive the accesses to `x`.
+    // Reuse the block twice: the accesses to `x` must still be known when the second tensor gets
+    // it.
     for _ in 0..2 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
         assert_eq!(y.address(), address, "the block was given out again");

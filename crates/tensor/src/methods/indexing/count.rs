@@ -119,7 +119,7 @@ impl Tensor {
             let reason = format!("cannot divide the range from {min} to {max} into {bins} bins");
             return Err(Error::invalid(OP, reason));
         }
-        // Fails if there is no memory for this many bins.
+        // The allocation fails if there is no memory for this many bins.
         let counts = self.new_zeros([bins], DType::I64).of(OP)?;
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
