@@ -89,7 +89,8 @@ struct ProcessThreadPool {
 }
 
 /// The latest pool. Never freed, because a forked child could not end its parent's threads.
-// Not a lock or `OnceLock`: if another thread held it during a fork, the child would wait forever.
+// An atomic pointer instead of a lock or a `OnceLock`, which a forked child could find held by
+// another thread and wait for forever.
 static POOL: AtomicPtr<ProcessThreadPool> = AtomicPtr::new(null_mut());
 
 fn threads() -> Option<&'static ThreadPool> {

@@ -293,7 +293,7 @@ impl PeerSemaphores {
         let all = self.all();
         let settled = wait_until(deadline, || all.iter().all(PeerSemaphore::is_settled));
         drop(end);
-        // Otherwise the thread continues until it has released all streams.
+        // If some streams still wait, do not join the thread: it continues until it has released all streams.
         if settled {
             let _ = thread.join(); // the thread does not panic
         }
