@@ -336,7 +336,7 @@ pub trait Module: Any + tree::AsDyn {
         if let Some(dtype) = options.requested_dtype()
             && !dtype.is_float()
         {
-            let reason = format!("a module's dtype is that of a float, not {dtype}");
+            let reason = format!("a module's dtype must be floating-point, not {dtype}");
             return Err(Error::invalid("Module::to", reason));
         }
         let location = Location::caller();

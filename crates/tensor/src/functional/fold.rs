@@ -51,7 +51,8 @@ pub fn unfold(
 ) -> Result<Tensor> {
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
-        let reason = format!("expects an image of 3 or 4 dimensions, not {:?}", input.size());
+        let reason =
+            format!("expects an image of 3 or 4 dimensions, not one of sizes {:?}", input.size());
         return Err(Error::shape(OP, reason));
     }
     let window =

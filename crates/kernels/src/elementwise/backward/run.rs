@@ -111,7 +111,10 @@ pub fn apply_backward(
     let takes = (formula.leaves().len(), formula.computed().len());
     let given = (inputs.len(), results.len());
     if takes != given {
-        let reason = format!("takes {takes:?} inputs and results, not {given:?}");
+        let reason = format!(
+            "takes {} inputs and {} results, not {} and {}",
+            takes.0, takes.1, given.0, given.1
+        );
         return Err(Error::invalid(name, reason));
     }
     if !backward.is_fused() {

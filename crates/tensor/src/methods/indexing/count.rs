@@ -59,7 +59,7 @@ impl Tensor {
         let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
-                "needs an integer vector, but has {} of sizes {:?}",
+                "needs a vector of integers, not {} of sizes {:?}",
                 self.dtype(),
                 self.size()
             );

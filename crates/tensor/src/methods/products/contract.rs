@@ -92,7 +92,7 @@ impl Tensor {
                 return Err(Error::shape(
                     "tensordot",
                     format!(
-                        "contracted dimensions need to match, but dimension {a} has size {} and {b} has {}",
+                        "contracted dimensions must have the same size, but dimension {a} has size {} and dimension {b} has size {}",
                         size(self, a),
                         size(other, b)
                     ),
