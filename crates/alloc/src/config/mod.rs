@@ -55,7 +55,7 @@ pub struct AllocatorConfig {
     /// Maximum number of bytes by which a block of at least `max_split_size` may exceed the request
     /// (`max_non_split_rounding_mb`). Default: 20 MiB.
     pub max_non_split_rounding: usize,
-    /// Number of steps between powers of two that requests are rounded up to
+    /// Number of steps between two powers of two; requests are rounded up to such a step
     /// (`roundup_power2_divisions`). 0 and 1 mean none. Entry `i` applies to requests from 2^(20 +
     /// i) bytes; the first also to smaller requests, the last also to larger ones. Default: 0.
     pub roundup_power2_divisions: [usize; INTERVALS],
