@@ -293,8 +293,7 @@ pub trait Module: Any + tree::AsDyn {
     /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// Never fails in practice. Returns the result of [`Tensor::set_grad`], which does not fail when it removes a
-    /// gradient.
+    /// Never fails in practice: [`Tensor::set_grad`] fails only if it sets a gradient.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
