@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root()?;
     let mut patches = workspace::files(&root.join(PATCHES), &["patch"])?;
     patches.retain(|path| path.to_string_lossy().contains(&args.name));
-    ensure!(!patches.is_empty(), "no patch in {PATCHES} is named {}", args.name);
+    ensure!(!patches.is_empty(), "no patch in {PATCHES} has {} in its name", args.name);
     let copy = root.join(COPY).join("workspace");
     let mut missed = Vec::new();
     for patch in patches {

@@ -11,7 +11,7 @@
 //! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
 //!
 //! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after
-//! the policy has failed. Statistics of all shards at one moment lock all shards.
+//! the policy has failed. Reading the statistics of one moment locks all shards.
 
 use std::fmt;
 use std::panic::Location;
@@ -37,13 +37,13 @@ use crate::{
 
 /// A caching allocator for the memory of one device. Clones share the allocator.
 ///
-/// The stream that freed memory was allocated for reuses it at once. A request reaches the backend
-/// only if the cache cannot serve it. Work on that stream may use a block until the block is
-/// dropped. Work on other streams may too, after
+/// The stream for which memory was allocated can reuse the memory as soon as it is freed. A request
+/// reaches the backend only if the cache cannot serve it. Work on that stream may use a block until
+/// the block is dropped. Work on other streams may too, after
 /// [`Block::record_stream`](crate::Block::record_stream).
 ///
 /// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map,
-/// free, wait) run without those locks. The allocator serves one miss at a time. A free that
+/// free, wait) run without a shard's lock. The allocator serves one miss at a time. A free that
 /// returns its memory to the backend, because caching is off or its pool was dropped, can run
 /// beside a miss.
 pub struct CachingAllocator<B: Backend> {
@@ -119,7 +119,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// Changes the options for later requests. Cached memory stays.
     pub fn set_config(&self, config: AllocatorConfig) {
         let core = &self.shared.core;
-        // Held to the end, so that no new shard starts with the old options.
+        // Hold this lock to the end, so that no new shard starts with the old options.
         let mut current = lock(&self.shared.config);
         *lock(&core.memory_fraction) = config.memory_fraction;
         *current = config;
@@ -142,16 +142,16 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Adds an observer, which is called whenever a request fails because memory is exhausted,
-    /// before the request returns. No lock is held, so the observer may use the allocator; requests
-    /// of the observer itself do not call it. The allocator keeps the observer, so an observer that
-    /// owns a clone of the allocator keeps the allocator alive forever.
+    /// before the request returns. No lock is held, so the observer may use the allocator; its
+    /// requests call neither observers nor callbacks. The allocator keeps the observer, so an
+    /// observer that owns a clone of the allocator keeps the allocator alive forever.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         self.shared.core.hooks.add_observer(Arc::new(observer));
     }
 
     /// Adds a callback, which is called when the cache cannot serve a request, before the backend
     /// is called. The callback may drop blocks, and returns whether it did. No lock is held, so the
-    /// callback may use the allocator; requests of the callback itself do not call it.
+    /// callback may use the allocator; its requests call neither callbacks nor observers.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }
@@ -210,7 +210,8 @@ impl<B: Backend> CachingAllocator<B> {
         summary::table(&self.backend().device(), &self.memory_stats())
     }
 
-    /// Returns all segments and their blocks, in order of address (`torch.cuda.memory_snapshot`).
+    /// Returns all segments, mapped ranges of arenas and aliases, with their blocks, in order of
+    /// address (`torch.cuda.memory_snapshot`).
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
         let mut segments = self.shared.core.report().0;
@@ -219,8 +220,8 @@ impl<B: Backend> CachingAllocator<B> {
         segments
     }
 
-    /// Returns all segments, the recorded history and the options, to inspect or to write to a file
-    /// (`torch.cuda.memory._snapshot`).
+    /// Returns the memory as [`segments`](Self::segments) does, the recorded history and the
+    /// options, to inspect or to write to a file (`torch.cuda.memory._snapshot`).
     #[must_use]
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {

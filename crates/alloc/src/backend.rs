@@ -167,7 +167,8 @@ pub trait Backend: StreamBackend + 'static {
     }
 }
 
-/// An object of the runtime, released on drop.
+/// A reserved address range, physical memory or a mapping, owned by the backend. Dropping the
+/// handle releases it.
 pub type Handle = Box<dyn Any + Send + Sync>;
 
 /// Virtual memory management: address ranges, physical memory, and mappings of memory into ranges.

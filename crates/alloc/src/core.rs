@@ -67,8 +67,8 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) hooks: AllocatorHooks,
 }
 
-/// A registered shard. The entry stays after the last owner drops the shard, until the shard's
-/// counters are added to those of retired shards.
+/// A registered shard. The entry stays after the last reference to the shard is dropped, until the
+/// shard's counters are added to those of retired shards.
 struct RegisteredShard<B: Backend> {
     shard: Weak<Shard<B>>,
     cell: StaticRef<ShardCell<B>>,
@@ -135,7 +135,8 @@ impl<B: Backend> Core<B> {
         f(&mut lock(&self.global), &mut counters)
     }
 
-    /// Returns all segments, in order of address, and the history until that moment.
+    /// Returns all segments, mapped ranges of arenas and aliases, in order of address, and the
+    /// history until that moment.
     pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
         // Holding the lock keeps other threads from mapping pages. Inside a source, this thread may
         // hold the lock already.
@@ -155,8 +156,9 @@ impl<B: Backend> Core<B> {
     /// backend call that a capture forbids.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::SeqCst);
-        // A thread that saw no capture holds one of these locks until its backend call is finished.
-        // If this thread is inside a source, it may hold the first two locks itself.
+        // Take each lock once, to wait for backend calls in progress: a thread that saw no capture
+        // holds one of these locks until its backend call is finished. If this thread is inside a
+        // source, it may hold the first two locks itself.
         if !source::is_inside() {
             drop(lock(&self.policies));
             self.releases.wait();

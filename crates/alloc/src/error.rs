@@ -28,19 +28,20 @@ pub enum AllocError {
         /// The system's error.
         reason: String,
     },
-    /// A computed size exceeds the address space.
-    #[error("a size overflowed: {what} of {bytes} bytes")]
+    /// A sum of sizes exceeds the address space.
+    #[error("the size of the {what} overflows if {bytes} bytes are added")]
     SizeOverflow {
-        /// Name of the computed value.
+        /// Name of the sum.
         what: &'static str,
-        /// The size that it was computed from, in bytes.
+        /// The size that was to be added, in bytes.
         bytes: usize,
     },
     /// The request comes from code that the allocator calls while it holds its locks: the source of
-    /// a memory pool, or the drop of an owner of foreign memory.
+    /// a memory pool, or the drop of the value that keeps foreign memory alive.
     #[error(
-        "allocating {} failed: the source of a memory pool, or the owner of its memory, cannot use the \
-         caching allocator; allocate from the driver there (`DeviceMemory::new`)",
+        "allocating {} failed: the source of a memory pool, or the value that keeps its memory \
+         alive, cannot use the caching allocator; allocate from the driver there \
+         (`DeviceMemory::new`)",
         size_text(*requested)
     )]
     InsideSource {

@@ -1,5 +1,6 @@
-//! Observers and callbacks of the program, called when memory runs short or moves. Requests of an
-//! observer or callback do not call it again.
+//! Observers and callbacks of the program: called when memory runs short, or when free memory moves
+//! to another address. Requests made inside a cache-miss callback or an out-of-memory observer call
+//! neither kind. An observer of moves must make no requests.
 
 use std::sync::Arc;
 

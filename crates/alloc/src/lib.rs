@@ -1,9 +1,9 @@
 //! A block-splitting caching allocator for GPU memory, with PyTorch's rules, over any backend.
 //!
 //! [`CachingAllocator`] serves the memory of one device, [`HostCache`] page-locked host memory.
-//! Both are ordered by streams: the stream that memory was allocated for reuses it at once, and any
-//! other request only after all streams recorded as using it have completed their work. A
-//! [`Backend`] allocates the memory; with the feature `cuda` (on by default), [`cuda`] has a
+//! Both are ordered by streams: freed memory serves requests for the stream of its allocation at
+//! once, and other requests only after all streams recorded as using it have completed their work.
+//! A [`Backend`] allocates the memory; with the feature `cuda` (on by default), [`cuda`] has a
 //! backend over the CUDA driver.
 //!
 //! [`default_policy`] explains how the default policy gets memory from the backend: in pages that

@@ -62,8 +62,8 @@ impl<B: Backend> AllocatorState<B> {
         };
         let over = state.counters.over;
         if state.heap.is_alias(allocated.block) && self.core.hooks.observe_moves() {
-            // The alias was parked. Its free reported moves to the pieces' own addresses, so report
-            // the moves back.
+            // The alias was parked. When it was freed, moves to the pieces' own addresses were
+            // reported, so report the moves back.
             let pieces = state.heap.pieces_of(allocated.block);
             drop(locked);
             pieces

@@ -118,19 +118,22 @@ impl<B: Backend> AllocatorState<B> {
         }
         let backend = &self.core.backend;
         let stream = shard.lock().stream.clone();
-        for owner in self.core.shared_shards() {
+        for other in self.core.shared_shards() {
             for kind in [request.kind, request.kind.other()] {
                 let request = Request { kind, ..request };
-                let (block, other) = {
-                    let mut state = owner.lock();
+                let (block, other_stream) = {
+                    let mut state = other.lock();
                     let block = state.rules.caching.then(|| state.claim_fit(request)).flatten();
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
                 // The wait may block the host, so no lock is held here.
-                let ordered = Arc::ptr_eq(&owner, shard)
-                    || backend.record(&other).and_then(|e| backend.wait(&stream, &e)).is_ok();
-                let mut state = owner.lock();
+                let ordered = Arc::ptr_eq(&other, shard)
+                    || backend
+                        .record(&other_stream)
+                        .and_then(|e| backend.wait(&stream, &e))
+                        .is_ok();
+                let mut state = other.lock();
                 if !ordered {
                     state.put_back(block);
                     continue;
@@ -138,7 +141,7 @@ impl<B: Backend> AllocatorState<B> {
                 let allocated = state.allocate_block(block, request);
                 state.record_stream(block, &stream);
                 drop(state);
-                return Some((owner, allocated));
+                return Some((other, allocated));
             }
         }
         None

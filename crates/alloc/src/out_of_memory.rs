@@ -14,7 +14,8 @@ pub struct OutOfMemory {
     pub device: String,
     /// Requested size.
     pub requested: usize,
-    /// Size requested from the backend: `requested` rounded to a segment.
+    /// Size of the segment that PyTorch's rules give the request; the block's size if nothing is
+    /// cached.
     pub segment: usize,
     /// Free memory of the device, if known.
     pub free: Option<usize>,
@@ -89,7 +90,8 @@ impl OutOfMemory {
         }
         if !over_limit && self.other_processes().is_some_and(would_do) {
             hints.push(
-                "Other processes hold enough memory for the request: end them, or allocate on another device.",
+                "Other processes hold enough memory for the request: end them, or allocate on \
+                 another device.",
             );
         } else if !over_limit && self.others().is_some_and(would_do) {
             hints.push("Libraries or other allocators, also in this process, hold enough memory for the request.");

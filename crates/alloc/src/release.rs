@@ -162,9 +162,9 @@ fn defer<B: Backend>(
 /// Releases segments. Counts accepted segments as released, unless `gone` says that they are
 /// counted already. Returns the refused segments.
 ///
-/// Releasing foreign memory drops its owner, a value of the program. The owner cannot use the
-/// allocator, because this thread holds the allocator's locks. If the drop panics, the memory
-/// counts as released.
+/// Releasing foreign memory drops the value of the program that keeps it alive. That value's `drop`
+/// cannot use the allocator, because this thread holds the allocator's locks. If the drop panics,
+/// the memory counts as released.
 fn release_now<B: Backend>(
     core: &Core<B>,
     released: Vec<ReleasedSegment<B::Memory>>,

@@ -35,7 +35,7 @@ impl<B: Backend> AllocatorState<B> {
 impl<B: Backend> Drop for AllocatorState<B> {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::SeqCst);
-        // An orphan owns the core, so this breaks the reference cycle.
+        // Each orphan owns the core, so dropping the orphans breaks the reference cycle.
         let orphans = std::mem::take(&mut *lock(&self.core.orphans));
         drop(orphans);
         let overflow = self.overflow.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -150,9 +150,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// process may write it.
     ///
     /// # Errors
-    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no such waits, and
-    /// with [`CudaCode::STREAM_CAPTURE_UNSUPPORTED`] if the stream is captured (by a simulated
-    /// driver).
+    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no such waits. A
+    /// simulated driver returns it with [`CudaCode::STREAM_CAPTURE_UNSUPPORTED`] if the stream is
+    /// captured.
     unsafe fn stream_wait_value32(
         &self,
         stream: StreamHandle,

@@ -76,8 +76,8 @@ impl LibrarySearch {
     fn not_usable(&self, named: &Path, reason: &str) -> DriverError {
         let library = self.library;
         let reason = format!(
-            "no {library} library can be loaded from there: {reason}. It may hold the path of the \
-             library or of its folder; where it is not set, the library is searched for"
+            "no {library} library can be loaded from there: {reason}. Set the variable to the path \
+             of the library or of its folder, or remove it to have the library searched for"
         );
         DriverError::variable(self.variable, named.display().to_string(), reason)
     }

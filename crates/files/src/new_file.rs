@@ -221,7 +221,7 @@ mod tests {
             let mut calls = 0;
             let fail = move |call| {
                 calls += 1;
-                // The removal of the temporary file follows the injected error, so it does not fail itself.
+                // Let the removal of the temporary file succeed: it follows a call that has already failed.
                 if calls == failing + 1 && call != SaveCall::Remove {
                     return Err(io::Error::other("injected"));
                 }

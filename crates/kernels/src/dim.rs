@@ -31,7 +31,8 @@ pub(crate) fn check_result(
     if view.sizes() == input.sizes() {
         return Ok(());
     }
-    let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), input.sizes());
+    let reason =
+        format!("the result has sizes {:?}, but the input has {:?}", view.sizes(), input.sizes());
     Err(Error::shape(op, reason))
 }
 

@@ -38,7 +38,7 @@ mod window;
 
 pub use programs::programs;
 
-/// The program of this crate's README runs.
+/// Runs the program of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

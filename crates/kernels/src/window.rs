@@ -64,7 +64,7 @@ impl Window {
     pub(crate) fn packed(&self, op: &'static str) -> Result<Taps> {
         let location = Location::caller();
         if self.stride.contains(&0) || self.dilation.contains(&0) {
-            return Err(Error::invalid(op, "a stride or dilation of 0").at(location));
+            return Err(Error::invalid(op, "a stride or a dilation is 0").at(location));
         }
         let or_one = |step: [usize; 3], count: [usize; 3]| {
             std::array::from_fn(|d| if count[d] > 1 { step[d] } else { 1 })
@@ -180,8 +180,9 @@ pub(crate) fn images(
         || !sizes[..3 - spatial].iter().all(is_one)
         || own[..2].iter().any(|&n| n > u32::MAX as usize)
     {
-        let reason =
-            format!("a tensor of {own:?} where a batch of images of {sizes:?} is expected");
+        let reason = format!(
+            "a tensor has sizes {own:?}, but a batch of images of sizes {sizes:?} is expected"
+        );
         return Err(Error::shape(op, reason).at(location));
     }
     let mut strides = [0; 5];

@@ -33,7 +33,8 @@ pub fn on_every_target(body: impl Fn(Target<'_>)) {
 /// Runs a test on a real device, or on the simulated one that `WARPLINE_DRIVER` names.
 pub fn on_gpu(body: impl Fn(Target<'_>)) {
     let driver = warpline_cuda_sys_safe::open(driver_spec().as_deref(), None).unwrap();
-    // Lets a memory checker make every block a separate allocation of the driver.
+    // Read the options from the environment, so that a memory checker can make every block a
+    // separate allocation of the driver.
     let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name)).unwrap();
     let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
     on_driver(Runtime::new(driver, config).unwrap(), body);

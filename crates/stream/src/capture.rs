@@ -261,8 +261,8 @@ impl Stream {
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // Otherwise the driver would capture the stream's work, while the stream would number the work as
-            // if it ran.
+            // Without this refusal, the driver would capture the stream's work, while the stream
+            // would number the work as if it ran.
             let reason = "it is the twin of a captured stream; use the captured stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }

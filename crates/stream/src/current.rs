@@ -14,8 +14,8 @@ use crate::{Error, ErrorKind, Result, Stream};
 /// device 0 and the default streams.
 struct ThreadState {
     id: u64,
-    /// Shows whether the `Devices` still exists. A reference to `SharedState` would not: the
-    /// current streams of this entry keep that alive.
+    /// Shows whether the `Devices` still exists. A reference to `SharedState` would not show it,
+    /// because this entry's current streams keep that state alive.
     devices: Weak<DevicesInner>,
     device: usize,
     /// Indexed by device. `None` stands for the default stream, as does an index beyond the end.
@@ -33,8 +33,8 @@ thread_local! {
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
 }
 
-// No function of this module runs other code while it borrows the table. Streams are therefore
-// dropped after the borrow.
+// No code outside this module runs while the table is borrowed. Streams are therefore dropped after
+// the borrow.
 
 /// Runs `f` on the entry of a `Devices`, if there is one.
 #[inline]

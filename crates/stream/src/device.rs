@@ -51,9 +51,9 @@ impl DeviceCore {
         streams.iter().filter_map(Weak::upgrade).map(Stream::from_inner).collect()
     }
 
-    /// Adds the launches that may have failed to a driver's error. If `stream` is a stream's id,
-    /// lists the launches of that stream first, and those of the other streams only if the device
-    /// is lost. If `stream` is `None`, lists the launches of all streams.
+    /// Extends a driver's error with the list of launches that may have caused it. If `stream` is a
+    /// stream's id, lists the launches of that stream first, and those of the other streams only if
+    /// the device is lost. If `stream` is `None`, lists the launches of all streams.
     #[cold]
     pub(crate) fn surfaced(&self, stream: Option<u64>, source: DriverError) -> Error {
         let lost = source.loses_device();
@@ -139,8 +139,8 @@ impl Device {
     }
 
     /// Returns a stream that does not synchronize with the legacy default stream
-    /// (`torch.cuda.Stream`). The stream comes from a pool of [`STREAMS_PER_POOL`] streams per
-    /// priority that is handed out in turn.
+    /// (`torch.cuda.Stream`). Each priority has a pool of [`STREAMS_PER_POOL`] streams, which are
+    /// handed out in turn.
     ///
     /// `priority` goes from 0, the lowest, to -3; other values are clamped to this range.
     ///

@@ -32,8 +32,8 @@ impl EventPool {
 
 /// An event that returns to its device's pool when dropped.
 ///
-/// The next owner may record the event again while a stream still waits for an earlier record: an
-/// enqueued wait is for the record that was the latest when the wait was enqueued.
+/// The next user of the event may record it again while a stream still waits for an earlier record:
+/// an enqueued wait is for the record that was the latest when the wait was enqueued.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
     event: Arc<owned::Event>,

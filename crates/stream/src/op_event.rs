@@ -61,8 +61,8 @@ impl OpEvent {
         Ok(done)
     }
 
-    /// Queries as [`OpEvent::query`] does, without recording the order and without listing the
-    /// launches that may have failed.
+    /// Queries as [`OpEvent::query`] does, but records neither that the operation is complete nor
+    /// outcomes of index checks. Its errors do not list launches.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure.

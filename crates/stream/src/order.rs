@@ -19,9 +19,10 @@
 //! that the stream waits for later.
 //!
 //! Limits: a late wait that finds no op event covers the stream's work up to its next wait. A
-//! stream keeps the latest [`MAX_AUTOMATIC`] op events that follow single operations, and the latest
-//! [`MAX_REQUESTED`] others. A wait for an older operation uses the oldest later op event, and so
-//! covers more work than needed, never less.
+//! stream keeps the latest [`MAX_AUTOMATIC`] op events that follow single operations, and at most
+//! the latest [`MAX_REQUESTED`] others, of which completed ones are dropped from [`MAX_COMPLETE`]
+//! on. A wait for an older operation uses the oldest later op event, and so covers more work than
+//! needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,10 +39,11 @@ use crate::event_pool::PooledEvent;
 const MAX_AUTOMATIC: usize = 64;
 
 /// Maximum number of kept op events that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
-/// so that a late wait does not cover a wait that takes long, even if many waits follow.
+/// so that an op event recorded before a wait that takes long is still kept after many later waits.
+/// A late wait can then leave out the long wait.
 const MAX_REQUESTED: usize = 1024;
 
-/// Number of requested op events from which on complete ones are dropped.
+/// Number of requested op events from which on completed ones are dropped.
 const MAX_COMPLETE: usize = 64;
 
 /// Number of operations that get an op event each after a late wait that found none.
@@ -102,7 +104,8 @@ pub(crate) struct OpEvents {
     requested: VecDeque<OpEventRecord>,
     /// Operations up to this number get an op event each.
     wanted_until: OpNumber,
-    /// Number of operations that get an op event each after a late wait. 0 until the first one.
+    /// Number of operations that get an op event each after a late wait. 0 until the first late
+    /// wait.
     wanted: u64,
     /// The last operation that is not a wait.
     pub(crate) last_work: OpNumber,
@@ -140,7 +143,7 @@ impl OpEvents {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        // An op event after an operation older than this would be gone.
+        // An op event recorded after an operation of this age or older would be dropped by now.
         let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
         if op >= self.last_work || op <= oldest {
             return;
@@ -149,7 +152,7 @@ impl OpEvents {
             if self.at_or_after(op).is_some_and(|record| record.op == op) {
                 return;
             }
-            // A stream without late waits for long begins again.
+            // If the stream has had no late wait for many operations, start again with the minimum.
             let far = last > self.wanted_until + MAX_OPS_WITH_EVENTS;
             let doubled = if far { 0 } else { 2 * self.wanted };
             self.wanted = doubled.clamp(MIN_OPS_WITH_EVENTS, MAX_OPS_WITH_EVENTS);

@@ -103,7 +103,8 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
             format!("it names device {entry} twice, so CUDA shows no device. {MAY}")
         }
         None => format!(
-            "{first} is not the beginning of exactly one UUID of this machine's {count} device(s). {MAY}"
+            "{first} must be the beginning of the UUID of exactly one of this machine's {count} \
+             device(s). {MAY}"
         ),
     }
 }
@@ -154,6 +155,6 @@ mod tests {
         says("0,0", "it names device 0 twice");
         says("1, 2 ,+1", "it names device +1 twice");
         says("GPU-12,gpu-12", "it names device gpu-12 twice");
-        says("GPU-123", "GPU-123 is not the beginning of exactly one UUID");
+        says("GPU-123", "GPU-123 must be the beginning of the UUID of exactly one");
     }
 }

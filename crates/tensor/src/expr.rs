@@ -143,7 +143,7 @@ number_terms! {
 
 /// Terms that are no operands.
 pub trait OtherTerm<T> {
-    /// Does not compile.
+    /// A call never compiles: the bound fails with the message of [`FormulaOperand`].
     fn operand(&mut self) -> T::Operand
     where
         T: FormulaOperand;

@@ -110,37 +110,37 @@ pub use warpline_runtime::{
     Site, Staging, SyncPolicy,
 };
 
-/// The README's program compiles.
+/// Compiles the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/README.md")]
 struct Readme;
 
-/// The programs of `docs/first-steps.md` run.
+/// Runs the programs of `docs/first-steps.md` as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/first-steps.md")]
 struct FirstStepsPage;
 
-/// The programs of `docs/tensors.md` run.
+/// Runs the programs of `docs/tensors.md` as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tensors.md")]
 struct TensorsPage;
 
-/// The programs of `docs/memory.md` run.
+/// Runs the programs of `docs/memory.md` as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/memory.md")]
 struct MemoryPage;
 
-/// The programs of `docs/simulated-gpus.md` run.
+/// Runs the programs of `docs/simulated-gpus.md` as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/simulated-gpus.md")]
 struct SimulatedGpusPage;
 
-/// The programs of `docs/streams.md` compile.
+/// Compiles the programs of `docs/streams.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/streams.md")]
 struct StreamsPage;
 
-/// The program of this crate's README runs.
+/// Runs the program of this crate's README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

@@ -55,14 +55,14 @@ pub struct AllocatorConfig {
     /// Maximum number of bytes by which a block of at least `max_split_size` may exceed the request
     /// (`max_non_split_rounding_mb`). Default: 20 MiB.
     pub max_non_split_rounding: usize,
-    /// Number of steps between powers of two that requests are rounded up to
+    /// Number of steps between two powers of two; requests are rounded up to such a step
     /// (`roundup_power2_divisions`). 0 and 1 mean none. Entry `i` applies to requests from 2^(20 +
     /// i) bytes; the first also to smaller requests, the last also to larger ones. Default: 0.
     pub roundup_power2_divisions: [usize; INTERVALS],
-    /// Share of the memory limit from which idle segments are released before new ones are
-    /// allocated, over 0 and under 1 (`garbage_collection_threshold`). Applies only with a memory
-    /// fraction under 1, and only to segments: under [`Policy::Default`] free pages serve other
-    /// streams before new ones are created. Default: none.
+    /// Share of the memory limit, over 0 and under 1 (`garbage_collection_threshold`). If more than
+    /// this share is reserved, idle segments are released before new ones are allocated. Applies
+    /// only with a memory fraction under 1, and only to segments: under [`Policy::Default`] free
+    /// pages serve other streams before new ones are created. Default: none.
     pub garbage_collection_threshold: Option<f64>,
     /// Size of a segment for requests over 1 MiB and under 10 MiB, in bytes
     /// (`large_segment_size_mb`). Default: 20 MiB.
@@ -121,7 +121,7 @@ impl AllocatorConfig {
         self.max_split_size.unwrap_or(usize::MAX)
     }
 
-    /// Returns whether segments are PyTorch's ranges that grow.
+    /// Returns whether PyTorch's expandable segments are in use.
     #[inline]
     pub(crate) fn expandable(&self) -> bool {
         self.expandable_segments && self.policy == Policy::Torch

@@ -195,7 +195,8 @@ impl Backend for CudaBackend {
     }
 
     fn trim(&self) {
-        // Memory freed in stream order is available only after that stream's work.
+        // Memory freed in the order of a stream becomes unused only when the stream has completed
+        // its work.
         if self.pool.exists() && self.synchronize_device().is_ok() {
             self.pool.trim();
         }
@@ -250,7 +251,7 @@ impl fmt::Debug for CudaBackend {
     }
 }
 
-/// Size and alignment of arenas, in bytes.
+/// Granularity that arenas need: sizes and addresses are multiples of it, in bytes.
 const PAGE: usize = 2 << 20;
 
 impl CudaBackend {

@@ -76,7 +76,8 @@ impl TrackedMapping {
     /// # Errors
     /// The mapping, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        // Holding the lock keeps `allow` from missing the mapping while it is not in the table.
+        // Hold the lock, so that `allow` does not miss the mapping while the mapping is not in the
+        // table.
         let mut state = self.all.lock();
         let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
         if let Err(refused) = mapping.release() {

@@ -1,8 +1,8 @@
-//! Arenas: segments of reserved addresses, part of which has memory.
+//! Arenas: ranges of reserved addresses, part of which has memory.
 
 use std::panic::Location;
 
-use super::{ArenaKind, ArenaRange, Heap, NONE, Pages, Record, Segment, SegmentBacking, Status};
+use super::{ArenaKind, ArenaRange, Heap, NONE, Pages, Record, Region, RegionBacking, Status};
 use crate::rules::SMALL_BUFFER;
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
@@ -49,9 +49,9 @@ impl<M> Heap<M> {
 
     /// Adds a reserved range without mapped pages.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
-        let backing = SegmentBacking::Arena(arena);
-        let segment = Segment { backing, first: NONE, oversize: false, refused: false };
-        let block = self.add_chain(segment, kind, (arena.base, arena.bytes), Status::Unmapped);
+        let backing = RegionBacking::Arena(arena);
+        let region = Region { backing, first: NONE, oversize: false, refused: false };
+        let block = self.add_chain(region, kind, (arena.base, arena.bytes), Status::Unmapped);
         self.unmapped[kind as usize].insert(arena.base, block);
     }
 
@@ -270,9 +270,9 @@ impl<M> Heap<M> {
 
     /// Returns the arena of a record.
     pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
-        let segment = self.records[block].segment as usize;
-        match self.segments[segment].as_ref().map(|segment| &segment.backing) {
-            Some(SegmentBacking::Arena(arena)) => *arena,
+        let region = self.records[block].region as usize;
+        match self.regions[region].as_ref().map(|region| &region.backing) {
+            Some(RegionBacking::Arena(arena)) => *arena,
             _ => {
                 let kind = ArenaKind { policy: Policy::Torch, page_size: SMALL_BUFFER };
                 ArenaRange { kind, number: NONE, base: 0, bytes: 0 }
@@ -282,9 +282,9 @@ impl<M> Heap<M> {
 
     /// Returns a policy's arenas, each with its first record.
     fn arenas_of(&self, policy: Policy) -> impl Iterator<Item = (ArenaRange, u32)> {
-        self.segments.iter().flatten().filter_map(move |segment| match &segment.backing {
-            SegmentBacking::Arena(arena) if arena.kind.policy == policy => {
-                Some((*arena, segment.first))
+        self.regions.iter().flatten().filter_map(move |region| match &region.backing {
+            RegionBacking::Arena(arena) if arena.kind.policy == policy => {
+                Some((*arena, region.first))
             }
             _ => None,
         })
@@ -303,15 +303,15 @@ impl<M> Heap<M> {
     }
 
     pub(crate) fn has_arenas(&self) -> bool {
-        self.segments.iter().flatten().any(|it| matches!(it.backing, SegmentBacking::Arena(..)))
+        self.regions.iter().flatten().any(|it| matches!(it.backing, RegionBacking::Arena(..)))
     }
 
     /// Removes a policy's arenas without mapped pages. Returns their numbers.
     pub(crate) fn remove_empty_arenas(&mut self, policy: Policy) -> Vec<u32> {
         let mut empty = Vec::new();
-        for at in 0..self.segments.len() {
-            if let Some(Segment { backing: SegmentBacking::Arena(arena), first, .. }) =
-                &self.segments[at]
+        for at in 0..self.regions.len() {
+            if let Some(Region { backing: RegionBacking::Arena(arena), first, .. }) =
+                &self.regions[at]
                 && arena.kind.policy == policy
                 && self.records.is(*first, Status::Unmapped)
                 && self.records[*first].next == NONE
@@ -320,8 +320,8 @@ impl<M> Heap<M> {
                 let kind = self.records[*first].kind as usize;
                 self.unmapped[kind].remove(&arena.base);
                 self.records.vacate(*first);
-                self.segments[at] = None;
-                self.unused_segments.push(at as u32);
+                self.regions[at] = None;
+                self.unused_regions.push(at as u32);
             }
         }
         empty

@@ -1,18 +1,19 @@
 //! The blocks and gaps of one shard: of one stream, in one private pool or outside them.
 //!
-//! A chain of records covers each segment, one record for each block or gap (`record.rs`). An index
-//! finds free records by size (`free_index/`): the smallest that fits, and among equal sizes the
-//! lowest address, as in PyTorch. Under the default policy, small blocks of equal size are reused
-//! in the order last freed, first reused. The status of a record is stored apart from the record: a
-//! free examines two neighbours, and need not load the records of neighbours that are not free.
+//! A chain of records covers each *region*, a segment or an arena: one record for each block or gap
+//! (`record.rs`). An index finds free records by size (`free_index/`): the smallest that fits, and
+//! among equal sizes the lowest address, as in PyTorch. Under the default policy, small blocks of
+//! equal size are reused in the order last freed, first reused. The status of a record is stored
+//! apart from the record: a free examines two neighbours, and need not load the records of
+//! neighbours that are not free.
 //!
 //! In an arena, addresses and memory are separate. A record of an arena may have no memory of its
 //! own: it is *unmapped*, *claimed* (memory is being mapped there), *migrated* (the page's home is
 //! elsewhere now, and the page may return) or *aliased* (its memory is in use at other addresses).
 //!
-//! Invariant: each byte of memory has one owner. A page may be mapped many times but has one home.
-//! Aliased memory belongs to one alias and is free nowhere. The memory of a heap is used in the
-//! order of one stream.
+//! Invariant: each byte of memory is free, or part of one block, at one address only. A page may be
+//! mapped many times but has one home. Aliased memory belongs to one alias and is free nowhere. The
+//! memory of a heap is used in the order of one stream.
 //!
 //! A heap neither updates counters nor calls the backend. The caller holds the lock of the heap's
 //! shard.
@@ -44,16 +45,16 @@ use crate::{Policy, PoolKind};
 /// Stands for the absence of a record. No record has this number.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Adjacent addresses, covered by a chain of records.
-struct Segment<M> {
-    backing: SegmentBacking<M>,
+/// A segment or an arena: adjacent addresses, covered by a chain of records.
+struct Region<M> {
+    backing: RegionBacking<M>,
     first: u32,
     oversize: bool,
     /// Whether the backend refused to take the segment back and has not taken it since.
     refused: bool,
 }
 
-enum SegmentBacking<M> {
+enum RegionBacking<M> {
     /// One allocation of the backend.
     Whole(M),
     /// A reserved range whose pages are mapped and unmapped.
@@ -97,9 +98,9 @@ pub(crate) struct Heap<M> {
     pub(crate) stream: u64,
     pub(crate) records: Records,
     /// Numbers of the arenas that contain windows.
-    pub(crate) windows: Vec<u32>,
-    segments: Vec<Option<Segment<M>>>,
-    unused_segments: Vec<u32>,
+    pub(crate) window_arenas: Vec<u32>,
+    regions: Vec<Option<Region<M>>>,
+    unused_regions: Vec<u32>,
     /// Free blocks of each pool.
     free: [FreeIndex; 2],
     /// Unmapped and migrated records of arenas, by address.
@@ -117,9 +118,9 @@ impl<M> Heap<M> {
         Self {
             stream,
             records: Records::default(),
-            windows: Vec::new(),
-            segments: Vec::new(),
-            unused_segments: Vec::new(),
+            window_arenas: Vec::new(),
+            regions: Vec::new(),
+            unused_regions: Vec::new(),
             free: Default::default(),
             unmapped: Default::default(),
             pieces: HashMap::new(),
@@ -154,9 +155,9 @@ impl<M> Heap<M> {
         }
     }
 
-    /// Returns whether the heap has no segments.
+    /// Returns whether the heap has no regions.
     pub(crate) fn is_empty(&self) -> bool {
-        self.segments.len() == self.unused_segments.len()
+        self.regions.len() == self.unused_regions.len()
     }
 
     #[inline]
@@ -215,7 +216,7 @@ impl<M> Heap<M> {
     /// Returns the number of merged neighbours.
     #[inline(always)]
     pub(crate) fn coalesce(&mut self, block: u32) -> i64 {
-        let Record { kind, segment, prev, next, .. } = self.records[block];
+        let Record { kind, region, prev, next, .. } = self.records[block];
         let free = &mut self.free[kind as usize];
         let mut merged = 0;
         if self.records.is(prev, Status::Free) {
@@ -234,15 +235,15 @@ impl<M> Heap<M> {
             record.idle_since = clock.load(Ordering::Relaxed);
         }
         if record.prev == NONE
-            && let Some(segment) = &mut self.segments[segment as usize]
+            && let Some(region) = &mut self.regions[region as usize]
         {
-            segment.first = block;
+            region.first = block;
         }
         free.insert(&mut self.records, block);
         merged
     }
 
-    // ---- segments -----------------------------------------------------------------------
+    // ---- regions ------------------------------------------------------------------------
 
     /// Adds an allocation of the backend as a block that has the status `Free` but is not in the
     /// free index yet. `refused`: whether the backend refused to take the allocation back.
@@ -254,34 +255,34 @@ impl<M> Heap<M> {
         oversize: bool,
         refused: bool,
     ) -> u32 {
-        let segment =
-            Segment { backing: SegmentBacking::Whole(memory), first: NONE, oversize, refused };
-        self.add_chain(segment, kind, (address, size), Status::Free)
+        let backing = RegionBacking::Whole(memory);
+        let region = Region { backing, first: NONE, oversize, refused };
+        self.add_chain(region, kind, (address, size), Status::Free)
     }
 
-    /// Adds a segment with one record. The record is in no pool.
+    /// Adds a region with one record. The record is in no pool.
     fn add_chain(
         &mut self,
-        segment: Segment<M>,
+        region: Region<M>,
         kind: PoolKind,
         (address, size): (u64, usize),
         status: Status,
     ) -> u32 {
-        let arena = matches!(segment.backing, SegmentBacking::Arena(..));
-        let segment = match self.unused_segments.pop() {
+        let arena = matches!(region.backing, RegionBacking::Arena(..));
+        let region = match self.unused_regions.pop() {
             Some(at) => {
-                self.segments[at as usize] = Some(segment);
+                self.regions[at as usize] = Some(region);
                 at
             }
             None => {
-                self.segments.push(Some(segment));
-                (self.segments.len() - 1) as u32
+                self.regions.push(Some(region));
+                (self.regions.len() - 1) as u32
             }
         };
-        let record = Record { address, size, segment, kind, arena, ..Record::VACANT };
+        let record = Record { address, size, region, kind, arena, ..Record::VACANT };
         let block = self.records.add(record, status);
-        if let Some(segment) = &mut self.segments[segment as usize] {
-            segment.first = block;
+        if let Some(region) = &mut self.regions[region as usize] {
+            region.first = block;
         }
         block
     }
@@ -299,13 +300,12 @@ impl<M> Heap<M> {
         if record.is_split() || !self.records.is(block, Status::Free) || record.arena {
             return None;
         }
-        let at = record.segment as usize;
-        let segment = self.segments.get_mut(at)?.take()?;
-        let Segment { backing: SegmentBacking::Whole(memory), oversize, refused, .. } = segment
-        else {
+        let at = record.region as usize;
+        let region = self.regions.get_mut(at)?.take()?;
+        let Region { backing: RegionBacking::Whole(memory), oversize, refused, .. } = region else {
             return None;
         };
-        self.unused_segments.push(at as u32);
+        self.unused_regions.push(at as u32);
         self.remove_free(record.kind, block);
         self.records.vacate(block);
         self.trace(TraceAction::SegmentFree, record.address, record.size, None);

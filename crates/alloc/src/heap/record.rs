@@ -27,7 +27,7 @@ pub(crate) enum Status {
     Aliased,
 }
 
-/// A record, in one cache line. `prev` and `next` link the neighbours in the segment.
+/// A record, in one cache line. `prev` and `next` link the neighbours in the region.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Record {
@@ -38,7 +38,7 @@ pub(crate) struct Record {
     pub(crate) idle_since: u64,
     pub(crate) prev: u32,
     pub(crate) next: u32,
-    pub(crate) segment: u32,
+    pub(crate) region: u32,
     /// Links of the free index, while the block is free.
     pub(crate) links: Links,
     pub(crate) kind: PoolKind,
@@ -49,7 +49,7 @@ pub(crate) struct Record {
     /// Whether the block lies in an arena.
     pub(crate) arena: bool,
     /// Whether the block is an alias: a block in a window, made of the memory of its pieces. An
-    /// alias lies in no segment.
+    /// alias lies in no region.
     pub(crate) alias: bool,
 }
 
@@ -62,7 +62,7 @@ impl Record {
         idle_since: 0,
         prev: NONE,
         next: NONE,
-        segment: NONE,
+        region: NONE,
         links: Links::NONE,
         kind: PoolKind::Small,
         oversize: false,
@@ -144,14 +144,14 @@ impl Records {
     /// Splits a record after `size` bytes. Returns the new record behind it, which is in no pool.
     #[inline]
     pub(crate) fn split(&mut self, block: u32, size: usize, status: Status) -> u32 {
-        let Record { address, size: whole, next, segment, kind, arena, idle_since, .. } =
+        let Record { address, size: whole, next, region, kind, arena, idle_since, .. } =
             self[block];
         let rest = Record {
             address: address + size as u64,
             size: whole - size,
             prev: block,
             next,
-            segment,
+            region,
             kind,
             arena,
             idle_since,

@@ -5,11 +5,11 @@ use crate::PoolKind;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<M> Heap<M> {
-    /// Adds all segments: each whole segment, each mapped range of an arena, and each alias. `pool`
-    /// is the number of the heap's private pool.
+    /// Adds a [`SegmentInfo`] for each segment, each mapped range of an arena, and each alias.
+    /// `pool` is the number of the heap's private pool.
     pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
-        for segment in self.segments.iter().flatten() {
-            let mut block = segment.first;
+        for region in self.regions.iter().flatten() {
+            let mut block = region.first;
             let mut stretch: Option<SegmentInfo> = None;
             while block != NONE {
                 let record = &self.records[block];
@@ -50,7 +50,7 @@ impl<M> Heap<M> {
         largest.into_iter().flatten().map(|block| self.records[block].size).max().unwrap_or(0)
     }
 
-    /// Returns the total size of all segments in bytes, of arenas only the mapped ranges.
+    /// Returns the memory of the heap, in bytes: all segments and the mapped ranges of arenas.
     pub(crate) fn reserved(&self) -> usize {
         let mut segments = Vec::new();
         self.report(0, &mut segments);

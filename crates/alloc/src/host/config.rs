@@ -69,7 +69,7 @@ impl HostConfig {
             "pinned_use_cuda_host_register" | "pinned_use_hip_host_register" => {
                 self.use_host_register = Some(boolean(key, value)?);
             }
-            // A failed free never reaches the caller, so both values hold.
+            // The caller never sees a failed free, so both values have the same effect.
             "pinned_free_catch_all" => {
                 boolean(key, value)?;
             }

@@ -209,7 +209,7 @@ impl<H: HostBackend> HostShared<H> {
     }
 
     /// Waits for the freed blocks of one stream that is not in `waited`, and adds the stream there.
-    /// Returns `false` if there is none.
+    /// Returns `false` if there is no such stream.
     fn wait_for_a_stream(&self, waited: &mut Vec<u64>) -> bool {
         let Some(mut queue) = self.with(|state| state.pending.take_youngest(waited)) else {
             return false;

@@ -15,8 +15,8 @@ const UNIT: usize = 512;
 const PAGE: usize = 4096;
 /// Largest request that shares a segment, in bytes.
 const SHARED_MAX: usize = 2 * MIB;
-/// Size of a new shared segment: minimum and maximum in bytes, and the divisor of the total size of
-/// all shared segments. The quotient is the size within these bounds.
+/// Size of a new shared segment: the total size of all shared segments divided by the third number,
+/// but at least the first and at most the second, in bytes.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
 /// Memory that may be held beyond the peak of the memory in use: the peak divided by
 /// `HEADROOM_SHARE`, and at least `LEAST_HEADROOM` bytes.
@@ -74,7 +74,7 @@ pub(super) struct HostCacheState<H: HostBackend> {
     peak: usize,
     /// Bytes of segments, including those being allocated, without reserve segments.
     reserved: usize,
-    /// Bytes of shared segments, with the same exceptions.
+    /// Bytes of shared segments, including those being allocated, without reserve segments.
     shared: usize,
     /// Unused bytes behind the blocks in whole segments.
     unused: usize,

@@ -9,9 +9,9 @@
 //! - The allocator's stream table or a private pool owns its shards (`Arc<Shard>`). Each shard owns
 //!   a reference to the core (`Arc<Core>`). The core has only weak references to shards.
 //! - A [`ShardCell`] is never deallocated but reused by later shards, so a block refers to its cell
-//!   without a reference count. A shard lives as long as its blocks: the owner retires the shard
-//!   before dropping it. If blocks are left, the cell keeps the shard (`retired`) until the last
-//!   block is freed. A cell is vacated only when its shard is dropped.
+//!   without a reference count. A shard lives as long as its blocks: the table or pool retires the
+//!   shard before dropping it. If blocks are left, the cell keeps the shard (`retired`) until the
+//!   last block is freed. A cell is vacated only when its shard is dropped.
 //! - A dropped shard with freed blocks that streams still use becomes an orphan: the core keeps the
 //!   shard in `orphans` until the streams have completed their work. Because the shard owns the
 //!   core, this is a reference cycle. The drop of the allocator breaks the cycle: it takes out all
@@ -64,7 +64,7 @@ impl<B: Backend> Shard<B> {
         self.backend.as_deref().unwrap_or(&self.core.backend)
     }
 
-    /// Retires the shard. The owner calls this before dropping it.
+    /// Retires the shard. The table or pool calls this before dropping it.
     pub(crate) fn retire(self: &Arc<Self>) {
         self.cell.retire(self);
     }

@@ -347,7 +347,8 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Returns whether a part of a segment is parked.
+    /// Returns whether a block other than an alias is parked. Only such a block affects the
+    /// counters.
     pub(crate) fn is_part_parked(&self) -> bool {
         self.parked && !self.heap.is_alias(self.last)
     }

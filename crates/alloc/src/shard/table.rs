@@ -35,7 +35,7 @@ impl<B: Backend> StreamTable<B> {
     pub(crate) fn find(&self, stream: u64) -> Option<&ShardSlot<B>> {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         // Usually the first slot matches, because there are few streams. A later slot matches if
-        // hashes collide, or if the shard was assigned from another stream and kept its slot.
+        // hashes collide, or if the shard served another stream before and kept its slot.
         (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
             if self.streams[at].load(Ordering::Relaxed) != stream {
                 return None;

@@ -42,8 +42,9 @@ impl Frame {
         self.line == site.line() && name(&self.filename) == name(site.file())
     }
 
-    /// Returns whether the frame belongs to the capture of the backtrace, by its name. Used if
-    /// there are no line numbers; names are complete then.
+    /// Returns whether the frame's name is one of `std::backtrace` or of this crate. Used if no
+    /// frame matches the call site, for example without line numbers; names then include the full
+    /// path.
     fn is_own(&self) -> bool {
         let name = self.name.trim_start_matches('<');
         ["std::backtrace", "warpline_alloc::"].iter().any(|own| name.starts_with(own))

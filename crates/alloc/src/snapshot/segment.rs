@@ -3,7 +3,7 @@
 use super::Frame;
 use crate::PoolKind;
 
-/// One allocation of the backend, or one mapped range of an expandable segment.
+/// One allocation of the backend, one mapped range of an arena, or one alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SegmentInfo {

@@ -49,15 +49,16 @@ pub struct PoolStats {
 pub struct MemoryStats {
     /// Number of allocated blocks.
     pub allocation: PoolStats,
-    /// Number of segments reserved from the backend.
+    /// Number of segments reserved from the backend, without arenas.
     pub segment: PoolStats,
     /// Number of blocks that are allocated, or freed but still used by another stream.
     pub active: PoolStats,
-    /// Number of free blocks that are parts of a segment, so that they cannot be released.
+    /// Number of free blocks that are part of an allocation of the backend, so that they cannot be
+    /// released. Free parts of arenas do not count.
     pub inactive_split: PoolStats,
     /// Bytes of the blocks counted by `allocation`.
     pub allocated_bytes: PoolStats,
-    /// Bytes of the segments counted by `segment`.
+    /// Bytes reserved from the backend, in segments and in pages.
     pub reserved_bytes: PoolStats,
     /// Bytes of the blocks counted by `active`.
     pub active_bytes: PoolStats,

@@ -17,17 +17,17 @@ use crate::snapshot::{BlockState, Frame, SegmentInfo};
 pub enum TraceAction {
     /// A block was allocated.
     Alloc,
-    /// A block was freed by its owner.
+    /// The program freed a block.
     FreeRequested,
     /// A freed block became free for reuse: no other stream uses it any more.
     FreeCompleted,
-    /// The backend allocated a segment.
+    /// A segment was added to a heap.
     SegmentAlloc,
     /// A segment was released to the backend.
     SegmentFree,
-    /// Pages were mapped.
+    /// Memory became usable at these addresses.
     SegmentMap,
-    /// Pages were unmapped.
+    /// Memory is no longer usable at these addresses.
     SegmentUnmap,
     /// A request failed because memory was exhausted.
     Oom,

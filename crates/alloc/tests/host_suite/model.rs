@@ -293,7 +293,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                                 freed.stream
                             );
                         }
-                        // The block's stream is now the last owner of this memory. A record of
+                        // The block's stream is now the last stream to use this memory. A record of
                         // several pieces stays, because the block may cover only some of them.
                         model.freed.retain(|freed| {
                             !overlap(&memory, &freed.memory) || freed.memory.len() > 1

@@ -66,7 +66,7 @@ fn assert_holds(block: &Block, value: u8) {
     assert!(bytes.iter().all(|byte| *byte == value), "{} in place of {value}", bytes[0]);
 }
 
-/// Checks that only its owner uses a block, while streams use blocks, threads free them, the cache
+/// Checks that only one holder uses a block, while streams use blocks, threads free them, the cache
 /// is emptied, captures begin and end, and the driver sometimes has no memory.
 #[test]
 fn a_page_locked_block_is_reused_only_after_its_streams() {

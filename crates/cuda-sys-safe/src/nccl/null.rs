@@ -10,7 +10,8 @@ use crate::{DriverError, Result, StreamHandle};
 /// Position of the number of ranks in a handle's raw value. The rank is in the bits below.
 const RANKS_SHIFT: u32 = 32;
 
-/// The calls that hang, for [`NullDriver::with_hanging_collectives`].
+/// State of hanging calls, which return once their communicator is interrupted
+/// ([`NullDriver::with_hanging_collectives`]).
 #[derive(Debug, Default)]
 pub(crate) struct Hanging {
     /// Communicators whose calls no longer hang.

@@ -99,8 +99,8 @@ impl Event {
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
             .map_err(|e| e.at(location))?;
-        // Read after the record. If the capture has ended by now, no wait for the event can join
-        // it.
+        // Read the stream's capture after the record. A capture that has ended by then is not kept:
+        // no wait for the event can join it any more.
         *recorded_in = stream.active_capture();
         Ok(())
     }

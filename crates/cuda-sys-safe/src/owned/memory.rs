@@ -63,7 +63,7 @@ impl DeviceMemory {
             return Err(DriverError::InvalidArgument {
                 call: "DeviceMemory::range",
                 reason: format!(
-                    "{bytes} bytes at offset {offset} do not lie inside {} bytes",
+                    "{bytes} bytes at offset {offset} do not lie inside the memory of {} bytes",
                     self.bytes
                 ),
             });

@@ -10,7 +10,8 @@
 //! an `unsafe` function makes. The launch path of `warpline-runtime` holds the only token of the
 //! workspace.
 //!
-//! - Beginning a capture takes the token and returns an object. Only that object ends the capture.
+//! - Beginning a capture takes the token and returns a [`Capture`], which alone can end the
+//!   capture.
 //! - Waiting on a captured event joins the capture only if the caller holds the token.
 //! - Replaying a graph is `unsafe`.
 //! - A driver's stream that is wrapped twice is one [`Stream`].
@@ -69,6 +70,9 @@ fn same_driver(call: &'static str, a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> 
     }
     Err(DriverError::InvalidArgument {
         call,
-        reason: format!("one object belongs to the {} driver, the other to another", a.name()),
+        reason: format!(
+            "the two arguments belong to different drivers; one is the {} driver",
+            a.name()
+        ),
     })
 }

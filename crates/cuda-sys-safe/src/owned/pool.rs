@@ -89,7 +89,8 @@ impl MemPool {
             return Err(DriverError::InvalidArgument {
                 call: "MemPool::alloc",
                 reason: format!(
-                    "the pool is on cuda:{}, the stream on cuda:{} or of another driver",
+                    "the pool is on cuda:{}, but the stream is on cuda:{} or belongs to another \
+                     driver",
                     self.device(),
                     stream.device()
                 ),

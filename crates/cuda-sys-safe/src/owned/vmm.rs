@@ -407,6 +407,7 @@ fn inside(call: &'static str, offset: usize, bytes: usize, whole: usize) -> Resu
     if offset.checked_add(bytes).is_some_and(|end| end <= whole) {
         return Ok(());
     }
-    let reason = format!("{bytes} bytes at offset {offset} do not lie inside {whole} bytes");
+    let reason =
+        format!("{bytes} bytes at offset {offset} do not lie inside the range of {whole} bytes");
     Err(DriverError::InvalidArgument { call, reason })
 }

@@ -116,8 +116,8 @@ impl CudaDriver {
         // SAFETY: the pointer is valid for writes.
         let status = unsafe { (self.api.cuDevicePrimaryCtxRetain)(&mut context, state.raw) };
         if status != 0 {
-            // Not through `check`, which would count the device as lost: a device that is busy now
-            // may be free later.
+            // Do not use `check` here. It would count the device as lost, but a device that is busy
+            // now may be free later.
             let code = CudaCode(status);
             return Err(DriverError::cuda("cuDevicePrimaryCtxRetain", code, Some(device)));
         }

@@ -60,7 +60,7 @@ pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
     }
 }
 
-/// Returns allocation properties of memory that is shared by a file descriptor.
+/// Returns allocation properties of memory that is shared through a file descriptor.
 #[cfg(unix)]
 pub(super) fn shareable_on(device: usize) -> CUmemAllocationProp {
     CUmemAllocationProp {

@@ -10,7 +10,7 @@ use super::{Cat, CatPair, Part};
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
 /// [`super::SOURCES`] sources and the result, of units of `T`.
 pub(super) unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>, p: &Cat) {
-    // SAFETY: the caller guarantees an operand for each part, then the result.
+    // SAFETY: the caller guarantees that there is an operand for each part, then the result.
     unsafe { join::<T>(launch, p.pitch, &p.parts) }
 }
 
@@ -20,7 +20,8 @@ pub(super) unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>, p: &Cat) {
 pub(super) unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>, p: &CatPair) {
     let CatPair { numel, columns, .. } = *p;
     let part = |k: usize, at| Part { numel: numel[k], columns: columns[k], at, ..Part::zeroed() };
-    // SAFETY: the caller guarantees an operand for both parts, then the result.
+    // SAFETY: the caller guarantees that there is an operand for each of the two parts, then the
+    // result.
     unsafe { join::<T>(launch, columns[0] + columns[1], &[part(0, 0), part(1, columns[0])]) }
 }
 

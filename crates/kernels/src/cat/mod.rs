@@ -164,7 +164,10 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
         return Ok(());
     }
     let all: Vec<&[usize]> = inputs.iter().map(|input| input.sizes()).collect();
-    let reason = format!("a result of {sizes:?} for {all:?}, joined along dimension {dim}");
+    let reason = format!(
+        "tensors of sizes {all:?}, joined along dimension {dim}, do not give a result of sizes \
+         {sizes:?}"
+    );
     Err(Error::shape(OP, reason))
 }
 
@@ -204,7 +207,8 @@ fn join(
     };
     let mut times = match target {
         Target::Cuda(..) => WIDEST / size,
-        // The CPU implementation copies whole rows, and its threads share them by elements.
+        // Larger units gain nothing on the CPU: its implementation copies runs of elements with one
+        // call.
         Target::Cpu(_) => 1,
     };
     while !fits(times) {

@@ -123,7 +123,9 @@ fn bad_input_is_an_error() {
         );
         let error = wrong(&both[..1], 1, out.view());
         assert!(
-            error.to_string().contains("[2, 7] for [[2, 3]], joined along dimension 1"),
+            error.to_string().contains(
+                "sizes [[2, 3]], joined along dimension 1, do not give a result of sizes [2, 7]"
+            ),
             "{error}"
         );
         let part = out.with(|l| l.narrow(1, 0, 3));

@@ -20,8 +20,8 @@ pub(super) fn call(op: &'static str, member: GroupMember, call: &CollectiveOp<'_
         }
         if !view.layout.is_contiguous() {
             let reason = format!(
-                "a tensor of sizes {:?} with strides {:?} is not contiguous; a collective needs it to \
-                 be: call contiguous() first",
+                "a tensor of sizes {:?} with strides {:?} is not contiguous, but a collective \
+                 takes only contiguous tensors; call contiguous() first",
                 view.sizes(),
                 view.strides()
             );
@@ -80,7 +80,7 @@ fn check_sizes(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -
     Err(Error::shape(
         op,
         format!(
-            "an input of sizes {:?} and an output of {:?} on {} ranks: {rule}",
+            "the input has sizes {:?} and the output {:?}, on {} ranks: {rule}",
             input.sizes(),
             output.sizes(),
             member.ranks

@@ -29,7 +29,7 @@ unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Sam
     }
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
-        // SAFETY: the caller guarantees elements of both operands at these positions.
+        // SAFETY: the caller guarantees that both operands have elements at these positions.
         unsafe { convert_all::<T, T>(launch, index) }
     }
 }
@@ -53,7 +53,7 @@ where
         let (a, out) = (SharedPtr::<S>::operand(launch, 0), SharedPtr::<D>::operand(launch, 1));
         let (from, to) = (a.0.addr(), out.0.addr());
         if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
-            // SAFETY: the caller guarantees elements of both operands at these positions.
+            // SAFETY: the caller guarantees that both operands have elements at these positions.
             return unsafe { convert_all::<S, D>(launch, &space.index()) };
         }
         parallel_for(launch.parallel, n, GRAIN, |range| {
@@ -67,7 +67,7 @@ where
     }
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<2>, _: &Args) {
-        // SAFETY: the caller guarantees elements of both operands at these positions.
+        // SAFETY: the caller guarantees that both operands have elements at these positions.
         unsafe { convert_all::<S, D>(launch, index) }
     }
 }
@@ -90,6 +90,6 @@ where
     D: HostElement,
 {
     let (a, out) = (SharedPtr::<S>::operand(launch, 0), SharedPtr::<D>::operand(launch, 1));
-    // SAFETY: the caller guarantees elements of both operands at these positions.
+    // SAFETY: the caller guarantees that both operands have elements at these positions.
     unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

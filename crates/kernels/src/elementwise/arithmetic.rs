@@ -51,8 +51,8 @@ ops! {
     }
 }
 
-/// Returns the gradient of one of two operands whose extreme is the result. Equal operands receive
-/// half of it each.
+/// Returns the gradient of one operand of a maximum or minimum. It is 0 where `loses` holds,
+/// because the other operand is the result there. Equal operands receive half each.
 fn extreme(g: Expr, x: Expr, y: Expr, loses: Condition) -> Expr {
     loses.select(0.0, x.eq(y).select(g / 2.0, g))
 }

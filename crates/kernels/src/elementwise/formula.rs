@@ -54,7 +54,8 @@ pub enum FormulaStep {
     Constant(f64),
     /// An earlier step, rounded to `float32`.
     Single(usize),
-    /// An op of earlier steps. The array holds [`Op::inputs`] of them.
+    /// An op applied to earlier steps, whose indices are the first [`Op::inputs`] numbers of the
+    /// array.
     Apply(&'static Op, [usize; MAX_OPERANDS]),
 }
 

@@ -71,8 +71,8 @@ pub unsafe fn in_slices<C: Copy>(input: *const C, out: *mut C, n: usize, f: impl
     // A slice stays in the level 1 cache between the copy and the function.
     for first in (0..n).step_by(SLICE) {
         let n = SLICE.min(n - first);
-        // SAFETY: the caller guarantees `n` valid elements, and only the slice accesses `out` from
-        // here on.
+        // SAFETY: the caller guarantees that `n` elements are valid, and only the slice accesses
+        // `out` from here on.
         unsafe {
             let (input, out) = (input.add(first), out.add(first));
             if !std::ptr::eq(input, out) {
@@ -129,12 +129,12 @@ where
 {
     let inputs = from_fn(|k| inputs[k].cast::<T::Compute>());
     if TypeId::of::<T>() == TypeId::of::<O>() {
-        // SAFETY: the caller guarantees pointers to `n` values. `O::Compute` is `T::Compute`,
-        // because `O` is `T`.
+        // SAFETY: the caller guarantees that each pointer leads to `n` values. `O::Compute` is
+        // `T::Compute`, because `O` is `T`.
         return unsafe { F::run(inputs, out.cast(), n) };
     }
     let mut results = [O::Compute::from_bits(0); SLICE];
-    // SAFETY: the caller guarantees inputs of `n` values, and `results` has room for 512.
+    // SAFETY: the caller guarantees that each input has `n` values, and `results` has room for 512.
     unsafe { F::run(inputs, results.as_mut_ptr(), n) };
     for (k, result) in results[..n].iter().enumerate() {
         // SAFETY: `k` is less than `n`, for which the caller guarantees a valid `out`.
@@ -195,8 +195,8 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
             for first in (0..n).step_by(step) {
                 let n = step.min(n - first);
                 let offset = |k: usize| at[k] + first as isize * strides[k];
-                // SAFETY: the caller guarantees the elements of the row. Without `in_place`, `n` is
-                // at most the size of a buffer.
+                // SAFETY: the caller guarantees that the operands have the elements of the row.
+                // Without `in_place`, `n` is at most the size of a buffer.
                 unsafe {
                     let values = from_fn(|k| inputs[k].read(offset(k), n));
                     f(values, out.results(offset(N - 1)), n);
@@ -257,7 +257,8 @@ impl<T: HostElement> Reader<T> {
             return self.memory.at(offset).cast();
         }
         if !self.is_number {
-            // SAFETY: the caller guarantees `n` elements, of the dtype that `read` was chosen for.
+            // SAFETY: the caller guarantees that there are `n` elements, of the dtype that `read`
+            // was chosen for.
             unsafe {
                 (self.read)(self.memory.0.cast(), offset, self.stride, &mut self.buffer[..n])
             };
@@ -279,7 +280,8 @@ unsafe fn read_own<T: HostElement>(
 ) {
     let (from, n) = (memory.cast::<T>().wrapping_offset(offset), to.len());
     if stride == 1 {
-        // SAFETY: the caller guarantees `n` adjacent elements, and `to` does not overlap them.
+        // SAFETY: the caller guarantees that `n` elements are adjacent, and `to` does not overlap
+        // them.
         let values = unsafe { std::slice::from_raw_parts(from, n) };
         return vectorized(Convert(values, to, T::get));
     }
@@ -347,7 +349,8 @@ unsafe fn write_own<O: HostElement>(
 ) {
     let (out, n) = (memory.cast::<O>().wrapping_offset(offset), results.len());
     if stride == 1 {
-        // SAFETY: the caller guarantees `n` adjacent elements, and `results` does not overlap them.
+        // SAFETY: the caller guarantees that `n` elements are adjacent, and `results` does not
+        // overlap them.
         let to = unsafe { std::slice::from_raw_parts_mut(out, n) };
         return vectorized(Convert(results, to, O::put));
     }
@@ -396,7 +399,8 @@ impl<O: HostElement> Writer<O> {
     /// no other thread accesses meanwhile. `n` is at most [`SLICE`], unless `in_place` is set.
     pub(super) unsafe fn write(&mut self, offset: isize, n: usize) {
         if !self.in_place {
-            // SAFETY: the caller guarantees `n` elements, of the dtype that `write` was chosen for.
+            // SAFETY: the caller guarantees that there are `n` elements, of the dtype that `write`
+            // was chosen for.
             unsafe { (self.write)(self.memory.0.cast(), offset, self.stride, &self.buffer[..n]) };
         }
     }

@@ -153,7 +153,7 @@ fn run_sequence(
     sequence: Sequence,
 ) -> Result<()> {
     let &[stride] = out.strides() else {
-        let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
+        let reason = format!("the result must have one dimension, but has sizes {:?}", out.sizes());
         return Err(Error::shape(name, reason));
     };
     check_operands(name, &[out.write()])?;
@@ -172,7 +172,8 @@ fn run_sequence(
 pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let site = Site::here("eye");
     let (&[n, m], &[row, column]) = (out.sizes(), out.strides()) else {
-        let reason = format!("a result of two dimensions is needed, not {:?}", out.sizes());
+        let reason =
+            format!("the result must have two dimensions, but has sizes {:?}", out.sizes());
         return Err(Error::shape("eye", reason));
     };
     fill_at(target, site, out, Scalar::Int(0))?;

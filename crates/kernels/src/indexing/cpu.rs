@@ -57,7 +57,7 @@ where
 /// The elements are valid for reads and the places for writes, and no other thread accesses the
 /// places meanwhile.
 unsafe fn copy_row<T: Copy>((from, a): (*const T, isize), (to, c): (*mut T, isize), n: usize) {
-    // SAFETY: the caller guarantees valid elements and places.
+    // SAFETY: the caller guarantees that elements and places are valid.
     unsafe {
         if (a, c) == (1, 1) {
             to.copy_from(from, n);

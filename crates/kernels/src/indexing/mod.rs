@@ -112,7 +112,7 @@ impl IndexedDim {
 /// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar
-///   and there is not one index, or if `out` has other sizes.
+///   and there is not exactly one index, or if `out` has other sizes.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
@@ -228,8 +228,9 @@ pub fn gather_as(
         return Err(Error::shape(
             op,
             format!(
-                "an index of sizes {:?} for an input of {:?}; it must have as many dimensions, and \
-                 be no larger in any but dimension {dim}",
+                "the index has sizes {:?} and the input {:?}; both must have the same number of \
+                 dimensions, and the index must not be larger than the input in any dimension \
+                 except {dim}",
                 index.sizes(),
                 input.sizes()
             ),
@@ -317,7 +318,8 @@ fn check_sizes(
     Err(Error::shape(
         op,
         format!(
-            "a result of {:?} for an input of {:?} and indices of {:?}",
+            "the result has sizes {:?}, which do not fit an input of sizes {:?} and indices of \
+             sizes {:?}",
             out.sizes(),
             input.sizes(),
             index.sizes()
@@ -353,7 +355,8 @@ fn launch(target: Target<'_>, site: Site, views: [View<'_>; 3], along: &IndexedD
     }
     let wide = match target {
         Target::Cuda(..) => wide(&views, along),
-        // The CPU implementation copies adjacent elements of any size with one call.
+        // Larger units gain nothing on the CPU: its implementation copies adjacent elements with
+        // one call.
         Target::Cpu(_) => None,
     };
     let (times, dim) = wide.unwrap_or((1, 0));

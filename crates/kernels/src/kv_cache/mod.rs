@@ -154,8 +154,8 @@ impl KvCache<'_> {
             return Ok(());
         }
         let reason = format!(
-            "keys of {:?} and values of {:?} for a cache of {:?}; both must have the cache's sizes, except for \
-             the positions",
+            "the new keys have sizes {:?}, the new values {:?} and the cache {:?}; all must be \
+             equal, except for the number of positions (dimension 2)",
             k.sizes(),
             v.sizes(),
             keys.sizes()

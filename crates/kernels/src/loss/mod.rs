@@ -108,13 +108,16 @@ impl Nll<'_> {
             view.check_dtype(op, expected)?;
         }
         let &[rows, size] = log.sizes() else {
-            let reason = format!("logarithms of {:?}; they must be a matrix", log.sizes());
+            let reason =
+                format!("the logarithms have sizes {:?}; they must be a matrix", log.sizes());
             return Err(Error::shape(op, reason));
         };
         let weighs = self.weight.is_none_or(|weight| weight.sizes() == [size]);
         if classes.sizes() != [rows] || !weighs || scalars.iter().any(|(s, _)| s.numel() != 1) {
             let reason = format!(
-                "classes of {:?} and weights of {:?} for logarithms of {:?}",
+                "the classes have sizes {:?}, the weights {:?} and the logarithms {:?}; there must \
+                 be one class per row and one weight per column of the logarithms, and each scalar \
+                 must have one element",
                 classes.sizes(),
                 self.weight.map(|weight| weight.sizes()),
                 log.sizes()
@@ -200,7 +203,11 @@ pub fn nll_loss_backward(
         nll.params(OP, [(grad, nll.log.dtype), (total, Nll::total_dtype(nll.log.dtype))])?;
     out.check_dtype(OP, nll.log.dtype)?;
     if out.sizes() != nll.log.sizes() {
-        let reason = format!("a result of {:?} for {:?}", out.sizes(), nll.log.sizes());
+        let reason = format!(
+            "the result has sizes {:?}, but the logarithms have {:?}",
+            out.sizes(),
+            nll.log.sizes()
+        );
         return Err(Error::shape(OP, reason));
     }
     let operands = [

@@ -58,8 +58,8 @@ const ERFC: [f64; 12] = [
 /// Bound of z. For larger z, z erfc z is less than any positive `f32`.
 const ERFC_END: f64 = 11.0;
 
-/// Adding this number to a far smaller one rounds that to an integer, which is then in the low
-/// bits.
+/// Adding this number to a far smaller number rounds the smaller number to an integer, which is
+/// then in the low bits of the sum.
 const MAGIC: f64 = 1.5 * (1u64 << 52) as f64;
 
 #[inline(always)]
@@ -83,7 +83,7 @@ fn exp_parts(x: f64) -> (f64, f64) {
     (f64::from_bits(power), r + r * r * poly(r, EXP))
 }
 
-/// Returns eˣ for any `f64`: e⁻⁷⁰⁸ for smaller `x`, and infinity above 709.
+/// Returns eˣ for any `f64`: e⁻⁷⁰⁸ for `x` below -708, and infinity for `x` above 709.
 #[inline(always)]
 pub(crate) fn exp(x: f64) -> f64 {
     let (power, p) = exp_parts(clamp(x, -708.0, 710.0));

@@ -137,8 +137,8 @@ where
                     // SAFETY: the blocks are within the operands, and the buffers have room for a
                     // block.
                     unsafe {
-                        // With a single block in this direction, `x` still holds the block of this
-                        // row.
+                        // If `k` fits in one block, `x` keeps the row's block for all columns, so
+                        // convert it only at the first.
                         if column == 0 || p.k > BLOCK {
                             widen(parallel, a, p.a, [batch as u64, row, i], [m, k], &mut x);
                         }

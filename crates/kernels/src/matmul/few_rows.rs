@@ -23,9 +23,9 @@ use warpline_runtime::{DType, Operand, Result, Target, View, hosts};
 use super::{OP, Product, cpu};
 use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
 
-/// Rows up to which a product counts as one of few rows.
+/// Maximum number of rows of a product of few rows.
 const MOST_ROWS: u64 = 16;
-/// Columns from which the blocks of one product occupy a device.
+/// Minimum number of columns for which the blocks of one product occupy a device.
 const FEWEST_COLUMNS: u64 = 64;
 /// Bytes per load.
 const VECTOR: usize = 16;

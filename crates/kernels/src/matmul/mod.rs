@@ -28,11 +28,11 @@ const TILE: u64 = 64;
 /// Rows and columns of a block's tile if the product is small.
 const SMALL_TILE: u64 = 16;
 
-/// Multiplications up to which a product counts as small. cuBLAS spends three times as long as a
-/// launch takes before it launches, and needs at least as much GPU time.
+/// Maximum number of multiplications of a product that counts as small. Before cuBLAS launches, it
+/// takes three times the time of a launch, and it needs at least as much GPU time.
 const SMALL: u64 = 1 << 22;
 
-/// Length of the sum of one thread up to which a product counts as small.
+/// Maximum length of a thread's sum in a product that counts as small.
 const SMALL_DEPTH: u64 = 256;
 
 pub(crate) const PROGRAMS: &[&Program] = &[
@@ -62,7 +62,7 @@ const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>)
 
 // SAFETY, for all kernels: `check` makes all `Product`s, with the sizes and strides of the launch's
 // operands. Each element of the result is written by one thread. `matmul` chooses a kernel whose
-// result has the dtype of its result.
+// result has the dtype of `out`.
 kernels! {
     MATMUL = "matmul", NUMBERS, |program, ty| tiles(program, ty, ty) => {
         unsafe TILED: Kernel<Product, 3> = "", HOSTS;
@@ -220,7 +220,10 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
             (batch, m, k, n)
         }
         (a, b, out) => {
-            return Err(Error::shape(OP, format!("{a:?} by {b:?} does not give {out:?}")));
+            return Err(Error::shape(
+                OP,
+                format!("matrices of sizes {a:?} and {b:?} do not give a product of sizes {out:?}"),
+            ));
         }
     };
     check_operands(OP, &[a.read(), b.read(), out.write()])?;

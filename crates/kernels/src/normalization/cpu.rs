@@ -48,7 +48,8 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
     let operands = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     each_row(launch, p, |row, at| {
-        // SAFETY: the caller guarantees these operands, and the row belongs to this thread.
+        // SAFETY: the caller guarantees that the operands are these, and the row belongs to this
+        // thread.
         unsafe { normalize(p, operands, moments, row, at) };
     });
 }
@@ -61,7 +62,8 @@ pub(super) unsafe fn add_layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: 
         [0, 1, 2, 3, 4, 5].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [6, 7].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     each_row(launch, p, |row, at| {
-        // SAFETY: the caller guarantees these operands, and the row belongs to this thread.
+        // SAFETY: the caller guarantees that the operands are these, and the row belongs to this
+        // thread.
         unsafe {
             at.clone().for_each(|i| put(sum, i, get(input, i) + get(residual, i)));
             normalize(p, [sum, weight, bias, out], moments, row, at);
@@ -83,8 +85,8 @@ unsafe fn normalize<T: HostElement>(
     at: Range<usize>,
 ) {
     let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
-    // SAFETY: the caller guarantees the elements of the row and of its moments, and those of weight
-    // and bias, which are read only if they exist.
+    // SAFETY: the caller guarantees that the row, its moments, weight and bias have these elements.
+    // Weight and bias are read only if they exist.
     unsafe {
         let values = || at.clone().map(|i| get(input, i));
         let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
@@ -104,7 +106,7 @@ unsafe fn normalize<T: HostElement>(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
 /// rows and weight, of `T`, mean and scale, of its compute type, and the result, of `T`.
 pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    // SAFETY: the caller guarantees these operands.
+    // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, None, 5) };
 }
 
@@ -113,7 +115,7 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
 /// rows and weight, of `T`, mean and scale, of its compute type, then another gradient of the rows
 /// and the result, of `T`.
 pub(super) unsafe fn add_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
-    // SAFETY: the caller guarantees these operands.
+    // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, Some(5), 6) };
 }
 

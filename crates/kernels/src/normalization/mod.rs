@@ -79,7 +79,7 @@ static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
-// SAFETY: the facts of `ROWS_BACKWARD`, for an operand more, which has the rows' size.
+// SAFETY: the facts of `ROWS_BACKWARD`, for one more operand, which has the size of the rows.
 static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
     let hosts = hosts!(float T => cpu::add_backward::<T>);
     Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)
@@ -150,8 +150,8 @@ impl LayerNorm<'_> {
         view.unwrap_or(self.input).read()
     }
 
-    /// Checks the views of `self`, `like_input` against the size of the input and `like_row`
-    /// against the size of a row. Returns the parameters.
+    /// Checks the views of `self`, those of `like_input` against the size of the input, and those
+    /// of `like_row` against the size of a row. Returns the parameters.
     #[track_caller]
     fn params(
         &self,
@@ -171,8 +171,8 @@ impl LayerNorm<'_> {
             view.check_dtype(op, expected)?;
             if view.numel() != numel || !view.layout.is_contiguous() {
                 let reason = format!(
-                    "an operand of {:?} with strides {:?} for {rows} rows of {size} elements; it must be \
-                     contiguous and have {numel}",
+                    "an operand has sizes {:?} and strides {:?}, and the input has {rows} rows of \
+                     {size} elements; the operand must be contiguous and have {numel} elements",
                     view.sizes(),
                     view.strides()
                 );
@@ -221,7 +221,7 @@ impl Norm {
     }
 
     /// Distributes the sums of columns over the blocks of a GPU, with `vector` neighbouring columns
-    /// per thread. Returns the grid, in which the blocks with one x share the columns of this x.
+    /// per thread. Returns the grid, in which blocks with the same x share the columns of that x.
     fn distribute(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
         let bytes = vector * item_size;
         // Neighbouring lanes read one to four sectors of a row together.

@@ -79,7 +79,8 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
     let first: Vec<String> = (0..lists).map(|list| format!("t0_{list}")).collect();
     let _ = write!(
         code,
-        "const f64* rates, const __grid_constant__ Update u) {{\nu32 which = 0;\n{ty}* x[LISTS] = {{{}}};\n",
+        "const f64* rates, const __grid_constant__ Update u) {{\nu32 which = 0;\n{ty}* x[LISTS] = \
+         {{{}}};\n",
         first.join(", ")
     );
     for tensor in 1..TENSORS {
@@ -91,7 +92,8 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
     }
     let _ = write!(code, "update<{ty}, {rule}<compute_t<{ty}>>>(x, rates, u, which);\n}}\n");
     let mut constants = format!(
-        "#define LISTS {lists}\n#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}\n#define MAXIMIZE {MAXIMIZE}\n"
+        "#define LISTS {lists}\n#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}\n#define MAXIMIZE \
+         {MAXIMIZE}\n"
     );
     for (name, value) in [
         ("RATES", RATES),
@@ -129,9 +131,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its numbers. If [`step`] receives `rates`, it reads
-/// some fields from `rates` instead, as `float64` values in the order of the fields. The
-/// documentation of each such field says so.
+/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`,
+/// `step` reads some fields from `rates` instead, as `float64` values in the order of the fields.
+/// The documentation of each such field says so.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
@@ -364,7 +366,11 @@ fn launch<const N: usize>(
 fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
     view.check_dtype(op, first.dtype)?;
     if view.sizes() != param.sizes() {
-        let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
+        let reason = format!(
+            "a gradient or state has sizes {:?}, but its parameter has {:?}",
+            view.sizes(),
+            param.sizes()
+        );
         return Err(Error::shape(op, reason));
     }
     if !takes(view) {

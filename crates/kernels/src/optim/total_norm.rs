@@ -87,7 +87,11 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
     out.check_dtype(OP, sum_dtype(dtype))?;
     let count = partial_sums(tensors);
     if out.sizes() != [count] || !out.layout.is_contiguous() {
-        let reason = format!("a result of {:?} for {count} sums", out.sizes());
+        let reason = format!(
+            "the result has sizes {:?}; it must be contiguous and have one dimension of {count} \
+             elements",
+            out.sizes()
+        );
         return Err(Error::shape(OP, reason));
     }
     let mut begun = 0;

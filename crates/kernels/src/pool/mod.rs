@@ -193,7 +193,7 @@ fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
     }
     let (divisor, padded) = match divisor {
         Divisor::Number(0) => {
-            return Err(Error::invalid(op, "the divisor must be not zero"));
+            return Err(Error::invalid(op, "the divisor must not be zero"));
         }
         Divisor::Number(number) => (number, 0),
         Divisor::Padded => (0, 1),
@@ -256,7 +256,8 @@ fn check(
         }
         if *result.get_or_insert(own) != own || [batch, channels] != image.sizes()[..2] {
             let reason = format!(
-                "a result of {:?} with strides {:?} for an image of {:?}",
+                "a result has sizes {:?} and strides {:?}, and the image sizes {:?}; results must \
+                 have the batch and the channels of the image, and equal strides",
                 view.sizes(),
                 view.strides(),
                 image.sizes()
@@ -272,7 +273,10 @@ fn check(
     let fits = |n: Option<usize>| n.is_some_and(|n| n < 1 << 31);
     if adaptive && !(0..3).all(|d| fits(parts(d)) && (window.input[d] > 0 || window.output[d] == 0))
     {
-        let reason = format!("{:?} parts of an image of {:?}", window.output, window.input);
+        let reason = format!(
+            "{:?} parts are too many for an image of sizes {:?}, or the image is empty",
+            window.output, window.input
+        );
         return Err(Error::shape(op, reason));
     }
     Ok(Pools {

@@ -276,7 +276,7 @@ unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
             if value == to { from } else { value }
         })
     };
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
@@ -285,7 +285,7 @@ unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
         T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
     };
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
@@ -301,12 +301,12 @@ unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
             T::narrow(factor.mul(ln))
         })
     };
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
 unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe {
         // Probabilities are of `f64` only for results of `f64`.
         if TypeId::of::<T>() == TypeId::of::<f64>() {
@@ -326,7 +326,7 @@ unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
         let (range, base) = (p.range as u32, p.base);
         words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
     };
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe { each(launch, p, 4, value) }
 }
 
@@ -337,6 +337,6 @@ unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
         pairs(words)
             .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
     };
-    // SAFETY: the caller guarantees a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe { each(launch, p, 2, value) }
 }

@@ -73,7 +73,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     if out.sizes().len() != 1 {
         return Err(Error::shape(
             OP,
-            format!("the result has one dimension, but {:?} was given", out.sizes()),
+            format!("the result must have one dimension, but has sizes {:?}", out.sizes()),
         ));
     }
     let largest = match out.dtype {

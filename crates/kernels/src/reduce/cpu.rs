@@ -36,7 +36,7 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
     let write_result =
         |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
     let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
-    // SAFETY: the caller guarantees a source with all elements of the plan.
+    // SAFETY: the caller guarantees that all elements of the plan are readable.
     unsafe {
         if plan.outputs > 1 && near < far {
             side_by_side::<F, T>(source, plan, launch.parallel, write_result);
@@ -49,7 +49,7 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
 /// Writes one result.
 ///
 /// # Safety
-/// The result has element `output`, of the plan's dtype, which belongs to this thread.
+/// The result has an element for `output`, of the plan's dtype, and no other thread writes it.
 unsafe fn store<F: Fold<T>, T: ReduceElement>(
     result: SharedPtr<u8>,
     plan: &Plan,
@@ -65,7 +65,8 @@ unsafe fn store<F: Fold<T>, T: ReduceElement>(
             let value: f64 = value.cast();
             R::put((value / plan.divisor).cast())
         };
-        // SAFETY: the caller guarantees the element, and `R` is the plan's dtype.
+        // SAFETY: the caller guarantees that the result has the element, and `R` is the plan's
+        // dtype.
         unsafe { SharedPtr(result.at(0).cast::<R>()).write(at, value) };
     });
 }
@@ -86,7 +87,7 @@ unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
         let grain = (GRAIN / extent.max(1)).max(1);
         return host::parallel_for(parallel, outputs, grain, |mine| {
             for output in mine {
-                // SAFETY: the caller guarantees all elements of the plan.
+                // SAFETY: the caller guarantees that all elements of the plan are readable.
                 write_result(output, unsafe {
                     reduce_range::<F, T>(source, plan, base(output), 0..extent)
                 });
@@ -105,8 +106,8 @@ unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
                 for part in mine {
                     let begin = (first + part) * GRAIN;
                     let range = begin..(begin + GRAIN).min(extent);
-                    // SAFETY: the caller guarantees all elements of the plan, and the partial
-                    // result belongs to this thread.
+                    // SAFETY: the caller guarantees that all elements of the plan are readable, and
+                    // the partial result belongs to this thread.
                     unsafe {
                         of_parts
                             .write(part as isize, reduce_range::<F, T>(source, plan, base, range));
@@ -131,7 +132,8 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
 ) -> F::Acc {
     let (inner, [step]) = plan.reduced.inner();
     let element = |row: isize, k: usize, i: usize| {
-        // SAFETY: the caller guarantees all elements of the plan, and `i + k` is in `range`.
+        // SAFETY: the caller guarantees that all elements of the plan are readable, and `i + k` is
+        // in `range`.
         F::make(unsafe { source.read(row + k as isize * step) }, i + k)
     };
     if range.len() <= inner.min(LANES) {
@@ -150,8 +152,8 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
         let n = (inner - i % inner).min(range.end - i);
         let row = base + plan.reduced.offsets(i)[0];
         if step == 1 {
-            // SAFETY: the caller guarantees `n` elements of a run, which are adjacent because
-            // `step` is 1.
+            // SAFETY: the caller guarantees that the run has `n` elements, which are adjacent
+            // because `step` is 1.
             let elements = unsafe { from_raw_parts(source.at(row), n) };
             if n >= LONG {
                 vectorized(Run::<F, T> { accs: &mut accs, elements, first: i });
@@ -210,7 +212,7 @@ unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
             let accs = &mut accs[..TILE.min(inner - tile % across * TILE)];
             accs.fill(F::identity());
             let range = (part * rows).min(extent)..((part + 1) * rows).min(extent);
-            // SAFETY: the caller guarantees all elements of the plan.
+            // SAFETY: the caller guarantees that all elements of the plan are readable.
             unsafe { columns::<F, T>(source, plan, output, range, accs) };
             for (output, &acc) in (output..).zip(&*accs) {
                 if parts == 1 {
@@ -251,7 +253,7 @@ unsafe fn columns<F: Fold<T>, T: ReduceElement>(
     for i in range {
         let row = base + plan.reduced.offsets(i)[0];
         for (k, acc) in accs.iter_mut().enumerate() {
-            // SAFETY: the caller guarantees all elements of the plan.
+            // SAFETY: the caller guarantees that all elements of the plan are readable.
             let element = unsafe { source.read(row + k as isize * step) };
             *acc = F::merge(*acc, F::make(element, i));
         }
@@ -275,7 +277,7 @@ impl<F: Fold<T>, T: ReduceElement> Loop for Columns<'_, F, T> {
         F::columns(accs, range, |i| {
             let row = base + plan.reduced.offsets(i)[0];
             // SAFETY: `columns` makes this only if neighbouring results are adjacent, and its
-            // caller guarantees all elements of the plan.
+            // caller guarantees that all elements of the plan are readable.
             unsafe { from_raw_parts(source.at(row), width) }
         });
     }

@@ -184,7 +184,12 @@ impl Plan {
         if !keepdim && !plain {
             return Err(Error::shape(
                 op,
-                format!("{:?} reduced over {dims:?} does not give {:?}", a.sizes(), out.sizes()),
+                format!(
+                    "sizes {:?}, reduced over dimensions {dims:?}, do not give a result of sizes \
+                     {:?}",
+                    a.sizes(),
+                    out.sizes()
+                ),
             ));
         }
         let mut kept_dims: SmallVec<[Dim<2>; 6]> = kept
@@ -351,6 +356,9 @@ impl Plan {
     #[cold]
     #[track_caller]
     fn too_many(&self, op: &'static str) -> Error {
-        Error::invalid(op, format!("cannot reduce {} elements to one", self.extent))
+        Error::invalid(
+            op,
+            format!("{} elements are more than a kernel can reduce to one", self.extent),
+        )
     }
 }

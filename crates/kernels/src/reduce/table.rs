@@ -24,10 +24,10 @@ reductions! {
             flips, needs_elements;
     }
     ARG_EXTREME = "arg_extreme", "ArgExtreme", number {
-        /// `torch.argmax`: the first index of the largest value, of `int64`. A NaN is larger than
+        /// `torch.argmax`: the index of the first largest value, as `int64`. A NaN is larger than
         /// any number. Not for bool.
         ArgMax = "argmax" => Index, (Arg<true>), needs_elements;
-        /// `torch.argmin`: the first index of the smallest value, of `int64`. A NaN is smaller than
+        /// `torch.argmin`: the index of the first smallest value, as `int64`. A NaN is smaller than
         /// any number. Not for bool.
         ArgMin = "argmin" => Index, (Arg<false>), flips, needs_elements;
     }

@@ -141,7 +141,8 @@ impl Resample {
             }
             (image, result) => {
                 let reason = format!(
-                    "an image of {image:?} and a result of {result:?}; both must be contiguous, with three dimensions that are equal except for the second"
+                    "the image has sizes {image:?} and the result {result:?}; both must be \
+                     contiguous and have three sizes, equal except for the second"
                 );
                 Err(Error::shape(op, reason))
             }

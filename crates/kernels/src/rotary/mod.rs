@@ -102,7 +102,7 @@ pub fn rotary_embedding(
     let (Some((&width, rows)), Some((&pairs, of_cos))) =
         (input.sizes().split_last(), cos.sizes().split_last())
     else {
-        return Err(Error::shape(OP, "the operands need a dimension"));
+        return Err(Error::shape(OP, "each operand must have at least one dimension"));
     };
     if rows != of_cos
         || cos.sizes() != sin.sizes()
@@ -110,7 +110,8 @@ pub fn rotary_embedding(
         || pairs > width / 2
     {
         let reason = format!(
-            "an input of {:?}, angles of {:?} and {:?} and a result of {:?}; only the last sizes may differ, and a row must have at least two elements per angle",
+            "the input has sizes {:?}, the angles {:?} and {:?}, and the result {:?}; only the \
+             last sizes may differ, and a row must have at least two elements per angle",
             input.sizes(),
             cos.sizes(),
             sin.sizes(),

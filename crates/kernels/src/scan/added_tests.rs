@@ -25,7 +25,7 @@ unsafe fn squares<T: HostElement>(launch: &HostLaunch<'_>, p: &Scan) {
             sums(sum);
         }
     };
-    // SAFETY: the caller guarantees the same.
+    // SAFETY: the caller guarantees the conditions of `values`.
     unsafe { values::<T>(launch, p, row) }
 }
 

@@ -240,7 +240,7 @@ unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
     launch: &HostLaunch<'_>,
     p: &Scan,
 ) {
-    // SAFETY: the caller guarantees the same.
+    // SAFETY: the caller guarantees the conditions of `values`.
     unsafe { values::<T>(launch, p, |values, sums| RunningSum::sum(values, sums, ADDS)) }
 }
 

@@ -197,9 +197,9 @@ pub fn scatter(
         |d: usize| at.sizes()[d] <= from.sizes()[d] && (d == dim || at.sizes()[d] <= to.sizes()[d]);
     if from.ndim() != ndim || at.ndim() != ndim || !(0..ndim).all(fits) {
         let reason = format!(
-            "an index of sizes {:?} for a source of {:?} and a result of {:?}; it must have as many \
-             dimensions, be no larger than the source, and no larger than the result in any but \
-             dimension {dim}",
+            "the index has sizes {:?}, the source {:?} and the result {:?}; all must have the \
+             same number of dimensions, and the index must not be larger than the source in any \
+             dimension, or than the result in any dimension except {dim}",
             index.sizes(),
             source.sizes(),
             out.sizes()

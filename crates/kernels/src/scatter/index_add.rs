@@ -182,8 +182,8 @@ fn params(
     let ndim = out.sizes().len();
     if index.sizes().len() != 1 || source.sizes().len() != ndim || !(0..ndim).all(fits) {
         let reason = format!(
-            "an index of sizes {:?} and a source of {:?} for a result of {:?}; there must be one index \
-             for each part of the source along dimension {dim}, and its other sizes be the result's",
+            "the index has sizes {:?}, the source {:?} and the result {:?}; the source must have \
+             one slice along dimension {dim} for each index, and otherwise the sizes of the result",
             index.sizes(),
             source.sizes(),
             out.sizes()

@@ -57,7 +57,8 @@ pub fn linear_index(
     super::check_index_dtype(op, index)?;
     super::check_index_dtype(op, out)?;
     if out.sizes() != index.sizes() {
-        let reason = format!("indices of {:?} and {:?}", out.sizes(), index.sizes());
+        let reason =
+            format!("the indices have different sizes, {:?} and {:?}", out.sizes(), index.sizes());
         return Err(Error::shape(op, reason));
     }
     let operands = [index.read(), if first { out.write() } else { out.read_write() }];

@@ -69,7 +69,8 @@ pub fn searchsorted(
     let alike = rows.len() == ndim && ndim > 0 && rows[..ndim - 1] == sizes[..ndim - 1];
     if !(rows.len() == 1 || alike) || out.sizes() != sizes {
         let reason = format!(
-            "sorted rows of {rows:?} for values of {sizes:?}; there must be one sorted row for all values, or one for each row of values"
+            "the sorted rows have sizes {rows:?} and the values {sizes:?}; there must be one \
+             sorted row for all values, or one for each row of values"
         );
         return Err(Error::shape(OP, reason));
     }

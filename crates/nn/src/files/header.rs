@@ -147,7 +147,7 @@ impl SafetensorsFile {
             // `begin + to` could overflow.
             if to as u64 > length - begin {
                 let reason = format!(
-                    "the tensor `{name}` lies in bytes {position} to {} of the file, which has {length}: the file is truncated",
+                    "the tensor `{name}` lies in bytes {position} to {} of the file, which has {length} bytes: the file is truncated",
                     begin.saturating_add(to as u64)
                 );
                 return Err(invalid(reason));

@@ -1,8 +1,9 @@
 //! Backward hooks of modules.
 //!
-//! Two functions that compute the identity stand in the graph, one after the module's inputs and one after its outputs.
-//! In a backward pass, the latter keeps the gradients of the outputs, and the former, which runs later, calls the hooks
-//! with both. Tensors that require no gradient do not pass through them.
+//! Two functions that compute the identity stand in the graph, one after the module's inputs and
+//! one after its outputs. In a backward pass, [`AfterOutput`] runs first and keeps the gradients of
+//! the outputs. [`AfterInput`] runs later and calls the hooks with the gradients of the inputs and
+//! of the outputs. Tensors that require no gradient pass through neither function.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -83,7 +84,7 @@ impl ConnectedHooks {
 /// The tensors of a value that require gradients.
 struct Tracked {
     tensors: Vec<Tensor>,
-    /// Their indices among all tensors of the value.
+    /// Indices of `tensors` among all tensors of the value.
     indices: Vec<usize>,
     /// Number of all tensors of the value.
     count: usize,
@@ -142,7 +143,8 @@ impl Function for AfterInput {
     }
 
     fn backward(&self, _: &Context<'_>, grads: &Grads) -> Result<Gradients> {
-        // Without gradients of the outputs, the gradient came past them, as in PyTorch.
+        // Without kept gradients, the pass came to the inputs without passing the outputs. Then no
+        // hook runs, as in PyTorch.
         let Some(grad_output) = self.pass.replace_grad_output(None) else {
             return Ok(grads.iter().cloned().collect());
         };

@@ -142,7 +142,7 @@ pub trait Module: Any + tree::AsDyn {
 
     /// Returns this module, whose name is empty, and all modules in it with their names (`named_modules`), each before
     /// its children. `Vec`s, maps, arrays and tuples of modules are modules themselves; a field with an empty name
-    /// (`#[module(name = "")]`) is a part of its owner.
+    /// (`#[module(name = "")]`) is a part of the module that has the field.
     ///
     /// ```
     /// use warpline_nn::{Linear, Module, ReLU, Sequential};
@@ -293,7 +293,7 @@ pub trait Module: Any + tree::AsDyn {
     /// Removes the gradients of all parameters (`zero_grad`).
     ///
     /// # Errors
-    /// None: removing a gradient does not fail. The result is that of [`Tensor::set_grad`].
+    /// Never fails in practice: [`Tensor::set_grad`] fails only if it sets a gradient.
     #[track_caller]
     fn zero_grad(&self) -> Result<()> {
         self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
@@ -335,7 +335,7 @@ pub trait Module: Any + tree::AsDyn {
         if let Some(dtype) = options.requested_dtype()
             && !dtype.is_float()
         {
-            let reason = format!("a module's dtype is that of a float, not {dtype}");
+            let reason = format!("a module's dtype must be floating-point, not {dtype}");
             return Err(Error::invalid("Module::to", reason));
         }
         let location = Location::caller();

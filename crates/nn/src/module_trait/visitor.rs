@@ -107,7 +107,7 @@ impl<'m, 'v> Visitor<'m, 'v> {
     }
 
     /// Visits a field. `name` and a dot come before the names of its members. With an empty `name`, the members of the
-    /// field are members of its owner.
+    /// field count as members of the module that has the field.
     pub fn member<M: Module + ?Sized>(&mut self, name: &str, field: &'m M) {
         let before = self.path.enter(name);
         let module = if name.is_empty() { None } else { field.as_module() };
@@ -138,7 +138,7 @@ impl<'v> VisitorMut<'v> {
     }
 
     /// Visits a field. `name` and a dot come before the names of its members. With an empty `name`, the members of the
-    /// field are members of its owner.
+    /// field count as members of the module that has the field.
     pub fn member<M: Module + ?Sized>(&mut self, name: &str, field: &mut M) {
         let before = self.path.enter(name);
         field.visit_mut(self);

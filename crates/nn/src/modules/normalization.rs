@@ -303,7 +303,9 @@ impl ChannelNorm {
         if dims.contains(&x.dim()) {
             return Ok(());
         }
-        let reason = format!("expects an input of {dims:?} dimensions, but got {:?}", x.size());
+        let counts = dims.iter().map(usize::to_string).collect::<Vec<_>>().join(" or ");
+        let sizes = x.size();
+        let reason = format!("expects an input of {counts} dimensions, not one of sizes {sizes:?}");
         Err(Error::invalid(op, reason))
     }
 }

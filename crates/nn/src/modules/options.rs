@@ -2,8 +2,8 @@
 
 use warpline::{Error, Result};
 
-/// Largest number of equal layers that a module creates. Far more than a network has. Without a limit, a number that
-/// is far too large fills the memory of the host before it fails.
+/// Largest number of equal layers that a module creates, far above that of any network. Without a limit, a number that
+/// is far too large would fill the memory of the host before the call fails.
 const MAX_LAYERS: usize = 1 << 16;
 
 /// Refuses a number of layers above [`MAX_LAYERS`].

@@ -15,7 +15,7 @@ fn sides(name: &'static str, padding: impl IntoSizes, dims: usize) -> Result<Vec
         sides if sides.len() == 2 * dims => Ok(sides.to_vec()),
         other => {
             let reason =
-                format!("the padding is one number or {} numbers, not {other:?}", 2 * dims);
+                format!("the padding must be one number or {} numbers, not {other:?}", 2 * dims);
             Err(Error::invalid(name, reason))
         }
     }

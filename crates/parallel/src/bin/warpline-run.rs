@@ -19,8 +19,8 @@ struct Args {
     /// Driver of the ranks: `cuda`, or `sim` with options.
     #[arg(long)]
     driver: Option<String>,
-    /// How often all ranks are started again after a rank has failed. The program continues from its own checkpoint;
-    /// TORCHELASTIC_RESTART_COUNT is the number of restarts so far.
+    /// Maximum number of times that all ranks are started again after a rank has failed. The program continues from its
+    /// own checkpoint; TORCHELASTIC_RESTART_COUNT is the number of restarts so far.
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
     /// Program to run.

@@ -165,7 +165,11 @@ impl<M> DataParallel<M> {
             input.scatter(ScatterTo { device_ids: &self.device_ids, dim: self.dim })?
         };
         if inputs.is_empty() || inputs.len() > self.device_ids.len() {
-            let reason = format!("{} pieces for {:?}", inputs.len(), self.device_ids);
+            let reason = format!(
+                "the input gives {} pieces for the devices {:?}",
+                inputs.len(),
+                self.device_ids
+            );
             return Err(Error::invalid("scatter", reason));
         }
         if self.device_ids.len() == 1 {

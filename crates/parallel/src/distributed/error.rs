@@ -163,7 +163,7 @@ impl fmt::Display for Failure {
         for differing in &self.differing {
             write!(f, "; {differing}")?;
         }
-        f.write_str(". The group was aborted; make a new one to go on")
+        f.write_str(". The group was aborted; make a new group to go on")
     }
 }
 

@@ -14,7 +14,7 @@ use super::signature::Signature;
 
 /// Maximum number of finished calls in a record.
 const MAX_FINISHED: usize = 256;
-/// A new call polls for finished calls once per this many calls.
+/// Number of calls after which a new call polls for finished calls.
 const POLL_INTERVAL: u64 = 16;
 /// Number of calls that one poll examines at a time.
 const POLL_WINDOW: usize = 2 * POLL_INTERVAL as usize;
@@ -242,7 +242,7 @@ pub(super) fn differences(
             return Vec::new();
         }
         let op = if sends { "recv" } else { "send" };
-        let call = format!("has not called the {op} that goes with it; {}", last(calls));
+        let call = format!("has not called the matching {op}; {}", last(calls));
         return vec![RankCall { rank: peer, call }];
     }
     // Report only the first collective that differs, because later collectives may differ as a consequence.
@@ -269,7 +269,7 @@ pub(super) fn differences(
     behind
         .map(|(rank, calls)| RankCall {
             rank: *rank,
-            call: format!("has not called it; {}", last(calls)),
+            call: format!("has not made this call; {}", last(calls)),
         })
         .collect()
 }

@@ -100,9 +100,9 @@ impl Launcher {
         self
     }
 
-    /// Sets how often [`Launcher::run`] starts all ranks again after a rank has failed (`torchrun --max-restarts`).
-    /// Default: 0. The program continues from its own checkpoint; `TORCHELASTIC_RESTART_COUNT` in its environment is the
-    /// number of restarts so far, as under `torchrun`.
+    /// Sets the maximum number of times that [`Launcher::run`] starts all ranks again after a rank has failed
+    /// (`torchrun --max-restarts`). Default: 0. The program continues from its own checkpoint;
+    /// `TORCHELASTIC_RESTART_COUNT` in its environment is the number of restarts so far, as under `torchrun`.
     #[must_use]
     pub fn max_restarts(mut self, max_restarts: usize) -> Self {
         self.max_restarts = max_restarts;

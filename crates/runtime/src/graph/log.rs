@@ -89,12 +89,12 @@ impl LogRecords {
     fn reclaim(&mut self) {
         let twins = &self.twins;
         self.unreleased.retain(|(block, uses)| {
-            let owner = twins.iter().find(|twin| twin.id() == block.stream_id());
+            let twin = twins.iter().find(|twin| twin.id() == block.stream_id());
             let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
                 all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
             };
-            !owner.is_some_and(comes_after)
+            !twin.is_some_and(comes_after)
         });
     }
 }
@@ -248,7 +248,7 @@ impl GraphLog {
     ) -> Result<OpNumber> {
         let Some(log) = Self::of_captured(captured) else {
             let (op, location) = (site.op, site.location);
-            let reason = "the capture is not a graph's";
+            let reason = "the stream is in a capture that no graph began";
             return Err(Error::capture(op, reason).at(location));
         };
         let mut records = log.records();

@@ -7,8 +7,10 @@ use super::GraphLog;
 use crate::{Result, Runtime, Storage};
 
 impl Storage {
-    /// Allocates device memory from the caching allocator for use on `stream` first. The memory is
-    /// not initialized: it holds leftover bytes of earlier users.
+    /// Allocates device memory for `stream`: from the caching allocator, or in a capture from the
+    /// graph's pool (or the pool to which the program routed the request). Another stream's first
+    /// use is ordered after `stream`'s work so far. The memory is not initialized: it holds
+    /// leftover bytes of earlier users.
     ///
     /// # Errors
     /// - [`ErrorKind::Alloc`](crate::ErrorKind::Alloc) if the allocation fails, for example because
@@ -42,7 +44,7 @@ impl Storage {
             }
         };
         let storage = Self::from_block(runtime, block, bytes, stream, None);
-        storage.record_prior_owner(stream);
+        storage.record_prior_storage(stream);
         Ok(storage)
     }
 }

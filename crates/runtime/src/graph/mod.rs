@@ -49,7 +49,8 @@ pub struct Capturing {
     /// `None` after the end.
     capture: Option<CaptureGuard>,
     log: Arc<GraphLog>,
-    // Declared after `capture`, so that they are dropped after the driver's capture has ended.
+    // The next two fields are declared after `capture`, so that they are dropped after the driver's
+    // capture has ended.
     /// Declares the capture to the allocator. Routes no requests: `GraphLog::malloc` names the pool
     /// in each request.
     _memory: PoolRoute<CudaBackend>,
@@ -236,7 +237,8 @@ impl Graph {
         // A graph with collectives must not wait here: other ranks may wait for work that this
         // thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
-            // Every replay writes the state, so this waits for all replays.
+            // Every replay writes the state, so a wait for a write of the state waits for all
+            // replays.
             self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
@@ -254,7 +256,8 @@ impl Graph {
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.philox_state;
-        // Held until the replay is enqueued, so that the order of draws is the order of launches.
+        // Hold the generator until the replay is enqueued, so that the order of draws is the order
+        // of launches.
         let mut generator = None;
         if self.draws > 0 {
             let target = Target::Cuda(&self.runtime, device, stream);

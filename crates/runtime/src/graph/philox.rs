@@ -100,8 +100,8 @@ impl<'a> Sequence<'a> {
     /// Returns to a saved position.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if only one of the two, the position and this sequence,
-    /// belongs to a capture.
+    /// [`ErrorKind::InvalidArgument`] if the position belongs to a capture and this sequence does
+    /// not, or the reverse.
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {
@@ -113,7 +113,8 @@ impl<'a> Sequence<'a> {
                 Ok(())
             }
             _ => {
-                let reason = "a random op can be computed again only where its numbers were drawn: in the same capture, or outside of captures";
+                let reason = "a random op can be computed again only where its numbers were drawn: \
+                              in the same capture, or outside of captures";
                 Err(Error::invalid("set_rng_state", reason))
             }
         }
@@ -133,16 +134,17 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Returns the layout of the state: two words in a graph, no elements outside.
+    /// Returns the layout of the state: two words within a graph, empty otherwise.
     ///
     /// # Errors
-    /// [`ErrorKind::SizeOverflow`](crate::ErrorKind::SizeOverflow), which two words never cause.
+    /// Never fails in practice: [`ErrorKind::SizeOverflow`](crate::ErrorKind::SizeOverflow) needs a
+    /// larger size.
     #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
         Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
     }
 
-    /// Returns the kernel's second operand: the state in a graph, `other` outside.
+    /// Returns the kernel's second operand: the state within a graph, `other` otherwise.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage =

@@ -89,7 +89,7 @@ impl GraphPool {
         Ok(self.0.stream.get_or_init(|| stream))
     }
 
-    /// Checks that an object belongs to the same devices as the pool.
+    /// Checks that `devices_id`, of a device or a stream, is that of the pool's device.
     #[track_caller]
     pub(super) fn check_runtime(&self, devices_id: u64, op: &'static str) -> Result<()> {
         if self.0.devices_id == devices_id {

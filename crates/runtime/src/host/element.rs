@@ -69,7 +69,8 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
 /// Conversion between compute types:
 /// - Floats convert to `i8`, `i16` and `i32` by way of `i32`, and to `u8` and `i64` by way of
 ///   `i64`. They round towards zero and saturate at the intermediate type.
-/// - A NaN becomes `i64::MIN`, from `f64` as an `i32` `i32::MIN`, and from `f32` as an `i32` 0.
+/// - A NaN becomes `i64::MIN` on the way by `i64`. On the way by `i32`, it becomes `i32::MIN` from
+///   `f64`, and 0 from `f32`.
 /// - Integers wrap.
 /// - All values but 0 are true.
 pub trait Cast<D> {

@@ -89,7 +89,8 @@ struct ProcessThreadPool {
 }
 
 /// The latest pool. Never freed, because a forked child could not end its parent's threads.
-// Not a lock or `OnceLock`: if another thread held it during a fork, the child would wait forever.
+// An atomic pointer instead of a lock or a `OnceLock`, which a forked child could find held by
+// another thread and wait for forever.
 static POOL: AtomicPtr<ProcessThreadPool> = AtomicPtr::new(null_mut());
 
 fn threads() -> Option<&'static ThreadPool> {
@@ -136,8 +137,8 @@ pub fn params<P: AnyBitPattern>(launch: &HostLaunch<'_>) -> P {
     bytemuck::pod_read_unaligned(launch.params)
 }
 
-/// Runs `f` over `0..n` in ranges of about `grain`, on several threads if `parallel` is set and `n`
-/// is larger than `grain`.
+/// Runs `f` over `0..n` in ranges of about `grain` numbers, on several threads if `parallel` is set
+/// and `n` is larger than `grain`.
 pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     spread(parallel, n, grain, &f);
 }

@@ -180,7 +180,11 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let out = views[N - 1];
         for view in &views[..N - 1] {
             if view.sizes() != out.sizes() {
-                let reason = format!("operands of {:?} and {:?}", view.sizes(), out.sizes());
+                let reason = format!(
+                    "the operands have different sizes, {:?} and {:?}",
+                    view.sizes(),
+                    out.sizes()
+                );
                 return Err(Error::shape(site.op, reason));
             }
         }

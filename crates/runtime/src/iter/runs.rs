@@ -41,7 +41,8 @@ cuda_struct! {
         /// 0.
         lanes: u32,
         warps: u32,
-        /// Number of runs per row, or of tiles in both dimensions.
+        /// Number of runs per row, or with tiles, the number of tiles along each of the two
+        /// dimensions.
         count: [u32; 2],
         /// Multipliers with which a GPU divides by `count`, together with `shift`.
         magic: [u32; 2],

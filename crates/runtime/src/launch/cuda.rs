@@ -47,8 +47,8 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
-        let (ptr, owner) = accessible_address(call.op, device.index(), &operand.view)?;
-        footprints.push(footprint(ptr, owner, operand));
+        let (ptr, memory_device) = accessible_address(call.op, device.index(), &operand.view)?;
+        footprints.push(footprint(ptr, memory_device, operand));
     }
     let result_marks = ResultMarks::default();
     enqueue_marked(stream, call.operands.iter().copied(), site, &result_marks, |h| {
@@ -111,15 +111,16 @@ fn accessible_address(
     view: &View<'_>,
 ) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
-    let Some(owner) = view.storage.cuda_device() else {
+    let Some(memory_device) = view.storage.cuda_device() else {
         return Err(ErrorKind::device_mismatch(Device::Cuda(None), Device::Cpu).of(op));
     };
     // Without peer access, a kernel that accesses this address would lose its own device.
-    if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
-    {
-        return Err(other_device(op, device, owner.index()));
+    let memory_device = memory_device.index();
+    let runtime = view.storage.runtime();
+    if memory_device != device && !runtime.peer_access_enabled(device, memory_device) {
+        return Err(other_device(op, device, memory_device));
     }
-    Ok((ptr, owner.index()))
+    Ok((ptr, memory_device))
 }
 
 /// Returns the address of a view's first element in device memory.
@@ -203,7 +204,10 @@ where
 /// Creates the error for a copy from or to pageable memory in a capture.
 #[track_caller]
 pub(super) fn pageable_in_capture(op: &'static str) -> Error {
-    Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)")
+    Error::capture(
+        op,
+        "one end of the copy is pageable host memory; pin that memory (`pin_memory`)",
+    )
 }
 
 /// Enqueues work that cannot be captured, as [`enqueue`] does. `distinct` has each storage once, in

@@ -116,8 +116,8 @@ impl Report {
     /// Returns whether an index is in range. If not, writes the report.
     ///
     /// # Safety
-    /// The report must be from the parameters that a running CPU implementation received, because
-    /// its mailbox exists only that long.
+    /// The report must be from the parameters of a CPU implementation that is running, because the
+    /// report's mailbox need not live longer than the launch.
     pub unsafe fn check_index(&self, index: i64) -> bool {
         if (index as u64) < self.size {
             return true;

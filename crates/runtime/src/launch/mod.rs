@@ -142,7 +142,7 @@ pub(crate) enum Code<'a> {
         threads: u32,
     },
     Library(EnqueueLibrary<'a>),
-    /// Runs on simulated devices, too.
+    /// Collectives. Unlike kernels and library calls, they run on simulated devices too.
     Collectives(Enqueue<'a>, TrackedCommunicator<'a>),
 }
 

@@ -1,8 +1,8 @@
 //! Order of device work after other uses of its storages.
 //!
 //! The allocator orders the reuse of memory only with the stream for which it was allocated. On
-//! that stream, work of the memory's previous owner may still run. The first use on another stream
-//! therefore waits for that stream, unless it is idle.
+//! that stream, work on the previous storage in this memory may still run. The first use on another
+//! stream therefore waits for that stream, unless it is idle.
 //!
 //! Operands in another device's memory are refused unless the program enabled that pair
 //! (`runtime/peers.rs`). If it did, they are ordered like any use by another stream, and their
@@ -14,7 +14,7 @@ use warpline_sync::MutexGuard;
 
 use super::result_marks::ResultMarks;
 use crate::race::{CheckedAccesses, Touch};
-use crate::storage::{Dependencies, PRIOR_OWNER, Uses, uses_elsewhere};
+use crate::storage::{Dependencies, PRIOR_STORAGE, Uses, uses_elsewhere};
 use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};
 
 /// Work that is about to be enqueued, after the stream was made to wait for conflicting uses. Holds
@@ -182,7 +182,7 @@ fn wait_for_uses(
     let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
     for used in uses_elsewhere(stream, all) {
         match policy {
-            SyncPolicy::Auto if used.op == PRIOR_OWNER => stream.wait_for_all(&used.stream)?,
+            SyncPolicy::Auto if used.op == PRIOR_STORAGE => stream.wait_for_all(&used.stream)?,
             SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
                 Err(_) if used.is_read_on_lost_device() => {}
                 waited => waited?,

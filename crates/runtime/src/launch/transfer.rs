@@ -191,7 +191,7 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     match (pageable, non_blocking) {
         (true, _) => Err(pageable_in_capture("copy_")),
         (_, false) => {
-            let reason = "the host would wait for it; make it non-blocking";
+            let reason = "the host would wait for the copy; make the copy non-blocking";
             Err(Error::capture("copy_", reason))
         }
         _ => Ok(()),
@@ -208,8 +208,8 @@ fn stage(
     staged: &StagedCopy<'_>,
 ) -> Result<OpNumber> {
     if !staged.to_device() {
-        // Waits for the stream before the uses are locked, so that other threads do not wait for
-        // the lock that long.
+        // Wait for the stream before the uses are locked, so that other threads do not wait for the
+        // lock that long.
         let waited = stream.host_wait(stream.last_op());
         if let Some((bytes, _)) = touches[1].extent() {
             touches[1].storage.check_marks(bytes)?;

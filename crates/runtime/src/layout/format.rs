@@ -157,7 +157,8 @@ impl Layout {
 }
 
 /// Returns the dimensions from the innermost out, sorted as in PyTorch's TensorIterator: by the
-/// strides of the first operand that distinguishes two dimensions. A stride of 0 does not.
+/// strides of the first operand that distinguishes two dimensions. A stride of 0 distinguishes
+/// nothing.
 fn order_of(sizes: &[usize], operands: &[&Layout]) -> SmallVec<[usize; 6]> {
     let mut order: SmallVec<[usize; 6]> = (0..sizes.len()).rev().collect();
     for i in 1..order.len() {

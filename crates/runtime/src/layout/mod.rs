@@ -166,7 +166,11 @@ impl Layout {
         if dims.len() != self.ndim() {
             return Err(Error::invalid(
                 "permute",
-                format!("{dims:?} names {} dimensions of a tensor of {}", dims.len(), self.ndim()),
+                format!(
+                    "{dims:?} names {} dimensions, but the tensor has {}",
+                    dims.len(),
+                    self.ndim()
+                ),
             ));
         }
         Ok(Self { sizes, strides, offset: self.offset })

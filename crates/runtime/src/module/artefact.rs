@@ -15,7 +15,7 @@ use crate::{ErrorKind, Result};
 const HEAD: &str = "//! variant ";
 
 /// Dictionary size of the compression, in bytes. Variants resemble each other and are longer than
-/// gzip's window.
+/// the 32 KiB to which gzip can refer back.
 const REACH: u32 = 1 << 20;
 
 /// Result of [`update`] for a program's file.

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn a_folder_of_another_user_is_not_trusted() {
         // Only root can give files to another user. Modes do not restrict root, so only the check
-        // of the owner can reject these files.
+        // of the file's user can reject these files.
         if !rustix::process::geteuid().is_root() {
             return;
         }

@@ -130,7 +130,13 @@ pub(crate) fn record_freed(
         return;
     }
     let History { accesses, alloc_stream, .. } = *history;
-    let owner = (alloc_stream_id, alloc_stream.as_ref());
+    let alloc_stream = (alloc_stream_id, alloc_stream.as_ref());
     let mut freed = runtime.detector().freed();
-    freed.record_freed((device, range), owner, allocated, uses.allocator_streams(), accesses);
+    freed.record_freed(
+        (device, range),
+        alloc_stream,
+        allocated,
+        uses.allocator_streams(),
+        accesses,
+    );
 }

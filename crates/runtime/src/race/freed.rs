@@ -79,7 +79,8 @@ impl FreedMemory {
         let mut found = Vec::new();
         for (_, block) in self.take(device, range) {
             // The allocator passes memory from one stream to another through the driver or with a
-            // wait. Both order the new owner after the stream on which the memory was freed.
+            // wait. Both order the new block's stream after the stream on which the memory was
+            // freed.
             let moved = block.alloc_stream_id != alloc_stream.id();
             found.extend(block.accesses.into_iter().filter(|access| match &block.freed {
                 Some(freed) => !(moved && freed.covers(&access.stream, access.op)),

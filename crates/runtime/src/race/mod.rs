@@ -83,7 +83,7 @@ pub struct RacingUse {
 pub struct Race {
     /// The access that was enqueued first.
     pub first: RacingUse,
-    /// The access that should have come after `first`.
+    /// The later access, which nothing orders after `first`.
     pub second: RacingUse,
     /// Range of bytes in the second access's storage that contains the shared bytes.
     pub bytes: Range<u64>,

@@ -21,7 +21,7 @@ pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
         }
     }
     let line = line_of(&Backtrace::force_capture().to_string(), own);
-    let line = line.unwrap_or_else(|| "a line that only debug information would tell".to_owned());
+    let line = line.unwrap_or_else(|| "a line known only with debug information".to_owned());
     let former = PRINTED.try_with(|printed| printed.replace(Some(line.into()))).ok().flatten();
     let _restore = RestorePrinted(former);
     read()

@@ -58,8 +58,8 @@ struct CachedBlocks {
     stats: HostCacheStats,
 }
 
-/// Returns the size to request from the system, which is at most an eighth more, so that blocks of
-/// similar sizes are interchangeable. `None` on overflow.
+/// Returns the size to request from the system, at most an eighth larger than `bytes`, so that
+/// blocks of similar sizes are interchangeable. `None` on overflow.
 fn rounded(bytes: usize) -> Option<usize> {
     let eighth = 1 << (bytes.max(8).ilog2() - 3);
     bytes.checked_next_multiple_of(eighth)
@@ -72,8 +72,8 @@ impl PageableCache {
         Self(Mutex::new(CachedBlocks { blocks: VecDeque::new(), stats }))
     }
 
-    /// Returns a block of at least `bytes` bytes: a kept block of that rounded size with its old
-    /// contents, or a new zeroed block.
+    /// Returns a block of at least `bytes` bytes: a kept block of the same rounded size with its
+    /// old contents, or a new zeroed block.
     pub(crate) fn take(&self, bytes: usize) -> Result<HostMemory, DriverError> {
         // The system rejects a size that overflows, with its own error.
         let bytes = rounded(bytes).unwrap_or(bytes);

@@ -57,7 +57,7 @@ pub(super) struct RuntimeSharedMemory {
 struct SharedMemoryState {
     /// Mappings that may still exist.
     live: Vec<Weak<SharedMapping>>,
-    /// Pairs of a device and an owner: the device can access the owner's memory.
+    /// Pairs of devices: the first can access the second's memory.
     peers: Vec<(usize, usize)>,
     /// Dropped memory that work may still use. Memory that was checked last is at the end.
     retired: VecDeque<RetiredMemory>,
@@ -116,8 +116,8 @@ impl RetiredMemory {
             }
             match event.as_ref().map(Event::query) {
                 Some(Ok(done)) => !done,
-                // For example, the event was recorded in a capture that began after the check
-                // above.
+                // The query fails, for example, if the event was recorded in a capture that began
+                // after the check above.
                 Some(Err(_)) => {
                     *event = None;
                     true
@@ -146,15 +146,15 @@ impl RuntimeSharedMemory {
         self.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `device` access all present and future shared memory of `owner`.
-    pub(super) fn allow(&self, device: usize, owner: usize) -> Result<(), DriverError> {
+    /// Lets `device` access all present and future shared memory of `memory_device`.
+    pub(super) fn allow(&self, device: usize, memory_device: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
         for mapping in state.live.iter().filter_map(Weak::upgrade) {
-            if mapping.device == owner {
+            if mapping.device == memory_device {
                 mapping.set_access(&[(device, MemAccess::ReadWrite)])?;
             }
         }
-        state.peers.push((device, owner));
+        state.peers.push((device, memory_device));
         Ok(())
     }
 }
@@ -181,7 +181,8 @@ impl Runtime {
         mapping: Mapping,
     ) -> Result<Arc<SharedMapping>, DriverError> {
         let mut state = self.0.shared.lock();
-        let peers = state.peers.iter().filter(|(_, owner)| *owner == device).map(|&(peer, _)| peer);
+        let peers = state.peers.iter().filter(|(_, memory_device)| *memory_device == device);
+        let peers = peers.map(|&(peer, _)| peer);
         let access: SmallVec<[(usize, MemAccess); 4]> =
             std::iter::once(device).chain(peers).map(|d| (d, MemAccess::ReadWrite)).collect();
         mapping.set_access(&access)?;
@@ -228,7 +229,8 @@ impl Runtime {
             match deadline {
                 None => used.iter().try_for_each(|stream| stream.host_wait(stream.last_op()))?,
                 Some(deadline) if Instant::now() >= deadline => {
-                    let reason = "this process received the memory before, and its earlier work on the memory was not complete before the timeout";
+                    let reason = "this process received the memory before, and its earlier work on \
+                                  the memory was not complete before the timeout";
                     let (op, location) = ("recv", Location::caller());
                     return Err(ErrorKind::TimedOut { reason: reason.to_owned() }
                         .of(op)
@@ -293,8 +295,8 @@ impl Runtime {
     }
 }
 
-/// Returns an identifier that is unique among all processes. It cannot be guessed, because a
-/// process that sends an identifier gets access to the memory with that identifier.
+/// Returns an identifier that is unique among all processes. The identifier must not be easy to
+/// guess: a process that sends it gets access to the memory that has it.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

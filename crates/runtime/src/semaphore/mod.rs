@@ -142,8 +142,8 @@ fn orders(runtime: &Runtime, stream: &Stream) -> bool {
     runtime.sync_policy() == SyncPolicy::Auto && !runtime.detects_races() && !stream.is_capturing()
 }
 
-/// Returns whether the error shows that the driver's streams cannot signal and wait, or not at this
-/// host address.
+/// Returns whether the error shows that the driver's streams cannot signal and wait at all, or
+/// cannot do so at this host address.
 fn unsupported(error: &Error) -> bool {
     error.driver_error().is_some_and(|error| {
         let missing = matches!(error, DriverError::MissingSymbol { .. });
@@ -260,8 +260,8 @@ impl OwnSemaphore {
         };
         *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
-        // Check this after the signal, so that dependencies which another thread adds later do not
-        // matter.
+        // Check dependencies after the signal is enqueued. A dependency that another thread adds
+        // after the check belongs to later work, which the signal does not cover.
         Ok((!storage.depends_on_others(peers)).then_some(number))
     }
 }

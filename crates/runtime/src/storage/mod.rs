@@ -41,7 +41,7 @@ pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
 pub(crate) use pool_membership::{CapturePool, PoolMembership, ReplayedFlag};
 pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
-pub(crate) use uses::{PRIOR_OWNER, Uses, uses_elsewhere};
+pub(crate) use uses::{PRIOR_STORAGE, Uses, uses_elsewhere};
 pub use version::Version;
 
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
@@ -218,13 +218,13 @@ impl Storage {
         storage
     }
 
-    /// Records the work of the memory's previous owner as a use. The allocator orders the reuse of
-    /// memory only with its own stream, so other streams must wait for the work that this stream
-    /// has received so far.
+    /// Records the work on the previous storage in this memory as a use. The allocator orders the
+    /// reuse of memory only with its own stream, so other streams must wait for the work that this
+    /// stream has received so far.
     #[track_caller]
-    pub(crate) fn record_prior_owner(&self, stream: &Stream) {
+    pub(crate) fn record_prior_storage(&self, stream: &Stream) {
         let site = Site::here("empty");
-        self.uses().record(stream, PRIOR_OWNER, true, site);
+        self.uses().record(stream, PRIOR_STORAGE, true, site);
     }
 
     #[track_caller]
@@ -343,7 +343,7 @@ impl Storage {
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, StorageMemory::Pageable(_)) {
-            // The thread that enqueues a copy of pageable memory waits for the copy.
+            // No copy is pending: the thread that enqueues a copy of pageable memory waits for it.
             return Ok(());
         }
         self.0.runtime.check_process("host access")?;

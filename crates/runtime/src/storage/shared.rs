@@ -78,7 +78,8 @@ impl Storage {
             Err(error) => return Err(cannot_share(OP, error)),
         };
         let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
-        // The memory may hold data of other users of this process.
+        // Clear the memory: it may hold old data of this process, which other processes must not
+        // see.
         let cleared = clear(stream, &mapping, Site::here(OP));
         let id = new_memory_id();
         if let Err(error) = cleared {
@@ -93,7 +94,7 @@ impl Storage {
         let storage = runtime.shared_storage(id, None, || {
             Ok(Self::of_shared(runtime, device, mapping, bytes, (id, false), location))
         })?;
-        storage.record_prior_owner(stream);
+        storage.record_prior_storage(stream);
         Ok(storage)
     }
 
@@ -112,7 +113,8 @@ impl Storage {
             _ => return Err(self.not_shared(OP)),
         };
         if received {
-            let reason = "it came from another process, and only the process that created it can send it; send a copy";
+            let reason = "it came from another process, and only the process that created it can \
+                          send it; send a copy";
             return Err(ErrorKind::CannotShare { reason: reason.into() }.of(OP));
         }
         let block = match &self.0.memory {
@@ -231,10 +233,12 @@ impl Storage {
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
             StorageMemory::Pageable(_) | StorageMemory::Pinned(_) => {
-                "it is in host memory of this process alone; share the tensor that `share_memory` returns"
+                "it is in host memory of this process alone; share the tensor that `share_memory` \
+                 returns"
             }
             _ => {
-                "its memory belongs to the caching allocator and may hold other tensors too; share the tensor that `share_memory` returns"
+                "its memory belongs to the caching allocator and may hold other tensors too; share \
+                 the tensor that `share_memory` returns"
             }
         };
         ErrorKind::CannotShare { reason: reason.into() }.of(op)

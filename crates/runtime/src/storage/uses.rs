@@ -8,9 +8,9 @@ use super::replay_uses::Attachment;
 use crate::Site;
 use crate::race::History;
 
-/// Operation number for uses of the memory by its previous owner. A wait for this number waits for
-/// all work that the stream has received by then.
-pub(crate) const PRIOR_OWNER: OpNumber = OpNumber::MAX;
+/// Operation number for uses of the previous storage in this memory. A wait for this number waits
+/// for all work that the stream has received by then.
+pub(crate) const PRIOR_STORAGE: OpNumber = OpNumber::MAX;
 
 /// A use of a storage by an operation on a stream.
 #[derive(Clone, Debug)]

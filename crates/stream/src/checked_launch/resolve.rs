@@ -59,8 +59,8 @@ impl CheckedLaunch {
                     LaunchKind::Host(_) => {}
                     LaunchKind::Launch(own) => {
                         let report = own.slot.report(own.number, own.site);
-                        // Read the outcome after the slot: it is set before the slot is emptied,
-                        // so one of the two has the failure.
+                        // Read the outcome after the slot. The outcome is set before the slot is
+                        // emptied, so at least one of the two reads finds the failure.
                         let known = own.outcome.get().map(|f| f.as_ref().map(|f| f.check.clone()));
                         if let Some(check) = known.unwrap_or(report) {
                             return Some(check);

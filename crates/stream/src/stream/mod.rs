@@ -94,9 +94,10 @@ impl StreamInner {
         Ok(())
     }
 
-    /// Records an op event after the last work, unless there is one, so that a wait for this work
-    /// does not cover the wait that follows. A failure is ignored: the wait for the work then
-    /// records an op event itself.
+    /// Records an op event after the last work, unless the work has one or is done. The wait that
+    /// this stream enqueues next then comes after the op event, and other streams that wait for the
+    /// work do not wait for it. A failure is ignored: a later wait for the work records an op event
+    /// itself.
     fn record_op_event_before_wait(&self, state: &mut SubmitState) {
         let SubmitState { op_events, clock } = state;
         let op = op_events.last_work;
@@ -179,8 +180,8 @@ impl StreamInner {
 }
 
 /// The options of [`Stream::new`]: a GPU, such as a [`Device`], or a GPU with a priority. Other
-/// crates implement it for their own types. `In` only keeps the implementations of different crates
-/// apart.
+/// crates implement this trait for their own types. `In` only keeps the implementations of
+/// different crates apart.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a GPU",
     label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one",
@@ -209,9 +210,8 @@ impl StreamDevice<()> for &Device {
 
 impl Stream {
     /// Returns a stream (`torch.cuda.Stream`). `options` is a device or, in the crate `warpline`,
-    /// also `StreamOptions`, which include a priority. The stream comes from a pool of 32 streams
-    /// that is handed out in turn: the 33rd call returns the first stream again. Each priority has
-    /// a pool of its own.
+    /// also `StreamOptions`, which include a priority. Each priority has a pool of 32 streams,
+    /// which are handed out in turn: the 33rd call returns the first stream again.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if the driver cannot create the stream, and errors of resolving

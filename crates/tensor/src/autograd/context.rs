@@ -21,8 +21,10 @@ impl Context<'_> {
     /// if a saved tensor was changed in place, or freed by a pass without `retain_graph`.
     pub fn saved(&self, index: usize) -> Result<Tensor> {
         self.saved.get(index).cloned().ok_or_else(|| {
-            let reason =
-                format!("there is no saved tensor {index}: {} were saved", self.saved.len());
+            let reason = format!(
+                "there is no saved tensor with index {index}, because {} tensors were saved",
+                self.saved.len()
+            );
             let node = self.inputs.node;
             Error::gradient(node.name, reason).at(node.location)
         })

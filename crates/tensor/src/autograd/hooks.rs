@@ -35,8 +35,8 @@ pub(super) fn next_id() -> u64 {
 
 /// A list of hooks of which a [`HookHandle`] removes one.
 pub trait HookList: Send + Sync {
-    /// Removes the hook with this number, if the list has it. Hooks own values of the program, so drop the hook without
-    /// a lock.
+    /// Removes hook `id`, if the list has it. Drop the hook without holding a lock: a hook owns values of the program,
+    /// whose `drop` may run any code.
     fn remove(&self, id: u64);
 }
 
@@ -219,7 +219,8 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         if !self.requires_grad() {
-            let reason = "the tensor does not require a gradient, so there is none to hook; call requires_grad_(true) first";
+            let reason = "the tensor does not require a gradient, so there is none to hook; call \
+                          requires_grad_(true) first";
             return Err(Error::gradient("register_hook", reason));
         }
         check_not_moved("register_hook", self)?;

@@ -37,8 +37,8 @@ pub(crate) trait OpBackward<G: ?Sized = Tensor>: Saved {
     }
 }
 
-/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the
-/// result's. A function that is `Copy` owns no tensor, so no saved tensor is missed.
+/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the result's.
+/// `gradient` must be `Copy`, so it owns no tensor that the state would have to list as saved.
 pub(crate) fn linear<F>(gradient: F) -> impl OpBackward
 where
     F: Fn(&Tensor, &NodeInputs<'_>) -> Result<Tensor> + Copy + Send + Sync + 'static,

@@ -64,10 +64,10 @@ impl MemPool {
         Ok(Self { allocator, pool })
     }
 
-    /// Creates an empty pool of a device whose segments are allocated by `source`
-    /// (`torch.cuda.MemPool(allocator)` with a `CUDAPluggableAllocator`). `source` is called with the driver,
-    /// the index of the device, and the minimum size in bytes. Other requests that the cache cannot serve wait
-    /// meanwhile. Making a tensor in `source` is an error. The returned memory is released when it is dropped.
+    /// Creates an empty pool of a device. `source` allocates the segments of the pool (`torch.cuda.MemPool(allocator)`
+    /// with a `CUDAPluggableAllocator`). `source` is called with the driver, the index of the device, and the minimum
+    /// size in bytes. Other requests that the cache cannot serve wait meanwhile. Making a tensor in `source` is an
+    /// error. The returned memory is released when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;

@@ -199,7 +199,7 @@ impl<D: Dataset> DataLoader<D> {
             None => None,
         };
         if let Some(index) = order.iter().flatten().find(|index| **index >= n) {
-            let reason = format!("the sampler has the index {index}, of {n} samples");
+            let reason = format!("the sampler gives the index {index}, but there are {n} samples");
             return Err(Error::invalid("DataLoader", reason));
         }
         let n = order.as_ref().map_or(n, Vec::len);
@@ -320,7 +320,7 @@ impl<B> LoaderWorker<B> {
 
 impl<B> Drop for LoaderWorker<B> {
     fn drop(&mut self) {
-        // Closes the channel first, so that a worker that is blocked on sending ends.
+        // Close the channel first, so that a worker that is blocked on sending ends.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -209,7 +209,7 @@ pub fn glu(input: &Tensor, options: impl IntoOptions<GLUOptions>) -> Result<Tens
     let d = input.layout().dim(dim).of(op)?;
     let size = input.size().get(d).copied().unwrap_or(1);
     if !size.is_multiple_of(2) {
-        let reason = format!("dimension {d} must be of even size, but is of {size}");
+        let reason = format!("dimension {d} must have an even size, not {size}");
         return Err(Error::invalid(op, reason));
     }
     let half = size / 2;

@@ -51,7 +51,8 @@ pub fn unfold(
 ) -> Result<Tensor> {
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
-        let reason = format!("expects an image of 3 or 4 dimensions, not {:?}", input.size());
+        let reason =
+            format!("expects an image of 3 or 4 dimensions, not one of sizes {:?}", input.size());
         return Err(Error::shape(OP, reason));
     }
     let window =
@@ -84,7 +85,8 @@ pub fn fold(
     };
     if !fits {
         let reason = format!(
-            "columns of {:?}; a window of {kernel_size:?} has {} positions on an image of {output_size:?}",
+            "columns of sizes {:?} do not fit: a window of size {kernel_size:?} has {} positions \
+             on an image of size {output_size:?}",
             input.size(),
             window.positions()
         );
@@ -117,7 +119,8 @@ fn of_images(
         let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
         if padded < reach {
             let reason = format!(
-                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+                "a window of {reach} elements in dimension {d} does not fit into an image of \
+                 {padded} elements, padding included"
             );
             return Err(Error::shape(op, reason));
         }

@@ -189,7 +189,10 @@ fn target_sizes(
     options: &InterpolateOptions,
 ) -> Result<(Vec<usize>, Vec<f64>)> {
     if !(3..=5).contains(&input.dim()) {
-        let reason = format!("expects an image of 3, 4 or 5 dimensions, not {:?}", input.size());
+        let reason = format!(
+            "expects an image of 3, 4 or 5 dimensions, not one of sizes {:?}",
+            input.size()
+        );
         return Err(Error::shape(op, reason));
     }
     let own = &input.size()[2..];

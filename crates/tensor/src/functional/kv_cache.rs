@@ -53,14 +53,14 @@ impl KvCache {
     /// device as [`zeros`] does.
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if `sizes` are not four. Otherwise the same as [`zeros`].
+    /// [`ErrorKind::ShapeMismatch`] if there are not four sizes. Otherwise the same as [`zeros`].
     #[track_caller]
     pub fn new(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Self> {
         const OP: &str = "KvCache";
         let sizes = sizes.into_shape();
         let &[batch, heads, capacity, width] = &sizes[..] else {
             let reason = format!(
-                "the sizes must be four, batch, heads, capacity and width, but are {:?}",
+                "expected four sizes (batch, heads, capacity, width), but got {:?}",
                 &sizes[..]
             );
             return Err(Error::shape(OP, reason));
@@ -92,7 +92,8 @@ impl KvCache {
         check_together(OP, &self.keys, values)?;
         let (count, capacity) = (keys.size().get(2).copied().unwrap_or(0), self.keys.size()[2]);
         if count > capacity {
-            let reason = format!("{count} positions do not fit into a cache of {capacity}");
+            let reason =
+                format!("{count} positions do not fit into a cache of {capacity} positions");
             return Err(Error::invalid(OP, reason));
         }
         let cache = kernel::KvCache {

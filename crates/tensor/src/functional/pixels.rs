@@ -14,7 +14,7 @@ fn split_image_sizes(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [u
         }
         sizes => Err(Error::shape(
             op,
-            format!("needs at least 3 dimensions, but the input is of {sizes:?}"),
+            format!("needs at least 3 dimensions, but the input has sizes {sizes:?}"),
         )),
     }
 }

@@ -73,7 +73,9 @@ pub fn rotary_embedding(
     let width = input.size().last().copied().unwrap_or(0);
     let rotated = rotary_dim.unwrap_or(width);
     if rotated > width || !rotated.is_multiple_of(2) {
-        let reason = format!("{rotated} rotated elements of {width}; there must be an even number");
+        let reason = format!(
+            "rotary_dim must be even and at most {width}, the input's last size, not {rotated}"
+        );
         return Err(Error::invalid(OP, reason));
     }
     refuse_gradient(OP, &[cos, sin])?;
@@ -141,8 +143,8 @@ impl Rotary {
     #[track_caller]
     fn no_fit(&self, input: &Tensor, table: &Tensor) -> Error {
         let reason = format!(
-            "cosines or sines of {:?} for an input of {:?}; their last size must be {} or {}, and those before must \
-             broadcast to [.., positions]",
+            "cosines or sines of sizes {:?} do not fit an input of sizes {:?}; their last size \
+             must be {} or {}, and the sizes before it must broadcast to [.., positions]",
             table.size(),
             input.size(),
             self.rotated / 2,

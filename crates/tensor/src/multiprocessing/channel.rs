@@ -312,7 +312,7 @@ impl Channel {
                 return Err(Error::invalid(call.0, reason));
             }
             let (content, signal) = decode(&body)?;
-            // Checked under the guard of `receiving`, because numbers must be checked in the order of
+            // Check the number while the guard of `receiving` is held, because numbers must be checked in the order of
             // arrival.
             signal.map_or(Ok(()), |signal| self.peers.check_number(signal))?;
             return Ok((content, handle));

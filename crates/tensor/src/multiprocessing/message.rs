@@ -91,7 +91,7 @@ impl TensorMessage {
             return Some("it has more than 64 dimensions");
         }
         if self.requires_grad && !self.dtype.is_float() {
-            return Some("it requires a gradient, and its dtype is not that of a float");
+            return Some("it requires a gradient, but its dtype is not floating-point");
         }
         let numel = checked_numel(self.layout.sizes()).ok();
         let bytes = numel.and_then(|numel| numel.checked_mul(self.dtype.size()));

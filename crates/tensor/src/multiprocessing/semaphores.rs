@@ -210,7 +210,7 @@ impl PeerSemaphores {
             return Ok(());
         };
         if signal.number.wrapping_sub(announced.last) as i32 <= 0 {
-            return Err(invalid_message("it names a number that is not above the last one"));
+            return Err(invalid_message("its number for the semaphore is not above the last one"));
         }
         announced.last = signal.number;
         Ok(())
@@ -293,7 +293,7 @@ impl PeerSemaphores {
         let all = self.all();
         let settled = wait_until(deadline, || all.iter().all(PeerSemaphore::is_settled));
         drop(end);
-        // Otherwise the thread continues until it has released all streams.
+        // If some streams still wait, do not join the thread: it continues until it has released all streams.
         if settled {
             let _ = thread.join(); // the thread does not panic
         }

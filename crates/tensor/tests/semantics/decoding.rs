@@ -201,10 +201,10 @@ fn arguments_of_rotations_that_do_not_fit_are_refused() {
             assert!(text.contains("rotary_embedding") && text.contains(words), "{text}");
         };
         says(&angles([3, 3])?, None, "their last size must be 4 or 8");
-        says(&angles([2, 4])?, None, "of [2, 4] for an input of [2, 3, 8]");
+        says(&angles([2, 4])?, None, "of sizes [2, 4] do not fit an input of sizes [2, 3, 8]");
         says(&randn([4], ())?, None, "their last size must be 4 or 8");
-        says(&angles([3, 4])?, Some(3), "3 rotated elements of 8");
-        says(&angles([3, 4])?, Some(10), "10 rotated elements of 8");
+        says(&angles([3, 4])?, Some(3), "at most 8, the input's last size, not 3");
+        says(&angles([3, 4])?, Some(10), "at most 8, the input's last size, not 10");
         says(&angles([3, 4])?.requires_grad_(true)?, None, "no gradient");
         says(&angles([3, 4])?.to(DType::F64)?, None, "torch.float64");
         Ok(())

@@ -16,8 +16,8 @@ pub enum ErrorKind {
     #[error("a driver call failed")]
     Driver,
     /// A wait, a query or a launch reported a driver failure. Any launch that was not known to be complete may have
-    /// caused the failure; if the failure lost the device, so may launches on other streams. The source is a
-    /// [`DriverError`](warpline_cuda_sys_safe::DriverError).
+    /// caused the failure. If the failure lost the device, launches on other streams may have caused it, too. The
+    /// source is a [`DriverError`](warpline_cuda_sys_safe::DriverError).
     #[error("{}", pending.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Surfaced {
         /// The launches that may have failed. Those of the stream of the failed call come first.

@@ -32,7 +32,7 @@ fn a_message_has_its_source_once() {
     let here = Location::caller();
     let both = error.clone().at(here).to_string();
     assert_eq!(both, format!("add: {} (called at {here})", driver_error()));
-    // A driver error with a location prints the location itself.
+    // A driver error that has a location prints it, so the outer error does not print it again.
     let known = Error::driver("add", driver_error().at(here)).at(here).to_string();
     assert_eq!(known.matches(&here.to_string()).count(), 1, "{known}");
     // A nested error is found through the outer one.

@@ -20,7 +20,7 @@ pub(crate) enum FreeOrder {
     Recent,
 }
 
-/// Storage of the blocks. While the index contains a block, it uses the block's links.
+/// Storage of the blocks. The index uses the links of the blocks that it contains.
 pub(crate) trait Nodes {
     /// Returns the size and the address, which do not change while the block is in an index.
     fn key(&self, block: u32) -> (usize, u64);
@@ -42,9 +42,9 @@ impl Links {
     pub(crate) const NONE: Self = Self { below: [NONE; 2], above: NONE };
 }
 
-/// An ordered set, in bins of similar size with a bitmap of the occupied bins. Each bin is a search
-/// tree whose nodes are the blocks. Most bins have one or two blocks, so a tree is balanced only
-/// when it becomes deep.
+/// An ordered set of free blocks, in bins for similar sizes, with a bitmap of the occupied bins.
+/// Each bin is a search tree whose nodes are the blocks. Most bins have one or two blocks, so a
+/// tree is balanced only when it becomes deep.
 #[derive(Debug)]
 pub(crate) struct FreeIndex {
     occupied: [u64; BINS.div_ceil(64)],
@@ -66,7 +66,7 @@ impl Default for FreeIndex {
 }
 
 /// Returns the bin of a size: 128 bins of one unit each, then 128 of two units, and so on. The
-/// computation has no branch, which irregular sizes would mispredict.
+/// computation has no branch, because irregular sizes would cause mispredictions.
 #[inline]
 fn bin_of(size: usize) -> usize {
     let n = size / MIN_BLOCK_SIZE + 128;
@@ -162,9 +162,9 @@ impl FreeIndex {
         }
     }
 
-    /// Rebuilds the smallest tree around this block with one side much heavier than the other, as a
-    /// scapegoat tree does. Another rebuild needs many insertions, so the cost per insertion is a
-    /// few steps.
+    /// Rebuilds a tree of which one side is much heavier than the other, as a scapegoat tree does:
+    /// the smallest such tree that contains this block. It needs rebuilding again only after many
+    /// insertions, so a rebuild costs a few steps per insertion.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
         let (mut root, mut size) = (block, 1);

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::sync::lock;
 use crate::{Backend, Handle, PoolKind, VirtualMemory};
 
-/// An unmapped page, or a range of addresses, which has 0 bytes.
+/// An unmapped page, or a range of addresses, which counts as 0 bytes.
 pub(super) struct RefusedHandle {
     handle: Handle,
     kind: PoolKind,

@@ -61,7 +61,8 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
                 let mut state = shard.lock();
                 let heap = &mut state.heap;
                 heap.return_expansion(&expansion, done);
-                // Pages that the backend refused to unmap again are free memory.
+                // Some of the new pages may be mapped although the miss failed, because the backend
+                // refused to unmap them. They become free memory of the heap.
                 kept.mapped.into_iter().for_each(|pages| heap.map(kind, pages));
                 return reason.map(|()| None);
             }

@@ -22,12 +22,12 @@ impl<B: Backend> MovablePages<B> {
         let miss = need.miss;
         let kind = miss.request.kind;
         let mut state = miss.shard.lock();
-        if state.heap.windows.is_empty() || kind == PoolKind::Small {
+        if state.heap.window_arenas.is_empty() || kind == PoolKind::Small {
             return None;
         }
         let free = state.heap.free_extents(need.arenas, kind);
         let (address, pieces) =
-            self.windows.find(&self.arenas, &state.heap.windows, miss.request.size, &free)?;
+            self.windows.find(&self.arenas, &state.heap.window_arenas, miss.request.size, &free)?;
         let claimed = state.heap.claim_pieces(need.arenas, kind, &pieces);
         drop(state);
         Some(allocate_alias(miss, address, &pieces, claimed))
@@ -68,14 +68,14 @@ impl<B: Backend> MovablePages<B> {
         pieces: &[Extent],
     ) -> Result<Option<Pages>, AllocError> {
         let PageRequest { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
-        let mut windows = miss.shard.lock().heap.windows.clone();
-        // Earlier options may have left windows with other page sizes.
-        windows.retain(|&window| self.arenas.page_size(window) == page_size);
-        let mut room = self.clear_room(need, &windows, count);
+        let mut window_arenas = miss.shard.lock().heap.window_arenas.clone();
+        // Earlier options may have left arenas with other page sizes.
+        window_arenas.retain(|&arena| self.arenas.page_size(arena) == page_size);
+        let mut room = self.clear_room(need, &window_arenas, count);
         if room.is_none()
             && let Some(arena) = self.arenas.reserve(miss, memory, count * page_size, page_size)?
         {
-            miss.shard.lock().heap.windows.push(arena.number);
+            miss.shard.lock().heap.window_arenas.push(arena.number);
             room = self.windows.room(&self.arenas, &[arena.number], count, false);
         }
         let Some(window) = room else { return Ok(None) };
@@ -91,13 +91,13 @@ impl<B: Backend> MovablePages<B> {
     fn clear_room(
         &mut self,
         need: &PageRequest<'_, B>,
-        windows: &[u32],
+        window_arenas: &[u32],
         count: usize,
     ) -> Option<Pages> {
         let PageRequest { miss, memory, .. } = *need;
         let mut unmaps = !miss.core.is_capturing();
         loop {
-            let room = self.windows.room(&self.arenas, windows, count, unmaps)?;
+            let room = self.windows.room(&self.arenas, window_arenas, count, unmaps)?;
             // The stream has completed its work with the retired mappings. Other streams may still
             // use them without a record, so wait for the device. One wait covers all windows
             // retired so far.
@@ -125,8 +125,9 @@ impl<B: Backend> MovablePages<B> {
     /// completed its work so far.
     fn retire_windows(&mut self, miss: &Miss<'_, B>) {
         let state = miss.shard.lock();
-        let (windows, stream) = (state.heap.windows.clone(), state.stream.clone());
-        if miss.core.is_capturing() || !self.windows.exceed_limit(self.arenas.pages, &windows) {
+        let (window_arenas, stream) = (state.heap.window_arenas.clone(), state.stream.clone());
+        if miss.core.is_capturing() || !self.windows.exceed_limit(self.arenas.pages, &window_arenas)
+        {
             return;
         }
         let in_use = state.heap.windows_in_use();
@@ -134,7 +135,7 @@ impl<B: Backend> MovablePages<B> {
         // An unused window stays unused without the lock, because only misses use windows, and one
         // miss runs at a time.
         if let Ok(event) = miss.core.backend.record(&stream) {
-            self.windows.retire(&mut self.arenas, &windows, &in_use, event);
+            self.windows.retire(&mut self.arenas, &window_arenas, &in_use, event);
         }
     }
 }

@@ -37,10 +37,11 @@ const REQUESTS_PER_REMAP: u64 = 256;
 /// then, mappings have taken a tenth of a second per GiB, and the program has not settled by
 /// itself. Recorded programs, which repeat themselves, remap each page less than once.
 const REMAPS_PER_STEP: usize = 8;
-/// Minimum and maximum number of remappings before the headroom grows, for any number of pages. The
-/// maximum takes three seconds.
+/// Minimum and maximum number of remappings before the headroom grows, for any number of pages.
+/// That many remappings take about three seconds.
 const REMAPS_PER_STEP_BOUNDS: [usize; 2] = [1 << 10, 1 << 16];
-/// Maximum number of times that the headroom grows. By then, it is sixteen times the needed memory.
+/// Maximum number of times that the headroom grows. By then, the headroom is sixteen times the
+/// needed memory.
 const MAX_STEPS: i32 = 31;
 
 /// Number of requests without headroom after the backend refused a page because memory is

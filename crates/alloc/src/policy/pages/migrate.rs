@@ -13,7 +13,8 @@ use crate::{AllocError, Backend, PoolKind};
 
 /// The shards that may have free pages for a request.
 pub(super) struct Donors<B: Backend> {
-    /// The requesting shard comes first. Pages of its other pool need no wait.
+    /// The requesting shard comes first: pages of its other pool are in use only on the same
+    /// stream, so they need no wait.
     shards: Vec<Arc<Shard<B>>>,
     /// The pool of the request.
     kind: PoolKind,

@@ -6,8 +6,8 @@
 //! block is found as under any policy. [`serve`](MovablePages::serve) handles a request that no
 //! free block fits, in this order:
 //!
-//! 1. Reuse a *window* ([`windows`]): addresses at which free memory of this heap is already
-//!    mapped.
+//! 1. Reuse a *window* ([`windows`]), addresses at which pages are mapped once more, whose memory
+//!    is all free.
 //! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
 //! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), or create pages, until enough
 //!    memory is free here. Pages with a former home here come first, because they are still mapped
@@ -50,7 +50,7 @@ const QUERY_FROM_PAGES: usize = 128;
 /// Number of attempts. Other threads may take the memory that was freed up for a request.
 const ATTEMPTS: usize = 4;
 
-/// A miss, with the objects needed to serve it.
+/// A miss, with the memory management, the arenas and the headroom option that serve it.
 struct PageRequest<'a, B: Backend> {
     miss: &'a Miss<'a, B>,
     memory: &'a dyn VirtualMemory<B::Error>,
@@ -107,7 +107,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
     }
 
     fn release_cached(&mut self, core: &Core<B>) {
-        // The headroom adapts to the demand from the beginning.
+        // Reset the headroom, so that it adapts to the demand anew.
         self.headroom = Headroom::default();
         let Some(memory) = core.backend.virtual_memory() else { return };
         let mut free = FreePages::take(core, Policy::Default);
@@ -127,9 +127,10 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
         }
         free.release(core, &mut self.arenas, memory, &elsewhere);
         for shard in &shards {
-            let is_vacant = |window: &mut u32| self.arenas.is_vacant(*window);
-            let vacant: Vec<u32> = shard.lock().heap.windows.extract_if(.., is_vacant).collect();
-            vacant.into_iter().for_each(|window| self.arenas.remove(memory, window));
+            let is_vacant = |arena: &mut u32| self.arenas.is_vacant(*arena);
+            let vacant: Vec<u32> =
+                shard.lock().heap.window_arenas.extract_if(.., is_vacant).collect();
+            vacant.into_iter().for_each(|arena| self.arenas.remove(memory, arena));
         }
         self.arenas.count_refused(core);
     }
@@ -142,7 +143,8 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
 impl<B: Backend> MovablePages<B> {
     /// Serves a request in one of the four ways of the [module](self).
     ///
-    /// All choices take the lowest address, so that a repeating program finds its windows again.
+    /// All choices are deterministic (lowest address, oldest window, shortest pieces), so that a
+    /// repeating program finds its windows again.
     fn serve(&mut self, need: &PageRequest<'_, B>) -> Result<Option<AllocatedBlock>, AllocError> {
         let miss = need.miss;
         let donors = Donors::new(need);
@@ -252,7 +254,7 @@ impl<B: Backend> MovablePages<B> {
                 Ok(true)
             }
             Err((error, kept)) => {
-                // `unreleased` has no mapped pages, because the only page could not be mapped.
+                // `kept` has no mapped pages, because the only page could not be mapped.
                 self.arenas.count_unreleased(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
                 self.headroom.record_refusal(Demand::of(miss.core, 0));

@@ -2,9 +2,9 @@
 //! scattered memory can form one block.
 //!
 //! When its block is freed, a window stays for later requests. If all windows together exceed eight
-//! mappings per page, or 16 Ki mappings, a shard with more than its share retires its unused
-//! windows. Their mappings are removed and their addresses reused after the stream's work up to the
-//! retirement is complete.
+//! mappings per page plus 256, or 16 Ki mappings, a shard with more than its share retires its
+//! unused windows. Their mappings are removed and their addresses reused after the stream's work up
+//! to the retirement is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::heap::{Extent, Pages};
 use crate::policy::arenas::{Arenas, PageSlot};
 use crate::{Backend, VirtualMemory};
 
-/// Maximum number of mappings in all windows, per page. Beyond it, a shard with more than its share
-/// retires its unused windows.
+/// Maximum number of mappings in all windows, per page, with 32 pages added to the number of pages.
+/// Beyond the maximum, a shard with more than its share retires its unused windows.
 const MAX_MAPPINGS_PER_PAGE: usize = 8;
 /// Maximum number of mappings in all windows, for any number of pages, because the system keeps a
 /// record of each mapping.
@@ -65,11 +65,11 @@ impl<B: Backend> Windows<B> {
     pub(super) fn find(
         &self,
         arenas: &Arenas,
-        windows: &[u32],
+        window_arenas: &[u32],
         bytes: usize,
         extents: &[Extent],
     ) -> Option<(u64, Vec<Extent>)> {
-        self.windows_in(windows).find_map(|(arena, window)| {
+        self.windows_in(window_arenas).find_map(|(arena, window)| {
             let page_size = arenas.page_size(arena);
             let count = bytes.div_ceil(page_size);
             if window.count < count {
@@ -102,11 +102,11 @@ impl<B: Backend> Windows<B> {
     pub(super) fn room(
         &self,
         arenas: &Arenas,
-        windows: &[u32],
+        window_arenas: &[u32],
         count: usize,
         unmaps: bool,
     ) -> Option<Pages> {
-        windows.iter().find_map(|&arena| {
+        window_arenas.iter().find_map(|&arena| {
             let mut first = 0;
             let vacant = arenas.slots(arena).iter().enumerate().any(|(at, slot)| {
                 let vacant = match slot {
@@ -179,10 +179,10 @@ impl<B: Backend> Windows<B> {
 
     /// Returns whether unused windows of these arenas should be retired, because the arenas have
     /// too many windows for the number of pages.
-    pub(super) fn exceed_limit(&self, pages: usize, windows: &[u32]) -> bool {
+    pub(super) fn exceed_limit(&self, pages: usize, window_arenas: &[u32]) -> bool {
         let mapped = |windows: &Vec<MappedWindow>| windows.iter().map(|window| window.count).sum();
         let all: Vec<usize> = self.windows.values().map(mapped).filter(|&n| n > 0).collect();
-        let here: usize = self.windows_in(windows).map(|(_, window)| window.count).sum();
+        let here: usize = self.windows_in(window_arenas).map(|(_, window)| window.count).sum();
         let most = (MAX_MAPPINGS_PER_PAGE * (pages + 32)).min(MAX_MAPPINGS);
         all.iter().sum::<usize>() > most && here > most / all.len()
     }
@@ -192,14 +192,14 @@ impl<B: Backend> Windows<B> {
     pub(super) fn retire(
         &mut self,
         arenas: &mut Arenas,
-        windows: &[u32],
+        window_arenas: &[u32],
         in_use: &[Range<u64>],
         event: B::Event,
     ) {
         let retirement = self.next_retirement;
         self.next_retirement += 1;
         self.retirements.insert(retirement, event);
-        for &arena in windows {
+        for &arena in window_arenas {
             let Some(windows) = self.windows.get_mut(&arena) else { continue };
             windows.retain(|window| {
                 let start = arenas.address((arena, window.first));
@@ -219,7 +219,7 @@ impl<B: Backend> Windows<B> {
         }
     }
 
-    /// Removes the events of retirements that have completed.
+    /// Removes the completed events of retirements.
     pub(super) fn poll(&mut self, backend: &B) {
         self.retirements.retain(|_, event| {
             !backend.query(event).unwrap_or_else(|error| backend.is_lost(&error))

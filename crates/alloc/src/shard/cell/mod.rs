@@ -22,7 +22,7 @@ pub(crate) struct ShardCell<B: Backend> {
 struct Occupant<B: Backend> {
     state: ShardState<B>,
     core: Arc<Core<B>>,
-    /// The retired shard, if blocks outlive its owner.
+    /// The retired shard, if blocks outlive its table entry or pool.
     retired: Option<Arc<Shard<B>>>,
 }
 
@@ -59,7 +59,8 @@ impl<B: Backend> ShardCell<B> {
     }
 
     /// Locks the state to read the counters. A parked alias stays parked, because it does not
-    /// affect them. A miss of one thread therefore keeps the parked aliases of other threads.
+    /// affect the counters. A miss of one thread therefore keeps the parked aliases of other
+    /// threads.
     pub(crate) fn lock_counted(&self) -> LockedState<'_, B> {
         let mut state = self.lock_parked();
         if state.is_part_parked() {
@@ -68,8 +69,8 @@ impl<B: Backend> ShardCell<B> {
         state
     }
 
-    /// Frees a block. The caller must not use the cell afterwards. Not inlined, so that dropping a
-    /// `None` costs nothing.
+    /// Frees a block. The caller must not use the cell afterwards. Not inlined, so that dropping an
+    /// empty `Option<Block>` costs nothing.
     #[inline(never)]
     pub(crate) fn free(&self, block: u32) {
         let mut locked = self.lock_parked();

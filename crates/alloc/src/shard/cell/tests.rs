@@ -10,7 +10,7 @@ use super::*;
 use crate::{AllocatorConfig, Block, CachingAllocator, PoolOptions, StreamBackend};
 
 /// A backend type for each test, so that tests do not share cells. Streams are reference-counted,
-/// so that tests can count their owners.
+/// so that tests can count the references.
 struct Counted<const TEST: u8> {
     live: Arc<AtomicUsize>,
 }

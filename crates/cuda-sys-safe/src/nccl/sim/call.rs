@@ -82,7 +82,7 @@ impl CallDesc {
         let bytes = self.count.checked_mul(self.dtype.size()).and_then(|n| n.checked_mul(ranks));
         match bytes.filter(|&bytes| isize::try_from(bytes).is_ok()) {
             Some(_) => None,
-            None => Some(format!("{self}: more than can be addressed")),
+            None => Some(format!("{self}: its memory is larger than the address space")),
         }
     }
 

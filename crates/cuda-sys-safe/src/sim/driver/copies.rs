@@ -112,7 +112,9 @@ impl SimState {
                     Some(real) if real == owner => {
                         Ok((QueuedCopyEnd::Device(owner, ptr.addr()), MemoryKind::Device))
                     }
-                    Some(real) => refuse(format!("{ptr:?} is of cuda:{real}, not cuda:{owner}")),
+                    Some(real) => {
+                        refuse(format!("{ptr:?} is memory of cuda:{real}, not cuda:{owner}"))
+                    }
                     None => refuse(format!("{bytes} bytes at {ptr:?} are not all allocated")),
                 };
             }

@@ -47,7 +47,7 @@ impl SimState {
         }
         if let Some(captured) = self.capture_frontier(key) {
             if interprocess {
-                let why = "an event for other processes";
+                let why = "an interprocess event cannot be recorded in a capture";
                 let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
                 return Err(error(call, code, stream.device(), why));
             }
@@ -84,8 +84,14 @@ impl SimState {
         if capturing && (interprocess || latest.is_some()) {
             self.invalidate_capture_of(key);
             let (code, why) = match interprocess {
-                true => (CudaCode::STREAM_CAPTURE_UNSUPPORTED, "an event for other processes"),
-                false => (CudaCode::STREAM_CAPTURE_ISOLATION, "recorded outside the capture"),
+                true => (
+                    CudaCode::STREAM_CAPTURE_UNSUPPORTED,
+                    "an interprocess event cannot be waited for in a capture",
+                ),
+                false => (
+                    CudaCode::STREAM_CAPTURE_ISOLATION,
+                    "the event was recorded outside the capture",
+                ),
             };
             return Err(error(call, code, stream.device(), why));
         }

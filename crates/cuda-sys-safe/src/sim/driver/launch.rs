@@ -59,7 +59,10 @@ impl SimState {
         };
         let invalid = |why: String| refuse(CudaCode::INVALID_VALUE, why);
         if launch.params.len() > MAX_PARAMS {
-            return invalid(format!("{} bytes of parameters", launch.params.len()));
+            return invalid(format!(
+                "{} bytes of parameters; at most {MAX_PARAMS} are allowed",
+                launch.params.len()
+            ));
         }
         for footprint in launch.footprints {
             if footprint.sizes.len() != footprint.strides.len() {
@@ -96,15 +99,15 @@ impl SimState {
         };
         let threads: u64 = block.iter().map(|&n| u64::from(n)).product();
         if !within(grid, limits.max_grid_dim) {
-            return invalid(format!("a grid of {grid:?} blocks"));
+            return invalid(format!("a grid of {grid:?} blocks is empty or too large"));
         }
         if !within(block, limits.max_block_dim) || threads > u64::from(limits.max_threads_per_block)
         {
-            return invalid(format!("a block of {block:?} threads"));
+            return invalid(format!("a block of {block:?} threads is empty or too large"));
         }
         if shared_bytes > known.max_shared {
             return invalid(format!(
-                "{shared_bytes} bytes of shared memory; the function may have {}",
+                "{shared_bytes} bytes of shared memory; the function may have at most {}",
                 known.max_shared
             ));
         }

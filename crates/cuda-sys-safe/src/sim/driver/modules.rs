@@ -112,7 +112,7 @@ impl SimState {
             return Err(error(call, CudaCode::INVALID_HANDLE, device, "no such function"));
         };
         if bytes as usize > most {
-            let why = format!("a block has at most {most} bytes");
+            let why = format!("a block has at most {most} bytes of shared memory");
             return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         }
         function.max_shared = bytes;

@@ -162,7 +162,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Runs all operations that can run, under the eager schedule.
+    /// Under the eager schedule, runs all operations that can run.
     pub(super) fn after_enqueue<'a>(&'a self, mut state: Guard<'a>) {
         if state.config.schedule == Schedule::Eager {
             loop {

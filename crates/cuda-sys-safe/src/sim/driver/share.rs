@@ -28,7 +28,7 @@ impl SimState {
             }
             Err(why) => {
                 self.devices[device].used -= bytes;
-                let why = format!("the host has no file to share: {why}");
+                let why = format!("the host cannot create a file to share: {why}");
                 Err(error(call, CudaCode::NOT_SUPPORTED, device, &why))
             }
         }
@@ -61,7 +61,9 @@ impl SimState {
             return Err(self.not_a_multiple(call, device, bytes));
         }
         let file = SharedFile::import(handle, bytes).map_err(|why| {
-            let why = format!("not {bytes} bytes of memory of a simulated device: {why}");
+            let why = format!(
+                "the handle does not give {bytes} bytes of memory of a simulated device: {why}"
+            );
             error(call, CudaCode::INVALID_VALUE, device, &why)
         })?;
         let source = PhysicalBacking::Shared { file: Arc::new(file), imported: true };

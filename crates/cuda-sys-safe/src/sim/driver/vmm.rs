@@ -149,7 +149,7 @@ impl SimState {
         };
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
         if !fits {
-            let why = "more than the physical memory has";
+            let why = "the range does not lie inside the physical memory";
             return Err(error(call, CudaCode::NOT_SUPPORTED, device, why));
         }
         if !ptr.addr().is_multiple_of(GRANULARITY as u64) {
@@ -231,7 +231,10 @@ impl SimState {
             let owner = mappings.get(start).and_then(|m| self.physical.get(&m.physical));
             let Some(owner) = owner.map(|p| p.device) else { continue };
             if access.iter().any(|&(d, a)| a != MemAccess::None && !self.linked(d, owner)) {
-                return refuse(CudaCode::INVALID_DEVICE, "a device has no link to the memory's");
+                return refuse(
+                    CudaCode::INVALID_DEVICE,
+                    "a device has no link to the memory's device",
+                );
             }
         }
         let Some(Region { kind: RegionKind::Reservation(mappings), .. }) =

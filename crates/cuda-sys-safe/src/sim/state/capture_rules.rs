@@ -247,7 +247,7 @@ impl SimState {
         if !any {
             return Ok(());
         }
-        let why = "a capture is under way; it is now invalid";
+        let why = "the call is forbidden during a capture, and has made the capture invalid";
         Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why))
     }
 }

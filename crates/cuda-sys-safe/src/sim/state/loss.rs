@@ -28,7 +28,7 @@ impl SimState {
         }
     }
 
-    /// Marks the ranks on these devices as dead, for other ranks.
+    /// Makes the ranks on these devices leave their communicators as if their process had died.
     pub(crate) fn kill_ranks(&self, devices: &[usize]) {
         let participants = self.comms.values().map(|comm| &comm.participant);
         participants

@@ -45,6 +45,9 @@ impl FunctionState {
             return Ok(());
         }
         let given: Vec<usize> = given.collect();
-        Err(format!("parameters of {given:?} bytes for a kernel that takes {:?}", self.params))
+        Err(format!(
+            "the launch passes parameters of {given:?} bytes, but the kernel takes {:?}",
+            self.params
+        ))
     }
 }

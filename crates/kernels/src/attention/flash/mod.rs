@@ -414,10 +414,11 @@ fn refused(
     mask: Option<View<'_>>,
     widest: usize,
 ) -> Error {
-    let mask = mask.map_or(String::new(), |mask| format!(", a mask of {:?}", mask.sizes()));
+    let mask = mask.map_or(String::new(), |mask| format!(", the mask sizes {:?}", mask.sizes()));
     let reason = format!(
-        "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}{mask}; a width must be \
-         the same multiple of {VECTOR} up to {widest}, other strides multiples of {VECTOR}, and keys from 1 to 2³¹",
+        "the queries have sizes {:?} and strides {:?}, the keys {:?} and {:?}, the values {:?} and \
+         {:?}{mask}; all must have the same width, a multiple of {VECTOR} up to {widest}, all \
+         other strides must be multiples of {VECTOR}, and there must be from 1 to 2³¹ keys",
         q.sizes(),
         q.strides(),
         k.sizes(),

@@ -107,8 +107,8 @@ fn scores_dtype(weights: DType) -> DType {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the weights are not of a floating-point dtype.
 /// - [`ErrorKind::DTypeMismatch`] if the scores do not have the dtype that belongs to the weights.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes differ, are not three, or include 2³¹ keys or more,
-///   or if a view is not contiguous.
+/// - [`ErrorKind::ShapeMismatch`] if the views have different sizes, or not three dimensions, if
+///   there are 2³¹ keys or more, or if a view is not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if the views share memory.
 /// - The errors of [`Kernel::launch`].
@@ -164,8 +164,8 @@ fn params(
         let fits = view.sizes() == sizes && view.layout.is_contiguous();
         if sizes.len() != 3 || sizes[2] > i32::MAX as usize || !fits {
             let reason = format!(
-                "an operand of {:?} with strides {:?} beside one of {sizes:?}; all must be contiguous, of the same \
-                 three sizes, with fewer than 2³¹ keys",
+                "an operand has sizes {:?} and strides {:?}, and another has sizes {sizes:?}; all \
+                 must be contiguous and have the same three sizes, with fewer than 2³¹ keys",
                 view.sizes(),
                 view.strides()
             );

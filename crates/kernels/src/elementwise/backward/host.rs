@@ -88,8 +88,8 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                 let offset = |k: usize| at[k] + first as isize * strides[k];
                 for (k, input) in inputs.iter_mut().enumerate() {
                     if uses[k] > 0 {
-                        // SAFETY: the caller guarantees the elements of the row, and `n` is at most
-                        // [`SLICE`].
+                        // SAFETY: the caller guarantees that the inputs have the elements of the
+                        // row, and `n` is at most [`SLICE`].
                         values[k] = unsafe { input.read(offset(k), n) }.cast();
                     }
                 }
@@ -119,8 +119,8 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
                     }
                 }
                 for ((k, _, step), out) in results.iter().zip(&mut outs) {
-                    // SAFETY: the caller guarantees the elements of the row, and the step has `n`
-                    // values.
+                    // SAFETY: the caller guarantees that the results have the elements of the row,
+                    // and the step has `n` values.
                     unsafe {
                         let to = out.results(offset(*k));
                         values[*step].cast::<T::Compute>().copy_to_nonoverlapping(to, n);

@@ -33,7 +33,8 @@ impl<const I: usize, const N: usize> BackwardKernels<I, N> {
     #[must_use]
     pub const unsafe fn new<P: BackwardPass>(program: &'static Program) -> Self {
         let mut by_dtype = [None; DType::ALL.len()];
-        // SAFETY: the caller guarantees the program of `P`, with these numbers of inputs and results.
+        // SAFETY: the caller guarantees that the program is that of `P`, with these numbers of
+        // inputs and results.
         unsafe {
             by_dtype[DType::F16 as usize] = Some(kernels::<P, f16, I, N>(program));
             by_dtype[DType::BF16 as usize] = Some(kernels::<P, bf16, I, N>(program));
@@ -50,10 +51,10 @@ const unsafe fn kernels<P: BackwardPass, T: HostElement, const I: usize, const N
     program: &'static Program,
 ) -> Kernels<Numbers<I>, N> {
     let vector = if T::DTYPE as u64 == DType::F64 as u64 { 2 } else { 4 };
-    // SAFETY: the caller guarantees the program of `P`, which has these numbers of inputs and
-    // results. `launch` makes the arguments: they contain the dtypes of the views, and mark unused
-    // inputs and unwanted results, which kernels and loop do not touch. `vector` is that of
-    // `source`.
+    // SAFETY: the caller guarantees that the program is that of `P`, which has these numbers of
+    // inputs and results. `launch` makes the arguments: they contain the dtypes of the views, and
+    // mark unused inputs and unwanted results, which kernels and loop do not touch. `vector` is
+    // that of `source`.
     let kernels = unsafe { Kernels::new::<Backpropagation<P, T>>(program) };
     kernels.with_vector(vector).with_run(vector).with_results(N - I)
 }
@@ -110,7 +111,10 @@ pub fn apply_backward(
     let takes = (formula.leaves().len(), formula.computed().len());
     let given = (inputs.len(), results.len());
     if takes != given {
-        let reason = format!("takes {takes:?} inputs and results, not {given:?}");
+        let reason = format!(
+            "takes {} inputs and {} results, not {} and {}",
+            takes.0, takes.1, given.0, given.1
+        );
         return Err(Error::invalid(name, reason));
     }
     if !backward.is_fused() {

@@ -37,7 +37,7 @@ impl CellKind {
             (Self::Tanh, Some(Nonlinearity::Tanh)) => Ok(Self::Tanh),
             (Self::Tanh, Some(Nonlinearity::ReLU)) => Ok(Self::ReLU),
             (Self::Tanh, Some(other)) => {
-                let reason = format!("nonlinearity is Tanh or ReLU, not {other:?}");
+                let reason = format!("nonlinearity must be Tanh or ReLU, not {other:?}");
                 Err(Error::invalid(op, reason))
             }
             _ => Err(Error::invalid(op, format!("{op} has no nonlinearity to choose"))),

@@ -132,7 +132,7 @@ impl Stacked {
         }
         let is_transposed = self.options.batch_first && x.dim() == 3;
         if sizes[usize::from(is_transposed)] == 0 {
-            let reason = format!("expects at least one step, not {sizes:?}");
+            let reason = format!("needs at least one step, but the input has sizes {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
         input_device::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;

@@ -212,7 +212,7 @@ mod tests {
             assign_buckets(&all, &[12, 1], None),
             [vec![0, 2], vec![1, 3], vec![4], vec![5]]
         );
-        // In a given order, buckets are sorted by the time at which they were closed.
+        // If an order of the parameters is given, buckets are sorted by the time at which they were closed.
         let order = [5, 4, 3, 2, 1, 0];
         assert_eq!(
             assign_buckets(&all, &[12], Some(&order)),

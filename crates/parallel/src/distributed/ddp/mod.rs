@@ -30,8 +30,8 @@
 //! - All ranks make the same collectives in the same order. The constructor compares everything that determines this
 //!   order: options, names, shapes and dtypes. The order of rebuilt buckets is that of rank 0.
 //! - A mean is a division followed by a sum, as in PyTorch, so that sums in half precision do not overflow.
-//! - A captured iteration waits nowhere on the host: only the rebuilding of buckets and the exchange of unused
-//!   parameters do. Capture after a few iterations, as in PyTorch.
+//! - A captured iteration waits nowhere on the host. Only the rebuilding of buckets and the exchange of unused
+//!   parameters wait there. Capture after a few iterations, as in PyTorch.
 
 mod buckets;
 mod error;
@@ -97,21 +97,21 @@ pub struct DistributedDataParallel<M> {
     hooks: Vec<HookHandle>,
     /// Whether backward passes reduce gradients. False within `no_sync`.
     syncs: AtomicBool,
-    /// Whether the last forward pass was one that reduces gradients, so that the next one copies the buffers.
+    /// Whether gradients of the last forward pass are reduced. If so, the next forward pass copies the buffers.
     synced_forward: AtomicBool,
     join: Mutex<Option<JoinOptions>>,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Compares the models of all ranks, copies the parameters and buffers of rank 0 to the other ranks in pieces of 250
-    /// MiB, and registers a hook on each parameter. All ranks call this function, and all at the same place among their
-    /// calls on the group.
+    /// Compares the models of all ranks, copies the parameters and buffers of rank 0 to the other ranks in pieces of
+    /// 250 MiB, and registers a hook on each parameter. All ranks call this function, in the same order relative to
+    /// their other calls on the group.
     ///
     /// # Errors
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a [`DdpError`] as its source:
     /// [`DdpError::NoParameters`] if no parameter requires a gradient, [`DdpError::WrongDevice`] if a parameter or
     /// buffer is not on the group's device, [`DdpError::Differs`] if the ranks have different models or options. Errors
-    /// of the collectives ([`ProcessGroup::all_reduce`]), which end at the group's timeout if a rank makes no
+    /// of the collectives ([`ProcessGroup::all_reduce`]), which end at the group's timeout if a rank creates no
     /// `DistributedDataParallel`.
     #[track_caller]
     pub fn new(
@@ -274,7 +274,7 @@ impl<M> DistributedDataParallel<M> {
     }
 
     /// Runs `f`, in which backward passes accumulate gradients and do not reduce them (`no_sync`). The next backward
-    /// pass after it reduces the accumulated gradients. The forward passes must be within `f`, too. All ranks must use
+    /// pass after `f` reduces the accumulated gradients. The forward passes must be within `f`, too. All ranks must use
     /// `no_sync` in the same iterations.
     ///
     /// ```

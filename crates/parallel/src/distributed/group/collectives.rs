@@ -18,7 +18,8 @@ warpline::__options! {
     ReduceOptions [] [] {
         /// Sets how elements are combined. Default: [`ReduceOp::Sum`].
         op: ReduceOp = ReduceOp::Sum, ReduceOp;
-        /// Sets whether the current stream goes on before the result is there, until [`Work::wait`]. Default: `false`.
+        /// Sets whether the current stream continues without a wait for the result, until [`Work::wait`]. Default:
+        /// `false`.
         async_op: bool = false, bool;
     }
 }

@@ -144,7 +144,7 @@ impl CpuTransport {
     /// Carries out checked calls. Calls without elements are skipped, as with NCCL.
     fn run(&self, group: &GroupShared, call: &Signature, ops: &[CollectiveOp<'_>]) -> Result<()> {
         let (name, all) = (call.op, 0..self.ranks);
-        // The calls of a send and its receive differ, so only their parts are compared.
+        // A send and its receive are different calls, so their headers hold only dtypes and numbers of elements.
         let text = if call.peer.is_none() { call.to_string() } else { String::new() };
         let ops: Vec<_> = ops.iter().filter(|op| numel(op) > 0).collect();
         let mut inputs = Exchange::new(self.ranks);

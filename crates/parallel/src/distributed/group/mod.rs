@@ -201,7 +201,7 @@ impl GroupShared {
     /// Makes the watchdog fail the group because of `error`, and waits for that failure. Returns the failure.
     fn fail_after(&self, error: Error) -> Error {
         self.wake(|requests| requests.launch_error = Some(error.to_string()));
-        // The watchdog reads the other ranks' records first, within this time.
+        // Allow for the time in which the watchdog reads the other ranks' records before it fails the group.
         let bound = watchdog::publish_timeout(self.parts.timeout) + Duration::from_secs(10);
         let begun = Instant::now();
         while self.failure.get().is_none() && begun.elapsed() < bound {

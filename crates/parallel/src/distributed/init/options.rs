@@ -76,10 +76,10 @@ impl InitOptions {
         }
     }
 
-    /// Sets the time limit of each collective, and for all ranks to arrive in [`init_process_group`](super::init_process_group). Default: 10
-    /// minutes. After the limit, the call takes up to one more second to ask the store which ranks are missing. The
-    /// limit does not apply to [`Store`] calls without a timeout, so a program's own store must bound these calls
-    /// itself.
+    /// Sets the time limit of each collective, and the time within which all ranks must arrive in
+    /// [`init_process_group`](super::init_process_group). Default: 10 minutes. After the limit, the call takes up to
+    /// one more second to ask the store which ranks are missing. The limit does not apply to [`Store`] calls without a
+    /// timeout, so a program's own store must bound these calls itself.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -61,7 +61,7 @@ impl FileStore {
         let file = options.open(&path).map_err(|error| file_error("open", &path, &error))?;
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file {
-            return Err(file_error("open", &path, &not_a_store("a directory or device")));
+            return Err(file_error("open", &path, &not_a_store("it is a directory or device")));
         }
         let log = Some(StoreLog { file, values: StoreValues::default(), read: 0 });
         let store = Self { path, log: Mutex::new(log), free: Condvar::new() };
@@ -189,7 +189,7 @@ impl StoreLog {
             let mut magic = Vec::new();
             rest.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
             if !MAGIC.starts_with(&magic) {
-                return Err(not_a_store("its first bytes"));
+                return Err(not_a_store("its first bytes are not those of a store"));
             }
             if magic.len() < MAGIC.len() {
                 // A process was killed while it wrote the first bytes.
@@ -244,7 +244,7 @@ fn read_record<'a>(
     let key = u32::from_le_bytes([k0, k1, k2, k3]) as usize;
     let value = u32::from_le_bytes([v0, v1, v2, v3]) as usize;
     if !matches!(kind, SET | DELETE) || key > MAX_KEY || value > MAX_VALUE {
-        return Err(not_a_store("a record"));
+        return Err(not_a_store("it has an invalid record"));
     }
     from.take((key + value) as u64).read_to_end(bytes)?;
     let Some((key, value)) =
@@ -252,12 +252,14 @@ fn read_record<'a>(
     else {
         return Ok(None);
     };
-    let key = std::str::from_utf8(key).map_err(|_| not_a_store("a key"))?;
+    let key = std::str::from_utf8(key).map_err(|_| not_a_store("it has a key that is not text"))?;
     Ok(Some((kind, key, value)))
 }
 
-fn not_a_store(what: &str) -> io::Error {
-    let text = format!("{what} cannot belong to a store; give a file that does not exist yet");
+fn not_a_store(why: &str) -> io::Error {
+    let text = format!(
+        "this is not the file of a store, because {why}; give a file that does not exist yet"
+    );
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

@@ -126,7 +126,7 @@ pub enum StoreError {
         replied: bool,
     },
     /// A key, a value or a list of keys is larger than its limit.
-    #[error("{op}: {what} has {size}, the most is {max}")]
+    #[error("{op}: {what} has size {size}, above the limit of {max}")]
     TooLarge {
         /// Name of the operation, such as `get`.
         op: &'static str,

@@ -34,7 +34,7 @@ impl Secret {
         match secret.as_ref() {
             short if short.len() < MIN_SECRET => {
                 let found = short.len();
-                let reason = format!("it has {found} bytes, the least is {MIN_SECRET}");
+                let reason = format!("it has {found} bytes, but needs at least {MIN_SECRET}");
                 Err(StoreError::InvalidSecret { reason })
             }
             secret => Ok(Self(secret.into())),

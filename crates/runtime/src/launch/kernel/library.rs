@@ -80,7 +80,10 @@ pub(super) unsafe fn run<P: CudaType + Pod, const N: usize>(
 ) -> Result<()> {
     let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
         let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
-            let reason = format!("{} pointers for {N} operands", pointers.len());
+            let reason = format!(
+                "the launch has {N} operands, but the driver passed {} pointers",
+                pointers.len()
+            );
             return Err(DriverError::InvalidArgument { call: op, reason });
         };
         // SAFETY: the driver passes the target's stream, with the context of its device current, and

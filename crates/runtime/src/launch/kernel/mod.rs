@@ -177,7 +177,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ///   operands, and then one `P` by value, whose CUDA definition is generated from `P`
     ///   ([`cuda_struct!`](crate::cuda_struct)).
     /// - **The element types match.** Kernel and CPU implementation treat the operands' elements as
-    ///   of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and 1.
+    ///   values of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and
+    ///   1.
     /// - **Threads do not race.** If a thread of the launch writes an element, no other thread
     ///   accesses it, except with atomics or with a barrier of the block between. Therefore, unless
     ///   the code is made for it, views that are written have no two indices at one address, and no

@@ -145,7 +145,8 @@ fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     before_free(&x, &a, &b);
     let address = x.address();
     drop(x);
-    // Reused twice: the second tensor must still receive the accesses to `x`.
+    // Reuse the block twice: the accesses to `x` must still be known when the second tensor gets
+    // it.
     for _ in 0..2 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
         assert_eq!(y.address(), address, "the block was given out again");
@@ -172,7 +173,7 @@ fn a_block_that_is_given_out_too_early_is_reported() {
 #[test]
 fn a_block_that_is_given_out_in_time_is_not() {
     assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
-    assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the owner waits");
+    assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the allocating stream waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
     // Work ordered before the recorded stream's work is complete too.
     let through = |x: &Storage, _: &Stream, b: &Stream| {

@@ -65,8 +65,8 @@ impl StorageMarks {
         self.awaited.insert(&Dependency::Peer(awaited));
     }
 
-    /// Adds pending work of other processes on the storage to `dependencies`, for a read of any of
-    /// its bytes.
+    /// Adds the signals of other processes that are still awaited to `dependencies`, for a read of
+    /// any byte of the storage.
     pub(crate) fn read_awaited(&mut self, dependencies: &mut Dependencies) {
         self.remove_passed();
         dependencies.merge(&self.awaited);

@@ -264,7 +264,8 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     Err(Error::shape(
         op,
         format!(
-            "for an input of {:?} the target of class indices must be of {sizes:?}, but is of {:?}",
+            "for an input of sizes {:?}, the target of class indices must have sizes {sizes:?}, \
+             but has {:?}",
             input.size(),
             target.size()
         ),
@@ -277,7 +278,8 @@ fn check_weight(op: &'static str, classes: usize, weight: Option<&Tensor>) -> Re
         Some(weight) if weight.size() != [classes] => Err(Error::shape(
             op,
             format!(
-                "there must be a weight for each of {classes} classes, but they are of {:?}",
+                "there must be one weight for each of {classes} classes, but the weights have \
+                 sizes {:?}",
                 weight.size()
             ),
         )),

@@ -271,7 +271,11 @@ fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
         let of = input.size();
         return Err(Error::shape(
             op,
-            format!("expects an input of {} or {} dimensions, not {of:?}", D + 1, D + 2),
+            format!(
+                "expects an input of {} or {} dimensions, not one of sizes {of:?}",
+                D + 1,
+                D + 2
+            ),
         ));
     }
     if !input.dtype().is_float() {
@@ -312,7 +316,8 @@ fn pool_window<const D: usize>(
         let rest = signed(padded).saturating_sub(signed(reach)).saturating_add(beyond);
         if rest < 0 || sizes[d] == 0 {
             let reason = format!(
-                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+                "a window of {reach} elements in dimension {d} does not fit into an image of \
+                 {padded} elements, padding included"
             );
             return Err(Error::shape(op, reason));
         }
@@ -338,7 +343,7 @@ fn adaptive_pool<const D: usize>(
     not_negative(op, "output_size", &output)?;
     let sizes: [usize; D] = last(input);
     if sizes.contains(&0) {
-        let reason = format!("an image of {sizes:?} has no elements");
+        let reason = format!("an image of sizes {sizes:?} has no elements");
         return Err(Error::shape(op, reason));
     }
     let window = window(op, [sizes, output, [1; D], [1; D], [0; D], [1; D]])?;

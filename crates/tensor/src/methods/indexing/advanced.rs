@@ -203,7 +203,8 @@ impl Tensor {
                 let sizes = self.size().get(dim..dim + here.dim());
                 if sizes != Some(here.size()) || here.dim() == 0 {
                     let reason = format!(
-                        "a mask of {:?} must have the sizes of the dimensions from {dim} on of {:?}",
+                        "a mask of sizes {:?} does not fit dimensions {dim} and following of a \
+                         tensor of sizes {:?}",
                         here.size(),
                         self.size()
                     );

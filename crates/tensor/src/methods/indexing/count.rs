@@ -59,7 +59,7 @@ impl Tensor {
         let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
-                "needs an integer vector, but has {} of sizes {:?}",
+                "needs a vector of integers, not {} of sizes {:?}",
                 self.dtype(),
                 self.size()
             );
@@ -72,7 +72,10 @@ impl Tensor {
             let [least, most] = [index.amin(()), index.amax(())];
             let (least, most) = (least.of(OP)?.item::<i64>().of(OP)?, most.of(OP)?.item::<i64>()?);
             if least < 0 {
-                return Err(Error::invalid(OP, format!("{least} is negative")));
+                return Err(Error::invalid(
+                    OP,
+                    format!("no element may be negative, but one is {least}"),
+                ));
             }
             length = length.max(most as usize + 1);
         }
@@ -113,10 +116,10 @@ impl Tensor {
             (min, max) = (min - 1.0, max + 1.0);
         }
         if bins == 0 || !min.is_finite() || !max.is_finite() || min > max {
-            let reason = format!("{bins} bins from {min} to {max}");
+            let reason = format!("cannot divide the range from {min} to {max} into {bins} bins");
             return Err(Error::invalid(OP, reason));
         }
-        // Fails if there is no memory for this many bins.
+        // The allocation fails if there is no memory for this many bins.
         let counts = self.new_zeros([bins], DType::I64).of(OP)?;
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;

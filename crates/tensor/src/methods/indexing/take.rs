@@ -54,7 +54,7 @@ impl Tensor {
         };
         if self.dim() != index.dim() {
             let reason = format!(
-                "an index of {} dimensions for a tensor of {}; there must be as many",
+                "the index has {} dimensions and the tensor {}; the two numbers must be equal",
                 index.dim(),
                 self.dim()
             );

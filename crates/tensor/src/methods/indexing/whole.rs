@@ -192,8 +192,9 @@ impl Tensor {
         let one = index.dim() <= 1 && (self.dim() > 0 || index.numel() == 1);
         if !one || sizes.is_some_and(|sizes| sizes != all) {
             let reason = format!(
-                "an index of sizes {:?} into dimension {d} of {:?}, for a source of {:?}; there must be one \
-                 index for each part of the source, and its other sizes be this tensor's",
+                "an index of sizes {:?} into dimension {d} of a tensor of sizes {:?} does not fit \
+                 a source of sizes {:?}; there must be one index for each slice of the source, and \
+                 the source's other sizes must be the tensor's",
                 index.size(),
                 self.size(),
                 sizes.unwrap_or(&all)

@@ -92,7 +92,11 @@ impl Tensor {
             return flat.reshape(&sizes[..]).of(OP);
         }
         if shifts.len() != dims.len() || dims.is_empty() {
-            let reason = format!("{} shifts for {} dimensions", shifts.len(), dims.len());
+            let reason = format!(
+                "got {} shifts for {} dimensions; there must be one shift for each dimension",
+                shifts.len(),
+                dims.len()
+            );
             return Err(Error::invalid(OP, reason));
         }
         let mut out = self.clone();

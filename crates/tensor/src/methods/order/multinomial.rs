@@ -23,9 +23,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the tensor is not a vector or a matrix, if there are no weights, if
-    /// `num_samples` is 0, or if it exceeds the number of weights without `replacement`. On the CPU also if a
-    /// weight is negative, infinite or NaN, or all weights of a row are zero. [`ErrorKind::UnsupportedDType`]
-    /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
+    /// `num_samples` is 0, or, without `replacement`, if it exceeds the number of weights. On the CPU also if a weight
+    /// is negative, infinite or NaN, or all weights of a row are zero. [`ErrorKind::UnsupportedDType`] if the tensor is
+    /// not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn multinomial(
         &self,
@@ -45,7 +45,7 @@ impl Tensor {
             [rows, weights] => (rows, weights),
             _ => {
                 return refused(format!(
-                    "weights are of one or two dimensions, not {:?}",
+                    "the weights must have one or two dimensions, not sizes {:?}",
                     self.size()
                 ));
             }

@@ -63,7 +63,10 @@ impl Tensor {
                 let least = self.dim().min(other.dim()) as isize;
                 if !(0..=least).contains(&dims) {
                     let (own, others) = (self.dim(), other.dim());
-                    let reason = format!("{dims} dimensions of tensors of {own} and {others}");
+                    let reason = format!(
+                        "cannot contract {dims} dimensions of tensors with {own} and {others} \
+                         dimensions"
+                    );
                     return Err(Error::invalid("tensordot", reason));
                 }
                 let own: SmallVec<[isize; 6]> = (-dims..0).collect();
@@ -89,7 +92,7 @@ impl Tensor {
                 return Err(Error::shape(
                     "tensordot",
                     format!(
-                        "contracted dimensions need to match, but dimension {a} has size {} and {b} has {}",
+                        "contracted dimensions must have the same size, but dimension {a} has size {} and dimension {b} has size {}",
                         size(self, a),
                         size(other, b)
                     ),

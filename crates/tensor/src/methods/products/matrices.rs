@@ -24,7 +24,7 @@ fn check_dims(op: &'static str, tensors: &[(&Tensor, &str, usize)]) -> Result<()
         if tensor.dim() != *dims {
             return Err(Error::shape(
                 op,
-                format!("{name} must have {dims} dimensions, but it is of {:?}", tensor.size()),
+                format!("{name} must have {dims} dimensions, but has sizes {:?}", tensor.size()),
             ));
         }
     }

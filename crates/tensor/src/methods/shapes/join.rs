@@ -143,7 +143,7 @@ pub fn stack<T: Borrow<Tensor>>(
         return Err(Error::shape(
             "stack",
             format!(
-                "all tensors must have one size, but {:?} and {:?} were given",
+                "all tensors must have the same sizes, but got {:?} and {:?}",
                 head.size(),
                 other.size()
             ),
@@ -205,7 +205,10 @@ pub fn meshgrid<T: Borrow<Tensor>>(
     if let Some(other) = tensors.iter().find(|t| t.dim() > 1) {
         return Err(Error::shape(
             op,
-            format!("expects vectors and numbers, but one is of {:?}", other.size()),
+            format!(
+                "expects tensors of at most one dimension, but got one of sizes {:?}",
+                other.size()
+            ),
         ));
     }
     let exchanged = indexing == MeshIndexing::Xy && tensors.len() > 1;

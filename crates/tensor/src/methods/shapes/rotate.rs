@@ -43,7 +43,10 @@ impl Tensor {
         };
         let (from, to) = (self.layout().dim(from).of(op)?, self.layout().dim(to).of(op)?);
         if from == to {
-            return Err(Error::invalid(op, format!("both dimensions are {from}")));
+            return Err(Error::invalid(
+                op,
+                format!("the two dimensions must differ, but both are dimension {from}"),
+            ));
         }
         let (from, to) = (from as isize, to as isize);
         match k.into_isize().rem_euclid(4) {

@@ -165,7 +165,8 @@ impl Tensor {
         let d = self.layout().dim(dim).of("unfold")?;
         let own = if self.dim() == 0 { 1 } else { self.size()[d] };
         if size > own {
-            let reason = format!("slices of {size} do not fit dimension {d}, of size {own}");
+            let reason =
+                format!("slices of {size} elements do not fit into dimension {d}, which has {own}");
             return Err(Error::invalid("unfold", reason));
         }
         if step == 0 {

@@ -164,7 +164,9 @@ impl Tensor {
         if width != other_width {
             return Err(Error::shape(
                 op,
-                format!("rows must be of one length, but are of {width} and {other_width}"),
+                format!(
+                    "rows must have equal lengths, but have {width} and {other_width} elements"
+                ),
             ));
         }
         if p.is_nan() || p < 0.0 {

@@ -67,7 +67,7 @@ fn an_index_of_no_class_is_an_error() {
         let error = cross_entropy(&logits, &tensor([0i64, 3], ())?, options).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::IndexCheck { .. }), "{error}");
         let error = cross_entropy(&logits, &tensor([0i64], ())?, options).unwrap_err();
-        assert!(error.to_string().contains("must be of [2], but is of [1]"), "{error}");
+        assert!(error.to_string().contains("must have sizes [2], but has [1]"), "{error}");
         let weight = ones([2], ())?;
         let options = options.weight(&weight);
         let error = cross_entropy(&logits, &tensor([0i64, 1], ())?, options).unwrap_err();
@@ -144,7 +144,7 @@ fn arguments_that_do_not_fit_are_refused() {
         says(batch_norm(&x, None, None, ()), "running_mean and running_var");
         says(batch_norm(&x, &ones(3, ())?, None, training), "running_mean must have a number");
         says(instance_norm(&x, None, None, ()), "more than one value");
-        says(glu(&zeros(3, ())?, 0), "must be of even size, but is of 3");
+        says(glu(&zeros(3, ())?, 0), "must have an even size, not 3");
         says(pad(&x, [1], ()), "two numbers");
         says(pad(&x, [4, 0], PadMode::Reflect), "cannot be padded by 4");
         says(pad(&x, [-3, -2], ()), "more than dimension 1 has");

@@ -39,12 +39,13 @@ const OP: &str = "scaled_dot_product_attention";
 
 /// Rows of a block: queries of the heads that share a head of keys.
 const ROWS: u64 = 16;
-/// Rows up to which the keys are read often enough from memory to be worth a launch of this kernel.
+/// Maximum number of rows for which this kernel is faster than a kernel for many queries, although
+/// it reads the keys once per [`ROWS`] rows.
 const MOST_ROWS: u64 = 64;
-/// Widths for which kernels are compiled, with the warps of their blocks. Each warp has 16 keys of a
-/// tile, and the tiles must fit the shared memory.
+/// Widths for which kernels are compiled, each with the number of warps per block. Each warp has 16
+/// keys of a tile, and the tiles must fit the shared memory.
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
-/// Blocks per multiprocessor that the splits aim at.
+/// Number of blocks per multiprocessor into which the keys are split, if there are fewer results.
 const BLOCKS: u64 = 2;
 /// Maximum number of splits, whose factors the last block keeps in shared memory.
 const MOST_SPLITS: u64 = 256;
@@ -98,9 +99,9 @@ impl FewQueries {
     }
 }
 
-/// Returns whether [`few_queries`] supports a dtype and a width on this target, and whether it has
-/// few enough rows to be faster than a kernel for many queries. `queries` counts the queries of one
-/// head, and `group` the heads of queries per head of keys.
+/// Returns whether [`few_queries`] supports a dtype and a width on this target, and whether there
+/// are few enough rows for it to be faster than a kernel for many queries. `queries` counts the
+/// queries of one head, and `group` the heads of queries per head of keys.
 #[must_use]
 pub fn has_few_queries(
     target: Target<'_>,
@@ -117,10 +118,10 @@ pub fn has_few_queries(
 /// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
 /// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy
-/// [`has_few_queries`], and there may be no key. `lengths` has one `int64` for each batch of the first of two
-/// batch dimensions: keys from that position on do not exist. With
-/// lengths and `is_causal`, the last query attends to all keys; without lengths, the first query attends
-/// to the first key alone. A query that attends to no key gets zeros.
+/// [`has_few_queries`], and the number of keys may be 0. `lengths` has one `int64` for each batch
+/// of the first of two batch dimensions: keys from that position on do not exist. With lengths and
+/// `is_causal`, the last query attends to all keys; without lengths, the first query attends to the
+/// first key alone. A query that attends to no key gets zeros.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.

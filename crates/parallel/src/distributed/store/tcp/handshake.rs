@@ -66,7 +66,7 @@ pub(super) fn greet(
     let (mut verdict, mut proof): ([u8; 1], Proof) = ([REFUSED], [0; PROOF_LEN]);
     stream.read_exact(&mut verdict)?;
     let refused = match secret {
-        Some(_) => "its secret is not this process's",
+        Some(_) => "its secret is not the secret of this process",
         None => "it asks for a secret, and this process has none",
     };
     if verdict != [ACCEPTED] {

@@ -172,7 +172,9 @@ impl ClientConnection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Err(wire::invalid("a request before the reply to the last one")),
+            Ok(_) => {
+                Err(wire::invalid("a request arrived before the reply to the previous request"))
+            }
         }
     }
 }
