@@ -5,16 +5,17 @@
 //! simulated one.
 //!
 //! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same
-//! graph, with up to a thousand replays outstanding. The second table shows the time per item, for
-//! each kind of work, of a thousand, ten thousand and a hundred thousand items without a wait. An
-//! argument runs only the rows that contain it. With `--json`, each line is a JSON object: first
-//! the conditions, then each row.
+//! graph, with up to a thousand replays outstanding. `full` means that the driver's queue was full:
+//! either call then waits for the GPU, and its time does not show the cost for the host. The second
+//! table shows the time per item, for each kind of work, of a thousand, ten thousand and a hundred
+//! thousand items without a wait. An argument runs only the rows that contain it. With `--json`,
+//! each line is a JSON object: first the conditions, then each row; a full queue is `null`.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
-use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::cuda::{self, CudaGraph, Event, Stream};
 use warpline::{DType, Error, Result, Runtime, RuntimeConfig, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
 
@@ -23,8 +24,9 @@ const ITEMS: [usize; 3] = [1_000, 10_000, 100_000];
 const KERNELS: [usize; 7] = [1, 10, 100, 300, 740, 1_000, 2_000];
 /// Number of outstanding replays.
 const OUTSTANDING: [usize; 6] = [0, 1, 10, 100, 300, 1_000];
-/// Number of timed replays.
-const TIMED: usize = 21;
+/// Number of pairs of a replay and a bare launch in a round. Each pair adds two launches to the
+/// outstanding ones.
+const PAIRS: usize = 5;
 
 fn main() -> Result<()> {
     let named = std::env::var("WARPLINE_DRIVER").ok();
@@ -150,15 +152,17 @@ fn decoder(kernels: usize) -> Result<CudaGraph> {
     Ok(graph)
 }
 
-/// Keeps the GPU busy for about as long as the host takes to enqueue the replays.
-fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
+/// Keeps the GPU busy for longer than the host takes to enqueue the replays of a round. Returns an
+/// event that completes before the replays begin. `None` if the driver is not a GPU's.
+fn occupy(stream: &Stream, outstanding: usize) -> Result<Option<Event>> {
     if warpline::runtime().driver()?.name() != "cuda" {
-        return Ok(());
+        return Ok(None);
     }
     cuda::with_stream(stream, || {
         let large = ones([8192, 8192], 0)?;
-        (0..4 + kernels / 20).try_for_each(|_| large.matmul(&large).map(drop))
-    })
+        (0..1 + outstanding / 500).try_for_each(|_| large.matmul(&large).map(drop))
+    })?;
+    stream.record_event(None).map(Some)
 }
 
 /// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the
@@ -201,8 +205,11 @@ fn replays(output: &Output) -> Result<()> {
                 continue;
             }
             print!("{:22}", format!("{kernels}, {streams}"));
-            for [own, bare] in times {
-                print!("{:>20}", format!("{own:.2} {bare:.2} {:.2}", own / bare));
+            for medians in times {
+                let text = medians.map_or("full".to_owned(), |[own, bare]| {
+                    format!("{own:.2} {bare:.2} {:.2}", own / bare)
+                });
+                print!("{text:>20}");
             }
             println!();
         }
@@ -210,9 +217,9 @@ fn replays(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Returns medians in microseconds of [`TIMED`] replays and of [`TIMED`] bare launches of the same
-/// graph, in turns, for each number of outstanding replays.
-fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<[f64; 2]>> {
+/// Returns medians in microseconds of replays and of bare launches of the same graph, for each
+/// number of outstanding replays. `None` if the driver's queue is full.
+fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<Option<[f64; 2]>>> {
     let (raw, exec) = (stream.raw(), graph.raw_cuda_graph_exec()?);
     let bare = || {
         // SAFETY: the graph stays alive, its tensors are used on this stream alone, and the stream
@@ -220,30 +227,39 @@ fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<[f64;
         let launched = unsafe { raw.driver().graph_launch(exec, raw.handle()) };
         launched.map_err(|error| Error::driver("outstanding", error))
     };
-    stream.synchronize()?;
-    occupy(stream, kernels)?;
-    let mut done = 0;
-    let mut medians = Vec::new();
-    for outstanding in OUTSTANDING {
-        while done < outstanding {
-            graph.replay()?;
-            done += 1;
-        }
+    // The times of small graphs vary more, in proportion.
+    let rounds = if kernels > 10 { 5 } else { 21 };
+    let medians = |outstanding| {
         let mut times = [Vec::new(), Vec::new()];
-        for _ in 0..TIMED {
-            let start = Instant::now();
-            graph.replay()?;
-            let between = Instant::now();
-            bare()?;
-            times[0].push((between - start).as_secs_f64() * 1e6);
-            times[1].push(between.elapsed().as_secs_f64() * 1e6);
+        for round in 0..rounds {
+            let occupied = occupy(stream, outstanding)?;
+            (0..outstanding).try_for_each(|_| graph.replay())?;
+            let mut of_round = [Vec::new(), Vec::new()];
+            for pair in round..round + PAIRS {
+                // Each call goes first in every other pair, so that neither is always the call that
+                // follows a wait of the driver.
+                for call in [pair % 2, 1 - pair % 2] {
+                    let start = Instant::now();
+                    if call == 0 { graph.replay() } else { bare() }?;
+                    of_round[call].push(start.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+            // If the GPU has begun the replays, a call has waited for it.
+            let waited = occupied.map(|event| event.query()).transpose()?.unwrap_or(false);
+            stream.synchronize()?;
+            if waited {
+                break;
+            }
+            times.iter_mut().zip(of_round).for_each(|(all, new)| all.extend(new));
         }
-        done += 2 * TIMED;
-        medians.push(times.map(|mut times| {
+        if times[0].is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(times.map(|mut times| {
             times.sort_unstable_by(f64::total_cmp);
-            times[TIMED / 2]
-        }));
-    }
+            times[times.len() / 2]
+        })))
+    };
     stream.synchronize()?;
-    Ok(medians)
+    OUTSTANDING.into_iter().map(medians).collect()
 }

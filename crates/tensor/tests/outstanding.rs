@@ -87,6 +87,21 @@ fn the_cost_of_work_does_not_grow_with_the_work_that_is_outstanding() {
     let driver = Arc::new(NullDriver::without_completion(2));
     let runtime = Runtime::new(driver, RuntimeConfig::default()).expect("a runtime");
     with_runtime(&runtime, all).expect("no error");
+    let driver = Arc::new(NullDriver::new(1));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).expect("a runtime");
+    with_runtime(&runtime, complete).expect("no error");
+}
+
+/// Replays that are complete leave nothing, although the host never waits.
+fn complete() -> Result<()> {
+    let graph = decoder(1)?;
+    (0..BLOCK).try_for_each(|_| graph.replay())?;
+    let before = LIVE.load(Relaxed);
+    (0..BLOCKS * BLOCK).try_for_each(|_| graph.replay())?;
+    let left = LIVE.load(Relaxed).saturating_sub(before);
+    println!("complete replays: {left} bytes left");
+    assert!(left < BLOCKS * BLOCK, "complete replays leave {left} bytes");
+    Ok(())
 }
 
 fn all() -> Result<()> {

@@ -1,10 +1,11 @@
 //! Replays of graphs on streams.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CapturedChecks, OpNumber, Stream};
+use warpline_stream::{CapturedChecks, CheckedLaunch, OpNumber, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{located, refuse_captured};
@@ -61,10 +62,16 @@ impl GraphReplay<'_> {
     /// The pool's memory and the modules must be kept until the replay is complete.
     #[track_caller]
     pub(crate) unsafe fn enqueue(&self, stream: &Stream, site: Site) -> Result<()> {
-        let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
-        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept.
-        with_host_locks(site.op, pinned, || unsafe { self.in_order(stream, site) })
-            .map_err(|e| located(e, stream, site))
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool
+        // and modules are kept.
+        let in_order = || unsafe { self.in_order(stream, site) };
+        let enqueued = if self.pinned.is_empty() {
+            in_order()
+        } else {
+            let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
+            with_host_locks(site.op, pinned, in_order)
+        };
+        enqueued.map_err(|e| located(e, stream, site))
     }
 
     /// Enqueues the replay after the other uses of its storages.
@@ -78,6 +85,11 @@ impl GraphReplay<'_> {
         // A graph with collectives attaches nothing: each replay marks the results with new
         // numbers.
         let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool
+        // and modules are kept.
+        if attaches && unsafe { self.enqueue_attached(stream, site) }? {
+            return Ok(());
+        }
         let mut all = !attaches;
         loop {
             // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept.
@@ -87,6 +99,36 @@ impl GraphReplay<'_> {
                 Attempt::MustVisitAll => all = true,
             }
         }
+    }
+
+    /// Enqueues the replay if it need not visit a storage. Returns whether it did.
+    ///
+    /// # Safety
+    /// The conditions of [`GraphReplay::enqueue`].
+    #[track_caller]
+    unsafe fn enqueue_attached(&self, stream: &Stream, site: Site) -> Result<bool> {
+        let Some(mut guard) = self.uses.begin_attached(stream) else { return Ok(false) };
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool
+        // and modules are kept. The replay is recorded as the last use of the attached storages
+        // below, before the guard is dropped.
+        let (own, op) = match unsafe { self.submit(stream, site, Some(&guard)) } {
+            Ok(launched) => launched,
+            Err(Unlaunched::Failed(error)) => return Err(error),
+            Err(Unlaunched::MustVisitAll) => return Ok(false),
+        };
+        let checks = own.is_some();
+        let blocking = self.runtime.launch_blocking().then(|| own.clone());
+        guard.record_attached(op, site, own);
+        drop(guard);
+        if checks {
+            stream.mailbox().watch(stream);
+        }
+        if let Some(own) = blocking {
+            let own = RefCell::new(own.into_iter().map(Dependency::Launch).collect());
+            let result_marks = ResultMarks { own, visited: None };
+            wait_for_own(self.runtime, stream, op, site, &result_marks)?;
+        }
+        Ok(true)
     }
 
     /// Enqueues the replay after the other uses of the unattached storages, or of all storages.
@@ -133,15 +175,16 @@ impl GraphReplay<'_> {
         // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept. The replay is recorded as a
         // use of the storages below, before their locks are released, so their memory is not reused
         // before the replay is complete.
-        let op = match unsafe { self.submit(stream, site, &result_marks, guard.as_ref()) } {
-            Ok(op) => op,
+        let (own, op) = match unsafe { self.submit(stream, site, guard.as_ref()) } {
+            Ok(launched) => launched,
             Err(Unlaunched::Failed(error)) => return Err(error),
             Err(Unlaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
         };
+        let launch = own.iter().cloned().map(Dependency::Launch);
+        result_marks.own.borrow_mut().extend(launch.chain(self.numbers.iter().cloned()));
         let inputs = work.inputs.clone();
         work.record(op);
         if let Some(guard) = &mut guard {
-            let own = result_marks.own.borrow().clone();
             guard.record((stream, op, site), (own, inputs), &visited, &mut work.uses);
         }
         drop((guard, work));
@@ -151,7 +194,7 @@ impl GraphReplay<'_> {
         Ok(Attempt::Launched)
     }
 
-    /// Launches the graph on the stream.
+    /// Launches the graph on the stream. Returns the launch of its kernels that check indices.
     ///
     /// # Safety
     /// The conditions of [`GraphReplay::enqueue`]. The replay must be recorded as a use of the storages.
@@ -159,9 +202,8 @@ impl GraphReplay<'_> {
         &self,
         stream: &Stream,
         site: Site,
-        result_marks: &ResultMarks<'_>,
         guard: Option<&ReplayGuard<'_>>,
-    ) -> Result<OpNumber, Unlaunched> {
+    ) -> Result<(Option<CheckedLaunch>, OpNumber), Unlaunched> {
         let launch = |_| {
             refuse_captured(stream, site)?;
             // Begin the replay before the launch, because it may fail before `launch` returns.
@@ -178,12 +220,10 @@ impl GraphReplay<'_> {
                 withdraw();
                 Error::from(error)
             })?;
-            let own = replay.into_iter().map(Dependency::Launch);
-            result_marks.own.borrow_mut().extend(own.chain(self.numbers.iter().cloned()));
             stream.note_launch(site, std::iter::empty());
-            Ok(())
+            Ok(replay)
         };
-        Ok(stream.submit(TOKEN, launch)?.1)
+        stream.submit(TOKEN, launch)
     }
 }
 

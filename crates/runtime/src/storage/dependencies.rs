@@ -49,14 +49,6 @@ impl Dependency {
         }
     }
 
-    /// Returns the launch, replay or union. `None` for other dependencies.
-    pub(super) fn launch(&self) -> Option<&CheckedLaunch> {
-        match self {
-            Self::Launch(launch) => Some(launch),
-            _ => None,
-        }
-    }
-
     /// Returns whether `self` implies `other`: a collective implies earlier ones of its
     /// communicator, and a number of another process implies earlier ones of its semaphore.
     pub(super) fn covers(&self, other: &Self) -> bool {

@@ -4,9 +4,9 @@
 //!
 //! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
 //! record holds this use, and the marks that it causes, for all attached storages. A replay updates
-//! only the record. Any other use locks the storage's `Uses`; this records the last replay there
-//! and ends the attachment. The next replay waits for the uses of unattached storages and attaches
-//! these storages again.
+//! only the record, without a look at the storages. Any other use locks the storage's `Uses`; this
+//! records the last replay there and ends the attachment. The next replay waits for the uses of
+//! unattached storages and attaches these storages again.
 //!
 //! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
 //! the last replay, if its inputs depend on pending work other than the last replay's kernels, or
@@ -71,9 +71,12 @@ struct LastReplay {
     op: OpNumber,
     site: Site,
     /// The replay, if its kernels check indices.
-    own: Dependencies,
-    /// Dependencies of the replay's inputs.
+    own: Option<CheckedLaunch>,
+    /// Dependencies of the replay's inputs, except `former`.
     inputs: Dependencies,
+    /// The replay before, if this replay visited no storage. Its loop-carried kernels wrote inputs
+    /// of this replay.
+    former: Option<CheckedLaunch>,
 }
 
 /// Link from a storage to the replays that it is attached to.
@@ -168,6 +171,19 @@ impl ReplayUses {
         }
     }
 
+    /// Begins a replay that visits no storage. Returns `None` if it must visit some. The replay must
+    /// also visit all storages if [`ReplayGuard::needs_no_marks`] returns `false`, for example
+    /// because the last replay failed.
+    pub(crate) fn begin_attached(self: &Arc<Self>, stream: &Stream) -> Option<ReplayGuard<'_>> {
+        let mut state = self.state();
+        state.remove_dropped();
+        let ReplayRecord { unattached, last, external, .. } = &mut *state;
+        external.remove_passed();
+        let same_stream = last.as_ref().is_some_and(|last| last.stream == *stream);
+        let attached = same_stream && unattached.is_empty() && external.is_empty();
+        attached.then_some(ReplayGuard { replays: self, state, visits_all: false })
+    }
+
     /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if
     /// other storages lost their attachment since the call of `visit`.
     pub(crate) fn begin(
@@ -189,14 +205,19 @@ impl ReplayUses {
     fn detach(&self, key: usize, op: OpNumber, uses: &mut Uses) {
         let mut state = self.state();
         state.unattached.push(key);
-        let (Some(member), Some(last)) = (state.storages.get(key), &state.last) else { return };
+        let ReplayRecord { storages, last, .. } = &mut *state;
+        let (Some(member), Some(last)) = (storages.get(key), last) else { return };
         if last.op == op {
             return;
         }
         uses.record(&last.stream, last.op, member.writes(), last.site);
         if let Some(captured_marks) = member.captured_marks.as_ref().filter(|_| member.writes()) {
-            uses.marks = captured_marks
-                .after_replay(&uses.marks, &mut ReplayDependencies::new(&last.inputs, &last.own));
+            if let Some((former, kernels)) = last.former.take().zip(self.loop_carried.as_ref()) {
+                last.inputs.push(Dependency::Launch(former.of_kernels(kernels)));
+            }
+            let own = last.own.clone().map(Dependency::Launch);
+            let mut replay = ReplayDependencies::new(&last.inputs, own.as_slice());
+            uses.marks = captured_marks.after_replay(&uses.marks, &mut replay);
             uses.marks.merge_launches(&last.stream, last.op);
         }
     }
@@ -252,9 +273,7 @@ impl ReplayGuard<'_> {
         if !visited_inputs.is_empty() || !external.is_empty() {
             return None;
         }
-        let Some(own) = last.own.iter().find_map(Dependency::launch) else {
-            return Some(Dependencies::new());
-        };
+        let Some(own) = &last.own else { return Some(Dependencies::new()) };
         match own.outcome() {
             CheckOutcome::Pending => {
                 // Other work may have overwritten the last replay's results in a visited storage.
@@ -275,8 +294,7 @@ impl ReplayGuard<'_> {
     /// Returns whether the former replay need not be marked in attached storages: because it
     /// passed, or because its failure also counts as a failure of `replay`.
     pub(crate) fn needs_no_marks(&self, replay: Option<&CheckedLaunch>) -> bool {
-        let former = self.state.last.as_ref();
-        let former = former.and_then(|last| last.own.iter().find_map(Dependency::launch));
+        let former = self.state.last.as_ref().and_then(|last| last.own.as_ref());
         self.visits_all
             || former.is_none_or(|former| {
                 replay.is_some_and(|replay| replay.covers(former))
@@ -289,7 +307,7 @@ impl ReplayGuard<'_> {
     pub(crate) fn record(
         &mut self,
         (stream, op, site): (&Stream, OpNumber, Site),
-        (own, inputs): (Dependencies, Dependencies),
+        (own, inputs): (Option<CheckedLaunch>, Dependencies),
         visited: &[VisitedStorage],
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
@@ -297,9 +315,8 @@ impl ReplayGuard<'_> {
         if self.visits_all {
             *external = Dependencies::new();
         }
-        let launch = own.iter().find_map(Dependency::launch);
         // The dependencies that the next replay assumes for its inputs in attached storages.
-        let loop_carried = launch.zip(self.replays.loop_carried.as_ref());
+        let loop_carried = own.as_ref().zip(self.replays.loop_carried.as_ref());
         let loop_carried = loop_carried
             .filter(|_| !visited.is_empty())
             .map(|(launch, kernels)| Dependency::Launch(launch.of_kernels(kernels)));
@@ -324,7 +341,15 @@ impl ReplayGuard<'_> {
             uses.attached =
                 Some(Attachment { replays: Arc::clone(self.replays), key: visited.key, op });
         }
-        *last = Some(LastReplay { stream: stream.clone(), op, site, own, inputs });
+        *last = Some(LastReplay { stream: stream.clone(), op, site, own, inputs, former: None });
+    }
+
+    /// Records a replay that visited no storage, enqueued as operation `op`.
+    pub(crate) fn record_attached(&mut self, op: OpNumber, site: Site, own: Option<CheckedLaunch>) {
+        let Some(last) = &mut self.state.last else { return };
+        (last.op, last.site) = (op, site);
+        last.former = std::mem::replace(&mut last.own, own);
+        last.inputs = Dependencies::new();
     }
 }
 

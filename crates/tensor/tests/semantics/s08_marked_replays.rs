@@ -17,6 +17,8 @@ crate::rows! {
         gpu_s08_a_failed_replay_spoils_none_that_begins_after_it => pipelined;
     schedules(1) s08_replays_know_what_was_written_between_them
         gpu_s08_replays_know_what_was_written_between_them => between;
+    schedules64(1) s08_a_replay_that_follows_a_known_failure_is_refused
+        gpu_s08_a_replay_that_follows_a_known_failure_is_refused => known;
 }
 
 fn replays(_: &World) -> Result<()> {
@@ -180,6 +182,27 @@ fn in_a_row(_: &World) -> Result<()> {
         which.fill_(-1)?;
         rounds.zero_()?;
     }
+    Ok(())
+}
+
+/// The failure is known, and nothing has used the graph's tensors since the failed replay.
+fn known(_: &World) -> Result<()> {
+    let (t, which, sum) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
+    let mut graph = CudaGraph::new();
+    graph.capture(|| {
+        which.add_(1)?;
+        sum.add_(&embedding(&t, &which)?).map(drop)
+    })?;
+    for _ in 0..2 {
+        (0..3).try_for_each(|_| graph.replay())?;
+        assert_eq!(failed(cuda::synchronize(0)).index, 4);
+        assert_eq!(failed(graph.replay()).index, 4, "the sum is an input");
+        assert_marked(&sum, 4);
+        sum.zero_()?;
+        which.fill_(1)?;
+    }
+    (0..2).try_for_each(|_| graph.replay())?;
+    assert_eq!(sum.to_vec::<f32>()?, [15.0, 17.0, 19.0]);
     Ok(())
 }
 
