@@ -3,6 +3,7 @@
 mod device;
 mod host_cache;
 mod peers;
+mod precision;
 mod shared_memory;
 mod staging;
 mod thread_generators;
@@ -26,6 +27,7 @@ pub use device::CudaDevice;
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{MIN_CACHED_BYTES, PageableCache};
 use peers::PeerLinks;
+pub use precision::{Precision, PrecisionOf};
 use shared_memory::RuntimeSharedMemory;
 pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
@@ -117,6 +119,7 @@ struct RuntimeInner {
     policy: AtomicU8,
     launch_blocking: bool,
     no_cublas: bool,
+    precision: Precision,
     detector: Arc<Detector>,
     staging: Staging,
     /// Fork generation and id of the process that created the runtime.
@@ -165,6 +168,7 @@ impl Runtime {
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
+            precision: Precision::default(),
             detector,
             staging: config.staging.clamped(),
             process: (fork_generation(), std::process::id()),
@@ -295,6 +299,12 @@ impl Runtime {
     #[must_use]
     pub fn launch_blocking(&self) -> bool {
         self.0.launch_blocking
+    }
+
+    /// Returns the settings of products and convolutions that trade precision for speed.
+    #[must_use]
+    pub fn precision(&self) -> &Precision {
+        &self.0.precision
     }
 
     /// Returns whether matrix products run on cuBLAS if it is available.
