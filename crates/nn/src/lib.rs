@@ -17,6 +17,7 @@
 // The code of `#[derive(Module)]` names `::warpline_nn`; this makes the name valid inside this crate.
 extern crate self as warpline_nn;
 
+pub mod amp;
 mod called;
 mod files;
 mod hooks;

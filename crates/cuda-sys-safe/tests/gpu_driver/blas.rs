@@ -62,6 +62,7 @@ fn gpu_cublas_multiplies_matrices() {
             ldc: n,
             stride_c: (m * n) as i64,
             batch,
+            precision: GemmPrecision::DEFAULT,
             workspace,
         };
         let call = |stream: StreamHandle, pointers: &[DevicePtr]| {
@@ -119,6 +120,7 @@ fn gpu_cublas_multiplies_matrices() {
         ldc: 4,
         stride_c: 0,
         batch: 1,
+        precision: GemmPrecision::DEFAULT,
         workspace: None,
     };
     // SAFETY: cuBLAS refuses the call before it accesses memory.

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
+use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs, GemmPrecision};
 use warpline_cuda_sys_safe::owned::*;
 use warpline_cuda_sys_safe::*;
 

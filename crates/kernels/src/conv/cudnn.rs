@@ -264,7 +264,7 @@ fn describe(
     Some(Convolution {
         kind,
         dtype,
-        tf32: dtype == Float::F32 && settings.allow_tf32(),
+        tf32: dtype == Float::F32 && target.runtime().precision().conv_uses_tf32(),
         deterministic: settings.deterministic(),
         dims,
         images,

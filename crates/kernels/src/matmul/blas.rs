@@ -1,11 +1,11 @@
 //! Selection of the products that cuBLAS supports, and their conversion to its arguments.
 
-use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
+use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs, GemmPrecision};
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use super::{Product, Steps};
 use warpline_runtime::launch::LibraryCall;
-use warpline_runtime::{CudaDevice, DType};
+use warpline_runtime::{CudaDevice, DType, Precision};
 
 /// A cuBLAS call that computes a product.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,11 @@ pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
 impl<'a> Gemm<'a> {
     /// Makes the call for the dtypes of operands and result. Returns `None` if cuBLAS does not
     /// support the dtypes, sizes or strides.
-    pub(super) fn new([dtype, result]: [DType; 2], product: &'a Product) -> Option<Self> {
+    pub(super) fn new(
+        [dtype, result]: [DType; 2],
+        product: &'a Product,
+        precision: &Precision,
+    ) -> Option<Self> {
         let p = product;
         let of = |dtype| match dtype {
             DType::F16 => Some(BlasType::F16),
@@ -76,6 +80,14 @@ impl<'a> Gemm<'a> {
         if largest.iter().any(|&v| v > i32::MAX as u64) {
             return None;
         }
+        let precision = GemmPrecision {
+            tf32: precision.matmul_uses_tf32(),
+            reduced_precision_reduction: match dtype {
+                BlasType::F16 => precision.allow_fp16_reduced_precision_reduction(),
+                _ => precision.allow_bf16_reduced_precision_reduction(),
+            },
+            fp16_accumulation: precision.allow_fp16_accumulation(),
+        };
         // SAFETY: the null address is a placeholder that `enqueue` replaces before any use.
         let nowhere = unsafe { DevicePtr::from_raw(0) };
         let args = GemmArgs {
@@ -98,6 +110,7 @@ impl<'a> Gemm<'a> {
             ldc,
             stride_c: p.c.batch,
             batch: p.batch as usize,
+            precision,
             workspace: None,
         };
         Some(Self { product, args, swapped })
@@ -127,5 +140,33 @@ unsafe impl LibraryCall<3> for Gemm<'_> {
         // SAFETY: the caller passes a live stream of the device, whose context is current, and the
         // addresses of valid operands. Sizes and strides are those of the operands.
         unsafe { handle.gemm_strided_batched(stream, &args) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_of_the_runtime_are_those_of_the_call() {
+        let steps = Steps { batch: 0, row: 64, column: 1 };
+        let product = Product { batch: 1, m: 64, n: 64, k: 64, a: steps, b: steps, c: steps };
+        let precision = Precision::default();
+        let of = |dtype| Gemm::new([dtype; 2], &product, &precision).unwrap().args.precision;
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            assert_eq!(of(dtype), GemmPrecision::DEFAULT);
+        }
+        precision.set_allow_fp16_reduced_precision_reduction(false);
+        precision.set_allow_fp16_accumulation(true);
+        precision.set_float32_matmul_precision("high").unwrap();
+        let expected = GemmPrecision {
+            tf32: true,
+            reduced_precision_reduction: false,
+            fp16_accumulation: true,
+        };
+        assert_eq!(of(DType::F16), expected);
+        assert!(of(DType::BF16).reduced_precision_reduction);
+        precision.set_allow_bf16_reduced_precision_reduction(false);
+        assert!(!of(DType::BF16).reduced_precision_reduction);
     }
 }

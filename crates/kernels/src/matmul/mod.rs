@@ -171,7 +171,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     if let Target::Cuda(runtime, device, _) = target
         && !small
         && runtime.uses_cublas()
-        && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params)
+        && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params, runtime.precision())
         && has_cublas(device)?
     {
         return kernel.launch_library(target, OP, &operands, &gemm);

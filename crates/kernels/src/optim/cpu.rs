@@ -6,7 +6,8 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{GRAIN, HostElement, SharedPtr, parallel_for};
 
 use super::{
-    AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, TENSORS, Update,
+    AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, SKIPS, TENSORS,
+    UNSCALES, Update,
 };
 use crate::math::{Loop, vectorized};
 
@@ -194,8 +195,10 @@ impl<C: UpdateFloat> ElementUpdate<C> for Scale<C> {
 }
 
 /// A range of a tensor's elements.
-struct Elements<T, S> {
+struct Elements<T: HostElement, S> {
     step: S,
+    /// Divides the gradients.
+    grad_scale: Option<T::Compute>,
     operands: [SharedPtr<T>; LISTS],
     range: std::ops::Range<usize>,
     reads: u32,
@@ -213,6 +216,9 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
                     *value = unsafe { self.operands[k].read(i as isize) }.get();
                 }
             }
+            if let Some(grad_scale) = self.grad_scale {
+                x[1] = x[1] / grad_scale;
+            }
             self.step.apply(&mut x);
             for (k, value) in x.into_iter().enumerate().take(S::LISTS) {
                 if self.writes >> k & 1 != 0 {
@@ -227,8 +233,8 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the lists
-/// of [`TENSORS`] tensors, with elements of type `T`, and then the rates, with elements of type
-/// `f64`.
+/// of [`TENSORS`] tensors, with elements of type `T`, then the rates, with elements of type `f64`,
+/// then `found_inf` and `grad_scale`, each one element of type `f32`.
 pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
@@ -236,6 +242,15 @@ pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<
     let rates = SharedPtr::<f64>::operand(launch, TENSORS * S::LISTS);
     // SAFETY: `step` has checked that `rates` has as many numbers as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
+    let number = |operand: usize| {
+        // SAFETY: `step` has checked that the operand is one `f32`, if the flag of its reader is set.
+        unsafe { SharedPtr::<f32>::operand(launch, TENSORS * S::LISTS + operand).read(0) }
+    };
+    if update.flags & SKIPS != 0 && number(1) != 0.0 {
+        return;
+    }
+    let grad_scale = update.flags & UNSCALES != 0 && S::LISTS > 1;
+    let grad_scale = grad_scale.then(|| T::Compute::of(f64::from(number(2))));
     let (reads, writes) = (update.reads, update.writes);
     let all: [[SharedPtr<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {
         std::array::from_fn(|k| SharedPtr::operand(launch, which * S::LISTS + k.min(S::LISTS - 1)))
@@ -248,7 +263,7 @@ pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<
             let begin = (block - part.first as usize) * chunk;
             let range = begin..(begin + chunk).min(part.numel as usize);
             let operands = all[which];
-            vectorized(Elements { step, operands, range, reads, writes });
+            vectorized(Elements { step, grad_scale, operands, range, reads, writes });
         }
     });
 }

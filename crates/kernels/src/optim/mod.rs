@@ -4,6 +4,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 mod total_norm;
+mod unscale;
 
 use std::fmt::Write as _;
 
@@ -18,8 +19,17 @@ use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 use crate::programs::{FLOATS, committed, kernels};
 
 pub use total_norm::{partial_sums, sum_dtype, sum_squares};
+pub use unscale::{check_and_unscale, update_scale};
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &total_norm::SUM_SQUARES];
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &SGD,
+    &ADAM,
+    &RMSPROP,
+    &SCALE,
+    &total_norm::SUM_SQUARES,
+    &unscale::UNSCALE,
+    &unscale::UPDATE_SCALE,
+];
 
 /// Tensors per launch.
 const TENSORS: usize = 16;
@@ -29,16 +39,17 @@ const LISTS: usize = 5;
 const CHUNK: u32 = BLOCK * 8;
 
 /// Returns the number of operands of a kernel with `lists` operands per tensor: those of all
-/// tensors, then the rates.
+/// tensors, then the rates, `found_inf` and `grad_scale`.
 const fn operands(lists: usize) -> usize {
-    TENSORS * lists + 1
+    TENSORS * lists + 3
 }
 
 // SAFETY, for all kernels: only `launch` makes the parameters and operands. The operands of a tensor
 // are contiguous, of one dtype, and have `numel` elements. Blocks from `first` on process them, one
 // thread per element. The bits that tell the kernel whether to read and write an operand are the
 // bits by which `launch` declares the operand. `step` checks that `rates` has as many numbers as the
-// rule reads.
+// rule reads, and that `found_inf` and `grad_scale` have one. A step that `found_inf` may skip
+// declares no operand as only written.
 kernels! {
     SGD = "sgd", FLOATS, |_, ty| source("sgd", "Sgd", 3, ty) => {
         unsafe SGD_STEP: Kernel<Update, { operands(3) }> =
@@ -66,6 +77,10 @@ const FIRST: u32 = 8;
 const NESTEROV: u32 = 16;
 const AMSGRAD: u32 = 32;
 const CENTERED: u32 = 64;
+/// Skip the step if `found_inf` is not zero.
+const SKIPS: u32 = 128;
+/// Divide gradients by `grad_scale`.
+const UNSCALES: u32 = 256;
 
 /// Returns the source of a rule's kernel, which has one pointer parameter per operand.
 fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
@@ -79,8 +94,8 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
     let first: Vec<String> = (0..lists).map(|list| format!("t0_{list}")).collect();
     let _ = write!(
         code,
-        "const f64* rates, const __grid_constant__ Update u) {{\nu32 which = 0;\n{ty}* x[LISTS] = \
-         {{{}}};\n",
+        "const f64* rates, const f32* found_inf, const f32* grad_scale, const __grid_constant__ Update u) {{\nu32 which = \
+         0;\n{ty}* x[LISTS] = {{{}}};\n",
         first.join(", ")
     );
     for tensor in 1..TENSORS {
@@ -90,7 +105,10 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
         }
         code.push_str(" }\n");
     }
-    let _ = write!(code, "update<{ty}, {rule}<compute_t<{ty}>>>(x, rates, u, which);\n}}\n");
+    let _ = write!(
+        code,
+        "update<{ty}, {rule}<compute_t<{ty}>>>(x, rates, found_inf, grad_scale, u, which);\n}}\n"
+    );
     let mut constants = format!(
         "#define LISTS {lists}\n#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}\n#define MAXIMIZE \
          {MAXIMIZE}\n"
@@ -102,6 +120,8 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
         ("NESTEROV", NESTEROV),
         ("AMSGRAD", AMSGRAD),
         ("CENTERED", CENTERED),
+        ("SKIPS", SKIPS),
+        ("UNSCALES", UNSCALES),
     ] {
         let _ = writeln!(constants, "#define {name} {value}");
     }
@@ -208,6 +228,15 @@ pub struct Tensors<'a> {
     pub state: [Option<View<'a>>; 3],
 }
 
+/// Tensors of a gradient scaler that a step reads in device memory. Each has one `float32` element.
+#[derive(Clone, Copy, Debug)]
+pub struct GradScaling<'a> {
+    /// Not zero if a gradient is infinite or NaN. Then the step changes nothing.
+    pub found_inf: View<'a>,
+    /// Divides the gradients in place before the step. `None`: the gradients are not scaled.
+    pub grad_scale: Option<View<'a>>,
+}
+
 impl UpdateRule {
     fn op(&self) -> &'static str {
         match self {
@@ -267,12 +296,14 @@ pub fn takes(view: View<'_>) -> bool {
 /// Applies an optimizer step to parameters of one dtype, several per launch.
 ///
 /// `rates` holds the numbers that change between replays of a captured step: [`UpdateRule::Adam`] reads
-/// three, every other rule one.
+/// three, every other rule one. With a `scaling`, all states are initialized, also in the first step of
+/// [`UpdateRule::SGD`].
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is not of
 ///   `float64`, not contiguous or too short, if the rule is [`UpdateRule::Scale`] and `rates` is `None`,
-///   or if a gradient or a state that the rule needs is missing.
+///   if a tensor of `scaling` does not have exactly one `float32` element, or if a gradient or a state
+///   that the rule needs is missing.
 /// - [`ErrorKind::DTypeMismatch`] if a tensor has another dtype than the first parameter.
 /// - [`ErrorKind::ShapeMismatch`] if a gradient or state has other sizes than its parameter.
 /// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
@@ -284,6 +315,7 @@ pub fn step(
     rule: &UpdateRule,
     tensors: &[Tensors<'_>],
     rates: Option<View<'_>>,
+    scaling: Option<GradScaling<'_>>,
 ) -> Result<()> {
     let op = rule.op();
     let need = match rule {
@@ -299,14 +331,40 @@ pub fn step(
     if matches!(rule, UpdateRule::Scale) && rates.is_none() {
         return Err(Error::invalid(op, "the factor to scale by is missing"));
     }
-    let update = rule.update(rates.is_some());
+    let mut update = rule.update(rates.is_some());
+    if let Some(scaling) = scaling {
+        check_number(op, "found_inf", scaling.found_inf)?;
+        update.flags |= SKIPS;
+        if let Some(grad_scale) = scaling.grad_scale {
+            check_number(op, "grad_scale", grad_scale)?;
+            update.flags |= UNSCALES;
+            update.writes |= update.reads & 0b10;
+        }
+        // A skipped step writes nothing, so no operand may be declared as only written.
+        update.reads |= update.writes;
+    }
+    let inputs = (tensors, rates, scaling);
     match rule {
-        UpdateRule::SGD { .. } => launch(target, op, &SGD_STEP, &update, tensors, rates),
-        UpdateRule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, tensors, rates),
-        UpdateRule::RMSprop { .. } => launch(target, op, &RMSPROP_STEP, &update, tensors, rates),
-        UpdateRule::Scale => launch(target, op, &SCALE_STEP, &update, tensors, rates),
+        UpdateRule::SGD { .. } => launch(target, op, &SGD_STEP, &update, inputs),
+        UpdateRule::Adam { .. } => launch(target, op, &ADAM_STEP, &update, inputs),
+        UpdateRule::RMSprop { .. } => launch(target, op, &RMSPROP_STEP, &update, inputs),
+        UpdateRule::Scale => launch(target, op, &SCALE_STEP, &update, inputs),
     }
 }
+
+/// Checks that a view is one element of `float32`.
+#[track_caller]
+fn check_number(op: &'static str, name: &str, view: View<'_>) -> Result<()> {
+    if view.dtype == DType::F32 && view.numel() == 1 {
+        return Ok(());
+    }
+    let (dtype, sizes) = (view.dtype, view.sizes());
+    let reason = format!("{name} must be one `float32` element, but is {dtype} of {sizes:?}");
+    Err(Error::invalid(op, reason))
+}
+
+/// The tensors, the rates and the scaling of a step.
+type Inputs<'a> = (&'a [Tensors<'a>], Option<View<'a>>, Option<GradScaling<'a>>);
 
 /// Launches the kernel for [`TENSORS`] tensors at a time.
 #[track_caller]
@@ -315,8 +373,7 @@ fn launch<const N: usize>(
     op: &'static str,
     kernel: &Kernel<Update, N>,
     update: &Update,
-    tensors: &[Tensors<'_>],
-    rates: Option<View<'_>>,
+    (tensors, rates, scaling): Inputs<'_>,
 ) -> Result<()> {
     let lists = N / TENSORS;
     for tensors in tensors.chunks(TENSORS) {
@@ -352,7 +409,13 @@ fn launch<const N: usize>(
             }
         }
         if let Some(rates) = rates {
-            operands[N - 1] = rates.read();
+            operands[N - 3] = rates.read();
+        }
+        if let Some(scaling) = scaling {
+            operands[N - 2] = scaling.found_inf.read();
+            if let Some(grad_scale) = scaling.grad_scale {
+                operands[N - 1] = grad_scale.read();
+            }
         }
         check_operands(op, &operands)?;
         let grid = Grid::new([params.blocks.max(1), 1, 1], BLOCK);

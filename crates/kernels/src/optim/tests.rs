@@ -126,7 +126,7 @@ fn every_rule(target: Target<'_>) {
                 .collect();
             let rates = Tensor::new(target, F64, &[1], &[0.25]);
             let rates = matches!(rule, UpdateRule::Scale).then_some(rates.view());
-            step(target, &rule, &tensors, rates).unwrap();
+            step(target, &rule, &tensors, rates, None).unwrap();
             for (i, &n) in SIZES.iter().enumerate() {
                 let after: Vec<Vec<f64>> = all.iter().map(|list| list[i].floats(target)).collect();
                 for e in 0..n {
@@ -167,12 +167,114 @@ fn rates_from_memory(target: Target<'_>) {
         };
         let tensors: Vec<Tensors<'_>> = (0..SIZES.len()).map(of).collect();
         let rates = rates.map(|rates| Tensor::new(target, F64, &[rates.len()], rates));
-        step(target, &rule, &tensors, rates.as_ref().map(Tensor::view)).unwrap();
+        step(target, &rule, &tensors, rates.as_ref().map(Tensor::view), None).unwrap();
         all[0].iter().map(|t| t.floats(target)).collect::<Vec<_>>()
     };
     let told = run(rule(0.3, 0.7, 0.9), None);
     assert_eq!(told, run(rule(9.0, 9.0, 9.0), Some(&[0.3, 0.7, 0.9])));
     assert_ne!(told, run(rule(9.0, 9.0, 9.0), None));
+}
+
+/// A step with a scale equals a step with unscaled gradients, and leaves the gradients unscaled. A step after an overflow
+/// changes nothing.
+fn scaled_steps(target: Target<'_>) {
+    let number = |value: f64| Tensor::new(target, F32, &[], &[value]);
+    for dtype in [F64, F32, F16, BF16] {
+        for rule in rules() {
+            if matches!(rule, UpdateRule::Scale | UpdateRule::SGD { first: true, .. }) {
+                continue;
+            }
+            let run = |factor: f64, found_inf: f64, scale: Option<f64>| {
+                let mut all = lists(target, dtype, LISTS);
+                for grad in &mut all[1] {
+                    let scaled: Vec<f64> =
+                        grad.floats(target).into_iter().map(|g| g * factor).collect();
+                    *grad = Tensor::new(target, dtype, &[scaled.len()], &scaled);
+                }
+                let of = |i: usize| Tensors {
+                    param: all[0][i].view(),
+                    grad: Some(all[1][i].view()),
+                    state: [2, 3, 4].map(|list: usize| Some(all[list][i].view())),
+                };
+                let tensors: Vec<Tensors<'_>> = (0..SIZES.len()).map(of).collect();
+                let (found_inf, scale) = (number(found_inf), scale.map(number));
+                let grad_scale = scale.as_ref().map(Tensor::view);
+                let scaling = GradScaling { found_inf: found_inf.view(), grad_scale };
+                step(target, &rule, &tensors, None, Some(scaling)).unwrap();
+                let values = |list: &Vec<Tensor>| -> Vec<Vec<f64>> {
+                    list.iter().map(|t| t.floats(target)).collect()
+                };
+                all.iter().map(values).collect::<Vec<_>>()
+            };
+            let plain = run(1.0, 0.0, None);
+            assert_eq!(run(8.0, 0.0, Some(8.0)), plain, "{rule:?} {dtype}");
+            let skipped = run(8.0, 1.0, Some(8.0));
+            assert_ne!(skipped[0], plain[0], "{rule:?} {dtype}");
+            let before = lists(target, dtype, LISTS);
+            for list in [0, 2, 3, 4] {
+                for (after, before) in skipped[list].iter().zip(&before[list]) {
+                    assert_eq!(*after, before.floats(target), "{rule:?} {dtype}, list {list}");
+                }
+            }
+        }
+    }
+}
+
+fn gradients_are_checked_and_unscaled(target: Target<'_>) {
+    let (scale, all) = (Tensor::new(target, F32, &[], &[8.0]), [F64, F32, F16, BF16]);
+    for dtype in all {
+        // Several launches.
+        let grads: Vec<Tensor> = (0..4).flat_map(|_| lists(target, dtype, 1).remove(0)).collect();
+        let views: Vec<View<'_>> = grads.iter().map(Tensor::view).collect();
+        let before: Vec<Vec<f64>> = grads.iter().map(|t| t.floats(target)).collect();
+        let found_inf = || Tensor::new(target, F32, &[1], &[0.0]);
+        let is_found = |found_inf: &Tensor| found_inf.floats(target)[0];
+        let found = found_inf();
+        check_and_unscale(target, &views, None, found.view()).unwrap();
+        assert_eq!(is_found(&found), 0.0);
+        let values = || grads.iter().map(|t| t.floats(target)).collect::<Vec<_>>();
+        assert_eq!(values(), before, "a check changes nothing");
+        check_and_unscale(target, &views, Some(scale.view()), found.view()).unwrap();
+        assert_eq!(is_found(&found), 0.0);
+        for (after, before) in values().iter().flatten().zip(before.iter().flatten()) {
+            // Small numbers of `f16` lose digits.
+            assert!((after - before / 8.0).abs() < 1e-7, "{dtype}: {after} of {before}");
+        }
+        for (which, bad) in [(5, f64::INFINITY), (24, f64::NEG_INFINITY), (70, f64::NAN)] {
+            let mut values = grads[which].floats(target);
+            *values.last_mut().unwrap() = bad;
+            let bad = Tensor::new(target, dtype, &[values.len()], &values);
+            let mut views = views.clone();
+            views[which] = bad.view();
+            for scale in [None, Some(scale.view())] {
+                let found = found_inf();
+                check_and_unscale(target, &views, scale, found.view()).unwrap();
+                assert_eq!(is_found(&found), 1.0, "{dtype}, gradient {which}");
+                check_and_unscale(target, &views[..2], scale, found.view()).unwrap();
+                assert_eq!(is_found(&found), 1.0, "a later check keeps the mark");
+            }
+        }
+    }
+}
+
+fn scales_grow_and_shrink(target: Target<'_>) {
+    let cases = [
+        // Scale, tracker, whether an overflow was found; then the next scale and tracker.
+        ((8.0, 1, 0.0), (8.0, 2)),
+        ((8.0, 2, 0.0), (16.0, 0)),
+        ((8.0, 2, 1.0), (2.0, 0)),
+        ((3e38, 2, 0.0), (3e38, 0)),
+        ((8.0, 7, 0.0), (8.0, 8)),
+    ];
+    for ((scale, tracker, found_inf), (new_scale, new_tracker)) in cases {
+        let number = |dtype, value: f64| Tensor::new(target, dtype, &[], &[value]);
+        let (scale, tracker) = (number(F32, scale), number(DType::I32, f64::from(tracker)));
+        let found = number(F32, found_inf);
+        let tensors = [scale.view(), tracker.view(), found.view()];
+        update_scale(target, tensors, (2.0, 0.25), 3).unwrap();
+        let after = (scale.floats(target)[0], tracker.floats(target)[0]);
+        assert_eq!(after, (f64::from(new_scale as f32), f64::from(new_tracker)));
+    }
 }
 
 fn squares_add_up(target: Target<'_>) {
@@ -193,6 +295,9 @@ fn everything(target: Target<'_>) {
     every_rule(target);
     squares_add_up(target);
     rates_from_memory(target);
+    scaled_steps(target);
+    gradients_are_checked_and_unscaled(target);
+    scales_grow_and_shrink(target);
 }
 
 #[test]
@@ -221,7 +326,7 @@ fn bad_input_is_an_error() {
         };
         let wrong = |grad: Option<View<'_>>, rates: Option<View<'_>>| {
             let tensors = Tensors { param: p.view(), grad, state: [None; 3] };
-            step(target, &rule, &[tensors], rates).unwrap_err()
+            step(target, &rule, &[tensors], rates, None).unwrap_err()
         };
         assert!(matches!(wrong(Some(wide.view()), None).kind(), ErrorKind::DTypeMismatch { .. }));
         assert!(matches!(wrong(Some(long.view()), None).kind(), ErrorKind::ShapeMismatch { .. }));

@@ -84,8 +84,11 @@ template <class T> union Words {
 
 template <class T, class Rule>
 __device__ __forceinline__ void
-update(T* const (&x)[LISTS], const f64* rates, const Update& u, u32 which) {
+update(T* const (&x)[LISTS], const f64* rates, const f32* found_inf, const f32* grad_scale,
+       const Update& u, u32 which) {
     typedef compute_t<T> C;
+    if (u.flags & SKIPS && *found_inf != 0) return;
+    const C grad_divisor = u.flags & UNSCALES ? (C)*grad_scale : (C)1;
     constexpr u32 EACH = 16 / sizeof(T);
     const Rule rule(u, rates);
     const u32 numel = u.tensors[which].numel;
@@ -117,6 +120,7 @@ update(T* const (&x)[LISTS], const f64* rates, const Update& u, u32 which) {
             C v[LISTS];
 #pragma unroll
             for (u32 k = 0; k < LISTS; k++) v[k] = load(words[k].each[j]);
+            if (LISTS > 1 && u.flags & UNSCALES) v[1] = v[1] / grad_divisor;
             rule(v);
 #pragma unroll
             for (u32 k = 0; k < LISTS; k++) store(words[k].each[j], v[k]);

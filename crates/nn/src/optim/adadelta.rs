@@ -2,6 +2,7 @@
 
 use warpline::Result;
 
+use super::fused_step::GradScaling;
 use super::optimizer::Optim;
 use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
@@ -60,7 +61,7 @@ impl Rule for AdadeltaOptions {
     const TENSORS: &'static [&'static str] = &["square_avg", "acc_delta"];
 
     #[track_caller]
-    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
+    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, _: Option<&GradScaling>) -> Result<()> {
         let Self { rho, eps, .. } = *self;
         for slot in slots {
             slot.state.step = slot.state.step.saturating_add(1);

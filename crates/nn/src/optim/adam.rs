@@ -1,13 +1,14 @@
 //! Adam and AdamW.
 
-use warpline::{DType, Device, Error, Result, Tensor, cat, full};
+use warpline::{DType, Device, Result, Tensor, cat, full};
 use warpline_kernels::optim::UpdateRule as Kernel;
 
-use super::fused_step::{buckets, rate};
-use super::optimizer::{Optim, counter, is_capturing};
+use super::fused_step::{GradScaling, buckets, rate};
+use super::optimizer::Optim;
 use super::rule::{
-    Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
+    ParamState, Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
 };
+use super::step_count::{count_steps_on_device, move_counts_to_host};
 
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
@@ -63,13 +64,22 @@ macro_rules! options {
         impl Rule for $name {
             const TENSORS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
+            fn fuses(&self, _: &ParamState) -> bool {
+                true
+            }
+
             #[track_caller]
-            fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
+            fn step(
+                &self,
+                slots: &mut [Slot<'_>],
+                lr: &Rate,
+                scaling: Option<&GradScaling>,
+            ) -> Result<()> {
                 let Self { betas, eps, weight_decay, amsgrad, maximize, capturable, .. } = *self;
                 let decoupled = $decoupled;
                 let rule =
                     AdamStep { betas, eps, weight_decay, amsgrad, maximize, capturable, decoupled };
-                rule.step(slots, lr)
+                rule.step(slots, lr, scaling)
             }
         }
     };
@@ -98,9 +108,10 @@ struct AdamStep {
 
 impl AdamStep {
     #[track_caller]
-    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
-        if self.capturable {
-            count_steps_on_device(slots)?;
+    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()> {
+        // Only the device knows whether a scaled step is skipped.
+        if self.capturable || scaling.is_some() {
+            count_steps_on_device(slots, scaling)?;
         } else {
             move_counts_to_host(slots)?;
         }
@@ -113,7 +124,7 @@ impl AdamStep {
                 for which in 0..if self.amsgrad { 3 } else { 2 } {
                     slot.state.zeros(which, slot.param)?;
                 }
-                if !self.capturable {
+                if slot.state.counter.is_none() {
                     slot.state.step = slot.state.step.saturating_add(1);
                 }
             }
@@ -140,7 +151,7 @@ impl AdamStep {
                 amsgrad: self.amsgrad,
                 maximize: self.maximize,
             };
-            bucket.run(&rule, in_memory.as_ref())?;
+            bucket.run(&rule, in_memory.as_ref(), scaling)?;
         }
         others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
@@ -231,45 +242,4 @@ impl AdamStep {
         };
         descend(slot.param, &mean.div(&divisor)?, &Rate::Tensor(rate))
     }
-}
-
-/// Counts a step of each parameter on the device. Parameters that have always stepped together share a counter.
-#[track_caller]
-fn count_steps_on_device(slots: &mut [Slot<'_>]) -> Result<()> {
-    let mut counted: Vec<(Option<u64>, Device, u64, Tensor)> = Vec::new();
-    for slot in slots {
-        let former = slot.state.counter.take();
-        let (at, device) = (former.as_ref().map(Tensor::data_ptr), slot.param.device());
-        let step = slot.state.step;
-        let known = counted.iter().find(|of| (of.0, of.1, of.2) == (at, device, step));
-        let new = match known {
-            Some((.., new)) => new.clone(),
-            None => {
-                let new = match former {
-                    Some(former) => former,
-                    None => counter(slot.param, step as f64)?,
-                };
-                counted.push((at, device, step, new.clone()));
-                new
-            }
-        };
-        slot.state.counter = Some(new);
-    }
-    counted.iter().try_for_each(|(.., counter)| counter.add_(1.0).map(drop))
-}
-
-/// Moves the step counts to the host. Returns an error during a capture, because the host does not run in a replay.
-#[track_caller]
-fn move_counts_to_host(slots: &mut [Slot<'_>]) -> Result<()> {
-    for slot in slots {
-        if is_capturing(slot.param)? {
-            let reason =
-                "a step can be captured only if the device counts the steps: set `capturable`";
-            return Err(Error::invalid("step", reason));
-        }
-        if let Some(counter) = slot.state.counter.take() {
-            slot.state.step = counter.item::<f32>()? as u64;
-        }
-    }
-    Ok(())
 }

@@ -163,7 +163,8 @@ fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
         });
         let exec = bucket[0].exec()?;
         let tensors: Vec<_> = tensors.collect();
-        kernels::step(exec.target(), &kernels::UpdateRule::Scale, &tensors, Some(by.as_view()))?;
+        let rule = kernels::UpdateRule::Scale;
+        kernels::step(exec.target(), &rule, &tensors, Some(by.as_view()), None)?;
     }
     others.into_iter().try_for_each(|tensor| tensor.mul_(&by.to(tensor.device())?).map(drop))
 }

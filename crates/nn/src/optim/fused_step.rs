@@ -9,6 +9,15 @@ use warpline_kernels::optim::{self as kernels, Tensors};
 
 use super::rule::Slot;
 
+/// Tensors of a [`GradScaler`](crate::amp::GradScaler) that a step reads in device memory.
+#[derive(Clone, Debug)]
+pub struct GradScaling {
+    /// 1 if a gradient is infinite or NaN, so that the step must not change anything; otherwise 0. `[]`, `float32`.
+    pub found_inf: Tensor,
+    /// Divides the gradients in place before the step. `[]`, `float32`. `None`: the gradients are not scaled.
+    pub grad_scale: Option<Tensor>,
+}
+
 /// Parameters that one launch can update, with their common device, dtype and `K`.
 pub(super) struct Bucket<'a, 'p, K> {
     key: (Device, DType, K),
@@ -26,7 +35,12 @@ impl<K> Bucket<'_, '_, K> {
 
     /// Runs the step. `rates` are the values that the kernel reads from device memory.
     #[track_caller]
-    pub(super) fn run(&self, rule: &kernels::UpdateRule, rates: Option<&Tensor>) -> Result<()> {
+    pub(super) fn run(
+        &self,
+        rule: &kernels::UpdateRule,
+        rates: Option<&Tensor>,
+        scaling: Option<&GradScaling>,
+    ) -> Result<()> {
         let Some(first) = self.slots.first() else { return Ok(()) };
         let tensors = self.slots.iter().map(|slot| {
             let [a, b, c] = &slot.state.tensors;
@@ -38,8 +52,21 @@ impl<K> Bucket<'_, '_, K> {
         });
         let tensors: Vec<Tensors<'_>> = tensors.collect();
         let exec = first.param.exec()?;
-        kernels::step(exec.target(), rule, &tensors, rates.map(Tensor::as_view))
+        let on_device = |tensor: &Tensor| tensor.to(self.device());
+        let found_inf = scaling.map(|scaling| on_device(&scaling.found_inf)).transpose()?;
+        let grad_scale = scaling.and_then(|scaling| scaling.grad_scale.as_ref());
+        let grad_scale = grad_scale.map(on_device).transpose()?;
+        let scaling = found_inf.as_ref().map(|found_inf| kernels::GradScaling {
+            found_inf: found_inf.as_view(),
+            grad_scale: grad_scale.as_ref().map(Tensor::as_view),
+        });
+        kernels::step(exec.target(), rule, &tensors, rates.map(Tensor::as_view), scaling)
     }
+}
+
+/// Returns whether the kernels take the tensor.
+pub(super) fn fits(tensor: &Tensor) -> bool {
+    kernels::takes(tensor.as_view())
 }
 
 /// Groups parameters by device, dtype and `key`. Returns the groups and the parameters that need tensor ops.
@@ -49,7 +76,6 @@ pub(super) fn buckets<'a, 'p, K: PartialEq>(
 ) -> (Vec<Bucket<'a, 'p, K>>, Vec<&'a mut Slot<'p>>) {
     let (mut buckets, mut others): (Vec<Bucket<'a, 'p, K>>, Vec<_>) = (Vec::new(), Vec::new());
     for slot in slots {
-        let fits = |tensor: &Tensor| kernels::takes(tensor.as_view());
         if !(fits(slot.param) && fits(&slot.grad) && slot.state.tensors.iter().flatten().all(fits))
         {
             others.push(slot);

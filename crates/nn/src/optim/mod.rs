@@ -30,12 +30,15 @@ mod rule;
 mod schedulers;
 mod sgd;
 mod state;
+mod step_count;
 
 pub use adadelta::{Adadelta, AdadeltaOptions};
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
 pub use clip::{TotalNormOptions, clip_grad_norm_, clip_grad_value_, get_total_norm};
+pub use fused_step::GradScaling;
 pub use group::{IntoParamGroups, ParamGroup};
 pub use lbfgs::{LBFGS, LBFGSOptions, LineSearch};
+pub(crate) use optimizer::is_capturing;
 pub use optimizer::{Optim, Optimizer};
 pub use rmsprop::{RMSprop, RMSpropOptions};
 pub use rule::{Rule, Settings};

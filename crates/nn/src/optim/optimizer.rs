@@ -5,11 +5,13 @@
 //! step that would create state cannot be captured, because each replay would create the state anew.
 
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{DType, Error, Exec, IntoOptions, Result, Tensor};
+use warpline::{Error, Exec, IntoOptions, Result, Tensor};
 
+use super::fused_step::{GradScaling, fits};
 use super::group::{IntoParamGroups, ParamGroup};
 use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
+use super::step_count::separate_counters;
 use crate::called::Called;
 
 /// An optimizer (`torch.optim.Optimizer`).
@@ -22,6 +24,25 @@ pub trait Optimizer {
     /// counts steps on the host; errors of the ops.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
+
+    /// Returns whether [`step_scaled`](Self::step_scaled) can take the next step (`_step_supports_amp_scaling`). Default:
+    /// false.
+    fn supports_grad_scaling(&self) -> bool {
+        false
+    }
+
+    /// Takes a step in which the device divides the gradients by a scale, unless the scaling says that a gradient
+    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls it if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns true.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it; errors
+    /// of [`step`](Self::step).
+    #[track_caller]
+    fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
+        let _ = scaling;
+        Err(Error::invalid("step_scaled", "the optimizer's step cannot read a scale on the device"))
+    }
 
     /// Returns all parameters, in the order of their indices in [`OptimizerState`].
     fn parameters(&self) -> Vec<Tensor>;
@@ -172,9 +193,9 @@ impl<R: Rule> Optim<R> {
     }
 }
 
-impl<R: Rule> Optimizer for Optim<R> {
+impl<R: Rule> Optim<R> {
     #[track_caller]
-    fn step(&mut self) -> Result<()> {
+    fn take_step(&mut self, scaling: Option<&GradScaling>) -> Result<()> {
         let location = std::panic::Location::caller();
         let params = self.groups.iter().flat_map(|group| group.params());
         for param in params {
@@ -195,11 +216,34 @@ impl<R: Rule> Optimizer for Optim<R> {
                     Some(lr) => Rate::Tensor(lr.clone()),
                     None => Rate::Number(group.setting("lr").unwrap_or(0.0)),
                 };
-                group.options.step(&mut slots, &lr)?;
+                group.options.step(&mut slots, &lr, scaling)?;
             }
             Ok(())
         };
         no_grad(run).map_err(|e: Error| e.at(location))
+    }
+}
+
+impl<R: Rule> Optimizer for Optim<R> {
+    #[track_caller]
+    fn step(&mut self) -> Result<()> {
+        self.take_step(None)
+    }
+
+    fn supports_grad_scaling(&self) -> bool {
+        let fuses = |group: &ParamGroup<R>, param: &Tensor, state: &ParamState| {
+            let Some(grad) = param.grad() else { return true };
+            let states = state.tensors.iter().flatten();
+            group.options.fuses(state) && [param, &grad].into_iter().chain(states).all(fits)
+        };
+        self.groups.iter().zip(&self.states).all(|(group, states)| {
+            group.params().iter().zip(states).all(|(param, state)| fuses(group, param, state))
+        })
+    }
+
+    #[track_caller]
+    fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
+        self.take_step(Some(scaling))
     }
 
     fn parameters(&self) -> Vec<Tensor> {
@@ -235,13 +279,6 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
 }
 
-/// Creates a step counter on the device of a parameter.
-#[track_caller]
-pub(super) fn counter(param: &Tensor, value: f64) -> Result<Tensor> {
-    check_not_capturing(param)?;
-    warpline::full([], value, (DType::F32, param.device()))
-}
-
 /// Returns an error during a capture. Called before state is created, because each replay would create the state anew.
 #[track_caller]
 pub(super) fn check_not_capturing(param: &Tensor) -> Result<()> {
@@ -255,42 +292,9 @@ pub(super) fn check_not_capturing(param: &Tensor) -> Result<()> {
 
 /// Returns `true` if ops on the tensor are being captured.
 #[track_caller]
-pub(super) fn is_capturing(tensor: &Tensor) -> Result<bool> {
+pub(crate) fn is_capturing(tensor: &Tensor) -> Result<bool> {
     match tensor.exec()? {
         Exec::Cuda(_, _, stream) => Ok(stream.is_capturing()),
         Exec::Cpu(_) => Ok(false),
     }
-}
-
-/// Gives parameters without a gradient a separate counter if they shared a counter with parameters that now step.
-/// Parameters that have always stepped together share a counter.
-#[track_caller]
-fn separate_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
-    if states.iter().all(|state| state.counter.is_none()) {
-        return Ok(());
-    }
-    let steps: Vec<bool> = params.iter().map(|param| param.grad().is_some()).collect();
-    let stepping = states.iter().zip(&steps).filter(|(_, steps)| **steps);
-    let stepping: Vec<u64> =
-        stepping.filter_map(|(state, _)| state.counter.as_ref().map(Tensor::data_ptr)).collect();
-    let mut parted: Vec<(u64, Tensor)> = Vec::new();
-    for (state, steps) in states.iter_mut().zip(steps) {
-        let Some(counter) = state.counter.as_mut().filter(|_| !steps) else { continue };
-        let at = counter.data_ptr();
-        if !stepping.contains(&at) {
-            continue;
-        }
-        let known = parted.iter().find(|of| of.0 == at).map(|of| of.1.clone());
-        let own = match known {
-            Some(own) => own,
-            None => {
-                check_not_capturing(counter)?;
-                let own = counter.copy()?;
-                parted.push((at, own.clone()));
-                own
-            }
-        };
-        *counter = own;
-    }
-    Ok(())
 }

@@ -3,9 +3,10 @@
 use warpline::Result;
 use warpline_kernels::optim::UpdateRule as Kernel;
 
-use super::fused_step::{buckets, rate};
+use super::fused_step::{GradScaling, buckets, rate};
 use super::optimizer::Optim;
-use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
+use super::rule::{ParamState, Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
+use super::step_count::count_steps_on_device;
 
 /// RMSprop (`torch.optim.RMSprop`).
 pub type RMSprop = Optim<RMSpropOptions>;
@@ -54,13 +55,23 @@ impl Settings for RMSpropOptions {
 impl Rule for RMSpropOptions {
     const TENSORS: &'static [&'static str] = &["square_avg", "momentum_buffer", "grad_avg"];
 
+    fn fuses(&self, _: &ParamState) -> bool {
+        true
+    }
+
     #[track_caller]
-    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
+    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()> {
+        if scaling.is_some() || slots.iter().any(|slot| slot.state.counter.is_some()) {
+            count_steps_on_device(slots, scaling)?;
+        } else {
+            for slot in &mut *slots {
+                slot.state.step = slot.state.step.saturating_add(1);
+            }
+        }
         let momentum = (self.momentum != 0.0).then_some(self.momentum);
         let (buckets, others) = buckets(slots, |_| ());
         for mut bucket in buckets {
             for slot in &mut bucket.slots {
-                slot.state.step = slot.state.step.saturating_add(1);
                 let used = [true, momentum.is_some(), self.centered];
                 for which in (0..3).filter(|which| used[*which]) {
                     slot.state.zeros(which, slot.param)?;
@@ -79,7 +90,7 @@ impl Rule for RMSpropOptions {
                 centered: self.centered,
                 maximize: self.maximize,
             };
-            bucket.run(&rule, rates.as_ref())?;
+            bucket.run(&rule, rates.as_ref(), scaling)?;
         }
         others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
@@ -90,7 +101,6 @@ impl RMSpropOptions {
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let param = slot.param;
-        slot.state.step = slot.state.step.saturating_add(1);
         let grad = slot.gradient(self.maximize, self.weight_decay)?;
         let squares = slot.state.zeros(0, param)?;
         squares.copy_(&squares.mul(self.alpha)?.addcmul(&grad, &grad, 1.0 - self.alpha)?, ())?;

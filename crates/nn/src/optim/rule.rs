@@ -2,6 +2,7 @@
 
 use warpline::{Result, Tensor};
 
+use super::fused_step::GradScaling;
 use super::optimizer::check_not_capturing;
 
 /// The settings of an optimizer, by PyTorch's names.
@@ -28,12 +29,19 @@ pub trait Rule: Settings {
     /// Names of a parameter's state tensors, in the order of `ParamState::tensors`.
     const TENSORS: &'static [&'static str];
 
-    /// Updates parameters that have a gradient.
+    /// Returns whether the step of a contiguous parameter with this state can read a [`GradScaling`]. Default: false.
+    fn fuses(&self, state: &ParamState) -> bool {
+        let _ = state;
+        false
+    }
+
+    /// Updates parameters that have a gradient. Gets a `scaling` only if [`fuses`](Self::fuses) returned true for all of
+    /// them; then a step that the scaling skips changes nothing.
     ///
     /// # Errors
     /// The errors of the in-place ops that update the parameters and their state
     /// ([errors of every op](warpline::Tensor#errors-of-every-op)).
-    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()>;
+    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()>;
 }
 
 /// The learning rate of a step.
@@ -50,7 +58,7 @@ pub enum Rate {
 pub struct ParamState {
     /// Number of steps so far. Not used if there is a `counter`.
     pub step: u64,
-    /// Number of steps so far in device memory, for `capturable` optimizers.
+    /// Number of steps so far in device memory, for `capturable` optimizers and steps under a `GradScaler`.
     pub counter: Option<Tensor>,
     /// State tensors, named by [`Rule::TENSORS`].
     pub tensors: [Option<Tensor>; 3],

@@ -3,9 +3,9 @@
 use warpline::Result;
 use warpline_kernels::optim::UpdateRule as Kernel;
 
-use super::fused_step::{buckets, rate};
+use super::fused_step::{GradScaling, buckets, rate};
 use super::optimizer::{Optim, check_not_capturing};
-use super::rule::{Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
+use super::rule::{ParamState, Rate, Rule, Settings, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, optionally with momentum (`torch.optim.SGD`).
 pub type SGD = Optim<SGDOptions>;
@@ -51,15 +51,27 @@ impl Settings for SGDOptions {
 impl Rule for SGDOptions {
     const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
+    /// Only the host can know whether a step with dampening is the first one that is not skipped.
+    fn fuses(&self, state: &ParamState) -> bool {
+        self.momentum == 0.0 || self.dampening == 0.0 || state.tensors[0].is_some()
+    }
+
     #[track_caller]
-    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
+    fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()> {
         let (buckets, others) = buckets(slots, |slot| slot.state.tensors[0].is_none());
         for mut bucket in buckets {
-            let first = *bucket.key();
-            if self.momentum != 0.0 && first {
+            let is_new = *bucket.key();
+            // A skipped step does not write the buffer, so it begins with zeros. Without dampening, a step from zeros
+            // equals a first step.
+            let first = is_new && scaling.is_none();
+            if self.momentum != 0.0 && is_new {
                 for slot in &mut bucket.slots {
-                    check_not_capturing(slot.param)?;
-                    slot.state.tensors[0] = Some(slot.param.empty_like(())?);
+                    if first {
+                        check_not_capturing(slot.param)?;
+                        slot.state.tensors[0] = Some(slot.param.empty_like(())?);
+                    } else {
+                        slot.state.zeros(0, slot.param)?;
+                    }
                 }
             }
             let (number, rates) = match lr {
@@ -74,7 +86,7 @@ impl Rule for SGDOptions {
                 weight_decay: self.weight_decay,
                 maximize: self.maximize,
             };
-            bucket.run(&rule, rates.as_ref())?;
+            bucket.run(&rule, rates.as_ref(), scaling)?;
         }
         others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }

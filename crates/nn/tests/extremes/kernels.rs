@@ -5,7 +5,9 @@ use warpline_kernels::pool::{Divisor, Regions, Window};
 use warpline_kernels::reduce::ReduceOp;
 use warpline_kernels::scan::ScanOp;
 use warpline_kernels::scatter::Reduce;
-use warpline_kernels::{cat, conv, indexing, pool, random, reduce, scan, scatter, softmax, sort};
+use warpline_kernels::{
+    cat, conv, indexing, optim, pool, random, reduce, scan, scatter, softmax, sort,
+};
 
 use super::Case;
 use super::cases::{at2, cases, m};
@@ -48,6 +50,7 @@ pub(crate) const KERNELS: &[Case] = cases! {
     "max_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::max_pool_backward(t, ones([1, 1, 1], at)?.as_view(), zeros([1, 1, 1], (DType::I64, at))?.as_view(), &window(n.u, 5), Regions::Moving, out))?;
     "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(n.u, 3), Regions::Moving, Divisor::Inside, out))?;
     "avg_pool" |at, n| to(zeros([1, 1, 1], at)?, |t, out| pool::avg_pool(t, ones([1, 1, 4], at)?.as_view(), &window(1, 3), Regions::Moving, Divisor::Number(n.l), out))?;
+    "update_scale" |at, n| to(ones([1], at)?, |t, out| optim::update_scale(t, [out, zeros([1], (DType::I32, at))?.as_view(), zeros([1], at)?.as_view()], (2.0, 0.5), n.l))?;
     "avg_pool_backward" |at, n| to(zeros([1, 1, 4], at)?, |t, out| pool::avg_pool_backward(t, ones([1, 1, 1], at)?.as_view(), &window(n.u, 3), Regions::Moving, Divisor::Padded, out))?;
 };
 

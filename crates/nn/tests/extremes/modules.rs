@@ -2,6 +2,7 @@
 
 use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
+use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
     ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
     CosineAnnealingWarmRestartsOptions, LBFGS, LBFGSOptions, LinearLR, LinearLROptions,
@@ -58,6 +59,8 @@ pub(crate) const MODULES: &[Case] = cases! {
     "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().max_iter(n.u))?;
     "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().max_eval(n.u))?;
     "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().history_size(n.u))?;
+    "GradScaler::new" |at, n| scaled(at, GradScalerOptions::new().growth_interval(n.l), |_| {})?;
+    "set_growth_interval" |at, n| scaled(at, GradScalerOptions::new(), |s| s.set_growth_interval(n.l))?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(StepLR::new(o, 2, 0.5)?, n.l))?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(MultiStepLR::new(o, &[2], 0.5)?, n.l))?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(LinearLR::new(o, ())?, n.l))?;
@@ -143,6 +146,18 @@ fn minimized(at: &str, options: LBFGSOptions) -> Result<Tensor> {
         Ok(loss)
     })?;
     Ok(weight.detach())
+}
+
+/// Returns the scale after a step.
+fn scaled(at: &str, options: GradScalerOptions, set: impl FnOnce(&mut GradScaler)) -> Result<f64> {
+    let weight = ones([1], at)?.requires_grad_(true)?.clone();
+    let mut sgd = SGD::new(vec![weight.clone()], ())?;
+    let mut scaler = GradScaler::new(options)?;
+    set(&mut scaler);
+    scaler.scale(&weight.sum(())?)?.backward()?;
+    scaler.step(&mut sgd)?;
+    scaler.update()?;
+    scaler.get_scale()
 }
 
 /// Makes a scheduler continue at an epoch.

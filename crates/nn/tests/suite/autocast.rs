@@ -2,9 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpline::amp::autocast;
+use warpline::amp::{AutocastOptions, autocast};
 use warpline::{DType, Device, Result, Tensor, ones, simulated, with_runtime};
+use warpline_cuda_sys_safe::sim::CallKind;
 use warpline_nn::{GRU, GRUCell, Hooked, LSTM, LSTMCell, Linear, Module, RNNCell};
+
+use crate::boxes::SimBox;
 
 const GPU: Device = Device::Cuda(Some(0));
 
@@ -33,6 +36,33 @@ fn recurrent_modules_compute_in_half_the_width() -> Result<()> {
             Ok(())
         })
     })
+}
+
+/// A capture cannot use the cache, because its replays read the present weights.
+#[test]
+fn a_recurrent_layer_without_the_cache_converts_its_weights_once() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let net = moved(GRU::new(4, 3, ()))?;
+        let region = |cache: bool| AutocastOptions::new().dtype(DType::BF16).cache_enabled(cache);
+        let run = |times: usize, cache: bool| -> Result<(u64, Vec<f32>)> {
+            let x = ones([times, 2, 4], GPU)?;
+            let before = sim.count(CallKind::Launch);
+            let output = autocast("cuda", region(cache), || net.forward(&x, None))?.0;
+            let launches = sim.count(CallKind::Launch) - before;
+            Ok((launches, output.to(DType::F32)?.to_vec::<f32>()?))
+        };
+        drop(run(5, true)?);
+        let of_a_step = |cache: bool| -> Result<u64> { Ok(run(6, cache)?.0 - run(5, cache)?.0) };
+        let (uncached, cached) = (of_a_step(false)?, of_a_step(true)?);
+        assert_eq!(uncached, cached, "launches for each time step");
+        let x = ones([5, 2, 4], GPU)?;
+        let captured = || autocast("cuda", region(true), || net.forward(&x, None));
+        let (graph, (output, _)) = warpline::cuda::graph(captured)?;
+        graph.replay()?;
+        assert_eq!(output.to(DType::F32)?.to_vec::<f32>()?, run(5, true)?.1);
+        Ok(())
+    });
 }
 
 #[test]

@@ -2,24 +2,23 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The settings of a runtime for cuDNN (`torch.backends.cudnn`). Any thread may change them; they
+/// The settings of a runtime for cuDNN (`torch.backends.cudnn`), without those of
+/// [`Precision`](crate::Precision). Any thread may change them; they
 /// hold for calls from then on.
 #[derive(Debug)]
 pub struct CudnnSettings {
     enabled: AtomicBool,
     benchmark: AtomicBool,
     deterministic: AtomicBool,
-    tf32: AtomicBool,
 }
 
 impl Default for CudnnSettings {
-    /// Returns PyTorch's defaults: enabled, with TF32, plans by heuristics.
+    /// Returns PyTorch's defaults: enabled, with plans by heuristics.
     fn default() -> Self {
         Self {
             enabled: AtomicBool::new(true),
             benchmark: AtomicBool::new(false),
             deterministic: AtomicBool::new(false),
-            tf32: AtomicBool::new(true),
         }
     }
 }
@@ -56,10 +55,5 @@ impl CudnnSettings {
         deterministic deterministic
         /// Sets whether only plans are used that give the same bits in each run.
         set_deterministic;
-        /// Returns whether convolutions of `float32` may round their products' operands to TF32
-        /// (`cudnn.allow_tf32`). Default: `true`.
-        tf32 allow_tf32
-        /// Sets whether convolutions of `float32` may round their products' operands to TF32.
-        set_allow_tf32;
     }
 }

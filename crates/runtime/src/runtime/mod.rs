@@ -4,6 +4,7 @@ mod cudnn;
 mod device;
 mod host_cache;
 mod peers;
+mod precision;
 mod shared_memory;
 mod staging;
 mod thread_generators;
@@ -28,6 +29,7 @@ pub use device::CudaDevice;
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{MIN_CACHED_BYTES, PageableCache};
 use peers::PeerLinks;
+pub use precision::{Precision, PrecisionOf};
 use shared_memory::RuntimeSharedMemory;
 pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
@@ -120,6 +122,7 @@ struct RuntimeInner {
     launch_blocking: bool,
     no_cublas: bool,
     cudnn: CudnnSettings,
+    precision: Precision,
     detector: Arc<Detector>,
     staging: Staging,
     /// Fork generation and id of the process that created the runtime.
@@ -169,6 +172,7 @@ impl Runtime {
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
             cudnn: CudnnSettings::default(),
+            precision: Precision::default(),
             detector,
             staging: config.staging.clamped(),
             process: (fork_generation(), std::process::id()),
@@ -299,6 +303,12 @@ impl Runtime {
     #[must_use]
     pub fn launch_blocking(&self) -> bool {
         self.0.launch_blocking
+    }
+
+    /// Returns the settings of products and convolutions that trade precision for speed.
+    #[must_use]
+    pub fn precision(&self) -> &Precision {
+        &self.0.precision
     }
 
     /// Returns whether matrix products run on cuBLAS if it is available.

@@ -10,13 +10,18 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
 use super::policy::{Policy, policy};
 use crate::autograd::{AutocastMode, AutocastModes, LeafCast, ModeGuard, should_record};
 use crate::exec::Exec;
+use crate::tensor::TensorInner;
 use crate::{DType, Error, Result, Tensor};
+
+/// Leaves with a converted copy, so that [`clear_autocast_cache`] finds them.
+static CONVERTED: Mutex<Vec<Weak<TensorInner>>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// The converted leaves of this thread's region, by address and dtype.
@@ -35,6 +40,41 @@ pub(crate) fn drop_casts() {
     // ending, and then the casts are gone.
     let casts = CASTS.try_with(|casts| std::mem::take(&mut *casts.borrow_mut()));
     drop(casts);
+}
+
+/// Records that a leaf has a converted copy.
+pub(crate) fn remember_converted(leaf: &Tensor) {
+    let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.len() == all.capacity() {
+        all.retain(|leaf| leaf.strong_count() > 0);
+    }
+    all.push(Arc::downgrade(leaf.inner()));
+}
+
+/// Frees the converted copies of all parameters of the present runtime, and drops the conversions that this thread's region has recorded
+/// (`torch.clear_autocast_cache`). Later regions convert parameters anew.
+///
+/// ```
+/// use warpline::{amp, ones};
+///
+/// let weight = ones([3, 2], ())?.requires_grad_(true)?;
+/// amp::autocast("cpu", (), || ones([4, 3], ())?.matmul(&weight))?;
+/// amp::clear_autocast_cache();
+/// # Ok::<(), warpline::Error>(())
+/// ```
+pub fn clear_autocast_cache() {
+    drop_casts();
+    let (runtime, mut others) = (crate::runtime(), Vec::new());
+    let all = std::mem::take(&mut *CONVERTED.lock().unwrap_or_else(PoisonError::into_inner));
+    for leaf in all {
+        let Some(tensor) = leaf.upgrade().map(Tensor::from_inner) else { continue };
+        if tensor.storage().runtime().same_as(&runtime) {
+            tensor.drop_cached_cast();
+        } else {
+            others.push(leaf);
+        }
+    }
+    CONVERTED.lock().unwrap_or_else(PoisonError::into_inner).append(&mut others);
 }
 
 /// Returns whether this thread is in a region, so that ops have to call [`cast_operands`].
@@ -141,7 +181,7 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
     if !is_cached {
         return tensor.in_dtype(dtype);
     }
-    let key = (std::sync::Arc::as_ptr(tensor.inner()).addr(), dtype);
+    let key = (Arc::as_ptr(tensor.inner()).addr(), dtype);
     let records = should_record(&[tensor]);
     let known = CASTS.with_borrow(|casts| {
         let known = casts.get(&key)?;

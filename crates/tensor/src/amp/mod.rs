@@ -29,7 +29,11 @@ macro_rules! autocast_operands {
 }
 
 pub(crate) use autocast_operands;
-pub(crate) use cast::{cast_inputs, cast_operands, casts, drop_casts, keep_operands};
+pub use cast::clear_autocast_cache;
+pub(crate) use cast::{
+    cast_inputs, cast_operands, casts, drop_casts, keep_operands, remember_converted,
+};
+pub(crate) use policy::has_policy;
 
 use crate::autograd::{AutocastMode, AutocastModes, ModeGuard};
 use crate::called::Called;
@@ -143,6 +147,12 @@ impl AutocastGuard {
 pub fn is_autocast_enabled(device: impl IntoDevice) -> Result<bool> {
     let device = device.into_device().of("is_autocast_enabled")?;
     Ok(AutocastModes::current().of(device).enabled)
+}
+
+/// Returns whether this thread's regions convert a parameter only once (`torch.is_autocast_cache_enabled`).
+#[must_use]
+pub fn is_autocast_cache_enabled() -> bool {
+    AutocastModes::current().cache
 }
 
 /// Returns the dtype of products in this thread's region for a kind of device, or without a region the default one

@@ -94,6 +94,11 @@ const POLICIES: &[(&str, Policy, Policy)] = &[
     ("trace", Keep, F32),
 ];
 
+/// Returns whether an op is in the table.
+pub(crate) fn has_policy(op: &str) -> bool {
+    POLICIES.binary_search_by_key(&op, |entry| entry.0).is_ok()
+}
+
 /// Returns the policy of an op.
 pub(super) fn policy(op: &str, on_gpu: bool) -> Policy {
     match POLICIES.binary_search_by_key(&op, |entry| entry.0) {

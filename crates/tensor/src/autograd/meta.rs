@@ -17,6 +17,7 @@ use super::hooks::{LeafHooks, move_retain_grad_hook};
 use super::node::{Edge, GradNode, NodeKind};
 use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
+use crate::amp::remember_converted;
 use crate::{DType, Result, Tensor};
 
 /// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, and its base, if it is a view.
@@ -245,8 +246,17 @@ impl Tensor {
         let value = self.converted(dtype)?;
         let cast = LeafCast { version, copied: value.storage().version(), stream, value };
         let former = meta.cast().replace(cast.clone());
+        if former.is_none() {
+            remember_converted(self);
+        }
         drop(former);
         Ok(cast)
+    }
+
+    /// Frees the copy of [`Tensor::cached_cast`].
+    pub(crate) fn drop_cached_cast(&self) {
+        let copy = self.meta().and_then(|meta| meta.cast().take());
+        drop(copy);
     }
 
     /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)

@@ -7,7 +7,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, OperandRul
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
-use crate::amp::{cast_operands, casts};
+use crate::amp::{cast_operands, casts, has_policy};
 use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
@@ -224,8 +224,8 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
 macro_rules! autocast_elementwise {
     ($op:ident, [$operands:ident, $common:ident] => $call:expr) => {
         if casts()
-            && let Some((cast, _closed)) =
-                cast_operands(region_name($op, $operands), &tensors_of($operands))?
+            && let Some(name) = region_name($op, $operands)
+            && let Some((cast, _closed)) = cast_operands(name, &tensors_of($operands))?
         {
             let is_cast = cast.iter().any(Option::is_some);
             let with = $operands.iter().zip(&cast).map(|(operand, cast)| match cast {
@@ -239,16 +239,17 @@ macro_rules! autocast_elementwise {
     };
 }
 
-/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal. Ops
-/// of other crates are in no list.
-fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> &'static str {
-    match operands {
-        _ if !table::table().any(|own| std::ptr::eq(own, op)) => "",
+/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal.
+/// `None` if the op is in no list, as all ops of other crates.
+fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Option<&'static str> {
+    let name = match operands {
         [TensorOrScalar::Scalar(_), _] if op.name() == table::DIV.name() => {
             table::RECIPROCAL.name()
         }
         _ => op.name(),
-    }
+    };
+    // Most ops have no policy, and the walk through the table takes longer.
+    (has_policy(name) && table::table().any(|own| std::ptr::eq(own, op))).then_some(name)
 }
 
 fn tensors_of<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[Option<&'a Tensor>; 4]> {

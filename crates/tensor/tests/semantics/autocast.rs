@@ -4,7 +4,8 @@
 use std::panic::catch_unwind;
 
 use warpline::amp::{
-    AutocastGuard, AutocastOptions, autocast, get_autocast_dtype, is_autocast_enabled,
+    AutocastGuard, AutocastOptions, autocast, clear_autocast_cache, get_autocast_dtype,
+    is_autocast_cache_enabled, is_autocast_enabled,
 };
 use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
 use warpline::cuda::{self, Stream, memory_allocated};
@@ -57,6 +58,29 @@ fn without_the_cache_nothing_is_kept() {
         drop(autocast("cuda", options, || x.matmul(&weight))?);
         assert_eq!(memory_allocated(0)?, bytes);
         Ok(())
+    });
+}
+
+#[test]
+fn a_cleared_cache_frees_the_copies_of_all_parameters() {
+    on_gpu(|| {
+        let parameters = [weight([256, 256], "cuda")?, weight([256, 256], "cuda")?];
+        let x = ones([1, 256], "cuda")?;
+        let bytes = memory_allocated(0)?;
+        let product = |w: &Tensor| autocast("cuda", (), || x.matmul(w)).map(|y| y.detach());
+        parameters.iter().try_for_each(|w| product(w).map(drop))?;
+        assert_eq!(memory_allocated(0)? - bytes, 2 * 256 * 256 * 2);
+        clear_autocast_cache();
+        assert_eq!(memory_allocated(0)?, bytes);
+        autocast("cuda", (), || {
+            assert!(is_autocast_cache_enabled());
+            drop(x.matmul(&parameters[0])?);
+            clear_autocast_cache();
+            assert_eq!(memory_allocated(0)?, bytes, "the region's record is gone, too");
+            x.matmul(&parameters[0]).map(drop)
+        })?;
+        let off = AutocastOptions::new().cache_enabled(false);
+        autocast("cuda", off, || Ok(assert!(!is_autocast_cache_enabled())))
     });
 }
 

@@ -28,6 +28,7 @@ mod s19_availability;
 mod s20_batches;
 mod s21_visible_devices;
 mod s27_data_loader;
+mod s34_precision;
 
 mod s35_backward_streams;
 

@@ -124,7 +124,7 @@ macro_rules! forward {
                     None => &self.weights.zeros(x).of(op)?,
                 };
                 let gates = self.weights.input_gates(x).of(op)?;
-                Ok(self.kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
+                Ok(self.kind.step(self.weights.of_hidden(), &gates, (hidden, None)).of(op)?.0)
             }
         }
 
@@ -180,7 +180,8 @@ impl LSTMCell {
             }
         };
         let gates = self.weights.input_gates(x).of(op)?;
-        let (hidden, next) = self.kind.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
+        let (hidden, next) =
+            self.kind.step(self.weights.of_hidden(), &gates, (hidden, Some(cell))).of(op)?;
         // An LSTM step always returns a cell state.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }

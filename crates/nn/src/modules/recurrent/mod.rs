@@ -53,16 +53,16 @@ impl CellKind {
         }
     }
 
-    /// Returns the next hidden state and, for an LSTM, the next cell state. `input` is the input's contribution to the
-    /// gates.
+    /// Returns the next hidden state and, for an LSTM, the next cell state. `weight` and `bias` are those of the hidden
+    /// state, and `input` is the input's contribution to the gates.
     #[track_caller]
     fn step(
         self,
-        weights: &CellWeights,
+        (weight, bias): (&Tensor, Option<&Tensor>),
         input: &Tensor,
         (hidden, cell): (&Tensor, Option<&Tensor>),
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let own = linear(hidden, &weights.hh, weights.bias_hh.as_deref())?;
+        let own = linear(hidden, weight, bias)?;
         // In a region of autocast, the states have the dtype of the products, as in PyTorch.
         let hidden = &hidden.to(own.dtype())?;
         let cell = cell.map(|cell| cell.to(own.dtype())).transpose()?;
@@ -127,6 +127,11 @@ impl CellWeights {
     #[track_caller]
     fn input_gates(&self, x: &Tensor) -> Result<Tensor> {
         linear(x, &self.ih, self.bias_ih.as_deref())
+    }
+
+    /// Returns the weight and the bias of the hidden state.
+    fn of_hidden(&self) -> (&Tensor, Option<&Tensor>) {
+        (&self.hh, self.bias_hh.as_deref())
     }
 
     /// Returns a zero hidden state for an input of `[.., features]`, on the input's device.

@@ -1,5 +1,6 @@
 //! Recurrent networks over sequences, with several layers and one or two directions.
 
+use warpline::amp::is_autocast_cache_enabled;
 use warpline::functional::{DropoutOptions, dropout};
 use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
 
@@ -8,6 +9,7 @@ use super::super::repr::{float, size};
 use super::{CellKind, CellWeights};
 use crate::called::Called;
 use crate::init::Nonlinearity;
+use crate::optim::is_capturing;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
 
 parameter_options! {
@@ -202,12 +204,24 @@ impl Stacked {
         let weights = &self.weights[i];
         // One matrix product computes the input gates of all time steps.
         let gates = weights.input_gates(x)?;
+        let (weight, bias) = weights.of_hidden();
+        // A region of autocast without its cache would convert the weights in each time step.
+        let (converted_weight, converted_bias);
+        let (weight, bias) = if weight.dtype() == gates.dtype()
+            || is_autocast_cache_enabled() && !is_capturing(&gates)?
+        {
+            (weight, bias)
+        } else {
+            converted_weight = weight.to(gates.dtype())?;
+            converted_bias = bias.map(|bias| bias.to(gates.dtype())).transpose()?;
+            (&converted_weight, converted_bias.as_ref())
+        };
         let times = x.size()[0];
         let mut outputs = Vec::with_capacity(times);
         for step in 0..times {
             let time = if backwards { times - 1 - step } else { step };
             let gates = gates.select(0, time as isize)?;
-            (hidden, cell) = self.kind.step(weights, &gates, (&hidden, cell.as_ref()))?;
+            (hidden, cell) = self.kind.step((weight, bias), &gates, (&hidden, cell.as_ref()))?;
             outputs.push(hidden.clone());
         }
         if backwards {

@@ -2,6 +2,7 @@
 
 mod formulas;
 mod fused;
+mod grad_scaler;
 mod groups;
 mod in_backward;
 mod lbfgs;

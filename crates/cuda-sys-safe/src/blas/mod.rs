@@ -15,15 +15,21 @@
 //! Bᵀ · Aᵀ`: pass `B` as `a`, `A` as `b`, `n` as `m`, `m` as `n`, and row lengths as leading
 //! dimensions. This module does not convert for you.
 
+mod precision;
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{CStr, OsStr, c_char, c_int, c_longlong, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::cublas::sys::{
-    cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasOperation_t, cudaDataType_t,
-    cudaStream_t,
+    cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasMath_t, cublasOperation_t,
+    cudaDataType_t, cudaStream_t,
 };
+
+pub use precision::GemmPrecision;
 
 use crate::dylib::{LibrarySearch, StatusCode, function_table};
 use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle, system};
@@ -56,6 +62,7 @@ function_table! {
         cublasGetStatusString(StatusCode) -> *const c_char;
         cublasCreate_v2(*mut cublasHandle_t);
         cublasSetStream_v2(cublasHandle_t, cudaStream_t);
+        cublasSetMathMode(cublasHandle_t, cublasMath_t);
         cublasSetWorkspace_v2(cublasHandle_t, *mut c_void, usize);
         cublasGemmStridedBatchedEx(
             cublasHandle_t,
@@ -89,24 +96,23 @@ function_table! {
 /// The element type of a product's operands and result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlasType {
-    /// IEEE half, summed in `f32`.
+    /// IEEE half, summed in `f32` unless [`GemmPrecision`] allows `f16`.
     F16,
     /// bfloat16, summed in `f32`.
     BF16,
-    /// Single precision, summed in `f32`. TF32 is not used, as in PyTorch by default.
+    /// Single precision, summed in `f32`. Factors are rounded to TF32 only if [`GemmPrecision`] allows it.
     F32,
     /// Double precision, summed in `f64`.
     F64,
 }
 
 impl BlasType {
-    const fn raw(self) -> (cudaDataType_t, cublasComputeType_t) {
-        use cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F};
+    const fn raw(self) -> cudaDataType_t {
         match self {
-            Self::F16 => (cudaDataType_t::CUDA_R_16F, CUBLAS_COMPUTE_32F),
-            Self::BF16 => (cudaDataType_t::CUDA_R_16BF, CUBLAS_COMPUTE_32F),
-            Self::F32 => (cudaDataType_t::CUDA_R_32F, CUBLAS_COMPUTE_32F),
-            Self::F64 => (cudaDataType_t::CUDA_R_64F, CUBLAS_COMPUTE_64F),
+            Self::F16 => cudaDataType_t::CUDA_R_16F,
+            Self::BF16 => cudaDataType_t::CUDA_R_16BF,
+            Self::F32 => cudaDataType_t::CUDA_R_32F,
+            Self::F64 => cudaDataType_t::CUDA_R_64F,
         }
     }
 }
@@ -154,6 +160,8 @@ pub struct GemmArgs {
     pub stride_c: i64,
     /// Number of products.
     pub batch: usize,
+    /// Losses of precision that are allowed.
+    pub precision: GemmPrecision,
     /// Scratch memory on the stream's device, 256-byte aligned, and its size in bytes. No other
     /// stream may use the memory at the same time. If `None`, cuBLAS uses a workspace of its own,
     /// which it allocates when the handle is created.
@@ -245,7 +253,8 @@ impl Blas {
         let status = unsafe { (self.api.cublasCreate_v2)(&mut raw) };
         let restored = driver.exchange_capture_mode(device, mode);
         check(&self.api, "cublasCreate_v2", status, || format!("for cuda:{device}"))?;
-        let raw = Arc::new(Mutex::new(RawHandle(raw)));
+        let raw = RawHandle { raw, math_mode: cublasMath_t::CUBLAS_DEFAULT_MATH };
+        let raw = Arc::new(Mutex::new(raw));
         let handle = BlasHandle { blas: self, device, raw };
         handles.push((device, handle.clone()));
         restored.map(|_| handle)
@@ -253,7 +262,11 @@ impl Blas {
 }
 
 #[derive(Debug)]
-struct RawHandle(cublasHandle_t);
+struct RawHandle {
+    raw: cublasHandle_t,
+    /// The handle's present mode.
+    math_mode: cublasMath_t,
+}
 
 // SAFETY: cuBLAS allows calls from any thread, one at a time. The mutex around the handle
 // serializes them.
@@ -302,35 +315,47 @@ impl BlasHandle {
         let [m, n, k] = [int("m", args.m)?, int("n", args.n)?, int("k", args.k)?];
         let [lda, ldb, ldc] = [int("lda", args.lda)?, int("ldb", args.ldb)?, int("ldc", args.ldc)?];
         let batch = int("batch", args.batch)?;
-        let (data, compute) = args.dtype.raw();
-        let (result, _) = args.result.raw();
+        let (data, result, compute) = (args.dtype.raw(), args.result.raw(), args.compute_type());
         let (alpha32, beta32) = (args.alpha as f32, args.beta as f32);
+        // The bits of 0 and 1 in `f16`.
+        let [alpha16, beta16] =
+            [args.alpha, args.beta].map(|factor| if factor == 0.0 { 0u16 } else { 0x3c00 });
         let (alpha, beta): (*const c_void, *const c_void) = if args.dtype == BlasType::F64 {
             ((&raw const args.alpha).cast(), (&raw const args.beta).cast())
+        } else if args.sums_in_f16() {
+            ((&raw const alpha16).cast(), (&raw const beta16).cast())
         } else {
             ((&raw const alpha32).cast(), (&raw const beta32).cast())
         };
         let api = &self.blas.api;
         let what = || format!("{args:?}");
 
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handle = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let raw = handle.raw;
+        let math_mode = args.math_mode();
+        if handle.math_mode != math_mode {
+            // SAFETY: the handle is never destroyed.
+            let status = unsafe { (api.cublasSetMathMode)(raw, math_mode) };
+            check(api, "cublasSetMathMode", status, what)?;
+            handle.math_mode = math_mode;
+        }
         let status =
             // SAFETY: the handle is never destroyed, and the caller guarantees that the stream is
             // alive.
-            unsafe { (api.cublasSetStream_v2)(raw.0, stream.raw() as usize as cudaStream_t) };
+            unsafe { (api.cublasSetStream_v2)(raw, stream.raw() as usize as cudaStream_t) };
         check(api, "cublasSetStream_v2", status, String::new)?;
         // `cublasSetStream` has reset the handle to its own workspace.
         if let Some((workspace, bytes)) = args.workspace {
             // SAFETY: the caller guarantees that the workspace has this size and is valid on the
             // device.
-            let status = unsafe { (api.cublasSetWorkspace_v2)(raw.0, mutable(workspace), bytes) };
+            let status = unsafe { (api.cublasSetWorkspace_v2)(raw, mutable(workspace), bytes) };
             check(api, "cublasSetWorkspace_v2", status, what)?;
         }
         // SAFETY: the caller guarantees that the matrices are valid on the device. The factors have
         // the type that the compute type requires, and cuBLAS reads them before the call returns.
         let status = unsafe {
             (api.cublasGemmStridedBatchedEx)(
-                raw.0,
+                raw,
                 operation(args.transa),
                 operation(args.transb),
                 m,
@@ -406,35 +431,5 @@ fn open_lt_beside(candidates: &[PathBuf]) {
     // An error is ignored: opening cuBLAS then reports the missing library.
     if let Ok(library) = unsafe { system::open_library(&lt) } {
         std::mem::forget(library);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_missing_library_is_an_error() {
-        let error = Blas::load_from(Some(Path::new("/nonexistent/libcublas.so.12"))).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("/nonexistent/libcublas.so.12"), "{text}");
-        assert!(text.contains("WARPLINE_CUBLAS"), "{text}");
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn another_library_lacks_the_symbols() {
-        let error = Blas::load_from(Some(Path::new("libc.so.6"))).unwrap_err();
-        assert!(
-            matches!(error, DriverError::MissingSymbol { symbol: "cublasGetProperty", .. }),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn extents_that_do_not_fit_are_refused() {
-        assert_eq!(int("m", i32::MAX as usize).unwrap(), i32::MAX);
-        let error = int("m", i32::MAX as usize + 1).unwrap_err();
-        assert!(error.to_string().contains("m is 2147483648"), "{error}");
     }
 }

@@ -1,0 +1,481 @@
+//! Gradient scaling for training in `float16` (`torch.amp.GradScaler`). The regions of autocast are in
+//! [`warpline::amp`].
+//!
+//! Small gradients are zero in `float16`. A [`GradScaler`] multiplies the loss, and with it all gradients, by a scale,
+//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is skipped
+//! and the scale becomes smaller; after many good steps it grows.
+//!
+//! The scale and the marks of overflows stay in device memory. A step of [`SGD`](crate::optim::SGD),
+//! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there, so
+//! that the host does not wait. For other optimizers the host waits once in each step.
+//!
+//! ```
+//! use warpline::amp::autocast;
+//! use warpline::{DType, ones};
+//! use warpline_nn::amp::GradScaler;
+//! use warpline_nn::optim::{Optimizer, SGD, SGDOptions, clip_grad_norm_};
+//! use warpline_nn::{Linear, Module};
+//!
+//! let net = Linear::new(4, 1, ())?;
+//! let mut optimizer = SGD::new(net.parameters(), SGDOptions::new().lr(0.1))?;
+//! let mut scaler = GradScaler::new(())?;
+//! for _ in 0..3 {
+//!     let loss = autocast("cpu", DType::F16, || net.forward(&ones([2, 4], ())?)?.mean(()))?;
+//!     optimizer.zero_grad()?;
+//!     scaler.scale(&loss.to(DType::F32)?)?.backward()?;
+//!     scaler.unscale_(&optimizer)?; // only needed because the gradients are clipped
+//!     clip_grad_norm_(&net.parameters(), 1.0, ())?;
+//!     scaler.step(&mut optimizer)?;
+//!     scaler.update()?;
+//! }
+//! assert_eq!(scaler.get_scale()?, 65536.0);
+//! # Ok::<(), warpline::Error>(())
+//! ```
+
+use warpline::autograd::{check_not_moved, no_grad};
+use warpline::{DType, Device, Error, IntoOptions, Result, Tensor, full, tensor, zeros};
+use warpline_kernels::optim as kernels;
+
+use crate::StateDict;
+use crate::called::Called;
+use crate::optim::{GradScaling, Optimizer, is_capturing};
+
+/// The most elements of a gradient that a kernel checks as one tensor.
+const PIECE: usize = 1 << 30;
+
+warpline::__options! {
+    /// Options of [`GradScaler`].
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    GradScalerOptions [] [] {
+        /// Sets the first scale. Default: 65536.
+        init_scale: f64 = 65536.0, f64;
+        /// Sets the factor of the scale after `growth_interval` steps without an overflow, above 1. Default: 2.
+        growth_factor: f64 = 2.0, f64;
+        /// Sets the factor of the scale after an overflow, below 1. Default: 0.5.
+        backoff_factor: f64 = 0.5, f64;
+        /// Sets the number of consecutive steps without an overflow after which the scale grows. Default: 2000.
+        growth_interval: i64 = 2000, i64;
+        /// Sets whether the scaler does anything. With `false`, [`GradScaler::step`] is the optimizer's step, and the other
+        /// methods do nothing. Default: true.
+        enabled: bool = true, bool;
+    }
+}
+
+/// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
+/// [module](self) has an example.
+///
+/// Optimizers are told apart by their first parameters. Call [`update`](Self::update) once per iteration, after the
+/// steps of all optimizers.
+#[derive(Debug)]
+pub struct GradScaler {
+    options: GradScalerOptions,
+    /// The growth tracker at the first [`GradScaler::scale`].
+    init_growth_tracker: i64,
+    /// The scale (`float32`) and the growth tracker (`int32`) on the device of the first loss. `None` before.
+    tensors: Option<(Tensor, Tensor)>,
+    /// Optimizers whose gradients were checked since the last update.
+    optimizers: Vec<Checked>,
+}
+
+/// An optimizer whose gradients were checked.
+#[derive(Debug)]
+struct Checked {
+    first: Tensor,
+    stage: Stage,
+    /// One mark for each device of gradients: not zero if one of them is infinite or NaN.
+    found_inf: Vec<Tensor>,
+}
+
+/// The progress of an optimizer since the last update (`OptState`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Ready,
+    Unscaled,
+    Stepped,
+}
+
+impl GradScaler {
+    /// Creates a scaler. Its tensors are created by the first [`scale`](Self::scale), on the device of the loss.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the growth factor is not above 1 or the
+    /// backoff factor not below 1.
+    #[track_caller]
+    pub fn new(options: impl IntoOptions<GradScalerOptions>) -> Result<Self> {
+        let options = options.into_options();
+        let GradScalerOptions { growth_factor: growth, backoff_factor: backoff, .. } = options;
+        if options.enabled && (growth.is_nan() || growth <= 1.0) {
+            let reason = format!("the growth factor must be above 1, but is {growth}");
+            return Err(Error::invalid("GradScaler", reason));
+        }
+        if options.enabled && (backoff.is_nan() || backoff >= 1.0) {
+            let reason = format!("the backoff factor must be below 1, but is {backoff}");
+            return Err(Error::invalid("GradScaler", reason));
+        }
+        Ok(Self { options, init_growth_tracker: 0, tensors: None, optimizers: Vec::new() })
+    }
+
+    /// Returns a loss times the scale. The loss itself if the scaler is disabled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the first call is captured; errors of
+    /// [`Tensor::mul`] and [`full`].
+    #[track_caller]
+    pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
+        if !self.options.enabled {
+            return Ok(loss.clone());
+        }
+        let (scale, _) = match &self.tensors {
+            Some(tensors) => tensors,
+            None => {
+                if is_capturing(loss)? {
+                    let reason = "the first call creates the scale and cannot be captured, because each replay would \
+                                  create it anew; scale a loss before the capture";
+                    return Err(Error::invalid("scale", reason));
+                }
+                let scale = full([], self.options.init_scale, (DType::F32, loss.device()))?;
+                let tracker = full([], self.init_growth_tracker, (DType::I32, loss.device()))?;
+                self.tensors.insert((scale, tracker))
+            }
+        };
+        loss.mul(&scale.to(loss.device())?)
+    }
+
+    /// Divides the gradients of an optimizer's parameters by the scale and checks them for infinite and NaN elements,
+    /// in one launch for up to 64 gradients of a device and dtype. Needed only to change or read gradients before
+    /// [`step`](Self::step), such as to clip them. The host does not wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer was
+    /// unscaled or stepped since the last update, or if a gradient is of `float16`;
+    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
+    #[track_caller]
+    pub fn unscale_(&mut self, optimizer: &dyn Optimizer) -> Result<()> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        const OP: &str = "unscale_";
+        let scale = self.tensors(OP)?.0.clone();
+        let of = self.checked(OP, optimizer)?;
+        match of.stage {
+            Stage::Ready => {}
+            Stage::Unscaled => {
+                let reason =
+                    "the gradients of this optimizer were already unscaled since the last `update`";
+                return Err(Error::invalid(OP, reason));
+            }
+            Stage::Stepped => {
+                let reason =
+                    "this optimizer already took its step; unscale its gradients before the step";
+                return Err(Error::invalid(OP, reason));
+            }
+        }
+        of.found_inf = no_grad(|| check_grads(optimizer, Some(&scale))).of(OP)?;
+        of.stage = Stage::Unscaled;
+        Ok(())
+    }
+
+    /// Takes the optimizer's step with unscaled gradients, unless a gradient is infinite or NaN. Unscales the gradients
+    /// first if [`unscale_`](Self::unscale_) did not. After the step, the gradients are unscaled.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
+    /// already took a step since the last update, if none of its parameters has a gradient, or if a gradient is of
+    /// `float16` and the optimizer's step does not unscale it; errors of [`Optimizer::step`].
+    #[track_caller]
+    pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        if !self.options.enabled {
+            return optimizer.step().here();
+        }
+        const OP: &str = "step";
+        let scale = self.tensors(OP)?.0.clone();
+        let is_fused = optimizer.supports_grad_scaling();
+        let of = self.checked(OP, optimizer)?;
+        match of.stage {
+            Stage::Ready if is_fused => {
+                of.found_inf = no_grad(|| check_grads(optimizer, None)).of(OP)?;
+            }
+            Stage::Ready => {
+                of.found_inf = no_grad(|| check_grads(optimizer, Some(&scale))).of(OP)?;
+                of.stage = Stage::Unscaled;
+            }
+            Stage::Unscaled => {}
+            Stage::Stepped => {
+                let reason = "this optimizer already took its step since the last `update`";
+                return Err(Error::invalid(OP, reason));
+            }
+        }
+        if of.found_inf.is_empty() {
+            let reason =
+                "no gradient of this optimizer was checked, because none of its parameters has one";
+            return Err(Error::invalid(OP, reason));
+        }
+        let found_inf = no_grad(|| any(&of.found_inf, scale.device())).of(OP)?;
+        if is_fused {
+            let grad_scale = (of.stage == Stage::Ready).then_some(scale);
+            optimizer.step_scaled(&GradScaling { found_inf, grad_scale }).here()?;
+        } else if found_inf.item::<f32>()? == 0.0 {
+            optimizer.step().here()?;
+        }
+        of.stage = Stage::Stepped;
+        Ok(())
+    }
+
+    /// Multiplies the scale by the backoff factor if a step since the last update was skipped, or by the growth factor
+    /// after enough steps without an overflow. The host does not wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no gradients were checked since the last
+    /// update.
+    #[track_caller]
+    pub fn update(&mut self) -> Result<()> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        const OP: &str = "update";
+        let (scale, tracker) = self.tensors(OP)?;
+        let marks: Vec<Tensor> =
+            self.optimizers.iter().flat_map(|of| of.found_inf.iter().cloned()).collect();
+        if marks.is_empty() {
+            let reason =
+                "no gradients were checked since the last update: call `step` or `unscale_` first";
+            return Err(Error::invalid(OP, reason));
+        }
+        let found_inf = no_grad(|| any(&marks, scale.device())).of(OP)?;
+        let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = self.options;
+        let tensors = [scale.as_view(), tracker.as_view(), found_inf.as_view()];
+        let (exec, factors) = (scale.exec()?, (growth_factor, backoff_factor));
+        kernels::update_scale(exec.target(), tensors, factors, growth_interval).of(OP)?;
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// Replaces the scale (`update(new_scale)`). [`GradScaler::update`] computes the next scale instead.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled.
+    #[track_caller]
+    pub fn update_with(&mut self, new_scale: f64) -> Result<()> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        let (scale, _) = self.tensors("update")?;
+        no_grad(|| scale.fill_(new_scale).map(drop)).of("update")?;
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// Returns the present scale; 1 if the scaler is disabled. The host waits for the device.
+    ///
+    /// # Errors
+    /// Errors of [`Tensor::item`].
+    #[track_caller]
+    pub fn get_scale(&self) -> Result<f64> {
+        match &self.tensors {
+            _ if !self.options.enabled => Ok(1.0),
+            Some((scale, _)) => Ok(f64::from(scale.item::<f32>()?)),
+            None => Ok(self.options.init_scale),
+        }
+    }
+
+    /// Returns the factor by which the scale grows.
+    #[must_use]
+    pub fn get_growth_factor(&self) -> f64 {
+        self.options.growth_factor
+    }
+
+    /// Sets the factor by which the scale grows.
+    pub fn set_growth_factor(&mut self, new_factor: f64) {
+        self.options.growth_factor = new_factor;
+    }
+
+    /// Returns the factor of the scale after an overflow.
+    #[must_use]
+    pub fn get_backoff_factor(&self) -> f64 {
+        self.options.backoff_factor
+    }
+
+    /// Sets the factor of the scale after an overflow.
+    pub fn set_backoff_factor(&mut self, new_factor: f64) {
+        self.options.backoff_factor = new_factor;
+    }
+
+    /// Returns the number of consecutive steps without an overflow after which the scale grows.
+    #[must_use]
+    pub fn get_growth_interval(&self) -> i64 {
+        self.options.growth_interval
+    }
+
+    /// Sets the number of consecutive steps without an overflow after which the scale grows.
+    pub fn set_growth_interval(&mut self, new_interval: i64) {
+        self.options.growth_interval = new_interval;
+    }
+
+    /// Returns whether the scaler is enabled.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.options.enabled
+    }
+
+    /// Returns the scale, the growth tracker and the options, each as a tensor with one element on the CPU, by
+    /// PyTorch's names. Empty if the scaler is disabled. The host waits for the device. Call it after
+    /// [`update`](Self::update).
+    ///
+    /// # Errors
+    /// Errors of [`Tensor::item`].
+    #[track_caller]
+    pub fn state_dict(&self) -> Result<StateDict> {
+        let mut state = StateDict::new();
+        if !self.options.enabled {
+            return Ok(state);
+        }
+        let growth_tracker = match &self.tensors {
+            Some((_, tracker)) => i64::from(tracker.item::<i32>()?),
+            None => self.init_growth_tracker,
+        };
+        let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = self.options;
+        state.insert("scale", full([], self.get_scale()?, (DType::F64, "cpu"))?);
+        for (name, value) in [("growth_factor", growth_factor), ("backoff_factor", backoff_factor)]
+        {
+            state.insert(name, full([], value, (DType::F64, "cpu"))?);
+        }
+        let counts = [("growth_interval", growth_interval), ("_growth_tracker", growth_tracker)];
+        for (name, value) in counts {
+            state.insert(name, tensor(value, "cpu")?);
+        }
+        Ok(state)
+    }
+
+    /// Restores a state of [`state_dict`](Self::state_dict). Changes nothing if an entry is missing. A disabled scaler
+    /// ignores the state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
+    /// empty state of a disabled scaler; errors of [`Tensor::to_scalar`].
+    #[track_caller]
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        const OP: &str = "load_state_dict";
+        if !self.options.enabled {
+            return Ok(());
+        }
+        let number = |name: &str| match state.get(name) {
+            Some(number) => number.to_scalar(),
+            None => {
+                let reason = format!(
+                    "the state has no `{name}`; a disabled `GradScaler` saves an empty state"
+                );
+                Err(Error::invalid(OP, reason))
+            }
+        };
+        let [scale, growth, backoff] = ["scale", "growth_factor", "backoff_factor"]
+            .map(|name| number(name).map(|n| n.to_f64()));
+        let [interval, tracker] = ["growth_interval", "_growth_tracker"]
+            .map(|name| number(name).map(|n| n.to_f64() as i64));
+        let enabled = self.options.enabled;
+        let options = GradScalerOptions {
+            init_scale: scale?,
+            growth_factor: growth?,
+            backoff_factor: backoff?,
+            growth_interval: interval?,
+            enabled,
+        };
+        let growth_tracker = tracker?;
+        if let Some((scale, tracker)) = &self.tensors {
+            no_grad(|| {
+                scale.fill_(options.init_scale)?;
+                tracker.fill_(growth_tracker).map(drop)
+            })
+            .of(OP)?;
+        }
+        (self.options, self.init_growth_tracker) = (options, growth_tracker);
+        Ok(())
+    }
+
+    /// Returns the scale and the growth tracker.
+    #[track_caller]
+    fn tensors(&self, op: &'static str) -> Result<&(Tensor, Tensor)> {
+        self.tensors.as_ref().ok_or_else(|| {
+            let reason =
+                "no loss was scaled yet: call `scale` on the loss, and `backward` on the result";
+            Error::invalid(op, reason)
+        })
+    }
+
+    /// Returns the record of an optimizer, and creates it in the first call since the last update.
+    #[track_caller]
+    fn checked(&mut self, op: &'static str, optimizer: &dyn Optimizer) -> Result<&mut Checked> {
+        let Some(first) = optimizer.parameters().into_iter().next() else {
+            return Err(Error::invalid(op, "the optimizer has no parameters"));
+        };
+        let known = self.optimizers.iter().position(|of| of.first.is_same(&first));
+        let at = known.unwrap_or_else(|| {
+            self.optimizers.push(Checked { first, stage: Stage::Ready, found_inf: Vec::new() });
+            self.optimizers.len() - 1
+        });
+        Ok(&mut self.optimizers[at])
+    }
+}
+
+/// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one. Returns a mark for
+/// each device.
+#[track_caller]
+fn check_grads(optimizer: &dyn Optimizer, scale: Option<&Tensor>) -> Result<Vec<Tensor>> {
+    let mut buckets: Vec<(Device, DType, Vec<Tensor>)> = Vec::new();
+    let mut copies = Vec::new();
+    for parameter in optimizer.parameters() {
+        check_not_moved("unscale_", &parameter)?;
+        let Some(grad) = parameter.grad().map(|grad| grad.detach()) else { continue };
+        if scale.is_some() && grad.dtype() == DType::F16 {
+            let reason = "a gradient is of f16, where unscaled gradients underflow: keep the parameters in f32 and \
+                          compute in a region of autocast";
+            return Err(Error::invalid("unscale_", reason));
+        }
+        let key = (grad.device(), grad.dtype());
+        let at = buckets.iter().position(|bucket| (bucket.0, bucket.1) == key);
+        let at = at.unwrap_or_else(|| {
+            buckets.push((key.0, key.1, Vec::new()));
+            buckets.len() - 1
+        });
+        if kernels::takes(grad.as_view()) {
+            buckets[at].2.push(grad);
+            continue;
+        }
+        let flat = grad.contiguous()?.view([-1])?;
+        for start in (0..flat.numel()).step_by(PIECE) {
+            let length = PIECE.min(flat.numel() - start);
+            buckets[at].2.push(flat.narrow(0, start, length)?);
+        }
+        if scale.is_some() && !grad.is_contiguous() {
+            copies.push((grad, flat));
+        }
+    }
+    let mut marks: Vec<Tensor> = Vec::new();
+    for (device, _, grads) in &buckets {
+        let known = marks.iter().find(|mark| mark.device() == *device).cloned();
+        let mark = match known {
+            Some(mark) => mark,
+            None => {
+                marks.push(zeros([], (DType::F32, *device))?);
+                marks[marks.len() - 1].clone()
+            }
+        };
+        let views: Vec<_> = grads.iter().map(Tensor::as_view).collect();
+        let scale = scale.map(|scale| scale.to(*device)).transpose()?;
+        let (exec, scale) = (mark.exec()?, scale.as_ref().map(Tensor::as_view));
+        kernels::check_and_unscale(exec.target(), &views, scale, mark.as_view())?;
+    }
+    for (grad, flat) in copies {
+        grad.copy_(&flat.view_as(&grad)?, ())?;
+    }
+    Ok(marks)
+}
+
+/// Returns 1 on `device` if a mark is set, and 0 otherwise.
+#[track_caller]
+fn any(marks: &[Tensor], device: Device) -> Result<Tensor> {
+    let mut all = marks[0].to(device)?;
+    for mark in &marks[1..] {
+        all = all.maximum(&mark.to(device)?)?;
+    }
+    Ok(all)
+}

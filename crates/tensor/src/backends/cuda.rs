@@ -1,0 +1,54 @@
+//! Settings of CUDA's libraries (`torch.backends.cuda`).
+
+/// Settings of matrix products by cuBLAS (`torch.backends.cuda.matmul`). Convolutions and attention have none of these.
+pub mod matmul {
+    use crate::backends::precision_functions;
+    use crate::{Result, runtime};
+
+    precision_functions! {
+        Matmul "matrix products on CUDA" "torch.backends.cuda.matmul" "`ieee`, `tf32` or `none`"
+    }
+
+    /// Returns whether products of `float32` may use TF32, the older name of [`fp32_precision`]
+    /// (`torch.backends.cuda.matmul.allow_tf32`). Default: false.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if [`set_fp32_precision`] says otherwise.
+    #[track_caller]
+    pub fn allow_tf32() -> Result<bool> {
+        runtime().precision().matmul_allow_tf32()
+    }
+
+    /// Sets whether products of `float32` may use TF32 (`torch.backends.cuda.matmul.allow_tf32 = …`).
+    pub fn set_allow_tf32(allow: bool) {
+        runtime().precision().set_matmul_allow_tf32(allow);
+    }
+
+    /// Defines the functions that read and set a switch.
+    macro_rules! switches {
+        ($($(#[$doc:meta])* $get:ident $set:ident;)*) => {$(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $get() -> bool {
+                runtime().precision().$get()
+            }
+
+            #[doc = concat!("Sets [`", stringify!($get), "`].")]
+            pub fn $set(allow: bool) {
+                runtime().precision().$set(allow);
+            }
+        )*};
+    }
+
+    switches! {
+        /// Returns whether cuBLAS may round partial sums of `float16` products to `float16` before it adds them
+        /// (`torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction`). Default: true.
+        allow_fp16_reduced_precision_reduction set_allow_fp16_reduced_precision_reduction;
+        /// Returns whether cuBLAS may round partial sums of `bfloat16` products to `bfloat16` before it adds them
+        /// (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`). Default: true.
+        allow_bf16_reduced_precision_reduction set_allow_bf16_reduced_precision_reduction;
+        /// Returns whether cuBLAS may sum `float16` products in `float16`
+        /// (`torch.backends.cuda.matmul.allow_fp16_accumulation`). Default: false.
+        allow_fp16_accumulation set_allow_fp16_accumulation;
+    }
+}
