@@ -27,9 +27,11 @@ fn extents_that_do_not_fit_are_refused() {
     assert!(error.to_string().contains("m is 2147483648"), "{error}");
 }
 
+/// The math mode of the handle, and the compute type and the algorithm of a product.
+type Seen = (Option<cublasMath_t>, Option<(cublasComputeType_t, u16)>);
+
 /// The settings of the last product that reached the fake cuBLAS.
-static CALL: Mutex<(Option<cublasMath_t>, Option<(cublasComputeType_t, u16)>)> =
-    Mutex::new((None, None));
+static CALL: Mutex<Seen> = Mutex::new((None, None));
 
 unsafe extern "C" fn set_math_mode(_: cublasHandle_t, mode: cublasMath_t) -> StatusCode {
     CALL.lock().unwrap().0 = Some(mode);

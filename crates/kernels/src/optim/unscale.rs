@@ -193,7 +193,7 @@ unsafe fn unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>,
             for i in begin..(begin + chunk).min(part.numel as usize) {
                 // SAFETY: `i` is less than the gradient's number of elements.
                 let x = unsafe { grad.read(i as isize) }.get();
-                is_finite &= x - x == zero;
+                is_finite &= x * zero == zero;
                 if let Some(factor) = factor {
                     // SAFETY: the gradient is declared as written, and element `i` belongs to this thread.
                     unsafe { grad.write(i as isize, T::put(x * factor)) };
