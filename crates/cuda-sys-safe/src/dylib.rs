@@ -51,13 +51,17 @@ impl LibrarySearch {
         }
     }
 
-    /// Turns [`DriverError::LibraryNotFound`] into an error of the variable, if the variable named
+    /// Turns an error of an unusable library into an error of the variable, if the variable named
     /// the library.
     pub(crate) fn blame(&self, named: Option<&Path>, error: DriverError) -> DriverError {
         match (error, named) {
             (DriverError::LibraryNotFound { reason, .. }, Some(named)) => {
                 self.not_usable(named, &reason)
             }
+            (
+                error @ (DriverError::MissingSymbol { .. } | DriverError::OtherCuda { .. }),
+                Some(named),
+            ) => self.not_usable(named, &error.to_string()),
             (error, _) => error,
         }
     }

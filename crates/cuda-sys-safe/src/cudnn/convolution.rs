@@ -8,9 +8,9 @@ use cudarc::cudnn::sys::{
     cudnnBackendNumericalNote_t as Note, cudnnConvolutionMode_t, cudnnDataType_t,
 };
 
-use super::CudnnHandle;
 use super::descriptor::Descriptor;
-use crate::{DevicePtr, DriverError, Result, StreamHandle};
+use super::{CudnnHandle, RawHandle};
+use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
 
 /// The element type of a convolution's operands and result. Halves and `f32` are summed in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,44 +102,88 @@ impl ConvolutionPlan {
     }
 }
 
+/// Returns whether an error says that cuDNN does not support what was described.
+fn is_unsupported(error: &DriverError) -> bool {
+    let of = |status: &str| {
+        ["CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_BAD_PARAM"]
+            .iter()
+            .any(|s| status.starts_with(s))
+    };
+    matches!(error, DriverError::LibraryCall { status, .. } if of(status))
+}
+
+fn with_handle(descriptor: Descriptor, name: Name, raw: &RawHandle) -> Result<Descriptor> {
+    // SAFETY: the handle is never destroyed.
+    unsafe { descriptor.set(name, Type::CUDNN_TYPE_HANDLE, &[raw.0]) }
+}
+
 /// Identifiers of images, weight and result in a graph.
 const IDS: [i64; 3] = [1, 2, 3];
 
 impl CudnnHandle {
     /// Returns plans for a convolution, in the order of cuDNN's heuristics: the one expected to be
     /// the fastest first. Returns an empty list if cuDNN supports no such convolution. At most
-    /// `most` plans are made, because making a plan takes about a millisecond.
+    /// `most` plans are made, because making one may take a tenth of a second. Allowed while a
+    /// stream is captured.
     ///
     /// # Errors
-    /// [`DriverError::LibraryCall`] if a call fails for another reason than an unsupported
-    /// convolution, such as missing host memory.
+    /// - [`DriverError::LibraryCall`] if cuDNN fails for another reason than an unsupported
+    ///   convolution, such as missing host memory. If only some engines fail, the plans of the
+    ///   others are returned.
+    /// - Errors of the [driver call](Driver#errors) that makes the device current.
     pub fn convolution_plans(
         &self,
+        driver: &dyn Driver,
         convolution: &Convolution,
         most: usize,
     ) -> Result<Vec<ConvolutionPlan>> {
-        // cuDNN reports what it does not support by an error of any of these calls.
-        let Ok(graph) = self.graph(convolution) else { return Ok(Vec::new()) };
-        let mut plans = Vec::new();
+        // Heuristics and engines use the handle and the current context.
+        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = driver.exchange_capture_mode(self.device, CaptureMode::Relaxed)?;
+        let plans = self.plans(&raw, convolution, most);
+        driver.exchange_capture_mode(self.device, mode)?;
+        plans
+    }
+
+    fn plans(
+        &self,
+        raw: &RawHandle,
+        convolution: &Convolution,
+        most: usize,
+    ) -> Result<Vec<ConvolutionPlan>> {
+        let (mut plans, mut failure) = (Vec::new(), None);
+        let graph = match self.graph(raw, convolution) {
+            Err(error) if is_unsupported(&error) => return Ok(plans),
+            graph => graph?,
+        };
         for heuristics in
             [Heuristics::CUDNN_HEUR_MODE_INSTANT, Heuristics::CUDNN_HEUR_MODE_FALLBACK]
         {
-            let Ok(configs) = self.engine_configs(&graph, heuristics) else { continue };
+            let configs = match self.engine_configs(&graph, heuristics) {
+                Err(error) if is_unsupported(&error) => continue,
+                configs => configs?,
+            };
             for config in configs {
                 if plans.len() == most {
                     return Ok(plans);
                 }
-                if let Ok(true) = self.permits(convolution, &config)
-                    && let Ok(plan) = self.plan(&config)
-                {
-                    plans.push(plan);
+                if !self.permits(convolution, &config)? {
+                    continue;
+                }
+                match self.plan(raw, &config) {
+                    Ok(plan) => plans.push(plan),
+                    Err(error) if is_unsupported(&error) => {}
+                    Err(error) => failure = Some(error),
                 }
             }
         }
-        Ok(plans)
+        match failure {
+            Some(error) if plans.is_empty() => Err(error),
+            _ => Ok(plans),
+        }
     }
 
-    fn graph(&self, of: &Convolution) -> Result<Descriptor> {
+    fn graph(&self, raw: &RawHandle, of: &Convolution) -> Result<Descriptor> {
         let compute = match of.dtype {
             Float::F64 => cudnnDataType_t::CUDNN_DATA_DOUBLE,
             _ => cudnnDataType_t::CUDNN_DATA_FLOAT,
@@ -231,17 +275,11 @@ impl CudnnHandle {
         let graph = self
             .descriptor(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
             .descriptor(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operation)?;
-        self.with_handle(graph, Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE)?.finalize()
+        with_handle(graph, Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, raw)?.finalize()
     }
 
     fn descriptor(&self, kind: Kind) -> Result<Descriptor> {
         Descriptor::new(self.cudnn, kind)
-    }
-
-    fn with_handle(&self, descriptor: Descriptor, name: Name) -> Result<Descriptor> {
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the handle is never destroyed.
-        unsafe { descriptor.set(name, Type::CUDNN_TYPE_HANDLE, &[raw.0]) }
     }
 
     fn tensor(&self, of: &Convolution, layout: &TensorLayout, id: i64) -> Result<Descriptor> {
@@ -300,11 +338,11 @@ impl CudnnHandle {
             || has(Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)))
     }
 
-    fn plan(&self, config: &Descriptor) -> Result<ConvolutionPlan> {
+    fn plan(&self, raw: &RawHandle, config: &Descriptor) -> Result<ConvolutionPlan> {
         let plan = self
             .descriptor(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
             .descriptor(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config)?;
-        let plan = self.with_handle(plan, Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE)?.finalize()?;
+        let plan = with_handle(plan, Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, raw)?.finalize()?;
         let mut bytes = [0i64];
         let ty = Type::CUDNN_TYPE_INT64;
         // SAFETY: the value is an integer of 64 bits.

@@ -3,8 +3,8 @@
 //! # Library search
 //! If `WARPLINE_CUDNN` is set, only its value is tried: the path of the library, or of the folder
 //! that contains it, such as the `lib` folder of a Python wheel. Otherwise `libcudnn.so.9` and
-//! `libcudnn.so` are looked for on the loader's path, then in `/usr/local/cuda/lib64`,
-//! `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows the name is `cudnn64_9.dll`. Version 9.0
+//! `libcudnn.so` are looked for on the loader's path, then in the folders where
+//! [cuBLAS](crate::blas#library-search) is looked for. On Windows the name is `cudnn64_9.dll`. Version 9.0
 //! and newer are supported. cuDNN loads the libraries of its engines from its own folder, and uses
 //! the cuBLAS of the process, so both must be built for the same major version of CUDA.
 //!
@@ -40,7 +40,13 @@ pub(crate) const SEARCH: LibrarySearch = LibrarySearch {
     folders: if cfg!(windows) {
         &[]
     } else {
-        &["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
+        &[
+            "/usr/local/cuda/lib64",
+            "/usr/local/cuda-13/lib64",
+            "/usr/local/cuda-12/lib64",
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib64",
+        ]
     },
 };
 
@@ -90,7 +96,7 @@ impl Cudnn {
     ///
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no library is found.
-    /// - [`DriverError::InvalidVariable`] if `WARPLINE_CUDNN` does not name a library that loads.
+    /// - [`DriverError::InvalidVariable`] if `WARPLINE_CUDNN` does not name a usable library.
     /// - [`DriverError::MissingSymbol`] if the library is not cuDNN 9.0 or newer.
     /// - [`DriverError::OtherCuda`] if cuDNN is built for another major version of CUDA than the
     ///   process's cuBLAS.
@@ -200,8 +206,8 @@ impl Cudnn {
 #[derive(Debug)]
 struct RawHandle(cudnnHandle_t);
 
-// SAFETY: cuDNN allows calls from any thread, one at a time. The mutex around the handle
-// serializes them.
+// SAFETY: cuDNN allows calls from any thread, one at a time for each handle. Every call that uses
+// the handle holds the mutex around it.
 unsafe impl Send for RawHandle {}
 
 /// A cuDNN handle of one device. Clones share the handle, and any thread may use them.

@@ -50,6 +50,11 @@ fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
         as isize
 }
 
+/// Returns the number of a plane's group of `size` planes, and its number in the group.
+fn split(plane: usize, size: u32) -> [u32; 2] {
+    [plane / size as usize, plane % size as usize].map(|n| n as u32)
+}
+
 /// Returns the position of an element in a dense order of `sizes`.
 fn index(sizes: [i32; 3], at: At) -> usize {
     ((at[0] * i64::from(sizes[1]) + at[1]) * i64::from(sizes[2]) + at[2]) as usize
@@ -88,7 +93,7 @@ pub(super) unsafe fn forward<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) 
         let zero = T::Compute::from_bits(0);
         let mut sums = vec![zero; p.taps.positions()];
         for plane in planes {
-            let (n, o) = (plane as u32 / p.outputs, plane as u32 % p.outputs);
+            let [n, o] = split(plane, p.outputs);
             let first = o / p.outputs_per_group() * p.channels_per_group();
             sums.fill(zero);
             for c in 0..p.channels_per_group() {
@@ -120,7 +125,7 @@ pub(super) unsafe fn input_gradient<T: HostElement>(launch: &HostLaunch<'_>, p: 
         let zero = T::Compute::from_bits(0);
         let mut sums = vec![zero; p.taps.elements()];
         for plane in planes {
-            let (n, channel) = (plane as u32 / p.channels, plane as u32 % p.channels);
+            let [n, channel] = split(plane, p.channels);
             let (group, c) = (channel / p.channels_per_group(), channel % p.channels_per_group());
             sums.fill(zero);
             for o in (0..p.outputs_per_group()).map(|o| group * p.outputs_per_group() + o) {
@@ -153,7 +158,7 @@ pub(super) unsafe fn weight_gradient<T: HostElement>(launch: &HostLaunch<'_>, p:
         let mut sums = vec![zero; p.taps.taps()];
         for window in windows {
             let each = p.channels_per_group();
-            let (o, c) = (window as u32 / each, window as u32 % each);
+            let [o, c] = split(window, each);
             let channel = o / p.outputs_per_group() * each + c;
             sums.fill(zero);
             for n in 0..p.batch {

@@ -1,8 +1,9 @@
 //! Convolutions by cuDNN: which ones it takes, their plans, and their calls.
 //!
 //! cuDNN takes batches of images without gaps, contiguous or with the channels innermost, in every
-//! floating-point dtype. Operands with another order are copied first. A convolution for which
-//! cuDNN has no plan runs on this crate's kernels.
+//! floating-point dtype. Operands that are read and have another order are copied first. A
+//! convolution for which cuDNN has no plan, or whose result has another order, runs on this crate's
+//! kernels.
 
 use std::num::NonZeroUsize;
 use std::sync::PoisonError;
@@ -15,11 +16,11 @@ use warpline_cuda_sys_safe::cudnn::{
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 use warpline_runtime::launch::{LibraryCall, LibraryOp};
 use warpline_runtime::{
-    CudaDevice, DType, Error, MemoryFormat, Result, Target, View, cuda_struct, hosts,
+    CudaDevice, DType, Error, ErrorKind, MemoryFormat, Result, Target, View, cuda_struct, hosts,
 };
 use warpline_sync::{LazyLock, Mutex, MutexGuard};
 
-use super::{Geometry, cpu};
+use super::{Geometry, Window, cpu};
 use crate::scratch::{ScratchTensor, in_format};
 use crate::window::Taps;
 
@@ -58,17 +59,17 @@ cuda_struct! {
     }
 }
 
-/// The plans of a convolution, the preferred one first. Empty if cuDNN has none.
-struct Plans {
-    plans: Vec<ConvolutionPlan>,
-    /// Whether the order is by trial.
+/// The plan of a convolution; `None` if cuDNN supports no such convolution.
+struct Kept {
+    plan: Option<ConvolutionPlan>,
+    /// Whether the plan was chosen by trial.
     tried: bool,
 }
 
-static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Plans>>> =
+static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Kept>>> =
     LazyLock::new(|| Mutex::new(LruCache::new(MOST_KEPT)));
 
-fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Plans>> {
+fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Kept>> {
     // A panic elsewhere leaves the cache as it was.
     PLANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -77,7 +78,7 @@ fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Plans>> {
 /// used ones are dropped.
 #[must_use]
 pub fn plans_kept() -> usize {
-    kept_plans().len()
+    kept_plans().iter().filter(|(_, kept)| kept.plan.is_some()).count()
 }
 
 /// Drops all kept cuDNN plans. Later convolutions make theirs anew.
@@ -85,8 +86,9 @@ pub fn clear_plans() {
     kept_plans().clear();
 }
 
-/// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result, the
-/// one of `kind` is computed. Returns `false` if cuDNN does not compute it.
+/// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result. `kind`
+/// names the one that is computed; the others are read. Returns `false` if cuDNN does not compute
+/// it.
 #[track_caller]
 pub(super) fn run(
     op: &'static str,
@@ -106,12 +108,15 @@ pub(super) fn run(
         ConvolutionKind::WeightGradient => 1,
     };
     let Some(format) = format_of(operands, computed) else { return Ok(false) };
+    let Some(padding) = padding(of.window) else { return Ok(false) };
     let mut copies = [None, None, None];
     let mut packed = operands;
     for (i, copied) in copies.iter_mut().enumerate().filter(|(i, _)| *i != computed) {
         packed[i] = in_format(target, operands[i], format, copied)?;
     }
-    let Some(convolution) = describe(target, kind, of, packed, format) else { return Ok(false) };
+    let Some(convolution) = describe(target, kind, of.window, padding, packed, format) else {
+        return Ok(false);
+    };
     let params = of.params(op, packed)?;
     let operation = match kind {
         ConvolutionKind::Forward => &FORWARD,
@@ -130,37 +135,73 @@ pub(super) fn run(
     if device.driver().name() != "cuda" {
         return launch(None).map(|()| true);
     }
-    let handle = Cudnn::load()
-        .and_then(|cudnn| cudnn.handle(&**device.driver(), device.index()))
-        .map_err(|error| Error::driver(op, error))?;
+    let cudnn = Cudnn::load().map_err(|error| Error::driver(op, error))?;
+    if has_fault(cudnn.version(), &convolution) {
+        return Ok(false);
+    }
+    let driver = &**device.driver();
+    let handle = cudnn.handle(driver, device.index()).map_err(|error| Error::driver(op, error))?;
+    let plans = |most| {
+        let plans = handle.convolution_plans(driver, &convolution, most);
+        plans.map_err(|error| Error::driver(op, error))
+    };
     let by_trial = runtime.cudnn().benchmark() && !stream.is_capturing();
     let key = (device.index(), convolution);
+    let keep = |plan, tried| kept_plans().put(key, Kept { plan, tried });
     let kept = {
         let mut kept = kept_plans();
         let kept = kept.get(&key).filter(|kept| kept.tried || !by_trial);
-        kept.map(|kept| kept.plans.first().cloned())
+        kept.map(|kept| kept.plan.clone())
     };
     let plan = match kept {
         Some(plan) => plan,
         None => {
-            let most = if by_trial { MOST_TRIED } else { 1 };
-            let plans = handle.convolution_plans(&convolution, most);
-            let mut plans = plans.map_err(|error| Error::driver(op, error))?;
-            if by_trial && plans.len() > 1 {
-                let fastest =
-                    fastest(&plans, || stream.synchronize(), |plan| launch(Some((&handle, plan))))?;
-                plans.swap(0, fastest);
-            }
-            let first = plans.first().cloned();
-            let mut kept = kept_plans();
-            kept.put(key, Plans { plans: first.iter().cloned().collect(), tried: by_trial });
-            first
+            let mut plans = plans(if by_trial { MOST_TRIED } else { 1 })?;
+            let best = match plans.len() {
+                0 | 1 => 0,
+                _ => fastest(&plans, || stream.synchronize(), |p| launch(Some((&handle, p))))?,
+            };
+            let plan = (best < plans.len()).then(|| plans.swap_remove(best));
+            keep(plan.clone(), by_trial);
+            plan
         }
     };
-    match plan {
-        Some(plan) => launch(Some((&handle, &plan))).map(|()| true),
-        None => Ok(false),
+    let Some(plan) = plan else { return Ok(false) };
+    match launch(Some((&handle, &plan))) {
+        Err(error) if is_of_plan(&error) => {}
+        done => return done.map(|()| true),
     }
+    // The plan needs more memory than there is, or cannot run. As in PyTorch, try the others.
+    for plan in plans(MOST_TRIED)? {
+        match launch(Some((&handle, &plan))) {
+            Err(error) if is_of_plan(&error) => {}
+            done => {
+                keep(Some(plan), by_trial);
+                return done.map(|()| true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Returns whether another plan may succeed after this error: there is no memory for the workspace,
+/// or cuDNN refuses the plan.
+fn is_of_plan(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Alloc)
+        || matches!(error.driver_error(), Some(DriverError::LibraryCall { .. }))
+}
+
+/// Returns whether a version of cuDNN is known to compute such a convolution wrongly.
+fn has_fault(version: (u32, u32, u32), of: &Convolution) -> bool {
+    let has_window = of.weight.sizes[2..of.dims + 2].iter().any(|&n| n != 1);
+    let is_half = matches!(of.dtype, Float::F16 | Float::BF16);
+    let broken_volumes = (9, 8, 0)..(9, 15, 0);
+    // Offsets have 32 bits before 9.3.
+    let is_large = [&of.images, &of.weight, &of.result]
+        .iter()
+        .any(|layout| layout.sizes.iter().product::<i64>() >= 1 << 31);
+    of.dims == 3 && is_half && has_window && broken_volumes.contains(&version)
+        || is_large && version < (9, 3, 0)
 }
 
 /// Returns the index of the plan whose calls take the least time. A plan that fails, such as for
@@ -215,12 +256,29 @@ fn format_of(operands: [View<'_>; 3], computed: usize) -> Option<MemoryFormat> {
         .min_by_key(|format| operands.iter().filter(|view| !fits(view, *format)).count())
 }
 
-/// Describes the convolution to cuDNN. Returns `None` if its padding differs at the end such that
-/// cuDNN would compute another number of results.
+/// Returns the padding before and after the image. `None` if no padding at the end makes cuDNN's
+/// result as large as the window's.
+fn padding(w: &Window) -> Option<[[usize; 3]; 2]> {
+    let mut after = w.padding;
+    for (d, after) in after.iter_mut().enumerate() {
+        let reach = (w.kernel[d] - 1) * w.dilation[d] + 1;
+        let count = |after: usize| {
+            (w.input[d] + w.padding[d] + after).checked_sub(reach).map(|n| n / w.stride[d] + 1)
+        };
+        let needed = (w.output[d] - 1) * w.stride[d] + reach;
+        let least = needed.saturating_sub(w.input[d] + w.padding[d]);
+        // Most engines need the same padding on both sides.
+        *after = [w.padding[d], least].into_iter().find(|n| count(*n) == Some(w.output[d]))?;
+    }
+    Some([w.padding, after])
+}
+
+/// Describes the convolution to cuDNN.
 fn describe(
     target: Target<'_>,
     kind: ConvolutionKind,
-    of: &Geometry<'_>,
+    w: &Window,
+    padding: [[usize; 3]; 2],
     operands: [View<'_>; 3],
     format: MemoryFormat,
 ) -> Option<Convolution> {
@@ -231,32 +289,14 @@ fn describe(
         DType::F64 => Float::F64,
         _ => return None,
     };
-    let spatial = operands[0].sizes().len() - 2;
-    let dims = spatial.max(2);
-    let w = of.window;
+    let dims = (operands[0].sizes().len() - 2).max(2);
     // The window has three dimensions, of which the last `dims` count here.
     let last = |values: [usize; 3]| {
-        let mut all = [1; 3];
-        all[..dims].copy_from_slice(&values[3 - dims..]);
-        all.map(|n| n as i64)
-    };
-    let mut after = w.padding;
-    for d in 0..3 {
-        let reach = (w.kernel[d] - 1) * w.dilation[d] + 1;
-        let count = |after: usize| {
-            (w.input[d] + w.padding[d] + after).checked_sub(reach).map(|n| n / w.stride[d] + 1)
-        };
-        let needed = (w.output[d] - 1) * w.stride[d] + reach;
-        let least = needed.saturating_sub(w.input[d] + w.padding[d]);
-        // Most engines need the same padding on both sides.
-        after[d] = [w.padding[d], least].into_iter().find(|n| count(*n) == Some(w.output[d]))?;
-    }
-    let [images, weight, result] = operands.map(|view| layout(view.sizes(), dims, format));
-    let padding = [w.padding, after].map(|values| {
         let mut all = [0; 3];
         all[..dims].copy_from_slice(&values[3 - dims..]);
         all.map(|n| n as i64)
-    });
+    };
+    let [images, weight, result] = operands.map(|view| layout(view.sizes(), dims, format));
     let settings = target.runtime().cudnn();
     let address =
         |view: View<'_>| view.storage.address() + (view.layout.offset() * view.dtype.size()) as u64;
@@ -264,13 +304,14 @@ fn describe(
     Some(Convolution {
         kind,
         dtype,
-        tf32: dtype == Float::F32 && target.runtime().precision().conv_uses_tf32(),
+        // Volumes in TF32 are wrong in some versions of cuDNN, so PyTorch does not use it for them.
+        tf32: dtype == Float::F32 && dims == 2 && target.runtime().precision().conv_uses_tf32(),
         deterministic: settings.deterministic(),
         dims,
         images,
         weight,
         result,
-        padding,
+        padding: padding.map(last),
         stride: last(w.stride),
         dilation: last(w.dilation),
         alignment: 1 << alignment.unwrap_or(0).min(6),

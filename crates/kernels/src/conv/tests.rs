@@ -202,9 +202,30 @@ fn gpu_convolutions_and_gradients_are_those_of_the_definition() {
     on_gpu(by_every_engine);
 }
 
+/// Creates random operands of a convolution of 3 × 3, and its result in `dtype`.
+fn random_result(target: Target<'_>, dtype: DType, outputs: usize) -> Vec<f64> {
+    let window = Window {
+        input: [1, 14, 14],
+        output: [1, 14, 14],
+        kernel: [1, 3, 3],
+        stride: [1; 3],
+        padding: [0, 1, 1],
+        dilation: [1; 3],
+    };
+    let random = |n: usize| -> Vec<f64> {
+        (0..n).map(|i| f64::from(((i as f64 + 0.5) * 0.618_033_988).fract() as f32) - 0.5).collect()
+    };
+    let new = |sizes: &[usize]| Tensor::new(target, dtype, sizes, &random(sizes.iter().product()));
+    let (x, w) = (new(&[2, 64, 14, 14]), new(&[outputs, 64, 3, 3]));
+    let y = Tensor::garbage(target, dtype, &[2, outputs, 14, 14]);
+    conv(target, x.view(), w.view(), &window, 1, y.view()).unwrap();
+    y.floats(target)
+}
+
+/// One test, because the plans belong to the process.
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_cudnn_computes_convolutions_where_it_is_found() {
+fn gpu_cudnn_computes_convolutions_in_the_chosen_precision() {
     let cudnn = Cudnn::load().expect("name cuDNN in WARPLINE_CUDNN");
     assert!(cudnn.version() >= (9, 0, 0));
     on_gpu(|target| {
@@ -214,6 +235,37 @@ fn gpu_cudnn_computes_convolutions_where_it_is_found() {
         assert!(plans_kept() >= 3 * 4, "{} plans", plans_kept());
         clear_plans();
         assert_eq!(plans_kept(), 0);
+
+        let runtime = target.runtime();
+        let exact = random_result(target, F64, 32);
+        let error = |found: Vec<f64>| {
+            let largest = exact.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            found.iter().zip(&exact).fold(0.0f64, |m, (a, b)| m.max((a - b).abs())) / largest
+        };
+        // TF32 keeps 11 bits of each factor, IEEE floats 24.
+        runtime.precision().set_cudnn_allow_tf32(true);
+        let rounded = error(random_result(target, F32, 32));
+        runtime.precision().set_cudnn_allow_tf32(false);
+        let ieee = error(random_result(target, F32, 32));
+        runtime.precision().set_cudnn_allow_tf32(true);
+        assert!(ieee < 1e-5 && rounded > 1e-5 && rounded < 1e-2, "{ieee} and {rounded}");
+
+        runtime.cudnn().set_deterministic(true);
+        let once = random_result(target, F32, 32);
+        assert_eq!(random_result(target, F32, 32), once);
+        runtime.cudnn().set_deterministic(false);
+
+        // Threads that make plans and run them at the same time.
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for outputs in 1..24 {
+                        let found = random_result(target, F32, 4 * outputs + thread);
+                        assert!(found.iter().all(|x| x.is_finite()));
+                    }
+                });
+            }
+        });
     });
 }
 

@@ -224,8 +224,8 @@ fn run<const N: usize>(
     let team = if is_last { team } else { 1 };
     let threads = elements.saturating_mul(team);
     let across = channels.div_ceil(team);
-    // A thread computes its windows once for all its images, so it takes several if there are enough
-    // threads for a GPU without that.
+    // A thread computes its windows once for all of its images. With enough threads for the GPU, each
+    // takes several images.
     let images = (BUSY / threads.saturating_mul(across).max(1)).clamp(1, batch);
     let grid = grid(threads, [images, across]);
     kernel.launch(target, op, operands, &Pools { team: team as u64, ..*params }, grid)

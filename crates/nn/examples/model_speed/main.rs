@@ -4,7 +4,7 @@
 //! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp] [--benchmark] [--json]
 //! ```
 //!
-//! With `--benchmark`, cuDNN's plans are chosen by trial on both sides.
+//! PyTorch's side of ResNet-50 needs torchvision. With `--benchmark`, cuDNN's plans are chosen by trial on both sides.
 //! The output is a Markdown table, or with `--json` a JSON object per line: first the conditions, then each row.
 //! Without `--python` there is no comparison. `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are
 //! meaningless.

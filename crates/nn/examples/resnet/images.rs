@@ -90,7 +90,7 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// Images of random numbers, whose class is told by their mean.
+/// Random images whose mean tells their class.
 pub(crate) struct MadeUp {
     pub(crate) size: usize,
     pub(crate) images: usize,

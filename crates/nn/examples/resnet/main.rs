@@ -159,7 +159,10 @@ fn with_data<D: Dataset<Sample = (Tensor, i64)>>(
         }
         Ok(())
     })?;
-    println!("{:.1} % of {all} images are read rightly", 100.0 * right as f64 / all.max(1) as f64);
+    println!(
+        "{:.1} % of {all} images are classified correctly",
+        100.0 * right as f64 / all.max(1) as f64
+    );
     if device.is_cuda() {
         let peak = cuda::max_memory_allocated(device)? as f64 / (1u64 << 30) as f64;
         println!("peak memory {peak:.2} GiB");

@@ -48,12 +48,14 @@ impl CudnnSettings {
         /// Default: `false`.
         benchmark benchmark
         /// Sets whether the plan of a new convolution is chosen by trial: the first call times
-        /// each plan on its operands, and waits for it. Otherwise cuDNN's heuristics choose.
+        /// each plan on its operands, and waits for it. Otherwise cuDNN's heuristics choose. A plan is
+        /// kept for later calls.
         set_benchmark;
         /// Returns whether only plans are used that give the same bits in each run
         /// (`cudnn.deterministic`). Default: `false`.
         deterministic deterministic
-        /// Sets whether only plans are used that give the same bits in each run.
+        /// Sets whether only plans are used that repeat their own bits. With `benchmark`, processes may choose different
+        /// plans.
         set_deterministic;
     }
 }

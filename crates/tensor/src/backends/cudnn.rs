@@ -66,12 +66,14 @@ switches! {
     /// Returns whether the plan of a new convolution is chosen by trial (`cudnn.benchmark`). Default: `false`.
     benchmark
     /// Sets whether the plan of a new convolution is chosen by trial: its first call times up to ten plans, and waits
-    /// for the GPU. Otherwise cuDNN's heuristics choose. A call that is captured never waits.
+    /// for the GPU. Otherwise cuDNN's heuristics choose. A plan is kept until
+    /// [`clear_plans`]. A call that is captured never waits.
     set_benchmark;
     /// Returns whether only plans are used that give the same bits in each run (`cudnn.deterministic`). Default:
     /// `false`.
     deterministic
-    /// Sets whether only plans are used that give the same bits in each run.
+    /// Sets whether only plans are used that repeat their own bits. With `benchmark`, processes may choose different
+    /// plans.
     set_deterministic;
 }
 

@@ -1,5 +1,6 @@
 //! Memory formats, and the strides of results, which are PyTorch's.
 
+use warpline::autograd::{GradOptions, grad};
 use warpline::functional::{
     BatchNormOptions, ConvOptions, ConvTransposeOptions, adaptive_avg_pool2d, avg_pool2d,
     batch_norm, conv_transpose2d, conv2d, max_pool2d,
@@ -59,7 +60,9 @@ fn layers(_: &World) -> Result<()> {
             let average = avg_pool2d(&active, 2, ())?;
             let up = ConvTransposeOptions::new().stride(2);
             let upper = conv_transpose2d(&largest, &new(&[8, 4, 2, 2])?, None, up)?;
-            let pooled = adaptive_avg_pool2d(&largest, 1)?;
+            let pooled = adaptive_avg_pool2d(&active, 1)?;
+            let small = pooled.flatten(1)?.sum(())?;
+            let of_active = grad(&[&small], &[&active], GradOptions::new().retain_graph(true))?;
             let sum = largest.sum(())?.add(&average.sum(())?)?.add(&upper.sum(())?)?;
             sum.backward()?;
             let (wide, narrow, up, one, image) = match format {
@@ -74,7 +77,10 @@ fn layers(_: &World) -> Result<()> {
                     [144, 1, 24, 4],
                 ),
             };
+            // The gradient of a result of 1 × 1 has no order of its own.
+            let of_active = of_active[0].as_ref().expect("a gradient");
             for (t, strides) in [
+                (of_active, wide),
                 (&y, wide),
                 (&normed, wide),
                 (&active, wide),

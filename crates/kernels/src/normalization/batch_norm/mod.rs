@@ -1,7 +1,7 @@
 //! Batch norm: normalization of each channel over batch and positions, and its gradients.
 //!
 //! Training takes two launches, one for the moments of the channels and one for the result; the
-//! gradients take two as well. In each, a thread keeps to its channels, so that it reads their
+//! gradients take two as well. Each thread visits only its own channels, so it reads their
 //! parameters once. The elements are row-major, or have the channels innermost.
 
 mod cpu;
@@ -153,6 +153,12 @@ impl BatchNorm<'_> {
             return Err(Error::shape(op, reason));
         };
         let area: usize = spatial.iter().product();
+        if area >= 1 << 31 {
+            // Kernels compute positions in a plane in 32 bits.
+            let reason =
+                format!("the input has sizes {:?}; a plane must be below 2³¹", input.sizes());
+            return Err(Error::shape(op, reason));
+        }
         let format = if area == 1 || input.layout.is_contiguous() {
             MemoryFormat::Contiguous
         } else if spatial.len() == 3 {
@@ -293,9 +299,11 @@ impl Channels {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, mean or scale is not of
-///   [`LayerNorm::moment_dtype`], or another view has neither dtype, or not that of its partner.
-/// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, if a view of elements
+/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, if mean or scale is not of
+///   [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have another dtype
+///   than these two or differ from each other.
+/// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions or planes of 2³¹
+///   elements, if a view of elements
 ///   has other sizes than the input or another order, or if another view is not contiguous with one
 ///   element per channel.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

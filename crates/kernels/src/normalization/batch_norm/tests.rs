@@ -26,7 +26,7 @@ fn numbers(
     to
 }
 
-/// What the definition gives for one tensor.
+/// The expected values.
 #[derive(Default)]
 struct Expected {
     mean: Vec<f64>,
@@ -75,7 +75,7 @@ fn every_float_and_order(target: Target<'_>) {
     use MemoryFormat::{ChannelsLast, ChannelsLast3d, Contiguous};
     // Blocks share channels in the large ones. The sizes of planes and rows are multiples of a
     // vector in some.
-    let cases: [(&[usize], MemoryFormat); 11] = [
+    let cases: [(&[usize], MemoryFormat); 13] = [
         (&[5, 3], Contiguous),
         (&[40, 64], Contiguous),
         (&[4, 3, 7], Contiguous),
@@ -85,6 +85,8 @@ fn every_float_and_order(target: Target<'_>) {
         (&[2, 5, 3, 3], ChannelsLast),
         (&[2, 8, 2, 3, 2], ChannelsLast3d),
         (&[32, 24, 16, 16], Contiguous),
+        (&[64, 3, 7, 7], Contiguous),
+        (&[600, 2, 7, 9], Contiguous),
         (&[32, 24, 16, 16], ChannelsLast),
         (&[33, 3, 15, 15], ChannelsLast),
     ];

@@ -11,7 +11,7 @@ use warpline_runtime::{Layout, MemoryFormat, Sizes};
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, no_grad, record, saved, should_record,
 };
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
@@ -150,9 +150,13 @@ impl ConvGeometry {
         [batch, channels].iter().chain(&window[3 - self.dims..]).copied().collect()
     }
 
-    /// Returns the layout of a result in the memory format that the operands suggest, as in PyTorch.
+    /// Returns the layout of a result in the memory format that the operands suggest. As in PyTorch, `float64` is always
+    /// row-major.
     #[track_caller]
     fn layout(&self, sizes: &[usize], operands: [&Tensor; 2]) -> Result<Layout> {
+        if operands[0].dtype() == DType::F64 {
+            return Layout::contiguous(sizes);
+        }
         let formats = operands.map(|t| t.as_view().layout.suggested_format());
         let last = formats.into_iter().find(|format| *format != MemoryFormat::Contiguous);
         Layout::in_format(sizes, last.unwrap_or(MemoryFormat::Contiguous))

@@ -12,8 +12,8 @@ use crate::autograd::{
 };
 use crate::{MemoryFormat, Result, Tensor};
 
-/// Computes batch norm in training, and updates the running statistics. Returns `None` if dtypes or
-/// devices differ such that the kernels do not take the operands. The caller has checked all sizes.
+/// Computes batch norm in training, and updates the running statistics. Returns `None` if the
+/// kernels do not support the dtypes or devices. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn in_training(
     input: &Tensor,

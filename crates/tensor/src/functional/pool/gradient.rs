@@ -10,7 +10,7 @@ use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, linear, no_grad, record, saved, should_record,
 };
 use crate::methods::composite::signed;
-use crate::{DType, Result, Tensor};
+use crate::{DType, MemoryFormat, Result, Tensor};
 
 /// A pool of `[batch, channels, …]`, with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
@@ -24,9 +24,20 @@ impl Pooling {
     /// Returns the layout of a result with these spatial sizes, in the memory format of `like`.
     #[track_caller]
     fn layout(&self, like: &Tensor, spatial: [usize; 3]) -> Result<Layout> {
+        self.layout_in(like.layout().suggested_format(), like, spatial)
+    }
+
+    /// Returns the layout of a tensor with the batch and the channels of `like`, these spatial sizes, and this format.
+    #[track_caller]
+    fn layout_in(
+        &self,
+        format: MemoryFormat,
+        like: &Tensor,
+        spatial: [usize; 3],
+    ) -> Result<Layout> {
         let sizes: Sizes =
             like.size()[..2].iter().chain(&spatial[3 - self.dims..]).copied().collect();
-        Layout::in_format(&sizes, like.layout().suggested_format())
+        Layout::in_format(&sizes, format)
     }
 }
 
@@ -93,14 +104,23 @@ pub(super) fn averages(x: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tens
     if !should_record(&[x]) {
         return Ok(out);
     }
-    record("avg_pool", out, &[x], linear(move |grad, _| averages_gradient(grad, of, divisor)))
+    // The gradient of a result of 1 × 1 does not tell the format of the image.
+    let format = x.layout().suggested_format();
+    let gradient =
+        move |grad: &Tensor, _: &NodeInputs<'_>| averages_gradient(grad, of, divisor, format);
+    record("avg_pool", out, &[x], linear(gradient))
 }
 
 /// Computes the gradient of the image from the gradient of the result of [`averages`].
 #[track_caller]
-fn averages_gradient(y: &Tensor, of: Pooling, divisor: Divisor) -> Result<Tensor> {
+fn averages_gradient(
+    y: &Tensor,
+    of: Pooling,
+    divisor: Divisor,
+    format: MemoryFormat,
+) -> Result<Tensor> {
     let exec = y.exec()?;
-    let out = exec.empty_in(of.layout(y, of.window.input)?, y.dtype())?;
+    let out = exec.empty_in(of.layout_in(format, y, of.window.input)?, y.dtype())?;
     let (grad, target) = (y.as_view(), exec.target());
     pool::avg_pool_backward(target, grad, &of.window, of.regions, divisor, out.as_view())?;
     if !should_record(&[y]) {
