@@ -287,7 +287,7 @@ mod tests {
         let error = NOTHING.blame(Some(named), error);
         assert!(!error.is_no_device(), "{error}");
         let text = error.to_string();
-        for part in [NOTHING.variable, "`/nonexistent/mine.so`", "may hold the path"] {
+        for part in [NOTHING.variable, "`/nonexistent/mine.so`", "Set the variable"] {
             assert!(text.contains(part), "{text}");
         }
         let searched = NOTHING.open(&NOTHING.candidates(None)).unwrap_err();

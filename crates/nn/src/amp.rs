@@ -11,24 +11,27 @@
 //!
 //! ```
 //! use warpline::amp::autocast;
-//! use warpline::{DType, ones};
-//! use warpline_nn::amp::GradScaler;
+//! use warpline::functional::mse_loss;
+//! use warpline::{DType, ones, zeros};
+//! use warpline_nn::amp::{GradScaler, GradScalerOptions};
 //! use warpline_nn::optim::{Optimizer, SGD, SGDOptions, clip_grad_norm_};
 //! use warpline_nn::{Linear, Module};
 //!
 //! let net = Linear::new(4, 1, ())?;
 //! let mut optimizer = SGD::new(net.parameters(), SGDOptions::new().lr(0.1))?;
-//! let mut scaler = GradScaler::new(())?;
+//! let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(1024.0))?;
 //! for _ in 0..3 {
-//!     let loss = autocast("cpu", DType::F16, || net.forward(&ones([2, 4], ())?)?.mean(()))?;
+//!     let loss = autocast("cpu", DType::F16, || {
+//!         mse_loss(&net.forward(&ones([2, 4], ())?)?, &zeros([2, 1], ())?, ())
+//!     })?;
 //!     optimizer.zero_grad()?;
-//!     scaler.scale(&loss.to(DType::F32)?)?.backward()?;
+//!     scaler.scale(&loss)?.backward()?;
 //!     scaler.unscale_(&optimizer)?; // only needed because the gradients are clipped
 //!     clip_grad_norm_(&net.parameters(), 1.0, ())?;
 //!     scaler.step(&mut optimizer)?;
 //!     scaler.update()?;
 //! }
-//! assert_eq!(scaler.get_scale()?, 65536.0);
+//! assert_eq!(scaler.get_scale()?, 1024.0);
 //! # Ok::<(), warpline::Error>(())
 //! ```
 

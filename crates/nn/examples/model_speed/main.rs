@@ -21,11 +21,14 @@ use decoder::{Decoder, DecoderSizes, Decoding, FusedDecoder, FusedDecoding};
 use models::{Gpt, GptSizes, mlp};
 use resnet::ResNet;
 use serde_json::{Value, json};
+use warpline::amp::autocast;
 use warpline::autograd::no_grad;
+use warpline::backends::cuda::matmul::set_fp32_precision;
 use warpline::backends::cudnn;
 use warpline::functional::cross_entropy;
 use warpline::{DType, MemoryFormat, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
+use warpline_nn::amp::GradScaler;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, SGD, SGDOptions};
 
 /// A measurement. `pytorch.py` prints the measurement of the same step under the same name.
@@ -152,14 +155,21 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
     }
     let narrow = GptSizes { width: 256, heads: 4, layers: 4, vocabulary: 1024, length: 1024 };
     let gpt2 = GptSizes { width: 768, heads: 12, layers: 12, vocabulary: 50304, length: 1024 };
-    for (name, dtype, batch, length, sizes, outer) in [
-        ("gpt 4 layers bf16 8x128", DType::BF16, 8, 128, narrow, 9),
-        ("gpt2 124M bf16 8x1024", DType::BF16, 8, 1024, gpt2, 5),
-        ("gpt2 124M f32 8x1024", DType::F32, 8, 1024, gpt2, 5),
+    let (plain, bf16) = (Numbers::Are, DType::BF16);
+    for (name, numbers, batch, length, sizes, outer) in [
+        ("gpt 4 layers bf16 8x128", plain(bf16), 8, 128, narrow, 9),
+        ("gpt2 124M bf16 8x1024", plain(bf16), 8, 1024, gpt2, 5),
+        ("gpt2 124M f32 8x1024", plain(DType::F32), 8, 1024, gpt2, 5),
+        ("gpt2 124M tf32 8x1024", Numbers::Tf32, 8, 1024, gpt2, 5),
+        ("gpt2 124M autocast bf16 8x1024", Numbers::Autocast(bf16), 8, 1024, gpt2, 5),
+        ("gpt2 124M autocast f16 8x1024", Numbers::Autocast(DType::F16), 8, 1024, gpt2, 5),
     ] {
         if name.starts_with(only) {
-            figures.extend(gpt(name, dtype, (batch, length), sizes, outer)?);
+            figures.extend(gpt(name, numbers, (batch, length), sizes, outer)?);
         }
+    }
+    if "product".starts_with(only) || only.starts_with("product") {
+        figures.extend(products()?);
     }
     if "llama".starts_with(only) || only.starts_with("llama") {
         figures.extend(decoding()?);
@@ -209,6 +219,29 @@ fn resnet50(
         sgd.step()
     };
     if is_graph { captured(name, 5, step) } else { median(name, 5, 5, &mut step) }
+}
+
+/// The numbers that a step computes with.
+#[derive(Clone, Copy)]
+enum Numbers {
+    /// Parameters and products of this dtype.
+    Are(DType),
+    /// Parameters of `float32`, whose products round their factors to TF32.
+    Tf32,
+    /// Parameters of `float32` in a region of autocast; with `GradScaler` if its dtype is `float16`.
+    Autocast(DType),
+}
+
+/// Measures the product of PyTorch's note on TF32, in `float32` and in TF32.
+fn products() -> Result<Vec<Figure>> {
+    let (a, b) = (randn([10240, 10240], "cuda")?, randn([10240, 10240], "cuda")?);
+    let mut figures = Vec::new();
+    for (name, precision) in [("product 10240 f32", "ieee"), ("product 10240 tf32", "tf32")] {
+        set_fp32_precision(precision)?;
+        figures.push(median(name, 5, 5, || a.matmul(&b).map(drop))?);
+    }
+    set_fp32_precision("none")?;
+    Ok(figures)
 }
 
 /// Measures decoding: eager, as a graph one replay at a time, and twenty and a thousand replays in a row.
@@ -307,19 +340,36 @@ fn small() -> Result<Vec<Figure>> {
 /// Measures a step, and for the small model also the replay of the step as a graph.
 fn gpt(
     name: &'static str,
-    dtype: DType,
+    numbers: Numbers,
     (batch, length): (usize, usize),
     sizes: GptSizes,
     outer: usize,
 ) -> Result<Vec<Figure>> {
     let mut net = Gpt::new(sizes)?;
+    let (dtype, region) = match numbers {
+        Numbers::Are(dtype) => (dtype, None),
+        Numbers::Tf32 => (DType::F32, None),
+        Numbers::Autocast(region) => (DType::F32, Some(region)),
+    };
     net.to((dtype, "cuda"))?;
     let tokens: Tensor = randint(0, sizes.vocabulary as i64, [batch, length], "cuda")?;
-    let step = |adam: &mut AdamW| {
+    let loss = || net.loss(&tokens, &tokens);
+    let mut scaler = GradScaler::new(())?;
+    let mut step = |adam: &mut AdamW| {
         adam.zero_grad()?;
-        net.loss(&tokens, &tokens)?.backward()?;
-        adam.step()
+        let loss = match region {
+            Some(region) => autocast("cuda", region, loss)?,
+            None => loss()?,
+        };
+        if region != Some(DType::F16) {
+            loss.backward()?;
+            return adam.step();
+        }
+        scaler.scale(&loss)?.backward()?;
+        scaler.step(adam)?;
+        scaler.update()
     };
+    set_fp32_precision(if matches!(numbers, Numbers::Tf32) { "tf32" } else { "none" })?;
     let options = AdamWOptions::new().lr(1e-4);
     let mut adam = AdamW::new(net.parameters(), options)?;
     let mut figures = vec![median(name, 1, outer, || step(&mut adam))?];
@@ -328,6 +378,7 @@ fn gpt(
         let mut adam = AdamW::new(net.parameters(), options)?;
         figures.push(captured(name, 10, || step(&mut adam))?);
     }
+    set_fp32_precision("none")?;
     Ok(figures)
 }
 

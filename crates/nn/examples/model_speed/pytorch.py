@@ -121,15 +121,20 @@ def small():
         median("mlp 3x256 forward", 200, 9, lambda: net(x))
 
 
-def gpt(name, dtype, batch, length, sizes, outer):
+def gpt(name, dtype, region, batch, length, sizes, outer):
+    torch.backends.cuda.matmul.allow_tf32 = "tf32" in name
     net = Gpt(*sizes).cuda().to(dtype)
+    scaler = torch.amp.GradScaler("cuda", enabled=region == torch.float16)
     tokens = torch.randint(0, sizes[3], (batch, length), device="cuda")
 
     def step_of(optimizer):
         def step():
             optimizer.zero_grad(set_to_none=True)
-            net(tokens, tokens).backward()
-            optimizer.step()
+            with torch.autocast("cuda", dtype=region, enabled=region is not None):
+                loss = net(tokens, tokens)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
 
         return step
 
@@ -137,6 +142,15 @@ def gpt(name, dtype, batch, length, sizes, outer):
     if "4 layers" in name:
         adam = torch.optim.AdamW(net.parameters(), 1e-4, fused=True, capturable=True)
         captured("gpt 4 layers bf16, a graph", 10, step_of(adam))
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def products():
+    a, b = (torch.randn(10240, 10240, device="cuda") for _ in range(2))
+    for name in ["product 10240 f32", "product 10240 tf32"]:
+        torch.backends.cuda.matmul.allow_tf32 = "tf32" in name
+        median(name, 5, 5, lambda: a @ b)
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @torch.no_grad()
@@ -191,12 +205,17 @@ if __name__ == "__main__":
         small()
     NARROW, GPT2 = (256, 4, 4, 1024, 1024), (768, 12, 12, 50304, 1024)
     for row in [
-        ("gpt 4 layers bf16 8x128", torch.bfloat16, 8, 128, NARROW, 9),
-        ("gpt2 124M bf16 8x1024", torch.bfloat16, 8, 1024, GPT2, 5),
-        ("gpt2 124M f32 8x1024", torch.float32, 8, 1024, GPT2, 5),
+        ("gpt 4 layers bf16 8x128", torch.bfloat16, None, 8, 128, NARROW, 9),
+        ("gpt2 124M bf16 8x1024", torch.bfloat16, None, 8, 1024, GPT2, 5),
+        ("gpt2 124M f32 8x1024", torch.float32, None, 8, 1024, GPT2, 5),
+        ("gpt2 124M tf32 8x1024", torch.float32, None, 8, 1024, GPT2, 5),
+        ("gpt2 124M autocast bf16 8x1024", torch.float32, torch.bfloat16, 8, 1024, GPT2, 5),
+        ("gpt2 124M autocast f16 8x1024", torch.float32, torch.float16, 8, 1024, GPT2, 5),
     ]:
         if row[0].startswith(ONLY):
             gpt(*row)
+    if "product".startswith(ONLY) or ONLY.startswith("product"):
+        products()
     if "llama".startswith(ONLY) or ONLY.startswith("llama"):
         decoding()
     LAST = torch.channels_last
