@@ -163,7 +163,7 @@ fn s19_a_wrong_setting_is_no_machine_without_gpus() {
     wrong("CUDA_VISIBLE_DEVICES", "GPU-123", "such as `0,1`");
     wrong("WARPLINE_DRIVR", "sim:2", "did you mean WARPLINE_DRIVER?");
     wrong("CUDA_LAUNCH_BLOCKING", "yes", "may be 0, or 1");
-    wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "may hold the path");
+    wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "Set the variable");
 }
 
 /// Without settings, the machine's driver is used, or the reason for its absence is reported.
