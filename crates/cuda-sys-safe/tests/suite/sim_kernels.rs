@@ -340,7 +340,7 @@ fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
     for (operands, params) in [(1, &[0; 16][..]), (2, &[0; 24]), (0, &[0; 24]), (1, &[])] {
         let error = launch(operands, params).unwrap_err();
         assert_eq!(error.code(), Some(CudaCode::INVALID_VALUE));
-        assert!(error.to_string().contains("for a kernel that takes [8, 24]"), "{error}");
+        assert!(error.to_string().contains("but the kernel takes [8, 24]"), "{error}");
     }
     world.stream.synchronize().unwrap();
 }
