@@ -123,17 +123,10 @@ pub(super) fn run(
         ConvolutionKind::InputGradient => &INPUT_GRADIENT,
         ConvolutionKind::WeightGradient => &WEIGHT_GRADIENT,
     };
-    let launch = |plan: Option<(&CudnnHandle, &ConvolutionPlan)>| -> Result<()> {
-        let bytes = plan.map_or(0, |(_, plan)| plan.workspace());
-        let scratch = ScratchTensor::new(target, &[bytes], DType::U8)?;
-        let mut all =
-            [packed[0].read(), packed[1].read(), packed[2].read(), scratch.view().read_write()];
-        all[computed] = packed[computed].write();
-        operation.launch(target, op, &all, &Call { params, plan })
-    };
+    let launch = Launch { op, target, operation, params, operands: packed, computed };
     // Every other driver runs the CPU implementation, which has no plans.
     if device.driver().name() != "cuda" {
-        return launch(None).map(|()| true);
+        return launch.run(None).map(|()| true);
     }
     let cudnn = Cudnn::load().map_err(|error| Error::driver(op, error))?;
     if has_fault(cudnn.version(), &convolution) {
@@ -159,7 +152,7 @@ pub(super) fn run(
             let mut plans = plans(if by_trial { MOST_TRIED } else { 1 })?;
             let best = match plans.len() {
                 0 | 1 => 0,
-                _ => fastest(&plans, || stream.synchronize(), |p| launch(Some((&handle, p))))?,
+                _ => fastest(&plans, || stream.synchronize(), |p| launch.run(Some((&handle, p))))?,
             };
             let plan = (best < plans.len()).then(|| plans.swap_remove(best));
             keep(plan.clone(), by_trial);
@@ -167,13 +160,13 @@ pub(super) fn run(
         }
     };
     let Some(plan) = plan else { return Ok(false) };
-    match launch(Some((&handle, &plan))) {
+    match launch.run(Some((&handle, &plan))) {
         Err(error) if is_of_plan(&error) => {}
         done => return done.map(|()| true),
     }
     // The plan needs more memory than there is, or cannot run. As in PyTorch, try the others.
     for plan in plans(MOST_TRIED)? {
-        match launch(Some((&handle, &plan))) {
+        match launch.run(Some((&handle, &plan))) {
             Err(error) if is_of_plan(&error) => {}
             done => {
                 keep(Some(plan), by_trial);
@@ -182,6 +175,29 @@ pub(super) fn run(
         }
     }
     Ok(false)
+}
+
+/// The launch of a convolution, with any plan.
+struct Launch<'a> {
+    op: &'static str,
+    target: Target<'a>,
+    operation: &'static LibraryOp<Conv, 4>,
+    params: Conv,
+    operands: [View<'a>; 3],
+    computed: usize,
+}
+
+impl Launch<'_> {
+    /// Launches with a plan, which only a GPU needs.
+    #[track_caller]
+    fn run(&self, plan: Option<(&CudnnHandle, &ConvolutionPlan)>) -> Result<()> {
+        let bytes = plan.map_or(0, |(_, plan)| plan.workspace());
+        let scratch = ScratchTensor::new(self.target, &[bytes], DType::U8)?;
+        let [images, weight, result] = self.operands.map(View::read);
+        let mut all = [images, weight, result, scratch.view().read_write()];
+        all[self.computed] = self.operands[self.computed].write();
+        self.operation.launch(self.target, self.op, &all, &Call { params: self.params, plan })
+    }
 }
 
 /// Returns whether another plan may succeed after this error: there is no memory for the workspace,

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, not_negative, positive, window};
+use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
@@ -57,7 +57,9 @@ pub fn unfold(
     }
     let window =
         of_images(OP, input, last(input), kernel_size.per_dimension(), options.into_options())?;
-    batched::<2>(input, |x| image_to_columns(x, window)).of(OP)
+    let batch = with_batch::<2>(input).of(OP)?;
+    let result = image_to_columns(&batch, window).of(OP)?;
+    batched_as::<2>(result, input).of(OP)
 }
 
 /// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
@@ -92,7 +94,9 @@ pub fn fold(
         );
         return Err(Error::shape(OP, reason));
     }
-    batched::<1>(input, |x| columns_to_image(x, window)).of(OP)
+    let batch = with_batch::<1>(input).of(OP)?;
+    let result = columns_to_image(&batch, window).of(OP)?;
+    batched_as::<1>(result, input).of(OP)
 }
 
 #[track_caller]

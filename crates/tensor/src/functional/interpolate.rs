@@ -175,7 +175,7 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         let outer = out.size()[..2 + d].iter().product::<usize>() as isize;
         let inner = out.size()[3 + d..].iter().product::<usize>() as isize;
         let rows = out.reshape([outer, from as isize, inner]).of(OP)?;
-        out = resized(&rows, along).and_then(|rows| rows.reshape(&result)).of(OP)?;
+        out = resized(&rows, along).of(OP)?.reshape(&result).of(OP)?;
     }
     // Copies the image if no dimension was resampled, so that the result is never the image itself.
     if out.is_same(input) { out.copy().of(OP) } else { out.to(input.dtype()).of(OP) }

@@ -53,11 +53,16 @@ pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> R
     Ok(window)
 }
 
-/// Calls `run` with a batch. Adds a batch dimension to an input without one, and removes it from the result.
+// Not one function with a closure, in which the line of the caller would be lost.
+
+/// Returns a batch of images. Adds the batch dimension to an input without one.
 #[track_caller]
-pub(super) fn batched<const D: usize>(
-    input: &Tensor,
-    run: impl FnOnce(&Tensor) -> Result<Tensor>,
-) -> Result<Tensor> {
-    if input.dim() == D + 2 { run(input) } else { run(&input.unsqueeze(0)?)?.squeeze(0) }
+pub(super) fn with_batch<const D: usize>(input: &Tensor) -> Result<Tensor> {
+    if input.dim() == D + 2 { Ok(input.clone()) } else { input.unsqueeze(0) }
+}
+
+/// Removes the batch dimension from a result if `input` has none.
+#[track_caller]
+pub(super) fn batched_as<const D: usize>(result: Tensor, input: &Tensor) -> Result<Tensor> {
+    if input.dim() == D + 2 { Ok(result) } else { result.squeeze(0) }
 }

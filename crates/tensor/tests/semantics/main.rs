@@ -76,5 +76,6 @@ mod goldens_dtypes;
 mod goldens_ops;
 mod goldens_print;
 mod goldens_suite;
+mod gradient_lines;
 mod graphs;
 mod python;

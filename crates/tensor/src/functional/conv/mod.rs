@@ -5,7 +5,7 @@ mod gradient;
 use std::panic::Location;
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, not_negative, positive, window};
+use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::exec::check_together;
@@ -211,7 +211,9 @@ fn forward<const D: usize>(
     }
     let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    batched::<D>(input, |input| convolution(input, weight, bias, geometry)).of(op)
+    let batch = with_batch::<D>(input).of(op)?;
+    let result = convolution(&batch, weight, bias, geometry).of(op)?;
+    batched_as::<D>(result, input).of(op)
 }
 
 #[track_caller]
@@ -265,7 +267,9 @@ fn transpose<const D: usize>(
     }
     let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    batched::<D>(input, |input| transposed(input, weight, bias, geometry)).of(op)
+    let batch = with_batch::<D>(input).of(op)?;
+    let result = transposed(&batch, weight, bias, geometry).of(op)?;
+    batched_as::<D>(result, input).of(op)
 }
 
 /// Returns the extent of a window of `kernel` elements with this dilation.

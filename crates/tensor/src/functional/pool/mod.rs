@@ -7,7 +7,7 @@ use std::panic::Location;
 use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
-use super::window::{batched, last, not_negative, positive, window};
+use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
@@ -231,7 +231,9 @@ fn adaptive_average<const D: usize>(
 ) -> Result<Tensor> {
     autocast_operands!(op, [input] => adaptive_average(op, input, output));
     let pooling = adaptive_pool(op, input, output)?;
-    batched::<D>(input, |x| averages(x, pooling, Divisor::Inside)).of(op)
+    let batch = with_batch::<D>(input).of(op)?;
+    let result = averages(&batch, pooling, Divisor::Inside).of(op)?;
+    batched_as::<D>(result, input).of(op)
 }
 
 #[track_caller]
@@ -262,7 +264,9 @@ fn average<const D: usize>(
         None => Divisor::Inside,
     };
     let pooling = Pooling { window, regions: Regions::Moving, dims: D };
-    batched::<D>(input, |x| averages(x, pooling, divisor)).of(op)
+    let batch = with_batch::<D>(input).of(op)?;
+    let result = averages(&batch, pooling, divisor).of(op)?;
+    batched_as::<D>(result, input).of(op)
 }
 
 #[track_caller]

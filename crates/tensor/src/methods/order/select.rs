@@ -102,6 +102,7 @@ impl Tensor {
     }
 }
 
+#[track_caller]
 fn squeeze_both(values: &Tensor, indices: &Tensor, dim: isize) -> Result<(Tensor, Tensor)> {
     Ok((values.squeeze(dim)?, indices.squeeze(dim)?))
 }
