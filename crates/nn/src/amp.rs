@@ -36,7 +36,7 @@
 //! ```
 
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{DType, Device, Error, IntoOptions, Result, Tensor, full, tensor, zeros};
+use warpline::{DType, Device, Error, IntoOptions, Result, Scalar, Tensor, full, tensor, zeros};
 use warpline_kernels::optim as kernels;
 
 use crate::StateDict;
@@ -354,35 +354,31 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
-    /// empty state of a disabled scaler; errors of [`Tensor::to_scalar`].
+    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker does not fit 31 bits; errors of [`Tensor::to_scalar`].
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         const OP: &str = "load_state_dict";
         if !self.options.enabled {
             return Ok(());
         }
-        let number = |name: &str| match state.get(name) {
-            Some(number) => number.to_scalar(),
-            None => {
-                let reason = format!(
-                    "the state has no `{name}`; a disabled `GradScaler` saves an empty state"
-                );
-                Err(Error::invalid(OP, reason))
-            }
-        };
-        let [scale, growth, backoff] = ["scale", "growth_factor", "backoff_factor"]
-            .map(|name| number(name).map(|n| n.to_f64()));
-        let [interval, tracker] = ["growth_interval", "_growth_tracker"]
-            .map(|name| number(name).map(|n| n.to_f64() as i64));
+        let init_scale = number(state, "scale")?.to_f64();
+        let growth_factor = number(state, "growth_factor")?.to_f64();
+        let backoff_factor = number(state, "backoff_factor")?.to_f64();
+        let growth_interval = whole(state, "growth_interval")?;
+        let growth_tracker = whole(state, "_growth_tracker")?;
+        if !(0..=i64::from(i32::MAX)).contains(&growth_tracker) {
+            let reason =
+                format!("`_growth_tracker` is {growth_tracker}, but must be from 0 to 2³¹ - 1");
+            return Err(Error::invalid(OP, reason));
+        }
         let enabled = self.options.enabled;
         let options = GradScalerOptions {
-            init_scale: scale?,
-            growth_factor: growth?,
-            backoff_factor: backoff?,
-            growth_interval: interval?,
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
             enabled,
         };
-        let growth_tracker = tracker?;
         if let Some((scale, tracker)) = &self.tensors {
             no_grad(|| {
                 scale.fill_(options.init_scale)?;
@@ -397,11 +393,13 @@ impl GradScaler {
     /// Returns the scale and the growth tracker.
     #[track_caller]
     fn tensors(&self, op: &'static str) -> Result<&(Tensor, Tensor)> {
-        self.tensors.as_ref().ok_or_else(|| {
-            let reason =
-                "no loss was scaled yet: call `scale` on the loss, and `backward` on the result";
-            Error::invalid(op, reason)
-        })
+        match &self.tensors {
+            Some(tensors) => Ok(tensors),
+            None => {
+                let reason = "no loss was scaled yet: call `scale` on the loss, and `backward` on the result";
+                Err(Error::invalid(op, reason))
+            }
+        }
     }
 
     /// Returns the record of an optimizer, and creates it in the first call since the last update.
@@ -481,4 +479,27 @@ fn any(marks: &[Tensor], device: Device) -> Result<Tensor> {
         all = all.maximum(&mark.to(device)?)?;
     }
     Ok(all)
+}
+
+/// Returns a number of a saved state.
+#[track_caller]
+fn number(state: &StateDict, name: &str) -> Result<Scalar> {
+    let Some(number) = state.get(name) else {
+        let reason =
+            format!("the state has no `{name}`; a disabled `GradScaler` saves an empty state");
+        return Err(Error::invalid("load_state_dict", reason));
+    };
+    number.to_scalar()
+}
+
+/// Returns an integer of a saved state.
+#[track_caller]
+fn whole(state: &StateDict, name: &str) -> Result<i64> {
+    match number(state, name)? {
+        Scalar::Int(count) => Ok(count),
+        other => {
+            let reason = format!("`{name}` is {other:?}, but must be an integer");
+            Err(Error::invalid("load_state_dict", reason))
+        }
+    }
 }

@@ -17,7 +17,6 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs, GemmPrecision};
 use warpline_cuda_sys_safe::owned::*;
@@ -327,7 +326,7 @@ fn gpu_events_keep_time() {
     assert_eq!(start.elapsed(&end).unwrap_err().code(), Some(CudaCode::NOT_READY));
     end.synchronize().unwrap();
     let elapsed = start.elapsed(&end).unwrap();
-    assert!((49.0..200.0).contains(&elapsed), "{elapsed} ms");
+    assert!(elapsed >= 49.0, "{elapsed} ms");
     let untimed = Event::new(&driver, 0, EventFlags::default()).unwrap();
     untimed.record(&stream).unwrap();
     stream.synchronize().unwrap();

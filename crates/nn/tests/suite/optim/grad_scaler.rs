@@ -322,6 +322,7 @@ fn refused(result: Result<()>, text: &str) {
     let error = result.expect_err(text);
     assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
     assert!(error.to_string().contains(text), "{error}");
+    assert!(!error.to_string().contains("src/"), "a line of ours: {error}");
 }
 
 #[test]
@@ -421,6 +422,20 @@ fn a_saved_scaler_goes_on() -> Result<()> {
         assert_eq!(scaler.get_scale()?, 8.0, "the third step of the interval");
     }
     refused(early.load_state_dict(&Default::default()), "has no `scale`");
+    // Counts are read exactly.
+    let mut large = state.clone();
+    large.insert("growth_interval", tensor((1i64 << 53) + 1, "cpu")?);
+    early.load_state_dict(&large)?;
+    assert_eq!(early.get_growth_interval(), (1 << 53) + 1);
+    for (name, value, reason) in [
+        ("growth_interval", tensor(2.5, "cpu")?, "must be an integer"),
+        ("_growth_tracker", tensor(1i64 << 31, "cpu")?, "from 0 to 2³¹ - 1"),
+        ("_growth_tracker", tensor(-1i64, "cpu")?, "from 0 to 2³¹ - 1"),
+    ] {
+        let mut wrong = state.clone();
+        wrong.insert(name, value);
+        refused(early.load_state_dict(&wrong), reason);
+    }
     Ok(())
 }
 
