@@ -3,12 +3,25 @@
 //! An opened library is never closed, because any thread may call its functions until the process
 //! ends.
 
-use std::ffi::{OsString, c_uint};
+use std::ffi::{CStr, OsString, c_char, c_uint};
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
 use crate::{DriverError, Result, system};
+
+/// The folders in which the libraries of CUDA are looked for after the loader's own path.
+pub(crate) const CUDA_FOLDERS: &[&str] = if cfg!(windows) {
+    &[]
+} else {
+    &[
+        "/usr/local/cuda/lib64",
+        "/usr/local/cuda-13/lib64",
+        "/usr/local/cuda-12/lib64",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+    ]
+};
 
 /// The names and places of a library.
 pub(crate) struct LibrarySearch {
@@ -129,6 +142,18 @@ pub(crate) fn version_text(version: u32) -> String {
 
 /// A status code. A plain integer, because a newer library may return a code that our enums lack.
 pub(crate) type StatusCode = c_uint;
+
+/// Returns a library's text for a status, or the number if the library has no text.
+///
+/// # Safety
+/// `text` is null or a NUL-terminated string that is never freed.
+pub(crate) unsafe fn status_text(status: StatusCode, text: *const c_char) -> String {
+    if text.is_null() {
+        return format!("status {status}");
+    }
+    // SAFETY: the caller guarantees that this is a string.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
 
 /// Declares a table of a library's functions.
 ///

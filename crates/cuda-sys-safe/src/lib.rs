@@ -11,6 +11,7 @@
 
 pub mod blas;
 pub mod cudnn;
+mod device_handles;
 mod driver;
 mod dylib;
 mod error;

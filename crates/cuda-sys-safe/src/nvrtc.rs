@@ -10,14 +10,14 @@
 //! `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows the names are `nvrtc64_130_0.dll` and
 //! `nvrtc64_120_0.dll`. NVRTC loads its `nvrtc-builtins` from its own folder.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::path::Path;
 use std::ptr;
 
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
 
-use crate::dylib::{LibrarySearch, StatusCode, function_table};
+use crate::dylib::{CUDA_FOLDERS, LibrarySearch, StatusCode, function_table, status_text};
 use crate::{DriverError, Result};
 
 const SEARCH: LibrarySearch = LibrarySearch {
@@ -28,17 +28,7 @@ const SEARCH: LibrarySearch = LibrarySearch {
     } else {
         &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
     },
-    folders: if cfg!(windows) {
-        &[]
-    } else {
-        &[
-            "/usr/local/cuda/lib64",
-            "/usr/local/cuda-13/lib64",
-            "/usr/local/cuda-12/lib64",
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib64",
-        ]
-    },
+    folders: CUDA_FOLDERS,
 };
 
 function_table! {
@@ -187,13 +177,7 @@ impl Nvrtc {
 
     fn error(&self, call: &'static str, status: StatusCode, detail: String) -> DriverError {
         // SAFETY: the function accepts every status, and returns null or a static string.
-        let text = unsafe { (self.api.nvrtcGetErrorString)(status) };
-        let text = if text.is_null() {
-            format!("status {status}")
-        } else {
-            // SAFETY: NVRTC returned a static NUL-terminated string.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-        };
+        let text = unsafe { status_text(status, (self.api.nvrtcGetErrorString)(status)) };
         DriverError::LibraryCall { call, status: text, detail, location: None }
     }
 }

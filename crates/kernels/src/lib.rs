@@ -17,6 +17,7 @@ pub mod elementwise;
 pub mod fill;
 pub mod indexing;
 pub mod kv_cache;
+mod library;
 pub mod loss;
 mod math;
 pub mod matmul;

@@ -19,7 +19,7 @@ mod precision;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_longlong, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_longlong, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -31,8 +31,9 @@ use cudarc::cublas::sys::{
 
 pub use precision::GemmPrecision;
 
-use crate::dylib::{LibrarySearch, StatusCode, function_table};
-use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle, system};
+use crate::device_handles::DeviceHandles;
+use crate::dylib::{CUDA_FOLDERS, LibrarySearch, StatusCode, function_table, status_text};
+use crate::{DevicePtr, Driver, DriverError, Result, StreamHandle, system};
 
 pub(crate) const SEARCH: LibrarySearch = LibrarySearch {
     library: "cuBLAS",
@@ -42,17 +43,7 @@ pub(crate) const SEARCH: LibrarySearch = LibrarySearch {
     } else {
         &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]
     },
-    folders: if cfg!(windows) {
-        &[]
-    } else {
-        &[
-            "/usr/local/cuda/lib64",
-            "/usr/local/cuda-13/lib64",
-            "/usr/local/cuda-12/lib64",
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib64",
-        ]
-    },
+    folders: CUDA_FOLDERS,
 };
 
 function_table! {
@@ -173,7 +164,7 @@ pub struct GemmArgs {
 pub struct Blas {
     api: CublasApi,
     version: (u32, u32),
-    handles: Mutex<Vec<(usize, BlasHandle)>>,
+    handles: DeviceHandles<BlasHandle>,
 }
 
 impl Blas {
@@ -217,7 +208,7 @@ impl Blas {
                 needs: "cuBLAS 12.0",
             });
         }
-        Ok(Self { api, version, handles: Mutex::new(Vec::new()) })
+        Ok(Self { api, version, handles: DeviceHandles::new() })
     }
 
     /// Returns the major and minor version, such as `(12, 4)`.
@@ -234,30 +225,14 @@ impl Blas {
     /// - [`DriverError::LibraryCall`] if cuBLAS cannot create a handle.
     /// - Errors of the [driver call](Driver#errors) that makes the device current.
     pub fn handle(&'static self, driver: &dyn Driver, device: usize) -> Result<BlasHandle> {
-        if driver.name() != "cuda" {
-            return Err(DriverError::InvalidArgument {
-                call: "Blas::handle",
-                reason: format!("cuBLAS cannot work with the {} driver", driver.name()),
-            });
-        }
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
-            return Ok(handle.clone());
-        }
-        // cuBLAS uses the current context, and every driver call for the device makes its context
-        // current. This call also permits the allocations of the new handle while a stream is
-        // captured.
-        let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
-        let mut raw: cublasHandle_t = ptr::null_mut();
-        // SAFETY: the pointer is valid for writes; the device's context is current.
-        let status = unsafe { (self.api.cublasCreate_v2)(&mut raw) };
-        let restored = driver.exchange_capture_mode(device, mode);
-        check(&self.api, "cublasCreate_v2", status, || format!("for cuda:{device}"))?;
-        let raw = RawHandle { raw, math_mode: cublasMath_t::CUBLAS_DEFAULT_MATH };
-        let raw = Arc::new(Mutex::new(raw));
-        let handle = BlasHandle { blas: self, device, raw };
-        handles.push((device, handle.clone()));
-        restored.map(|_| handle)
+        self.handles.get(("Blas::handle", SEARCH.library), driver, device, || {
+            let mut raw: cublasHandle_t = ptr::null_mut();
+            // SAFETY: the pointer is valid for writes; the device's context is current.
+            let status = unsafe { (self.api.cublasCreate_v2)(&mut raw) };
+            check(&self.api, "cublasCreate_v2", status, || format!("for cuda:{device}"))?;
+            let raw = RawHandle { raw, math_mode: cublasMath_t::CUBLAS_DEFAULT_MATH };
+            Ok(BlasHandle { blas: self, device, raw: Arc::new(Mutex::new(raw)) })
+        })
     }
 }
 
@@ -409,13 +384,7 @@ fn check(
         return Ok(());
     }
     // SAFETY: the function accepts every status, and returns null or a static string.
-    let text = unsafe { (api.cublasGetStatusString)(status) };
-    let status = if text.is_null() {
-        format!("status {status}")
-    } else {
-        // SAFETY: cuBLAS returned a static NUL-terminated string.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-    };
+    let status = unsafe { status_text(status, (api.cublasGetStatusString)(status)) };
     Err(DriverError::LibraryCall { call, status, detail: detail(), location: None })
 }
 

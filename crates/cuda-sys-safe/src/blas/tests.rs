@@ -104,7 +104,7 @@ fn settings_of_precision_reach_the_call() {
         cublasGemmStridedBatchedEx: gemm,
         version: String::new(),
     };
-    let handles = Mutex::new(Vec::new());
+    let handles = DeviceHandles::new();
     let blas: &'static Blas = Box::leak(Box::new(Blas { api, version: (12, 0), handles }));
     let raw = RawHandle { raw: ptr::null_mut(), math_mode: CUBLAS_DEFAULT_MATH };
     let handle = BlasHandle { blas, device: 0, raw: Arc::new(Mutex::new(raw)) };

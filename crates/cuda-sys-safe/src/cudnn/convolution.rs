@@ -36,7 +36,7 @@ impl Float {
     }
 }
 
-/// Which of the three operands a convolution computes.
+/// The operand that a convolution computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvolutionKind {
     /// The result, from images and weight.
@@ -102,7 +102,7 @@ impl ConvolutionPlan {
     }
 }
 
-/// Returns whether an error says that cuDNN does not support what was described.
+/// Returns whether the error is cuDNN's answer to an unsupported description.
 fn is_unsupported(error: &DriverError) -> bool {
     let of = |status: &str| {
         ["CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_BAD_PARAM"]

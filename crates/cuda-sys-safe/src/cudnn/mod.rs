@@ -17,10 +17,10 @@
 mod convolution;
 mod descriptor;
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::cudnn::sys::{
     cudaStream_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t,
@@ -28,8 +28,9 @@ use cudarc::cudnn::sys::{
 };
 
 use crate::blas::Blas;
-use crate::dylib::{LibrarySearch, StatusCode, function_table};
-use crate::{CaptureMode, Driver, DriverError, Result};
+use crate::device_handles::DeviceHandles;
+use crate::dylib::{CUDA_FOLDERS, LibrarySearch, StatusCode, function_table, status_text};
+use crate::{Driver, DriverError, Result};
 
 pub use convolution::{Convolution, ConvolutionKind, ConvolutionPlan, Float, TensorLayout};
 
@@ -37,17 +38,7 @@ pub(crate) const SEARCH: LibrarySearch = LibrarySearch {
     library: "cuDNN",
     variable: "WARPLINE_CUDNN",
     names: if cfg!(windows) { &["cudnn64_9.dll"] } else { &["libcudnn.so.9", "libcudnn.so"] },
-    folders: if cfg!(windows) {
-        &[]
-    } else {
-        &[
-            "/usr/local/cuda/lib64",
-            "/usr/local/cuda-13/lib64",
-            "/usr/local/cuda-12/lib64",
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib64",
-        ]
-    },
+    folders: CUDA_FOLDERS,
 };
 
 function_table! {
@@ -87,7 +78,7 @@ function_table! {
 pub struct Cudnn {
     api: CudnnApi,
     version: (u32, u32, u32),
-    handles: Mutex<Vec<(usize, CudnnHandle)>>,
+    handles: DeviceHandles<CudnnHandle>,
 }
 
 impl Cudnn {
@@ -131,7 +122,7 @@ impl Cudnn {
                 needs: "cuDNN 9.0",
             });
         }
-        Ok(Self { api, version, handles: Mutex::new(Vec::new()) })
+        Ok(Self { api, version, handles: DeviceHandles::new() })
     }
 
     /// Returns the library if it is built for this major version of CUDA.
@@ -158,28 +149,13 @@ impl Cudnn {
     /// - [`DriverError::LibraryCall`] if cuDNN cannot create a handle.
     /// - Errors of the [driver call](Driver#errors) that makes the device current.
     pub fn handle(&'static self, driver: &dyn Driver, device: usize) -> Result<CudnnHandle> {
-        if driver.name() != "cuda" {
-            return Err(DriverError::InvalidArgument {
-                call: "Cudnn::handle",
-                reason: format!("cuDNN cannot work with the {} driver", driver.name()),
-            });
-        }
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
-            return Ok(handle.clone());
-        }
-        // As for cuBLAS, this call makes the device's context current and permits the allocations
-        // of the new handle while a stream is captured.
-        let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
-        let mut raw: cudnnHandle_t = ptr::null_mut();
-        // SAFETY: the pointer is valid for writes; the device's context is current.
-        let status = unsafe { (self.api.cudnnCreate)(&mut raw) };
-        let restored = driver.exchange_capture_mode(device, mode);
-        self.check("cudnnCreate", status)?;
-        let raw = Arc::new(Mutex::new(RawHandle(raw)));
-        let handle = CudnnHandle { cudnn: self, device, raw };
-        handles.push((device, handle.clone()));
-        restored.map(|_| handle)
+        self.handles.get(("Cudnn::handle", SEARCH.library), driver, device, || {
+            let mut raw: cudnnHandle_t = ptr::null_mut();
+            // SAFETY: the pointer is valid for writes; the device's context is current.
+            let status = unsafe { (self.api.cudnnCreate)(&mut raw) };
+            self.check("cudnnCreate", status)?;
+            Ok(CudnnHandle { cudnn: self, device, raw: Arc::new(Mutex::new(RawHandle(raw))) })
+        })
     }
 
     fn check(&self, call: &'static str, status: StatusCode) -> Result<()> {
@@ -187,13 +163,7 @@ impl Cudnn {
             return Ok(());
         }
         // SAFETY: the function accepts every status, and returns null or a static string.
-        let text = unsafe { (self.api.cudnnGetErrorString)(status) };
-        let status = if text.is_null() {
-            format!("status {status}")
-        } else {
-            // SAFETY: cuDNN returned a static NUL-terminated string.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-        };
+        let status = unsafe { status_text(status, (self.api.cudnnGetErrorString)(status)) };
         let mut text = [0; 512];
         // SAFETY: the buffer is valid for writes of this many bytes.
         unsafe { (self.api.cudnnGetLastErrorString)(text.as_mut_ptr(), text.len()) };

@@ -21,6 +21,7 @@ use warpline_runtime::{
 use warpline_sync::{LazyLock, Mutex, MutexGuard};
 
 use super::{Geometry, Window, cpu};
+use crate::library::is_usable;
 use crate::scratch::{ScratchTensor, in_format};
 use crate::window::Taps;
 
@@ -99,13 +100,13 @@ pub(super) fn run(
 ) -> Result<bool> {
     let Target::Cuda(runtime, device, stream) = target else { return Ok(false) };
     let is_empty = operands.iter().any(|view| view.numel() == 0);
-    if is_empty || !runtime.cudnn().enabled() || !is_usable(op, device)? {
+    if is_empty || !runtime.cudnn().enabled() || !is_usable(op, device, Cudnn::load)? {
         return Ok(false);
     }
-    let computed = match kind {
-        ConvolutionKind::Forward => 2,
-        ConvolutionKind::InputGradient => 0,
-        ConvolutionKind::WeightGradient => 1,
+    let (operation, computed) = match kind {
+        ConvolutionKind::Forward => (&FORWARD, 2),
+        ConvolutionKind::InputGradient => (&INPUT_GRADIENT, 0),
+        ConvolutionKind::WeightGradient => (&WEIGHT_GRADIENT, 1),
     };
     let Some(format) = format_of(operands, computed) else { return Ok(false) };
     let Some(padding) = padding(of.window) else { return Ok(false) };
@@ -118,11 +119,6 @@ pub(super) fn run(
         return Ok(false);
     };
     let params = of.params(op, packed)?;
-    let operation = match kind {
-        ConvolutionKind::Forward => &FORWARD,
-        ConvolutionKind::InputGradient => &INPUT_GRADIENT,
-        ConvolutionKind::WeightGradient => &WEIGHT_GRADIENT,
-    };
     let launch = Launch { op, target, operation, params, operands: packed, computed };
     // Every other driver runs the CPU implementation, which has no plans.
     if device.driver().name() != "cuda" {
@@ -243,20 +239,6 @@ fn fastest(
     Ok(best.1)
 }
 
-/// Returns whether cuDNN is available. An environment variable that names an unusable library is an
-/// error; otherwise the fallback to this crate's kernels would go unnoticed.
-#[track_caller]
-fn is_usable(op: &'static str, device: &CudaDevice) -> Result<bool> {
-    if device.driver().name() != "cuda" {
-        return Ok(true);
-    }
-    match Cudnn::load() {
-        Ok(_) => Ok(true),
-        Err(error @ DriverError::InvalidVariable(_)) => Err(Error::driver(op, error)),
-        Err(_) => Ok(false),
-    }
-}
-
 /// Returns the order of dimensions of the computed operand, if it has no gaps: row-major, or with the
 /// channels innermost. If it has both, because dimensions have size 1, returns the order in which
 /// fewer of the other operands must be copied.
@@ -306,7 +288,7 @@ fn describe(
         _ => return None,
     };
     let dims = (operands[0].sizes().len() - 2).max(2);
-    // The window has three dimensions, of which the last `dims` count here.
+    // A window has three dimensions; the last `dims` are those of the operands.
     let last = |values: [usize; 3]| {
         let mut all = [0; 3];
         all[..dims].copy_from_slice(&values[3 - dims..]);

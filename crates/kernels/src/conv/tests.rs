@@ -6,6 +6,7 @@ use warpline_runtime::MemoryFormat;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
 use super::*;
+use crate::scratch::placed;
 
 struct Case {
     window: Window,
@@ -137,10 +138,7 @@ fn channels_last(target: Target<'_>, dtype: DType, sizes: &[usize], values: &[f6
         5 => MemoryFormat::ChannelsLast3d,
         _ => MemoryFormat::Contiguous,
     };
-    let from = Tensor::new(target, dtype, sizes, values);
-    let to = Tensor::garbage(target, dtype, sizes).with(|_| Layout::in_format(sizes, format));
-    copy(target, from.view(), to.view()).unwrap();
-    to
+    placed(target, dtype, sizes, values, format)
 }
 
 fn convolutions(target: Target<'_>, cases: &[Case]) {

@@ -8,17 +8,15 @@ mod few_rows;
 mod tests;
 mod vector;
 
-use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::blas::Blas;
 
+use crate::library::is_usable;
 use crate::programs::{HALVES, NUMBERS, committed, kernels};
 use blas::Gemm;
 use few_rows::FewRows;
 use warpline_runtime::launch::{Grid, Hosts, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    CudaDevice, DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
 
 const OP: &str = "matmul";
 
@@ -172,28 +170,13 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         && !small
         && runtime.uses_cublas()
         && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params, runtime.precision())
-        && has_cublas(device)?
+        && is_usable(OP, device, Blas::load)?
     {
         return kernel.launch_library(target, OP, &operands, &gemm);
     }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];
     kernel.launch(target, OP, &operands, &params, Grid::new(grid, 256))
-}
-
-/// Returns whether cuBLAS is available. An environment variable that names an unusable library is
-/// an error; otherwise the fallback to this crate's kernels would go unnoticed.
-#[track_caller]
-fn has_cublas(device: &CudaDevice) -> Result<bool> {
-    // Every other driver runs the CPU implementation instead of the library call.
-    if device.driver().name() != "cuda" {
-        return Ok(true);
-    }
-    match Blas::load() {
-        Ok(_) => Ok(true),
-        Err(error @ DriverError::InvalidVariable(_)) => Err(Error::driver(OP, error)),
-        Err(_) => Ok(false),
-    }
 }
 
 /// Returns whether cuBLAS cannot read an operand with its strides. A contiguous copy and cuBLAS may

@@ -4,8 +4,8 @@ use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
 use super::*;
-use crate::copy::copy;
-use warpline_runtime::{ErrorKind, Layout, MemoryFormat};
+use crate::scratch::placed;
+use warpline_runtime::{ErrorKind, MemoryFormat};
 
 const PLANES: [usize; 2] = [2, 3];
 
@@ -95,20 +95,7 @@ fn numbers(n: usize) -> Vec<f64> {
     (0..n).map(|i| (i * 37 % 101) as f64 / 8.0 - 6.0).collect()
 }
 
-/// Creates a tensor of these values in a memory format. Results begin as 7.
-fn placed(
-    target: Target<'_>,
-    dtype: DType,
-    sizes: &[usize],
-    values: &[f64],
-    format: MemoryFormat,
-) -> Tensor {
-    let from = Tensor::new(target, dtype, sizes, values);
-    let to = Tensor::garbage(target, dtype, sizes).with(|_| Layout::in_format(sizes, format));
-    copy(target, from.view(), to.view()).unwrap();
-    to
-}
-
+/// Creates a tensor for a result. It begins as 7.
 fn result(target: Target<'_>, dtype: DType, sizes: &[usize], format: MemoryFormat) -> Tensor {
     placed(target, dtype, sizes, &vec![7.0; sizes.iter().product()], format)
 }

@@ -204,6 +204,12 @@ impl BatchNorm<'_> {
         self.mean.check_dtype(op, LayerNorm::moment_dtype(self.input.dtype))
     }
 
+    /// Returns the operands of the kernels that write the result.
+    fn result_operands<'b>(&'b self, out: View<'b>) -> [Operand<'b>; 6] {
+        let [weight, bias] = [self.weight, self.bias].map(|view| self.or_input(view));
+        [self.input.read(), weight, bias, self.mean.read(), self.scale.read(), out.write()]
+    }
+
     /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
@@ -303,9 +309,8 @@ impl Channels {
 ///   [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have another dtype
 ///   than these two or differ from each other.
 /// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions or planes of 2³¹
-///   elements, if a view of elements
-///   has other sizes than the input or another order, or if another view is not contiguous with one
-///   element per channel.
+///   elements, if a view of elements has other sizes than the input or another order, or if another
+///   view is not contiguous with one element per channel.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -330,14 +335,7 @@ pub fn batch_norm(
     }
     let moments = [norm.input.read(), norm.mean.write(), norm.scale.write(), to_mean, to_var];
     check_operands(OP, &moments)?;
-    let results = [
-        norm.input.read(),
-        norm.or_input(norm.weight),
-        norm.or_input(norm.bias),
-        norm.mean.read(),
-        norm.scale.read(),
-        out.write(),
-    ];
+    let results = norm.result_operands(out);
     check_operands(OP, &results)?;
     if params.is_empty() {
         return Ok(());
@@ -363,14 +361,7 @@ pub fn batch_norm_inference(target: Target<'_>, norm: &BatchNorm<'_>, out: View<
     let mut params = norm.params(OP, &[out])?;
     params.is_training = 0;
     params.is_running_wide = per_channel(OP, norm.input, &[norm.mean, norm.scale])?.into();
-    let operands = [
-        norm.input.read(),
-        norm.or_input(norm.weight),
-        norm.or_input(norm.bias),
-        norm.mean.read(),
-        norm.scale.read(),
-        out.write(),
-    ];
+    let operands = norm.result_operands(out);
     check_operands(OP, &operands)?;
     if params.is_empty() {
         return Ok(());

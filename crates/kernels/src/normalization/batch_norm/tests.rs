@@ -1,11 +1,11 @@
 //! Batch norm and its gradients compared with their definition, on every target.
 
 use warpline_runtime::DType::{BF16, F16, F32, F64};
+use warpline_runtime::ErrorKind;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
-use warpline_runtime::{ErrorKind, Layout};
 
 use super::*;
-use crate::copy::copy;
+use crate::scratch::placed;
 
 const EPS: f64 = 0.125;
 const MOMENTUM: f64 = 0.25;
@@ -20,10 +20,7 @@ fn numbers(
 ) -> Tensor {
     let n: usize = sizes.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7 + salt) % 13) as f64 / 8.0 - 0.75).collect();
-    let from = Tensor::new(target, dtype, sizes, &values);
-    let to = Tensor::garbage(target, dtype, sizes).with(|_| Layout::in_format(sizes, format));
-    copy(target, from.view(), to.view()).unwrap();
-    to
+    placed(target, dtype, sizes, &values, format)
 }
 
 /// The expected values.
@@ -168,9 +165,7 @@ fn variance_beside_a_large_mean(target: Target<'_>) {
         let sizes = [16, 8, 32, 32];
         let n: usize = sizes.iter().product();
         let values: Vec<f64> = (0..n).map(|i| 4096.0 + (i % 3) as f64 / 512.0).collect();
-        let from = Tensor::new(target, F32, &sizes, &values);
-        let x = Tensor::garbage(target, F32, &sizes).with(|_| Layout::in_format(&sizes, format));
-        copy(target, from.view(), x.view()).unwrap();
+        let x = placed(target, F32, &sizes, &values, format);
         let out = numbers(target, F32, &sizes, format, 0);
         let [mean, scale] = [(); 2].map(|()| Tensor::garbage(target, F32, &[8]));
         let norm = BatchNorm {

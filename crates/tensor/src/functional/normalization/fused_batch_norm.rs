@@ -37,9 +37,8 @@ pub(super) fn in_training(
         scale: exec.empty(&[channels], wide)?,
         eps,
     };
-    let operands = DenseOperands::of(&saved)?;
-    let bias_of_channels = bias.map(|bias| bias.detach().contiguous()).transpose()?;
-    let norm = operands.norm(&saved, bias_of_channels.as_ref());
+    let operands = DenseOperands::of(input, weight, bias)?;
+    let norm = operands.norm([&saved.mean, &saved.scale], eps);
     let out = exec.empty_in(operands.input.layout().preserved(), input.dtype())?;
     let statistics = running.map(|[mean, var]| RunningStatistics {
         mean: mean.as_view(),
@@ -70,17 +69,10 @@ pub(super) fn with_statistics(
         return Ok(None);
     }
     let exec = input.exec()?;
-    let saved = Normalized {
-        input: input.clone(),
-        weight: weight.cloned(),
-        mean: mean.detach().contiguous()?,
-        scale: var.detach().contiguous()?,
-        eps,
-    };
-    let operands = DenseOperands::of(&saved)?;
-    let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
+    let (mean, var) = (mean.detach().contiguous()?, var.detach().contiguous()?);
+    let operands = DenseOperands::of(input, weight, bias)?;
     let out = exec.empty_in(operands.input.layout().preserved(), input.dtype())?;
-    let norm = operands.norm(&saved, bias.as_ref());
+    let norm = operands.norm([&mean, &var], eps);
     batch_norm_inference(exec.target(), &norm, out.as_view())?;
     Ok(Some(out))
 }
@@ -136,14 +128,12 @@ impl OpBackward for Normalized {
     }
 
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        let operands = DenseOperands::of(self)?;
+        let operands = DenseOperands::of(&self.input, self.weight.as_ref(), None)?;
         let exec = grad.exec()?;
         let grad = grad.contiguous_in(operands.format)?;
-        let out = |needed: bool| {
-            let layout = operands.input.layout().preserved();
-            needed.then(|| exec.empty_in(layout, self.input.dtype())).transpose()
-        };
-        let of_input = out(inputs.needs(0))?;
+        let layout = operands.input.layout().preserved();
+        let of_input =
+            inputs.needs(0).then(|| exec.empty_in(layout, self.input.dtype())).transpose()?;
         let of_weight = self.weight.as_ref().filter(|_| inputs.needs(1));
         let has_bias = inputs.len() > 1 + usize::from(self.weight.is_some());
         let needs_bias = has_bias && inputs.needs(inputs.len() - 1);
@@ -151,7 +141,7 @@ impl OpBackward for Normalized {
         let of_weight = of_weight.map(|w| exec.empty(channels, w.dtype())).transpose()?;
         let bias_dtype = inputs.dtype(inputs.len() - 1);
         let of_bias = needs_bias.then(|| exec.empty(channels, bias_dtype)).transpose()?;
-        let norm = operands.norm(self, None);
+        let norm = operands.norm([&self.mean, &self.scale], self.eps);
         batch_norm_backward(
             exec.target(),
             &norm,
@@ -170,30 +160,34 @@ impl OpBackward for Normalized {
     }
 }
 
-/// Input and weight in the order that the kernels require.
+/// The operands that are read, in the order that the kernels require.
 struct DenseOperands {
     format: MemoryFormat,
     input: Tensor,
     weight: Option<Tensor>,
+    bias: Option<Tensor>,
 }
 
 impl DenseOperands {
     #[track_caller]
-    fn of(saved: &Normalized) -> Result<Self> {
-        let weight =
-            saved.weight.as_ref().map(|weight| weight.detach().contiguous()).transpose()?;
-        let format = saved.input.layout().suggested_format();
-        Ok(Self { format, input: saved.input.detach().contiguous_in(format)?, weight })
+    fn of(input: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Self> {
+        let format = input.layout().suggested_format();
+        Ok(Self {
+            format,
+            input: input.detach().contiguous_in(format)?,
+            weight: weight.map(|weight| weight.detach().contiguous()).transpose()?,
+            bias: bias.map(|bias| bias.detach().contiguous()).transpose()?,
+        })
     }
 
-    fn norm<'a>(&'a self, saved: &'a Normalized, bias: Option<&'a Tensor>) -> BatchNorm<'a> {
+    fn norm<'a>(&'a self, [mean, scale]: [&'a Tensor; 2], eps: f64) -> BatchNorm<'a> {
         BatchNorm {
             input: self.input.as_view(),
             weight: self.weight.as_ref().map(Tensor::as_view),
-            bias: bias.map(Tensor::as_view),
-            mean: saved.mean.as_view(),
-            scale: saved.scale.as_view(),
-            eps: saved.eps,
+            bias: self.bias.as_ref().map(Tensor::as_view),
+            mean: mean.as_view(),
+            scale: scale.as_view(),
+            eps,
         }
     }
 }
