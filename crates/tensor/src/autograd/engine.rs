@@ -6,11 +6,13 @@
 //! arrived, on the stream of its op. The calling thread runs all nodes. Launches return at once, so one
 //! thread keeps several devices busy.
 //!
-//! The ready node with the highest sequence number runs first, as in PyTorch. Each thread numbers its
-//! own nodes, and all accumulators have the highest number. Nodes with equal numbers run in the order
-//! in which they became ready, which follows the order of the roots and of each node's edges. The order
-//! depends neither on addresses nor on thread timing, so sums and the order of hook calls are
-//! reproducible.
+//! If the calling thread recorded the whole graph, the ready node with the highest sequence number runs
+//! first, as in PyTorch: the last recorded op is the first. If other threads recorded a part, numbers of
+//! different threads would have to be compared, and they tell how much each thread has recorded before.
+//! Then ready nodes run in the order in which they became ready, which follows the order of the roots and
+//! of each node's edges. In both cases accumulators run before other nodes. So the order depends on the
+//! graph alone, neither on addresses nor on thread timing nor on the division of work among threads, and
+//! sums and the order of hook calls are reproducible.
 //!
 //! # Streams
 //!
@@ -40,7 +42,7 @@ use super::callbacks::with_callbacks;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode::{self, ModeGuard};
-use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec};
+use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec, current_thread};
 use crate::called::Called;
 use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
 
@@ -62,11 +64,11 @@ fn address(node: &Arc<GradNode>) -> NodeAddress {
 
 /// A node whose gradients have all arrived.
 ///
-/// The order is total: the highest sequence number first, then the earliest arrival. Accumulators have equal
-/// numbers, and so may nodes that several threads recorded. PyTorch does not define the order of equal
-/// numbers; its heap decides as soon as more than three nodes are ready.
+/// The order is total: the highest priority first, then the earliest arrival.
 struct ReadyNode {
     node: Arc<GradNode>,
+    /// The sequence number, or 0 for an op in a graph that other threads recorded, too.
+    priority: u64,
     /// Number of nodes that became ready earlier in this pass.
     arrival: u64,
 }
@@ -88,7 +90,7 @@ impl PartialOrd for ReadyNode {
 impl Ord for ReadyNode {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         let later = || other.arrival.cmp(&self.arrival);
-        self.node.sequence_nr.cmp(&other.node.sequence_nr).then_with(later)
+        self.priority.cmp(&other.priority).then_with(later)
     }
 }
 
@@ -110,6 +112,8 @@ struct BackwardPass {
     progress: HashMap<NodeAddress, NodeProgress, BuildAddressHasher>,
     ready: BinaryHeap<ReadyNode>,
     arrivals: u64,
+    /// Whether the calling thread recorded all nodes that the pass can reach.
+    is_recorded_here: bool,
     /// The nodes that lead to the requested inputs. `None`: run all nodes.
     needed: Option<HashSet<NodeAddress, BuildAddressHasher>>,
     captured: Vec<Option<Tensor>>,
@@ -174,6 +178,7 @@ fn run_pass(
         progress: HashMap::default(),
         ready: BinaryHeap::new(),
         arrivals: 0,
+        is_recorded_here: true,
         needed: None,
         captured: vec![None; inputs.map_or(0, <[_]>::len)],
         leaf_streams: Vec::new(),
@@ -213,7 +218,9 @@ fn run_pass(
 
 impl BackwardPass {
     fn push_ready(&mut self, node: Arc<GradNode>) {
-        self.ready.push(ReadyNode { node, arrival: self.arrivals });
+        let by_number = self.is_recorded_here || node.is_accumulator();
+        let priority = if by_number { node.sequence_nr } else { 0 };
+        self.ready.push(ReadyNode { node, priority, arrival: self.arrivals });
         self.arrivals += 1;
     }
 
@@ -226,13 +233,15 @@ impl BackwardPass {
         self.needed.as_ref().is_none_or(|needed| needed.contains(&address(node)))
     }
 
-    /// Counts the gradients that each node will receive.
+    /// Counts the gradients that each node will receive, and looks for nodes of other threads.
     fn count_dependencies(&mut self, seeds: &[Arc<GradNode>]) {
         let mut stack: Vec<&Arc<GradNode>> = seeds.iter().collect();
         for node in seeds {
             self.progress.entry(address(node)).or_default();
         }
+        let thread = current_thread();
         while let Some(node) = stack.pop() {
+            self.is_recorded_here &= node.thread == thread || node.is_accumulator();
             for edge in node.inputs.iter().filter_map(|input| input.edge.as_ref()) {
                 match self.progress.entry(address(&edge.node)) {
                     Entry::Occupied(mut found) => found.get_mut().dependencies += 1,

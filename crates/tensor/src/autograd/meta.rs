@@ -335,6 +335,7 @@ impl GradNode {
     fn accumulator(leaf: &Tensor) -> Self {
         Self {
             sequence_nr: super::node::ACCUMULATOR,
+            thread: super::node::current_thread(),
             name: "AccumulateGrad",
             location: std::panic::Location::caller(),
             stream: leaf.current_stream(),

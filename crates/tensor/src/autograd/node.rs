@@ -9,6 +9,7 @@ use std::fmt;
 use std::mem;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use smallvec::SmallVec;
 use warpline_runtime::Sizes;
@@ -72,8 +73,11 @@ pub(super) struct NodeInput {
 
 /// A recorded op, or the accumulator of a leaf.
 pub(crate) struct GradNode {
-    /// Priority in a backward pass: the ready node with the highest number runs first.
+    /// Counts the nodes of the recording thread. In a pass over nodes of the calling thread alone, the ready node with
+    /// the highest number runs first.
     pub(super) sequence_nr: u64,
+    /// The thread that recorded the node.
+    pub(super) thread: ThreadId,
     pub(super) name: &'static str,
     pub(super) location: &'static Location<'static>,
     /// The current stream while the node runs: the stream of the forward op, or for an accumulator the
@@ -93,12 +97,17 @@ pub(super) const ACCUMULATOR: u64 = u64::MAX;
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
+    static THREAD: ThreadId = thread::current().id();
 }
 
-/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so the order of
-/// a backward pass does not depend on thread timing.
-pub(super) fn next_sequence_nr() -> u64 {
+/// Returns the sequence number of this thread's next node.
+fn next_sequence_nr() -> u64 {
     NEXT.replace(NEXT.get() + 1)
+}
+
+/// Returns the id of this thread, without the reference count that `thread::current` changes.
+pub(super) fn current_thread() -> ThreadId {
+    THREAD.with(|&id| id)
 }
 
 impl Default for NodeKind {
@@ -117,8 +126,13 @@ impl GradNode {
         outputs: usize,
         grad_fn: Arc<dyn GradFn>,
     ) -> Self {
-        let (sequence_nr, kind) = (next_sequence_nr(), NodeKind::op(grad_fn));
-        Self { sequence_nr, name, location, stream, inputs, outputs, kind, hooks: Mutex::default() }
+        let (sequence_nr, thread) = (next_sequence_nr(), current_thread());
+        let (kind, hooks) = (NodeKind::op(grad_fn), Mutex::default());
+        Self { sequence_nr, thread, name, location, stream, inputs, outputs, kind, hooks }
+    }
+
+    pub(super) fn is_accumulator(&self) -> bool {
+        matches!(self.kind, NodeKind::Accumulator(_))
     }
 
     /// Computes the gradients of the inputs.
@@ -148,7 +162,7 @@ impl GradNode {
 
     /// Returns PyTorch's name of the node: `MulBackward0` for `mul`.
     pub(super) fn title(&self) -> String {
-        if matches!(self.kind, NodeKind::Accumulator(_)) || self.name == "CopySlices" {
+        if self.is_accumulator() || self.name == "CopySlices" {
             return self.name.to_string();
         }
         let mut title = String::new();

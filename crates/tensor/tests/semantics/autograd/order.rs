@@ -1,16 +1,17 @@
 //! A backward pass runs its nodes in PyTorch's order, the same in each run.
 //!
 //! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
-//! order of their creation, and accumulators have the highest number. Nodes with equal numbers run
-//! in the order in which they became ready.
+//! order of their creation, and accumulators have the highest number. If other threads recorded a
+//! part of the graph, ready nodes run in the order in which they became ready.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use warpline::autograd::{BackwardTensorsOptions, Context, Function, Gradients, ToSave, backward};
 use warpline::functional::linear;
-use warpline::{Result, Tensor, ones, tensor};
+use warpline::{Result, Tensor, ones, stack, tensor};
 
 use crate::common;
 
@@ -186,42 +187,77 @@ fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_s
     });
 }
 
-#[test]
-fn parts_that_several_threads_recorded_run_in_one_order() {
-    common::cpu(|world| {
-        let run = || -> Result<(Vec<String>, Vec<u32>)> {
-            let (log, begin) = (Log::default(), Barrier::new(3));
-            let shared = leaf("leaf".into(), 0.3, &log)?;
-            let part = |thread: usize| {
-                begin.wait();
-                let mut y = shared.clone();
-                for i in 0..3 + thread {
-                    let mix = WeightedSum { name: format!("{thread}.{i}"), log: log.clone() };
-                    y = mix.apply(&[&y, &shared])?.remove(0);
-                }
-                Ok::<_, warpline::Error>(y)
-            };
-            let part = |thread| warpline::with_runtime(&world.runtime, || part(thread));
-            let parts: Vec<Tensor> = thread::scope(|scope| {
-                let threads = [0, 1, 2].map(|i| scope.spawn(move || part(i)));
-                threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<_>>()
-            })?;
-            let all: Vec<&Tensor> = parts.iter().collect();
-            let mix = WeightedSum { name: "sum".into(), log: log.clone() };
-            mix.apply(&all)?[0].sum(())?.backward()?;
-            let order = std::mem::take(&mut *log.lock().unwrap());
-            let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;
-            Ok((order, gradient.into_iter().map(f32::to_bits).collect()))
-        };
-        let first = run()?;
-        // Each thread numbers from the same start, so the node of the longest chain runs first.
-        let expected =
-            ["sum", "2.4", "1.3", "2.3", "0.2", "1.2", "2.2", "0.1", "1.1", "2.1", "0.0", "1.0"];
-        assert_eq!(first.0[..12], expected);
-        for _ in 0..100 {
-            assert_eq!(run()?, first);
+/// A part of a graph, which one of several threads records.
+struct Part {
+    number: usize,
+    shared: Tensor,
+    log: Log,
+    result: Sender<(usize, Result<Tensor>)>,
+}
+
+impl Part {
+    /// Records a chain of `number + 3` sums, each of which uses the shared leaf.
+    fn record(&self) -> Result<Tensor> {
+        let mut y = self.shared.clone();
+        for i in 0..3 + self.number {
+            let name = format!("{}.{i}", self.number);
+            let sum = WeightedSum { name, log: self.log.clone() };
+            y = sum.apply(&[&y, &self.shared])?.remove(0);
         }
-        Ok(())
+        Ok(y)
+    }
+}
+
+#[test]
+fn parts_that_living_threads_share_in_any_way_run_in_one_order() {
+    const PARTS: usize = 3;
+    let pass = |workers: &[Sender<Part>], numbers: &mut SplitMix| {
+        let log = Log::default();
+        let shared = leaf("leaf".into(), 0.3, &log)?;
+        let (result, results) = channel();
+        for number in 0..PARTS {
+            let (shared, log, result) = (shared.clone(), log.clone(), result.clone());
+            let part = Part { number, shared, log, result };
+            workers[numbers.below(workers.len())].send(part).expect("a worker");
+        }
+        drop(result);
+        let mut parts: Vec<_> = results.iter().collect();
+        parts.sort_by_key(|(number, _)| *number);
+        let parts = parts.into_iter().map(|(_, part)| part).collect::<Result<Vec<_>>>()?;
+        stack(&parts, 0)?.sum(())?.backward()?;
+        let order = std::mem::take(&mut *log.lock().unwrap());
+        let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;
+        Ok::<_, warpline::Error>((
+            order,
+            gradient.into_iter().map(f32::to_bits).collect::<Vec<_>>(),
+        ))
+    };
+    common::cpu(|world| {
+        thread::scope(|scope| {
+            let workers = [(); PARTS].map(|()| {
+                let (worker, parts) = channel::<Part>();
+                scope.spawn(move || {
+                    warpline::with_runtime(&world.runtime, || {
+                        for part in parts {
+                            let recorded = part.record();
+                            part.result.send((part.number, recorded)).expect("a pass waits");
+                        }
+                    });
+                });
+                worker
+            });
+            let mut numbers = SplitMix(7);
+            let first = pass(&workers, &mut numbers)?;
+            let expected = [
+                "0.2", "1.3", "2.4", "0.1", "1.2", "2.3", "0.0", "1.1", "2.2", "1.0", "2.1", "2.0",
+                "leaf",
+            ];
+            assert_eq!(first.0, expected);
+            for i in 0..1000 {
+                assert_eq!(pass(&workers, &mut numbers)?, first, "pass {i}");
+            }
+            Ok(())
+        })
     });
 }
 
