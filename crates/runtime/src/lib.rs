@@ -47,7 +47,8 @@ pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::{Access, InvalidVariable};
 pub use warpline_stream::{IndexCheck, Stream};
 pub use warpline_types::{
-    Category, DType, Device, Element, Error, ErrorKind, Result, ResultExt, Scalar, Site, bf16, f16,
+    CallScope, Category, DType, Device, Element, Error, ErrorKind, Result, ResultExt, Scalar, Site,
+    bf16, f16,
 };
 
 /// Runs the program of this crate's README as a test.

@@ -106,9 +106,9 @@ pub use tensor_options::{IntoOptionalTensor, IntoOptions, OrDefault, TensorOptio
 /// The first error of an operator or a call, in the order of evaluation.
 pub use warpline_macros::expr;
 pub use warpline_runtime::{
-    Access, Category, DType, Device, Element, Error, ErrorKind, HostCacheStats, InvalidVariable,
-    MemoryFormat, Race, RaceReport, RacingUse, Result, ResultExt, Runtime, RuntimeConfig, Scalar,
-    Site, Staging, SyncPolicy,
+    Access, CallScope, Category, DType, Device, Element, Error, ErrorKind, HostCacheStats,
+    InvalidVariable, MemoryFormat, Race, RaceReport, RacingUse, Result, ResultExt, Runtime,
+    RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };
 
 /// Compiles the README's program.

@@ -1,5 +1,7 @@
 //! Call sites: an op and the source location of its call.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::panic::Location;
 
 /// An op and the source location of its call.
@@ -19,5 +21,81 @@ impl Site {
     #[track_caller]
     pub const fn here(op: &'static str) -> Self {
         Self { op, location: Location::caller() }
+    }
+
+    /// Returns the site of the public call in progress on this thread, or this site outside of a [`CallScope`].
+    #[inline]
+    #[must_use]
+    pub fn or_public(self) -> Self {
+        Self::public().unwrap_or(self)
+    }
+
+    /// Returns the site of the public call in progress on this thread.
+    #[inline]
+    pub(crate) fn public() -> Option<Self> {
+        PUBLIC.get()
+    }
+}
+
+thread_local! {
+    /// The public call in progress on this thread, if it is made of other calls.
+    static PUBLIC: Cell<Option<Site>> = const { Cell::new(None) };
+}
+
+/// A public call that is made of other calls, until this value is dropped. Errors, launches and recorded ops of the
+/// calls inside have the name and the location of the outermost public call, which is the only one that the program
+/// knows.
+///
+/// Calls of the program's own functions belong outside of all scopes ([`CallScope::none`]).
+///
+/// ```
+/// use warpline_types::{CallScope, Error};
+///
+/// #[track_caller]
+/// fn linear() -> Error {
+///     let _call = CallScope::enter("linear");
+///     Error::invalid("matmul", "the sizes differ")
+/// }
+///
+/// let (error, line) = (linear(), line!());
+/// assert_eq!((error.op(), error.location().unwrap().line()), ("linear", line));
+/// ```
+#[derive(Debug)]
+#[must_use = "the scope ends when this value is dropped"]
+pub struct CallScope {
+    outer: Option<Site>,
+    /// The scope belongs to the thread that entered it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl CallScope {
+    /// Enters the call of `op`, located as by [`Site::here`]. Changes nothing inside another scope.
+    #[inline]
+    #[track_caller]
+    pub fn enter(op: &'static str) -> Self {
+        let outer = PUBLIC.get();
+        if outer.is_none() {
+            PUBLIC.set(Some(Site::here(op)));
+        }
+        Self { outer, not_send: PhantomData }
+    }
+
+    /// Enters the call at `site`, also inside another scope. A gradient runs in the scope of its forward call.
+    #[inline]
+    pub fn at(site: Site) -> Self {
+        Self { outer: PUBLIC.replace(Some(site)), not_send: PhantomData }
+    }
+
+    /// Leaves all scopes, to call a function of the program.
+    #[inline]
+    pub fn none() -> Self {
+        Self { outer: PUBLIC.replace(None), not_send: PhantomData }
+    }
+}
+
+impl Drop for CallScope {
+    #[inline]
+    fn drop(&mut self) {
+        PUBLIC.set(self.outer);
     }
 }

@@ -5,7 +5,7 @@ pub use warpline::functional::{
     Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
     LeakyReLUOptions, SoftplusOptions, SoftshrinkOptions,
 };
-use warpline::{Integer, IntoOptions, Result, Tensor};
+use warpline::{CallScope, Integer, IntoOptions, Result, Tensor};
 
 use super::options::parameter_options;
 use super::repr::{float, size};
@@ -236,8 +236,9 @@ pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::T
 }
 
 forward!(PReLU, this, x => {
+    let _call = CallScope::enter("PReLU");
     crate::input_device::check("PReLU", x, "weight", &this.weight)?;
-    this.apply(x).of("PReLU")
+    this.apply(x)
 });
 
 impl PReLU {

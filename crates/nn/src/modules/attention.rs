@@ -1,7 +1,9 @@
 //! Multi-head attention.
 
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
-use warpline::{DType, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, empty, ones, zeros};
+use warpline::{
+    CallScope, DType, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, empty, ones, zeros,
+};
 
 use super::activation::floats;
 use super::linear::{Linear, LinearOptions};
@@ -125,8 +127,9 @@ impl MultiheadAttention {
         options: impl IntoOptions<MultiheadAttentionForwardOptions<'a>>,
     ) -> Result<Tensor> {
         let op = "MultiheadAttention";
+        let _call = CallScope::enter(op);
         input_device::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
-        self.apply(query, key, value, options.into_options()).of(op)
+        self.apply(query, key, value, options.into_options())
     }
 
     #[track_caller]

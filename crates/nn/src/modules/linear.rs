@@ -1,7 +1,7 @@
 //! Linear and bilinear maps.
 
 use warpline::functional::linear;
-use warpline::{Error, IntoOptions, Result, Tensor, TensorOptions, empty};
+use warpline::{CallScope, Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 
 use super::options::parameter_options;
 use super::repr::{boolean, size};
@@ -130,10 +130,11 @@ impl Bilinear {
     /// on a device that cannot access `weight`; errors of [`Tensor::matmul`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
+        let _call = CallScope::enter("Bilinear");
         input_device::check("Bilinear", x1, "weight", &self.weight)?;
         input_device::check("Bilinear", x2, "weight", &self.weight)?;
         self.check_sizes(x1, x2)?;
-        self.apply(x1, x2).of("Bilinear")
+        self.apply(x1, x2)
     }
 
     /// Returns an error if the inputs' leading sizes differ, because the ops would broadcast them.

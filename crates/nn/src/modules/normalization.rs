@@ -3,7 +3,9 @@
 use std::ops::{Deref, DerefMut};
 
 use warpline::functional::{self, batch_norm, group_norm, instance_norm, layer_norm, rms_norm};
-use warpline::{DType, Error, IntoOptions, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
+use warpline::{
+    CallScope, DType, Error, IntoOptions, IntoShape, Result, Tensor, TensorOptions, ones, zeros,
+};
 
 use super::activation::{floats, forward};
 use super::options::parameter_options;
@@ -371,6 +373,7 @@ macro_rules! batch_norms {
         forward!($name, this, x => {
             let c = &this.channels;
             c.check(stringify!($name), x, &$dims)?;
+            let _call = CallScope::enter("batch_norm");
             let own = c.training.get() || c.running_mean.is_none();
             let options = functional::BatchNormOptions::new()
                 .weight(c.weight.as_deref())
@@ -402,6 +405,7 @@ macro_rules! instance_norms {
         forward!($name, this, x => {
             let c = &this.channels;
             c.check(stringify!($name), x, &$dims)?;
+            let _call = CallScope::enter("instance_norm");
             let options = functional::InstanceNormOptions::new()
                 .weight(c.weight.as_deref())
                 .bias(c.bias.as_deref())

@@ -1,7 +1,7 @@
 //! Encoders of the Transformer.
 
 use warpline::functional::relu;
-use warpline::{IntoOptionalTensor, IntoOptions, Result, Tensor};
+use warpline::{CallScope, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 use super::attention::{
     MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions,
@@ -136,7 +136,8 @@ impl TransformerEncoderLayer {
         src: &Tensor,
         options: impl IntoOptions<TransformerEncoderForwardOptions<'a>>,
     ) -> Result<Tensor> {
-        self.apply(src, options.into_options()).of("TransformerEncoderLayer")
+        let _call = CallScope::enter("TransformerEncoderLayer");
+        self.apply(src, options.into_options())
     }
 
     #[track_caller]
@@ -257,12 +258,13 @@ impl TransformerEncoder {
         src: &Tensor,
         options: impl IntoOptions<TransformerEncoderForwardOptions<'a>>,
     ) -> Result<Tensor> {
+        let _call = CallScope::enter("TransformerEncoder");
         let (options, mut output) = (options.into_options(), src.clone());
         for layer in &self.layers {
-            output = layer.forward(&output, options).of("TransformerEncoder")?;
+            output = layer.forward(&output, options)?;
         }
         match &self.norm {
-            Some(norm) => norm.forward(&output).of("TransformerEncoder"),
+            Some(norm) => norm.forward(&output),
             None => Ok(output),
         }
     }

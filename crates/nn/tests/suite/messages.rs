@@ -3,14 +3,19 @@
 use std::panic::Location;
 
 use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_nn::optim::{
     ExponentialLR, OneCycleLR, OneCycleLROptions, Optimizer, ReduceLROnPlateau,
     ReduceLROnPlateauOptions, SGD, Scheduler, SchedulerState, SequentialLR, StepLR,
 };
 use warpline_nn::{
-    BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
-    MultiheadAttention, PReLU, PReLUOptions, RNNCell,
+    BatchNorm2d, Bilinear, Conv2d, ConvTranspose2d, CrossEntropyLoss, Embedding, GRU, GRUCell,
+    GroupNorm, InstanceNorm2d, LSTM, LSTMCell, LayerNorm, Linear, MSELoss, MultiheadAttention,
+    PReLU, PReLUOptions, RNN, RNNCell, TransformerEncoder, TransformerEncoderLayer,
 };
+
+use crate::boxes::SimBox;
 
 /// Asserts that a call failed, and that the error names `op` and the caller's line.
 #[track_caller]
@@ -74,6 +79,84 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         assert!(text.contains(operands), "{text}");
         Ok(())
     })
+}
+
+/// The name that errors of a call must have, and the call.
+type NamedCall = (&'static str, Box<dyn Fn(&Tensor) -> Result<Tensor>>);
+
+/// Returns calls of modules that are made of several ops. The argument `x`, of shape [6, 4, 4], requires a gradient.
+fn calls(x: &Tensor) -> Result<Vec<NamedCall>> {
+    let at = x.device();
+    macro_rules! calls {
+        ($($name:literal $module:expr, |$x:ident, $m:ident| $call:expr;)*) => {
+            vec![$({
+                let $m = $module?;
+                let call: NamedCall = ($name, Box::new(move |$x| $call));
+                call
+            }),*]
+        };
+    }
+    let layer = || TransformerEncoderLayer::new(4, 2, at);
+    let labels = tensor([0i64, 1, 2, 3, 0, 1], at)?;
+    Ok(calls! {
+        "linear" Linear::new(4, 3, at), |x, m| m.forward(x);
+        "Bilinear" Bilinear::new(4, 4, 3, at), |x, m| m.forward(x, x);
+        "conv2d" Conv2d::new(6, 2, 3, at), |x, m| m.forward(x);
+        "conv_transpose2d" ConvTranspose2d::new(6, 2, 3, at), |x, m| m.forward(x);
+        "PReLU" PReLU::new(PReLUOptions::from(at)), |x, m| m.forward(x);
+        "layer_norm" LayerNorm::new([4], at), |x, m| m.forward(x);
+        "group_norm" GroupNorm::new(2, 4, at), |x, m| m.forward(x);
+        "batch_norm" BatchNorm2d::new(4, at), |x, m| m.forward(&x.unsqueeze(-1)?);
+        "instance_norm" InstanceNorm2d::new(6, at), |x, m| m.forward(x);
+        "MultiheadAttention" MultiheadAttention::new(4, 2, at), |x, m| m.forward(x, x, x, ());
+        "RNN" RNN::new(4, 3, at), |x, m| Ok(m.forward(x, None)?.0);
+        "GRU" GRU::new(4, 3, at), |x, m| Ok(m.forward(x, None)?.0);
+        "LSTM" LSTM::new(4, 3, at), |x, m| Ok(m.forward(x, None)?.0);
+        "RNNCell" RNNCell::new(4, 3, at), |x, m| m.forward(&x.select(0, 0)?, None);
+        "GRUCell" GRUCell::new(4, 3, at), |x, m| m.forward(&x.select(0, 0)?, None);
+        "LSTMCell" LSTMCell::new(4, 3, at), |x, m| Ok(m.forward(&x.select(0, 0)?, None)?.0);
+        "TransformerEncoderLayer" layer(), |x, m| m.forward(x, ());
+        "TransformerEncoder" TransformerEncoder::new(&layer()?, 2, ()), |x, m| m.forward(x, ());
+        "mse_loss" Ok::<_, warpline::Error>(MSELoss::new(())), |x, m| m.forward(x, &x.detach());
+        "cross_entropy" Ok::<_, warpline::Error>(CrossEntropyLoss::new(())),
+            |x, m| m.forward(&x.select(1, 0)?, &labels);
+    })
+}
+
+/// Fails each launch of a module's forward and backward pass. Each error names the module or its function, and the
+/// line of its call, or an op that the call runs on the arguments.
+#[test]
+fn modules_and_their_gradients_fail_under_their_own_names() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        let x = ones([6, 4, 4], "cuda")?.requires_grad_(true)?.clone();
+        for (name, call) in calls(&x)? {
+            let pass = || call(&x).and_then(|y| y.backward_with(&ones(y.size(), "cuda")?));
+            // The first pass loads kernels.
+            pass().unwrap_or_else(|e| panic!("{name}: {e}"));
+            let before = world.count(CallKind::Launch);
+            pass()?;
+            let launches = (world.count(CallKind::Launch) - before) as usize;
+            let mut lines = Vec::new();
+            for n in 0..launches {
+                let fault = Fault::new(CallKind::Launch, CudaCode::LAUNCH_OUT_OF_RESOURCES);
+                world.sim.inject(fault.after(n));
+                let outcome = pass();
+                world.sim.clear_faults();
+                let error = outcome.expect_err("a launch failed");
+                let at = error.location().expect("a line");
+                assert_eq!(at.file(), file!(), "{name}, launch {n} of {launches}: {error}");
+                if ["ones", "select", "unsqueeze", "backward"].contains(&error.op()) {
+                    continue;
+                }
+                assert_eq!(error.op(), name, "launch {n} of {launches}: {error}");
+                lines.push(at.line());
+            }
+            assert!(lines.len() > 1, "{name}: {lines:?} of {launches} launches");
+            assert!(lines.iter().all(|line| *line == lines[0]), "{name}: {lines:?}");
+        }
+        Ok(())
+    });
 }
 
 #[test]

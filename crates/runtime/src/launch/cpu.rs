@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, IndexCheck, Operand, Result, Site, Storage, host};
 
 #[track_caller]
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
-    let site = Site { op: call.op, location: call.location };
+    let site = call.site();
     let reported = LocalMailbox::default();
     let params = call.checks_indices.then(|| reported.params(call));
     let failed =

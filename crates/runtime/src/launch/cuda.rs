@@ -1,5 +1,6 @@
 //! Runs an op on a stream: waits for conflicting uses of its operands, then enqueues the launch.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -30,7 +31,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         let reason = "there are more elements than one kernel launch covers: a GPU takes fewer than 2³¹ blocks";
         return Err(Error::invalid(call.op, reason));
     }
-    let site = Site { op: call.op, location: call.location };
+    let site = call.site();
     let function = |kernel| {
         device.function(kernel).map_err(|e| match e.driver_error() {
             Some(source) if source.loses_device() => located(source.clone().into(), stream, site),
@@ -262,7 +263,7 @@ where
 /// Adds the op, its operands and its location to the error of a failed launch.
 #[cold]
 fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
-    let site = Site { op: call.op, location: call.location };
+    let site = call.site();
     let error = located(error, stream, site);
     let (ErrorKind::Driver, Some(source)) = (error.kind(), error.driver_error()) else {
         return error;
@@ -275,7 +276,17 @@ fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
             .collect();
         format!("{}({})", call.op, operands.join(", "))
     });
-    Error::driver(error.op(), source).at(call.location)
+    Error::driver(error.op(), source).at(site.location)
+}
+
+/// Gives the error of a wait the location of the call that waits.
+#[cold]
+pub(super) fn waited_at(error: Error, location: &'static Location<'static>) -> Error {
+    let source = error.driver_error().map(|source| Arc::new(source.clone().at(location)));
+    match source {
+        Some(source) => error.with_source(source).at(location),
+        None => error.at(location),
+    }
 }
 
 /// Adds the op and its location to the error of a failed driver call. If the device was lost before

@@ -4,11 +4,9 @@
 //! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in
 //! memory that the graph keeps; on the CPU, in the call, which returns the error.
 //!
-//! The error names the launch's op and call. The kernels of a gradient read the indices of the
-//! forward op, so while a gradient is computed, the error names the forward op and its call
-//! (`report_as`).
+//! The error names the public call that made the launch. The kernels of a gradient run in the scope of
+//! the forward call, whose indices they read.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
@@ -20,31 +18,6 @@ use super::{Call, TOKEN};
 use crate::graph::GraphLog;
 use crate::storage::Dependency;
 use crate::{Site, cuda_struct};
-
-thread_local! {
-    /// The call named by errors about indices in this thread's launches. `None`: each launch's own
-    /// call.
-    static NAMED: Cell<Option<Site>> = const { Cell::new(None) };
-}
-
-/// Runs `f`. If a launch in `f` meets an index out of range, the error names `call`, or the
-/// launch's own call if `call` is `None`. A gradient passes the call of its forward op, because it
-/// reads the forward op's indices, and the program knows only that call.
-pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
-    struct RestoreSite(Option<Site>);
-    impl Drop for RestoreSite {
-        fn drop(&mut self) {
-            NAMED.set(self.0);
-        }
-    }
-    let _restore = RestoreSite(NAMED.replace(call));
-    f()
-}
-
-/// Returns the call named in a launch's report.
-fn named(call: &Call<'_>) -> Site {
-    NAMED.get().unwrap_or(Site { op: call.op, location: call.location })
-}
 
 /// A slot of a mailbox: launch, index, site, dimension, size. The first word is 0 while the slot is
 /// empty.
@@ -98,7 +71,7 @@ impl Report {
         call: &Call<'_>,
         stream: &Stream,
     ) -> Result<(ParameterBlock, Dependency), DriverError> {
-        let site = named(call);
+        let site = call.site().or_public();
         // No other thread can begin or end a capture of the stream inside the stream's closure.
         let (mailbox_words, dependency) = match GraphLog::of(stream) {
             None => {
@@ -154,7 +127,7 @@ impl LocalMailbox {
         if launch == 0 {
             return None;
         }
-        let Site { op, location } = named(call);
+        let Site { op, location } = call.site().or_public();
         Some(IndexCheck {
             op,
             index: index as i64,

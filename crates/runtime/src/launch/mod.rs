@@ -67,14 +67,14 @@ use warpline_stream::Stream;
 
 use crate::module::Program;
 use crate::overlap::{self, Overlap};
-use crate::{CudaDevice, ErrorKind, Operand, Result, Runtime, Storage};
+use crate::{CudaDevice, ErrorKind, Operand, Result, Runtime, Site, Storage};
 
 pub use collectives::{CollectiveCalls, TrackedCommunicator, run_collectives};
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
-pub use index_report::{Report, report_as};
+pub use index_report::Report;
 pub use kernel::{Grid, Hosts, Kernel, LibraryCall, LibraryOp};
 pub(crate) use replay::GraphReplay;
 pub(crate) use result_marks::ResultMarks;
@@ -175,6 +175,14 @@ pub(crate) struct Call<'a> {
     pub(crate) code: Code<'a>,
     /// Location of the op's call.
     pub(crate) location: &'static Location<'static>,
+}
+
+impl Call<'_> {
+    /// Returns the op, and the location of the public call that launches it.
+    fn site(&self) -> Site {
+        let own = Site { op: self.op, location: self.location };
+        Site { op: self.op, ..own.or_public() }
+    }
 }
 
 /// Runs an op. If no operand has elements, does nothing.

@@ -13,7 +13,9 @@ use warpline_stream::{OpNumber, Stream};
 
 use super::TOKEN;
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue, enqueue_with, located, pageable_in_capture, refuse_captured};
+use super::cuda::{
+    enqueue, enqueue_with, located, pageable_in_capture, refuse_captured, waited_at,
+};
 use super::pageable::StagedCopy;
 use super::unlinked;
 use crate::race::Touch;
@@ -64,7 +66,7 @@ pub fn copy_bytes(
         return Err(ErrorKind::RuntimeMismatch.of("copy_"));
     }
     runtime.check_stream(stream, "copy_")?;
-    let site = Site { op: "copy_", location };
+    let site = Site { op: "copy_", location }.or_public();
     let located = |e| located(e, stream, site);
     if let [Some(to), Some(from)] = [dst, src].map(|(s, _)| s.cuda_device().map(CudaDevice::index))
         && !runtime.link_peers(to, from).map_err(located)?
@@ -130,7 +132,7 @@ pub fn copy_bytes(
                 // A failure that the bytes depend on takes precedence over an error of the wait.
                 dst.0.check_marks(dst.1..dst.1 + bytes)?;
             }
-            waited?;
+            waited.map_err(|error| waited_at(error, site.location))?;
         }
         Ok(())
     })
@@ -214,7 +216,7 @@ fn stage(
         if let Some((bytes, _)) = touches[1].extent() {
             touches[1].storage.check_marks(bytes)?;
         }
-        waited?;
+        waited.map_err(|error| waited_at(error, site.location))?;
     }
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {

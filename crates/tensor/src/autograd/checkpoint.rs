@@ -15,7 +15,7 @@ use super::tensor_methods::{backward_at, grad_at};
 use super::{Context, GradOptions, mode};
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::{Error, Result, Runtime, Tensor};
+use crate::{Result, Runtime, Tensor};
 
 struct CheckpointedFunction<F> {
     f: F,
@@ -28,8 +28,7 @@ struct CheckpointedFunction<F> {
 impl<F> CheckpointedFunction<F> {
     /// Checks that the recomputed results have the specs of the first results.
     fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
-        let fail =
-            |reason| Err(Error::gradient("checkpoint", reason).at(context.inputs.node.location));
+        let fail = |reason| Err(context.inputs.node.error(reason));
         let first_specs = self.first_specs.get().map_or(&[][..], Vec::as_slice);
         if first_specs.len() != again.len() {
             let (first, now) = (first_specs.len(), again.len());
@@ -77,7 +76,7 @@ where
         if mode::is_grad_enabled() {
             let reason = "a checkpointed function has no gradients of gradients, which a pass with `create_graph` \
                           records; call the function without a checkpoint";
-            return Err(Error::gradient(Self::NAME, reason).at(context.inputs.node.location));
+            return Err(context.inputs.node.error(reason));
         }
         let inputs = (0..context.inputs()).map(|i| {
             let input = context.saved(i)?.detach();
@@ -100,13 +99,13 @@ where
             }
         }
         if !context.inputs.partial {
-            backward_at(context.inputs.node.location, &roots, &given, PassOptions::default())?;
+            backward_at(context.inputs.node.call.location, &roots, &given, PassOptions::default())?;
             return Ok(inputs.iter().map(Tensor::grad).collect());
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         let options = GradOptions::new().allow_unused(true).grad_outputs(&given);
         let mut found =
-            grad_at(context.inputs.node.location, &roots, &wanted, options)?.into_iter();
+            grad_at(context.inputs.node.call.location, &roots, &wanted, options)?.into_iter();
         let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
         Ok(inputs.iter().map(of).collect())
     }

@@ -3,7 +3,7 @@
 use super::op_backward::NodeInputs;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 
 /// The inputs and saved tensors of a [`Function`](super::Function), in its backward pass.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Context<'_> {
                 self.saved.len()
             );
             let node = self.inputs.node;
-            Error::gradient(node.name, reason).at(node.location)
+            node.error(reason)
         })
     }
 

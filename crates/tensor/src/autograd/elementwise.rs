@@ -174,7 +174,10 @@ pub(crate) fn prepare_in_place<'a>(
 #[inline]
 #[track_caller]
 pub(crate) fn finish_in_place(prepared: Option<Box<InPlaceRecord<'_>>>) -> Result<()> {
-    prepared.map_or(Ok(()), |prepared| prepared.record())
+    match prepared {
+        None => Ok(()),
+        Some(prepared) => prepared.record(),
+    }
 }
 
 impl<'a> InPlaceRecord<'a> {

@@ -34,7 +34,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_runtime::SyncPolicy;
-use warpline_runtime::launch::report_as;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
@@ -44,7 +43,7 @@ use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode::{self, ModeGuard};
 use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec, current_thread};
 use crate::called::Called;
-use crate::{Error, ErrorKind, Result, Runtime, Site, Tensor};
+use crate::{CallScope, Error, ErrorKind, Result, Runtime, Tensor};
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
@@ -342,10 +341,8 @@ impl BackwardPass {
         let partial = self.needed.is_some();
         let returned = if useful {
             let returned = with_node_stream(&self.runtime, node, || {
-                let returned =
-                    report_as(Some(Site { op: node.name, location: node.location }), || {
-                        node.run(&grads, partial)
-                    })?;
+                let _scope = CallScope::at(node.call);
+                let returned = node.run(&grads, partial)?;
                 drop(grads);
                 fit_all(node, returned)
             });
@@ -435,7 +432,7 @@ fn fit_all(node: &Arc<GradNode>, mut grads: Gradients) -> Result<Gradients> {
             && grad.isnan()?.any(())?.item::<bool>()?
         {
             let reason = format!("its gradient number {i} contains NaN");
-            return Err(Error::gradient(node.name, reason).at(node.location));
+            return Err(node.error(reason));
         }
     }
     Ok(grads)
@@ -460,7 +457,7 @@ fn sum_to(node: &GradNode, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let own = grad.size();
         let reason =
             format!("it returned a gradient of shape {own:?} for an input of shape {sizes:?}");
-        Error::gradient(node.name, reason).at(node.location)
+        node.error(reason)
     };
     let leading = grad.dim().checked_sub(sizes.len()).ok_or_else(reason)?;
     let mut dims: SmallVec<[isize; 6]> = (0..leading as isize).collect();
@@ -481,9 +478,7 @@ fn sum_to(node: &GradNode, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 fn attribute_to_op(node: &Arc<GradNode>, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Gradient { .. } => error,
-        kind if is_bad_argument(kind) => {
-            Error::gradient(node.name, format!("its gradient failed: {kind}")).at(node.location)
-        }
-        _ => error.of(node.name).at(node.location),
+        kind if is_bad_argument(kind) => node.error(format!("its gradient failed: {kind}")),
+        _ => error.of(node.call.op).at(node.call.location),
     }
 }

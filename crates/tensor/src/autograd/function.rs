@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpline_runtime::launch::report_as;
 
-use super::node::{GradNode, Gradients};
+use super::node::Gradients;
 use super::op_backward::{NodeInputs, OpBackward};
 use super::record::{record_all, should_record};
 use super::saved::Saved;
 use super::{AutocastModes, Context, ModeGuard, mode};
 use crate::amp::cast_inputs;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor};
 
 /// The tensors that a function saves for its backward pass.
 #[derive(Debug, Default)]
@@ -153,8 +152,10 @@ impl<F: Function> OpBackward<[Option<Tensor>]> for AppliedFunction<F> {
             }
         });
         // The program calls the ops in `backward`, so errors keep the locations of these calls.
-        let mut returned = report_as(None, || self.function.backward(context, grads))
-            .map_err(|error| failed(inputs, error))?;
+        let scope = CallScope::none();
+        let returned = self.function.backward(context, grads);
+        drop(scope);
+        let mut returned = returned.map_err(|error| failed(inputs, error))?;
         check(inputs, &returned)?;
         returned.truncate(inputs.len());
         Ok(returned)
@@ -163,7 +164,7 @@ impl<F: Function> OpBackward<[Option<Tensor>]> for AppliedFunction<F> {
 
 /// Checks the gradients that a custom function returned, as PyTorch does. The engine checks their sizes.
 fn check(inputs: &NodeInputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
-    let fail = |reason| Err(Error::gradient(inputs.node.name, reason).at(inputs.node.location));
+    let fail = |reason| Err(inputs.node.error(reason));
     let expected = inputs.len();
     if returned.len() < expected || returned.iter().skip(expected).any(Option::is_some) {
         let got = returned.len();
@@ -196,8 +197,7 @@ fn failed(inputs: &NodeInputs<'_>, error: Error) -> Error {
     if !is_bad_argument(error.kind()) {
         return error;
     }
-    let GradNode { name, location, .. } = **inputs.node;
-    Error::gradient(name, format!("its gradient failed: {error}")).at(location)
+    inputs.node.error(format!("its gradient failed: {error}"))
 }
 
 /// Returns whether an op refused its arguments. In a backward pass, these arguments come from the gradient

@@ -187,7 +187,7 @@ fn replace_with_returned(
     let (own, new) = (TensorSpec::of(grad), TensorSpec::of(&other));
     if own != new {
         let reason = format!("a hook returned {new} as a replacement for {own}");
-        return Err(Error::gradient(node.name, reason).at(node.location));
+        return Err(node.error(reason));
     }
     *grad = other;
     Ok(())

@@ -18,7 +18,7 @@ use super::node::{Edge, GradNode, NodeKind};
 use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
 use crate::amp::remember_converted;
-use crate::{DType, Result, Tensor};
+use crate::{DType, Result, Site, Tensor};
 
 /// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, and its base, if it is a view.
 pub(crate) struct AutogradSlot {
@@ -337,7 +337,7 @@ impl GradNode {
             sequence_nr: super::node::ACCUMULATOR,
             thread: super::node::current_thread(),
             name: "AccumulateGrad",
-            location: std::panic::Location::caller(),
+            call: Site::here("AccumulateGrad"),
             stream: leaf.current_stream(),
             inputs: SmallVec::new(),
             outputs: 1,

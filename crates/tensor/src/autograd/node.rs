@@ -7,7 +7,6 @@
 use std::cell::Cell;
 use std::fmt;
 use std::mem;
-use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -18,7 +17,7 @@ use warpline_stream::Stream;
 use super::hooks::NodeHook;
 use super::op_backward::{GradFn, NodeInputs};
 use super::reclaim::{DeferredDrop, reclaim};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, ErrorKind, Result, Site, Tensor};
 
 /// Gradients of an op's inputs, in their order; `None` for an input without a gradient.
 pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
@@ -78,8 +77,10 @@ pub(crate) struct GradNode {
     pub(super) sequence_nr: u64,
     /// The thread that recorded the node.
     pub(super) thread: ThreadId,
+    /// The op's name without PyTorch's suffix: `mul` for `MulBackward0`.
     pub(super) name: &'static str,
-    pub(super) location: &'static Location<'static>,
+    /// The public call that recorded the op.
+    pub(super) call: Site,
     /// The current stream while the node runs: the stream of the forward op, or for an accumulator the
     /// stream that was current when the leaf was first used in the graph. `None` if the op's result is on
     /// the CPU.
@@ -117,10 +118,10 @@ impl Default for NodeKind {
 }
 
 impl GradNode {
-    /// Creates the node of an op, with the next sequence number of this thread.
+    /// Creates the node of an op that `call` recorded, with the next sequence number of this thread.
     pub(super) fn new(
         name: &'static str,
-        location: &'static Location<'static>,
+        call: Site,
         stream: Option<Stream>,
         inputs: SmallVec<[NodeInput; 2]>,
         outputs: usize,
@@ -128,7 +129,7 @@ impl GradNode {
     ) -> Self {
         let (sequence_nr, thread) = (next_sequence_nr(), current_thread());
         let (kind, hooks) = (NodeKind::op(grad_fn), Mutex::default());
-        Self { sequence_nr, thread, name, location, stream, inputs, outputs, kind, hooks }
+        Self { sequence_nr, thread, name, call, stream, inputs, outputs, kind, hooks }
     }
 
     pub(super) fn is_accumulator(&self) -> bool {
@@ -144,9 +145,14 @@ impl GradNode {
         let NodeKind::Op(grad_fn) = &self.kind else { return Ok(Gradients::new()) };
         let Some(grad_fn) = lock(grad_fn).clone() else {
             let reason = "its saved tensors were freed by an earlier backward pass; run that pass with `retain_graph`";
-            return Err(Error::gradient(self.name, reason).at(self.location));
+            return Err(self.error(reason));
         };
         grad_fn.run(grads, &NodeInputs { node: self, partial })
+    }
+
+    /// Returns an error of the call that recorded the op.
+    pub(super) fn error(&self, reason: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Gradient { reason: reason.into() }, self.call)
     }
 
     /// Frees the saved tensors.
@@ -177,7 +183,7 @@ impl GradNode {
 
 impl fmt::Debug for GradNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} at {}", self.title(), self.name, self.location)
+        write!(f, "{} of {} at {}", self.title(), self.call.op, self.call.location)
     }
 }
 

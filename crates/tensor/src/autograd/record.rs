@@ -10,7 +10,6 @@
 //! An in-place op is checked before its launch and recorded after it. The changed tensor gets a new
 //! node. If the tensor is a view, the base gets the node instead (`views.rs`).
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_stream::Stream;
@@ -20,7 +19,7 @@ use super::node::{Edge, GradNode, NodeInput, TensorSpec};
 use super::op_backward::{self, IncomingGrad, OpBackward, linear};
 use super::{mode, views};
 use crate::exec::Exec;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Site, Tensor};
 
 /// Returns whether an op on these inputs has to be recorded.
 #[inline]
@@ -71,7 +70,7 @@ fn node<G: IncomingGrad + ?Sized + 'static>(
         inputs.iter().map(|t| NodeInput { edge: t.edge(), spec: TensorSpec::of(t) }).collect();
     Ok(Arc::new(GradNode::new(
         name,
-        Location::caller(),
+        Site::here(name).or_public(),
         stream,
         node_inputs,
         outputs.len(),

@@ -145,7 +145,7 @@ impl SavedTensorInfo {
                 tensor.dtype(),
                 tensor.size()
             );
-            return Err(Error::gradient(node.name, reason).at(node.location));
+            return Err(node.error(reason));
         }
         let edge = match &self.origin {
             _ if !mode::is_grad_enabled() => None,

@@ -191,9 +191,9 @@ pub(super) fn regenerate(view: &Tensor, base: &Tensor) {
     let history = base.base_history();
     let Some(edge) = base.edge() else { return };
     let grad_fn = Arc::new(RegeneratedView(ViewGeometry::new(base, view)));
-    let (location, stream) = (edge.node.location, edge.node.stream.clone());
+    let (call, stream) = (edge.node.call, edge.node.stream.clone());
     let inputs = smallvec![NodeInput { edge: Some(edge), spec: TensorSpec::of(base) }];
-    let node = GradNode::new("as_strided", location, stream, inputs, 1, grad_fn);
+    let node = GradNode::new("as_strided", call, stream, inputs, 1, grad_fn);
     let meta = AutogradMeta::of(view);
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });
     meta.set_history(history);
@@ -271,9 +271,9 @@ pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<GradNode>) -> Result<
     inputs.extend(
         others.map(|input| NodeInput { edge: input.edge.clone(), spec: input.spec.clone() }),
     );
-    let (location, stream) = (op.location, op.stream.clone());
+    let (call, stream) = (op.call, op.stream.clone());
     let grad_fn = Arc::new(CopySlices { geometry: ViewGeometry::new(base, view), op });
-    let node = GradNode::new("CopySlices", location, stream, inputs, 1, grad_fn);
+    let node = GradNode::new("CopySlices", call, stream, inputs, 1, grad_fn);
     let meta = AutogradMeta::of(base);
     let history = meta.next_history();
     meta.set_edge(Edge { node: Arc::new(node), output: 0 });

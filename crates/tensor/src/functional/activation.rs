@@ -7,7 +7,7 @@ use crate::ErrorKind;
 use crate::called::Called;
 use crate::functional::options::{from_number, options};
 use crate::methods::{apply_elementwise_in, common_dtype};
-use crate::{Error, Integer, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
 macro_rules! activations {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
@@ -204,6 +204,7 @@ impl<I: Integer> From<I> for GLUOptions {
 /// dimension's size is odd. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn glu(input: &Tensor, options: impl IntoOptions<GLUOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("glu");
     let GLUOptions { dim } = options.into_options();
     let op = "glu";
     let d = input.layout().dim(dim).of(op)?;
@@ -245,6 +246,7 @@ pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// The same as [`Tensor::softmax`].
 #[track_caller]
 pub fn softmin(input: &Tensor, dim: impl Integer) -> Result<Tensor> {
+    let _call = CallScope::enter("softmin");
     let dim = dim.into_isize();
-    input.neg().of("softmin")?.softmax(dim).of("softmin")
+    input.neg()?.softmax(dim)
 }

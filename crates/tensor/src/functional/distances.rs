@@ -3,7 +3,7 @@
 use super::options::options;
 use crate::amp::autocast_operands;
 use crate::called::Called;
-use crate::{DType, Integer, IntoOptions, Result, Tensor, VectorNormOptions};
+use crate::{CallScope, DType, Integer, IntoOptions, Result, Tensor, VectorNormOptions};
 
 options! {
     /// Options of [`normalize`].
@@ -42,6 +42,7 @@ options! {
 /// The same as [`Tensor::vector_norm`].
 #[track_caller]
 pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("normalize");
     let NormalizeOptions { p, dim, eps } = options.into_options();
     let op = "normalize";
     autocast_operands!(op, [input] => normalize(input, NormalizeOptions { p, dim, eps }));
@@ -73,6 +74,7 @@ pub fn cosine_similarity(
     x2: &Tensor,
     options: impl IntoOptions<CosineSimilarityOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("cosine_similarity");
     let CosineSimilarityOptions { dim, eps } = options.into_options();
     let op = "cosine_similarity";
     autocast_operands!(op, [x1, x2] => cosine_similarity(x1, x2, CosineSimilarityOptions { dim, eps }));

@@ -10,7 +10,7 @@ use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
 use crate::called::Called;
 use crate::exec::Exec;
 use crate::functional::options::{from_number, options};
-use crate::{DType, Error, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`dropout`] and of the dropouts of channels. A probability converts into options.
@@ -43,6 +43,7 @@ from_number! { DropoutOptions p; }
 /// with a `p` below 1 and the tensor is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn dropout(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("dropout");
     drop_elements("dropout", input, options.into_options(), input.dim())
 }
 
@@ -53,6 +54,7 @@ pub fn dropout(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Res
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout1d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("dropout1d");
     drop_elements("dropout1d", input, options.into_options(), 2)
 }
 
@@ -63,6 +65,7 @@ pub fn dropout1d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout2d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("dropout2d");
     drop_elements("dropout2d", input, options.into_options(), 2)
 }
 
@@ -73,6 +76,7 @@ pub fn dropout2d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
 /// The same as [`dropout`].
 #[track_caller]
 pub fn dropout3d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("dropout3d");
     drop_elements("dropout3d", input, options.into_options(), 2)
 }
 

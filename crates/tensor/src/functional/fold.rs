@@ -8,7 +8,7 @@ use super::options::{PerDimension, options};
 use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
-use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`unfold`] and [`fold`]. One number sets height and width; an array sets each of the two.
@@ -49,6 +49,7 @@ pub fn unfold(
     kernel_size: impl PerDimension<2>,
     options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("unfold");
     const OP: &str = "unfold";
     if input.dim() != 3 && input.dim() != 4 {
         let reason =
@@ -76,6 +77,7 @@ pub fn fold(
     kernel_size: impl PerDimension<2>,
     options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("fold");
     const OP: &str = "fold";
     let (output_size, kernel_size) = (output_size.per_dimension(), kernel_size.per_dimension());
     let window = of_images(OP, input, output_size, kernel_size, options.into_options())?;

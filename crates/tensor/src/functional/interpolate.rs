@@ -10,7 +10,7 @@ use crate::amp::autocast_operands;
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, IntoOptions, IntoShape, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptions, IntoShape, Result, Tensor};
 
 /// The interpolation of [`interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,6 +107,7 @@ pub fn interpolate(
     input: &Tensor,
     options: impl IntoOptions<InterpolateOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("interpolate");
     resize(input, &options.into_options())
 }
 

@@ -8,7 +8,7 @@ use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, IntoOptionalTensor, Result, Tensor};
+use crate::{CallScope, Error, IntoOptionalTensor, Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
 /// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
@@ -31,6 +31,7 @@ pub fn linear<'a>(
     weight: &Tensor,
     bias: impl IntoOptionalTensor<'a>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("linear");
     let op = "linear";
     let bias = bias.into_optional();
     autocast_operands!(op, [input, weight; bias] => linear(input, weight, bias));

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::called::Called;
-use crate::{Error, IntoOptions, IntoSizes, Result, Scalar, Tensor, cat};
+use crate::{CallScope, Error, IntoOptions, IntoSizes, Result, Scalar, Tensor, cat};
 
 /// The values around a padded tensor (`mode` and `value`). `()` stands for zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +53,7 @@ impl From<()> for PadMode {
 /// of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>) -> Result<Tensor> {
+    let _call = CallScope::enter("pad");
     let (op, pad, mode) = ("pad", pad.into_sizes(), mode.into_options());
     if matches!(mode, PadMode::Reflect | PadMode::Replicate) {
         autocast_operands!("reflection_pad", [input] => self::pad(input, &pad[..], mode));

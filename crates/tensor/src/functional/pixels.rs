@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{CallScope, Error, Result, Tensor};
 
 /// Splits the sizes into batch sizes and the last three sizes.
 #[track_caller]
@@ -28,6 +28,7 @@ fn split_image_sizes(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [u
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
+    let _call = CallScope::enter("pixel_shuffle");
     let (op, r) = ("pixel_shuffle", upscale_factor);
     let (batch, [channels, h, w]) = split_image_sizes(op, input)?;
     let square = r.saturating_mul(r);
@@ -49,6 +50,7 @@ pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
 /// the factor is zero, or does not divide height and width. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn pixel_unshuffle(input: &Tensor, downscale_factor: usize) -> Result<Tensor> {
+    let _call = CallScope::enter("pixel_unshuffle");
     let (op, r) = ("pixel_unshuffle", downscale_factor);
     let (batch, [c, height, width]) = split_image_sizes(op, input)?;
     if r == 0 || !height.is_multiple_of(r) || !width.is_multiple_of(r) {

@@ -6,9 +6,8 @@ use super::elementwise::{
     TensorOrScalar, apply, apply_as, apply_in_place, apply_in_place_as, as_filled, common_dtype,
 };
 use super::inplace::check_filled;
-use crate::called::Called;
 use crate::functional::options::{from_number, options};
-use crate::{DType, Error, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`Tensor::nan_to_num`]. A number converts into options, as the replacement of NaN.
@@ -102,6 +101,7 @@ impl Tensor {
     /// The same as [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_min_<'a>(&self, min: impl IntoOperand<'a>) -> Result<&Self> {
+        let _call = CallScope::enter("clamp_min_");
         self.bound_(&table::MAXIMUM, &table::CLAMP_MIN, "clamp_min_", min.into_operand())
     }
 
@@ -111,6 +111,7 @@ impl Tensor {
     /// The same as [`Tensor::clamp_`].
     #[track_caller]
     pub fn clamp_max_<'a>(&self, max: impl IntoOperand<'a>) -> Result<&Self> {
+        let _call = CallScope::enter("clamp_max_");
         self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into_operand())
     }
 
@@ -166,12 +167,13 @@ impl Tensor {
     /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let _call = CallScope::enter("masked_fill");
         let value = value.into();
         check_bools("masked_fill", "mask", mask)?;
         check_filled("masked_fill", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
-        apply(&table::WHERE, &operands, self.dtype()).of("masked_fill")
+        apply(&table::WHERE, &operands, self.dtype())
     }
 
     /// [`Tensor::masked_fill`] in place.
@@ -181,6 +183,7 @@ impl Tensor {
     /// as [`Tensor::masked_fill`].
     #[track_caller]
     pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
+        let _call = CallScope::enter("masked_fill_");
         let value = value.into();
         check_bools("masked_fill_", "mask", mask)?;
         check_filled("masked_fill_", value, self.dtype())?;

@@ -11,7 +11,7 @@ use crate::amp::{cast_operands, casts, has_policy};
 use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
+use crate::{CallScope, Category, DType, Error, ErrorKind, Result, Scalar, Tensor};
 
 /// An operand of an op: a tensor or a number.
 #[derive(Clone, Copy, Debug)]
@@ -318,6 +318,7 @@ pub(super) fn apply_in_place_as(
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<()> {
+    let _call = CallScope::enter(name);
     let (_, result) = op.dtypes(common)?;
     if result.category() > a.dtype().category() {
         return Err(ErrorKind::CannotCast { from: result, to: a.dtype() }.of(name));
@@ -326,12 +327,12 @@ pub(super) fn apply_in_place_as(
     for operand in operands {
         if let TensorOrScalar::Tensor(b) = operand
             && *a.size() != *b.size()
-            && broadcast(a.size(), b.size()).of(name)?[..] != *a.size()
+            && broadcast(a.size(), b.size())?[..] != *a.size()
         {
-            return Err(broadcast_error(a, b).of(name));
+            return Err(broadcast_error(a, b));
         }
     }
-    let inputs = CheckedOperands::new(op, operands, common).of(name)?;
+    let inputs = CheckedOperands::new(op, operands, common)?;
     if !std::ptr::eq(a, inputs.main) {
         check_together(name, a, inputs.main)?;
     }
@@ -345,7 +346,7 @@ pub(super) fn apply_in_place_as(
     if may_overwrite {
         inputs.run(op, exec.target(), &layouts, a)?;
     } else {
-        let out = exec.empty(a.size(), inputs.result).of(name)?;
+        let out = exec.empty(a.size(), inputs.result)?;
         inputs.run(op, exec.target(), &layouts, &out)?;
         a.overwrite(&out, false)?;
     }

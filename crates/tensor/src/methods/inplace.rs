@@ -8,7 +8,7 @@ use super::elementwise::check_fits;
 use crate::ErrorKind;
 use crate::autograd::{check_in_place, record_overwritten, should_record_in_place};
 use crate::functional::options::options;
-use crate::{DType, Error, IntoOptions, OrDefault, Result, Scalar, Tensor};
+use crate::{CallScope, DType, Error, IntoOptions, OrDefault, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`Tensor::normal_`]. A tuple of the mean and the standard deviation converts into options.
@@ -67,6 +67,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn zero_(&self) -> Result<&Self> {
+        let _call = CallScope::enter("zero_");
         self.fill_(0)
     }
 

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use crate::called::Called;
 use crate::cuda::Event;
 use crate::exec::Exec;
-use crate::{Element, ErrorKind, Result, Tensor};
+use crate::{CallScope, Element, ErrorKind, Result, Tensor};
 
 /// A value that a device is still copying to the host. In PyTorch, `t.to('cpu', non_blocking=True)` and an
 /// event that marks when the result can be read.
@@ -28,6 +29,7 @@ impl<T> Pending<T> {
     /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
+        let _call = CallScope::enter("query");
         Ok(match &self.done {
             Some(done) => done.query()?,
             None => true,
@@ -42,12 +44,13 @@ impl<T> Pending<T> {
     /// [`ErrorKind::Collective`] if the value was computed by an op that failed.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
+        let _call = CallScope::enter("wait");
         if let Some(done) = self.done {
             let waited = done.host_wait();
             // Reports a failure of an op that computed the value in preference to an error of the wait.
             let memory = self.host.storage();
             memory.check_marks(0..memory.bytes())?;
-            waited?;
+            waited.of("wait")?;
         }
         (self.value)(self.host)
     }
@@ -100,6 +103,7 @@ impl Tensor {
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cpu_async(&self) -> Result<Pending<Tensor>> {
+        let _call = CallScope::enter("to");
         self.pending(Ok)
     }
 
@@ -108,7 +112,7 @@ impl Tensor {
         let host = self.to_non_blocking("cpu")?;
         let done = match self.exec()? {
             Exec::Cpu(_) => None,
-            Exec::Cuda(_, _, stream) => Some(stream.record_event(None)?),
+            Exec::Cuda(_, _, stream) => Some(stream.record_event(None).of("to")?),
         };
         Ok(Pending { host, done, value })
     }

@@ -6,9 +6,10 @@ use super::binary;
 use super::elementwise::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::promote::{result_type, result_type_scalar};
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::functional::options::options;
-use crate::{DType, Error, ErrorKind, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor};
+use crate::{
+    CallScope, DType, Error, ErrorKind, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor,
+};
 
 options! {
     /// Options of [`Tensor::isclose`] and [`Tensor::allclose`].
@@ -48,6 +49,7 @@ impl Tensor {
     /// Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl IntoOperand<'a>) -> Result<Self> {
+        let _call = CallScope::enter("pow");
         let (this, exponent) = (self, exponent.into_operand());
         if let TensorOrScalar::Scalar(number) = exponent {
             autocast_operands!("pow", [this] => this.pow(number));
@@ -73,6 +75,7 @@ impl Tensor {
     /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Self> {
+        let _call = CallScope::enter("rpow");
         binary::apply(&table::POW, base.into().into(), self.into())
     }
 
@@ -83,6 +86,7 @@ impl Tensor {
     /// The same as [`Tensor::add`].
     #[track_caller]
     pub fn div_rounded<'a>(&self, other: impl IntoOperand<'a>, mode: RoundingMode) -> Result<Self> {
+        let _call = CallScope::enter("div_rounded");
         match mode {
             RoundingMode::Trunc => {
                 binary::apply(&table::DIV_TRUNC, self.into(), other.into_operand())
@@ -264,6 +268,7 @@ impl Tensor {
         other: &Tensor,
         options: impl IntoOptions<IsCloseOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("isclose");
         let IsCloseOptions { rtol, atol, equal_nan } = options.into_options();
         let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
         if expected != actual {
@@ -299,6 +304,7 @@ impl Tensor {
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled_(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<&Self> {
+        let _call = CallScope::enter("add_scaled_");
         let alpha = alpha.into();
         if alpha.category() > self.dtype().category() {
             let reason = format!(
@@ -308,8 +314,8 @@ impl Tensor {
             );
             return Err(Error::invalid("add_scaled_", reason));
         }
-        let scaled = other.in_dtype(result_type(self, other))?.mul(alpha).of("add_scaled_")?;
-        self.add_(&scaled).of("add_scaled_")
+        let scaled = other.in_dtype(result_type(self, other))?.mul(alpha)?;
+        self.add_(&scaled)
     }
 
     /// `self + alpha * other` (`torch.add` with `alpha`).
@@ -320,6 +326,7 @@ impl Tensor {
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
+        let _call = CallScope::enter("add_scaled");
         let alpha = alpha.into();
         let common = result_type(self, other);
         if alpha.category() > common.category() {

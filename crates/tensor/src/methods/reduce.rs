@@ -12,7 +12,7 @@ use crate::amp::autocast_operands;
 use crate::autograd::{record, should_record};
 use crate::called::Called;
 use crate::into_shape::list_tuples;
-use crate::{Error, Integer, Result, Tensor};
+use crate::{CallScope, Error, Integer, Result, Tensor};
 
 /// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
 /// dimensions count from the end.
@@ -155,7 +155,8 @@ macro_rules! reduction_methods {
             #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
             #[track_caller]
             pub fn $keep(&self, $dims: impl $into) -> Result<Self> {
-                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), true).of(stringify!($keep))
+                let _call = CallScope::enter(stringify!($keep));
+                apply(ReduceOp::$op, self, $dims.$convert().as_slice(), true)
             }
         )*}
 
@@ -218,8 +219,9 @@ impl Tensor {
     /// The same as [`Tensor::argmax`].
     #[track_caller]
     pub fn max(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("max");
         let dim = dim.into_isize();
-        Ok((self.amax(dim).of("max")?, self.argmax(dim).of("max")?))
+        Ok((self.amax(dim)?, self.argmax(dim)?))
     }
 
     /// The smallest elements along a dimension, and their indices (`torch.min` with `dim`).
@@ -228,8 +230,9 @@ impl Tensor {
     /// The same as [`Tensor::argmin`].
     #[track_caller]
     pub fn min(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("min");
         let dim = dim.into_isize();
-        Ok((self.amin(dim).of("min")?, self.argmin(dim).of("min")?))
+        Ok((self.amin(dim)?, self.argmin(dim)?))
     }
 
     /// `exp(self)`, divided by its sum along a dimension (`torch.softmax`). Floats only.

@@ -13,7 +13,8 @@ use crate::autograd::{
 use crate::called::Called;
 use crate::exec::{Exec, can_read, empty_in};
 use crate::{
-    DType, Device, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor, TensorOptions,
+    CallScope, DType, Device, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor,
+    TensorOptions,
 };
 
 impl Tensor {
@@ -119,7 +120,8 @@ impl Tensor {
     #[doc(alias = "to_device")]
     #[track_caller]
     pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.transfer(options.into(), false).of("to")
+        let _call = CallScope::enter("to");
+        self.transfer(options.into(), false)
     }
 
     /// [`Tensor::to`] that does not wait for a copy between page-locked memory and a GPU. Other copies wait. A
@@ -130,7 +132,8 @@ impl Tensor {
     #[doc(alias = "non_blocking")]
     #[track_caller]
     pub fn to_non_blocking(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.transfer(options.into(), true).of("to")
+        let _call = CallScope::enter("to");
+        self.transfer(options.into(), true)
     }
 
     /// Returns the tensor on the current GPU.
@@ -148,7 +151,8 @@ impl Tensor {
     /// The same as [`Tensor::to`].
     #[track_caller]
     pub fn cpu(&self) -> Result<Self> {
-        self.to(Device::Cpu).of("cpu")
+        let _call = CallScope::enter("cpu");
+        self.to(Device::Cpu)
     }
 
     #[track_caller]
@@ -186,10 +190,11 @@ impl Tensor {
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn pin_memory(&self) -> Result<Self> {
+        let _call = CallScope::enter("pin_memory");
         if self.is_cuda() {
             return Err(ErrorKind::CannotPin { device: self.device() }.of("pin_memory"));
         }
-        self.to(TensorOptions::new().pin_memory(true)).of("pin_memory")
+        self.to(TensorOptions::new().pin_memory(true))
     }
 
     /// Copies the tensor, contiguously, to memory that other processes can map. A tensor in such memory is
@@ -211,13 +216,14 @@ impl Tensor {
     /// has no memory. Otherwise the same as [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
+        let _call = CallScope::enter("share_memory");
         if self.is_shared() {
             return Ok(self.clone());
         }
         self.refuse_unshared_graph("share_memory")?;
-        let out = self.exec()?.shared(self.size(), self.dtype()).of("share_memory")?;
+        let out = self.exec()?.shared(self.size(), self.dtype())?;
         out.overwrite(self, false)?;
-        if self.requires_grad() { out.requires_grad_(true).of("share_memory") } else { Ok(out) }
+        if self.requires_grad() { out.requires_grad_(true) } else { Ok(out) }
     }
 
     /// Fails if the tensor requires a gradient and is not a leaf, because its graph cannot be shared.

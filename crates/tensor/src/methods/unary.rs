@@ -4,7 +4,7 @@ use warpline_kernels::elementwise::{self as table, Op};
 
 use super::elementwise::{self, apply_in_place};
 use crate::called::Called;
-use crate::{DType, Result, Tensor};
+use crate::{CallScope, DType, Result, Tensor};
 
 #[track_caller]
 fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
@@ -89,8 +89,6 @@ methods! {
     GELU gelu gelu_;
     /// The Gaussian error linear unit, approximated with `tanh`. Floats only.
     GELU_TANH gelu_tanh gelu_tanh_;
-    /// The same as [`Tensor::sign`].
-    SIGN sgn sgn_;
     /// The element rounded towards zero. Not for bools.
     TRUNC trunc trunc_;
     /// The fractional part: `self - trunc(self)`. Floats only.
@@ -198,5 +196,27 @@ impl Tensor {
             return self.full_like(false, DType::Bool);
         }
         apply(&table::SIGNBIT, self)
+    }
+}
+
+impl Tensor {
+    /// The same as [`Tensor::sign`].
+    ///
+    /// # Errors
+    /// The same as [`Tensor::sign`].
+    #[track_caller]
+    pub fn sgn(&self) -> Result<Self> {
+        let _call = CallScope::enter("sgn");
+        self.sign()
+    }
+
+    /// [`Tensor::sgn`] in place.
+    ///
+    /// # Errors
+    /// The same as [`Tensor::sign_`].
+    #[track_caller]
+    pub fn sgn_(&self) -> Result<&Self> {
+        let _call = CallScope::enter("sgn_");
+        self.sign_()
     }
 }

@@ -9,7 +9,9 @@ use crate::functional::{
     CELUOptions, ELUOptions, HardshrinkOptions, HardtanhOptions, LeakyReLUOptions, SoftplusOptions,
     SoftshrinkOptions,
 };
-use crate::{Category, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Scalar, Tensor};
+use crate::{
+    CallScope, Category, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Scalar, Tensor,
+};
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident $options:ident($($parameter:ident),+) $op:ident;)*) => {
@@ -179,6 +181,7 @@ impl Tensor {
     /// one address.
     #[track_caller]
     pub fn hardtanh_(&self, options: impl IntoOptions<HardtanhOptions>) -> Result<&Self> {
+        let _call = CallScope::enter("hardtanh_");
         let HardtanhOptions { min_val, max_val } = options.into_options();
         self.hardtanh_as("hardtanh_", [min_val, max_val])
     }
@@ -212,6 +215,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn relu6(&self) -> Result<Self> {
+        let _call = CallScope::enter("relu6");
         self.hardtanh(HardtanhOptions::new().min_val(0.0).max_val(6.0))
     }
 
@@ -222,6 +226,7 @@ impl Tensor {
     /// address.
     #[track_caller]
     pub fn relu6_(&self) -> Result<&Self> {
+        let _call = CallScope::enter("relu6_");
         self.hardtanh_as("relu6_", [0.0, 6.0])
     }
 

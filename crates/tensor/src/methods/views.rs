@@ -11,7 +11,9 @@ use crate::autograd::{
     Gradients, NodeInputs, OpBackward, linear, record, reshape_back, saved, should_record,
 };
 use crate::called::Called;
-use crate::{Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, Result, Tensor};
+use crate::{
+    CallScope, Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, Result, Tensor,
+};
 
 /// The range of dimensions that [`Tensor::flatten`] merges: `()` for all, the first dimension, or the first and the last.
 #[derive(Clone, Copy, Debug)]
@@ -209,10 +211,11 @@ impl Tensor {
         start: impl Integer,
         length: impl Integer,
     ) -> Result<Self> {
+        let _call = CallScope::enter("narrow");
         let (dim, start) = (dim.into_isize(), start.into_isize());
         self.check_has_dims("narrow")?;
         let length = not_negative("narrow", "length", length)?;
-        let layout = self.layout().narrow(dim, start, length).of("narrow")?;
+        let layout = self.layout().narrow(dim, start, length)?;
         self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
     }
 
@@ -357,11 +360,12 @@ impl Tensor {
     #[doc(alias = "memory_format")]
     #[track_caller]
     pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
+        let _call = CallScope::enter("contiguous");
         if self.is_contiguous_in(format) {
             return Ok(self.clone());
         }
-        let layout = self.layout_in(Some(format)).of("contiguous")?;
-        let copy = self.copied_to(&self.exec()?, layout, self.dtype()).of("contiguous")?;
+        let layout = self.layout_in(Some(format))?;
+        let copy = self.copied_to(&self.exec()?, layout, self.dtype())?;
         self.recorded_copy("clone", copy)
     }
 

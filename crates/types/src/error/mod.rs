@@ -47,18 +47,29 @@ struct ErrorInner {
 }
 
 impl Error {
-    /// Creates an error of the call at a site.
+    /// Creates an error of the call at a site. Inside of a [`CallScope`](crate::CallScope), the error is of the scope's
+    /// call.
     #[cold]
     #[must_use]
-    pub fn new(kind: ErrorKind, Site { op, location }: Site) -> Self {
+    pub fn new(kind: ErrorKind, site: Site) -> Self {
+        let Site { op, location } = if kind.is_of_earlier_call() { site } else { site.or_public() };
         Self(Box::new(ErrorInner { kind, op, location: Some(location), source: None }))
     }
 
-    /// Creates an error without an op and a location. [`Error::of`] and [`Error::at`] set them later.
+    /// Creates an error of the call of the [`CallScope`](crate::CallScope), or outside of all scopes an error without an
+    /// op and a location. [`Error::of`] and [`Error::at`] set them later.
     #[cold]
     #[must_use]
     pub fn unlocated(kind: ErrorKind) -> Self {
-        Self(Box::new(ErrorInner { kind, op: "", location: None, source: None }))
+        match Site::public() {
+            Some(call) => Self::new(kind, call),
+            None => Self::without_call(kind, None),
+        }
+    }
+
+    /// Creates an error without an op and a location, also inside of a scope.
+    fn without_call(kind: ErrorKind, source: Option<Arc<dyn StdError + Send + Sync>>) -> Self {
+        Self(Box::new(ErrorInner { kind, op: "", location: None, source }))
     }
 
     /// Creates an [`ErrorKind::InvalidArgument`] in a call of `op`, located as by [`Site::here`].
@@ -116,22 +127,22 @@ impl Error {
         self
     }
 
-    /// Sets the op. An op that is made of other ops puts its own name on their errors. An error that belongs to an
-    /// earlier call (such as [`ErrorKind::IndexCheck`]) keeps its op.
+    /// Sets the op, or inside of a [`CallScope`](crate::CallScope) the scope's op. An error that belongs to an earlier
+    /// call (such as [`ErrorKind::IndexCheck`]) keeps its op.
     #[must_use]
     pub fn of(mut self, op: &'static str) -> Self {
         if self.0.op.is_empty() || !self.0.kind.is_of_earlier_call() {
-            self.0.op = op;
+            self.0.op = Site::here(op).or_public().op;
         }
         self
     }
 
-    /// Sets the source location of the call. Closures and methods of trait objects do not know their caller's location.
-    /// An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
+    /// Sets the source location of the call, or inside of a [`CallScope`](crate::CallScope) the scope's location.
+    /// Closures and methods of trait objects do not know their caller's location. An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         if self.0.location.is_none() || !self.0.kind.is_of_earlier_call() {
-            self.0.location = Some(location);
+            self.0.location = Some(Site { op: "", location }.or_public().location);
         }
         self
     }
@@ -252,9 +263,10 @@ impl From<DriverError> for Error {
     fn from(source: DriverError) -> Self {
         match source {
             DriverError::InvalidVariable(variable) => {
-                Self::unlocated(ErrorKind::InvalidVariable).with_source(Arc::new(*variable))
+                Self::without_call(ErrorKind::InvalidVariable, Some(Arc::new(*variable)))
             }
-            source => Self::unlocated(ErrorKind::Driver).with_source(Arc::new(source)),
+            // Whoever called the driver sets the op: an error without one is of a stream's work.
+            source => Self::without_call(ErrorKind::Driver, Some(Arc::new(source))),
         }
     }
 }

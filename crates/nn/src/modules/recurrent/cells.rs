@@ -1,6 +1,6 @@
 //! Cells: single steps of recurrent networks.
 
-use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
+use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
@@ -118,13 +118,14 @@ macro_rules! forward {
                 hidden: impl IntoOptionalTensor<'a>,
             ) -> Result<Tensor> {
                 let (op, hidden) = (stringify!($name), hidden.into_optional());
+                let _call = CallScope::enter(op);
                 check(op, &self.weights, x, hidden.as_slice())?;
                 let hidden = match hidden {
                     Some(hidden) => hidden,
-                    None => &self.weights.zeros(x).of(op)?,
+                    None => &self.weights.zeros(x)?,
                 };
-                let gates = self.weights.input_gates(x).of(op)?;
-                Ok(self.kind.step(self.weights.of_hidden(), &gates, (hidden, None)).of(op)?.0)
+                let gates = self.weights.input_gates(x)?;
+                Ok(self.kind.step(self.weights.of_hidden(), &gates, (hidden, None))?.0)
             }
         }
 
@@ -167,6 +168,7 @@ impl LSTMCell {
         states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
     ) -> Result<(Tensor, Tensor)> {
         let op = "LSTMCell";
+        let _call = CallScope::enter(op);
         let zeros;
         let (hidden, cell) = match states.into() {
             Some((hidden, cell)) => {
@@ -175,13 +177,13 @@ impl LSTMCell {
             }
             None => {
                 check(op, &self.weights, x, &[])?;
-                zeros = self.weights.zeros(x).of(op)?;
+                zeros = self.weights.zeros(x)?;
                 (&zeros, &zeros)
             }
         };
-        let gates = self.weights.input_gates(x).of(op)?;
+        let gates = self.weights.input_gates(x)?;
         let (hidden, next) =
-            self.kind.step(self.weights.of_hidden(), &gates, (hidden, Some(cell))).of(op)?;
+            self.kind.step(self.weights.of_hidden(), &gates, (hidden, Some(cell)))?;
         // An LSTM step always returns a cell state.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }

@@ -2,7 +2,7 @@
 
 use warpline::amp::is_autocast_cache_enabled;
 use warpline::functional::{DropoutOptions, dropout};
-use warpline::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
+use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
 
 use super::super::options::{check_layers, parameter_options};
 use super::super::repr::{float, size};
@@ -312,7 +312,8 @@ macro_rules! forward {
             ) -> Result<(Tensor, Tensor)> {
                 let states = hidden.into_optional().map(|hidden| (hidden, None));
                 let op = stringify!($name);
-                let (output, hidden, _) = self.stacked.forward(op, x, states).of(op)?;
+                let _call = CallScope::enter(op);
+                let (output, hidden, _) = self.stacked.forward(op, x, states)?;
                 Ok((output, hidden))
             }
         }
@@ -360,8 +361,9 @@ impl LSTM {
         x: &Tensor,
         states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
     ) -> Result<(Tensor, (Tensor, Tensor))> {
+        let _call = CallScope::enter("LSTM");
         let states = states.into().map(|(hidden, cell)| (hidden, Some(cell)));
-        let (output, hidden, cell) = self.stacked.forward("LSTM", x, states).of("LSTM")?;
+        let (output, hidden, cell) = self.stacked.forward("LSTM", x, states)?;
         // An LSTM always returns cell states.
         let cell = match cell {
             Some(cell) => cell,

@@ -10,7 +10,9 @@ use super::options::options;
 use crate::amp::autocast_operands;
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor, arange};
+use crate::{
+    CallScope, DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor, arange,
+};
 use few_queries::few_queries_attention;
 use flash::flash_attention;
 use plain::PlainAttention;
@@ -73,6 +75,7 @@ pub fn scaled_dot_product_attention<'a>(
     value: &Tensor,
     options: impl IntoOptions<AttentionOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("scaled_dot_product_attention");
     attention(query, key, value, &options.into_options())
 }
 

@@ -7,9 +7,8 @@ use std::panic::Location;
 use super::options::{PerDimension, options};
 use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 use gradient::{ConvGeometry, convolution, transposed};
 
 /// Padding around the image that is convolved.
@@ -99,9 +98,10 @@ macro_rules! convolutions {
             bias: impl IntoOptionalTensor<'a>,
             options: impl IntoOptions<$options<$d>>,
         ) -> Result<Tensor> {
+            let _call = CallScope::enter(stringify!($name));
             let (bias, options) = (bias.into_optional(), options.into_options());
             autocast_operands!(stringify!($name), [input, weight; bias] => $name(input, weight, bias, options));
-            $run(stringify!($name), input, weight, bias, options).of(stringify!($name))
+            $run(stringify!($name), input, weight, bias, options)
         }
     )*};
 }
@@ -211,9 +211,9 @@ fn forward<const D: usize>(
     }
     let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    let batch = with_batch::<D>(input).of(op)?;
-    let result = convolution(&batch, weight, bias, geometry).of(op)?;
-    batched_as::<D>(result, input).of(op)
+    let batch = with_batch::<D>(input)?;
+    let result = convolution(&batch, weight, bias, geometry)?;
+    batched_as::<D>(result, input)
 }
 
 #[track_caller]
@@ -267,9 +267,9 @@ fn transpose<const D: usize>(
     }
     let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    let batch = with_batch::<D>(input).of(op)?;
-    let result = transposed(&batch, weight, bias, geometry).of(op)?;
-    batched_as::<D>(result, input).of(op)
+    let batch = with_batch::<D>(input)?;
+    let result = transposed(&batch, weight, bias, geometry)?;
+    batched_as::<D>(result, input)
 }
 
 /// Returns the extent of a window of `kernel` elements with this dilation.

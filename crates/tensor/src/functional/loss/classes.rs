@@ -9,7 +9,7 @@ use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Error, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
 /// `input`, or its only dimension. The target has a class index for each element, in the sizes of `input` without the
@@ -26,6 +26,7 @@ pub fn cross_entropy<'a>(
     target: &Tensor,
     options: impl IntoOptions<CrossEntropyLossOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("cross_entropy");
     of_classes(input, target, &options.into_options())
 }
 
@@ -87,6 +88,7 @@ pub fn nll_loss<'a>(
     target: &Tensor,
     options: impl IntoOptions<NLLLossOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("nll_loss");
     of_log_probabilities(input, target, &options.into_options())
 }
 

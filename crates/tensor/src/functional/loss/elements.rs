@@ -13,7 +13,7 @@ use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
-use crate::{Error, IntoOptions, Result, Tensor, where_cond};
+use crate::{CallScope, Error, IntoOptions, Result, Tensor, where_cond};
 
 /// The reduction of the losses of single elements (`reduction`). `()` stands for the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +98,7 @@ pub fn mse_loss(
     target: &Tensor,
     reduction: impl IntoOptions<Reduction>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("mse_loss");
     let (op, reduction) = ("mse_loss", reduction.into_options());
     autocast_operands!(op, [input, target] => mse_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
@@ -116,6 +117,7 @@ pub fn l1_loss(
     target: &Tensor,
     reduction: impl IntoOptions<Reduction>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("l1_loss");
     let (op, reduction) = ("l1_loss", reduction.into_options());
     autocast_operands!(op, [input, target] => l1_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
@@ -134,6 +136,7 @@ pub fn smooth_l1_loss(
     target: &Tensor,
     options: impl IntoOptions<SmoothL1LossOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("smooth_l1_loss");
     let SmoothL1LossOptions { reduction, beta } = options.into_options();
     let op = "smooth_l1_loss";
     autocast_operands!(op, [input, target] => smooth_l1_loss(input, target, SmoothL1LossOptions { reduction, beta }));
@@ -162,6 +165,7 @@ pub fn huber_loss(
     target: &Tensor,
     options: impl IntoOptions<HuberLossOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("huber_loss");
     let HuberLossOptions { reduction, delta } = options.into_options();
     let op = "huber_loss";
     autocast_operands!(op, [input, target] => huber_loss(input, target, HuberLossOptions { reduction, delta }));
@@ -192,6 +196,7 @@ pub fn binary_cross_entropy<'a>(
     target: &Tensor,
     options: impl IntoOptions<BCELossOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("binary_cross_entropy");
     let BCELossOptions { weight, reduction } = options.into_options();
     let op = "binary_cross_entropy";
     autocast_operands!(op, [input, target; weight] =>
@@ -260,6 +265,7 @@ pub fn binary_cross_entropy_with_logits<'a>(
     target: &Tensor,
     options: impl IntoOptions<BCEWithLogitsLossOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("binary_cross_entropy_with_logits");
     let BCEWithLogitsLossOptions { weight, reduction, pos_weight } = options.into_options();
     let op = "binary_cross_entropy_with_logits";
     autocast_operands!(op, [input, target; weight, pos_weight] => binary_cross_entropy_with_logits(
@@ -312,6 +318,7 @@ pub fn kl_div(
     target: &Tensor,
     options: impl IntoOptions<KLDivLossOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("kl_div");
     let KLDivLossOptions { reduction, log_target } = options.into_options();
     let op = "kl_div";
     autocast_operands!(op, [input, target] => kl_div(input, target, KLDivLossOptions { reduction, log_target }));

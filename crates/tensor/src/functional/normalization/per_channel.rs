@@ -7,7 +7,7 @@ use crate::ErrorKind;
 use crate::amp::keep_operands;
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`batch_norm`].
@@ -55,6 +55,7 @@ pub fn batch_norm<'a>(
     running_var: impl IntoOptionalTensor<'a>,
     options: impl IntoOptions<BatchNormOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("batch_norm");
     by_batch(
         input,
         running_mean.into_optional(),
@@ -195,6 +196,7 @@ pub fn instance_norm<'a>(
     running_var: impl IntoOptionalTensor<'a>,
     options: impl IntoOptions<InstanceNormOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("instance_norm");
     by_instance(
         input,
         running_mean.into_optional(),

@@ -10,7 +10,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::called::Called;
 use crate::functional::options::options;
 use crate::methods::composite::signed;
-use crate::{DType, Error, IntoOptionalTensor, IntoOptions, IntoShape, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoOptionalTensor, IntoOptions, IntoShape, Result, Tensor};
 
 /// Returns the dimensions to normalize: the last dimensions of the input. Fails if `shape` does not match their sizes.
 #[track_caller]
@@ -365,6 +365,7 @@ pub fn group_norm<'a>(
     num_groups: usize,
     options: impl IntoOptions<GroupNormOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("group_norm");
     let GroupNormOptions { weight, bias, eps } = options.into_options();
     by_group(input, num_groups, weight, bias, eps)
 }

@@ -9,8 +9,7 @@ use warpline_kernels::pool::{Divisor, Regions, Window};
 use super::options::{PerDimension, options};
 use super::window::{batched_as, last, not_negative, positive, window, with_batch};
 use crate::amp::autocast_operands;
-use crate::called::Called;
-use crate::{Error, ErrorKind, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
 
 options! {
@@ -63,6 +62,7 @@ macro_rules! pools {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<Tensor> {
+            let _call = CallScope::enter(stringify!($name));
             let (kernel, options) = (kernel_size.per_dimension(), options.into_options());
             Ok(max(stringify!($name), input, kernel, options)?.0)
         }
@@ -78,6 +78,7 @@ macro_rules! pools {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<MaxPoolOptions<$d>>,
         ) -> Result<(Tensor, Tensor)> {
+            let _call = CallScope::enter(stringify!($with_indices));
             let (kernel, options) = (kernel_size.per_dimension(), options.into_options());
             max(stringify!($with_indices), input, kernel, options)
         }
@@ -123,6 +124,7 @@ macro_rules! averages {
             kernel_size: impl PerDimension<$d>,
             options: impl IntoOptions<AvgPoolOptions<$d>>,
         ) -> Result<Tensor> {
+            let _call = CallScope::enter(stringify!($name));
             average(stringify!($name), input, kernel_size.per_dimension(), options.into_options())
         }
     )*};
@@ -161,6 +163,7 @@ macro_rules! adaptive {
         /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
+            let _call = CallScope::enter(stringify!($avg));
             adaptive_average(stringify!($avg), input, output_size.per_dimension())
         }
 
@@ -171,7 +174,8 @@ macro_rules! adaptive {
         #[doc = concat!("The same as [`", stringify!($avg), "`].")]
         #[track_caller]
         pub fn $max(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
-            Ok($with_indices(input, output_size).of(stringify!($max))?.0)
+            let _call = CallScope::enter(stringify!($max));
+            Ok($with_indices(input, output_size)?.0)
         }
 
         #[doc = concat!("[`", stringify!($max), "`] and the index of each largest element among the elements of its ")]
@@ -184,6 +188,7 @@ macro_rules! adaptive {
             input: &Tensor,
             output_size: impl PerDimension<$d>,
         ) -> Result<(Tensor, Tensor)> {
+            let _call = CallScope::enter(stringify!($with_indices));
             adaptive_max(stringify!($with_indices), input, output_size.per_dimension())
         }
     )*};
@@ -208,7 +213,7 @@ fn max<const D: usize>(
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
         pool_window(op, input, [kernel, stride.unwrap_or(kernel), padding, dilation], ceil_mode)?;
-    max_with_indices::<D>(input, Pooling { window, regions: Regions::Moving, dims: D }).of(op)
+    max_with_indices::<D>(input, Pooling { window, regions: Regions::Moving, dims: D })
 }
 
 #[track_caller]
@@ -220,7 +225,7 @@ fn adaptive_max<const D: usize>(
     if D == 3 {
         autocast_operands!("adaptive_max_pool3d", [input] => adaptive_max(op, input, output));
     }
-    max_with_indices::<D>(input, adaptive_pool(op, input, output)?).of(op)
+    max_with_indices::<D>(input, adaptive_pool(op, input, output)?)
 }
 
 #[track_caller]
@@ -231,9 +236,9 @@ fn adaptive_average<const D: usize>(
 ) -> Result<Tensor> {
     autocast_operands!(op, [input] => adaptive_average(op, input, output));
     let pooling = adaptive_pool(op, input, output)?;
-    let batch = with_batch::<D>(input).of(op)?;
-    let result = averages(&batch, pooling, Divisor::Inside).of(op)?;
-    batched_as::<D>(result, input).of(op)
+    let batch = with_batch::<D>(input)?;
+    let result = averages(&batch, pooling, Divisor::Inside)?;
+    batched_as::<D>(result, input)
 }
 
 #[track_caller]
@@ -264,9 +269,9 @@ fn average<const D: usize>(
         None => Divisor::Inside,
     };
     let pooling = Pooling { window, regions: Regions::Moving, dims: D };
-    let batch = with_batch::<D>(input).of(op)?;
-    let result = averages(&batch, pooling, divisor).of(op)?;
-    batched_as::<D>(result, input).of(op)
+    let batch = with_batch::<D>(input)?;
+    let result = averages(&batch, pooling, divisor)?;
+    batched_as::<D>(result, input)
 }
 
 #[track_caller]

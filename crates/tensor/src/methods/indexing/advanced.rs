@@ -13,7 +13,7 @@ use warpline_runtime::{Sizes, broadcast};
 use super::as_indices;
 use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 /// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are
 /// linear indices into the merged dimension.
@@ -60,9 +60,10 @@ impl Tensor {
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
-        let Some(of) = self.indexed("index", indices)? else { return self.copy().of("index") };
-        let rows = self.as_rows(&of).of("index")?.index_select(0, &of.linear).of("index")?;
-        of.result(self.size(), &rows).of("index")
+        let _call = CallScope::enter("index");
+        let Some(of) = self.indexed("index", indices)? else { return self.copy() };
+        let rows = self.as_rows(&of)?.index_select(0, &of.linear)?;
+        of.result(self.size(), &rows)
     }
 
     /// Replaces the elements that [`Tensor::index`] gathers with `values`, or with `accumulate` adds `values`
@@ -79,6 +80,7 @@ impl Tensor {
         values: &Tensor,
         accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("index_put");
         const OP: &str = "index_put";
         let (this, accumulate) = (self, accumulate.into_options().or(false));
         autocast_operands!(OP, [this, values] => this.index_put(indices, values, accumulate));
@@ -109,6 +111,7 @@ impl Tensor {
         values: &Tensor,
         accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("index_put_");
         const OP: &str = "index_put_";
         let accumulate = accumulate.into_options().or(false);
         let _region = keep_operands();

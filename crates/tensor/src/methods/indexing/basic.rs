@@ -10,7 +10,7 @@ use warpline_runtime::Layout;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
 use crate::called::Called;
 use crate::into_shape::list_tuples;
-use crate::{DType, Error, ErrorKind, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor};
 
 /// The index of one dimension.
 #[derive(Clone, Debug)]
@@ -169,6 +169,7 @@ impl Tensor {
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
+        let _call = CallScope::enter("i");
         let indices = indices.into_indices();
         let used: usize = indices.iter().map(TensorIndex::dims).sum();
         if used > self.dim() {
@@ -198,7 +199,7 @@ impl Tensor {
             return Ok(view);
         }
         let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
-        view.index(&tensors).of("i")
+        view.index(&tensors)
     }
 
     /// Returns the view at indices without tensors.

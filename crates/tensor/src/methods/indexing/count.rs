@@ -3,7 +3,7 @@
 use super::as_indices;
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`Tensor::bincount`].
@@ -55,6 +55,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bincount<'a>(&self, options: impl IntoOptions<BincountOptions<'a>>) -> Result<Self> {
+        let _call = CallScope::enter("bincount");
         const OP: &str = "bincount";
         let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {

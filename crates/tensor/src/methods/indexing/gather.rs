@@ -2,13 +2,12 @@
 
 use smallvec::smallvec;
 use warpline_kernels::{indexing, scatter};
-use warpline_runtime::launch::report_as;
 
 use super::as_indices;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Integer, Result, Site, Tensor};
+use crate::{Integer, Result, Tensor};
 
 impl Tensor {
     /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
@@ -90,20 +89,14 @@ impl Tensor {
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }
-        let (dim, index, call) = (dim as isize, index.clone(), Site::here(op));
-        record("gather", out, &[self], Gather { dim, index, call })
+        record("gather", out, &[self], Gather { dim: dim as isize, index: index.clone() })
     }
 }
 
 saved! {
     struct IndexSelect { dim: isize, index: Tensor }
 
-    struct Gather {
-        dim: isize,
-        index: Tensor,
-        /// The calling op, for errors. Several ops share this node, which is named after PyTorch's node.
-        call: Site,
-    }
+    struct Gather { dim: isize, index: Tensor }
 }
 
 impl OpBackward for IndexSelect {
@@ -116,8 +109,7 @@ impl OpBackward for IndexSelect {
 impl OpBackward for Gather {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let whole = grad.new_zeros(inputs.sizes(0), ())?;
-        let add = || whole.scatter_add_(self.dim, &self.index, grad).cloned();
-        Ok(smallvec![Some(report_as(Some(self.call), add)?)])
+        Ok(smallvec![Some(whole.scatter_add_(self.dim, &self.index, grad)?.clone())])
     }
 }
 

@@ -6,7 +6,7 @@ use warpline_runtime::broadcast;
 
 use crate::called::Called;
 use crate::methods::order::searchsorted;
-use crate::{DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
+use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
 
 impl Tensor {
     /// Returns the indices of the nonzero elements, one row per element, in row-major order (`torch.nonzero`).
@@ -44,6 +44,7 @@ impl Tensor {
     /// The same as [`Tensor::nonzero`].
     #[track_caller]
     pub fn nonzero_as_tuple(&self) -> Result<Vec<Self>> {
+        let _call = CallScope::enter("nonzero_as_tuple");
         let rows = self.nonzero()?;
         (0..self.dim()).map(|d| rows.select(1, d as isize)).collect()
     }
@@ -57,6 +58,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("masked_select");
         const OP: &str = "masked_select";
         check_mask(OP, self, mask)?;
         let sizes = broadcast(self.size(), mask.size()).of(OP)?;
@@ -76,6 +78,7 @@ impl Tensor {
     /// ones. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("masked_scatter");
         const OP: &str = "masked_scatter";
         check_mask(OP, self, mask)?;
         let (location, expected, actual) = (Location::caller(), self.dtype(), source.dtype());
@@ -110,6 +113,7 @@ impl Tensor {
     /// this tensor's shape.
     #[track_caller]
     pub fn masked_scatter_(&self, mask: &Tensor, source: &Tensor) -> Result<&Self> {
+        let _call = CallScope::enter("masked_scatter_");
         const OP: &str = "masked_scatter_";
         mask.layout().expand(self.size()).of(OP)?;
         let all = self.masked_scatter(mask, source).of(OP)?;

@@ -15,7 +15,7 @@ use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::TensorOrScalar;
 use crate::methods::inplace::check_filled;
-use crate::{Integer, IntoOperand, Result, Scalar, Tensor};
+use crate::{CallScope, Integer, IntoOperand, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
@@ -46,6 +46,7 @@ impl Tensor {
         index: &Tensor,
         src: impl IntoOperand<'a>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("scatter");
         self.put("scatter", dim.into_isize(), index, src.into_operand(), false)
     }
 
@@ -81,6 +82,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("scatter_add");
         let (this, dim) = (self, dim.into_isize());
         autocast_operands!("scatter_add", [this, src] => this.scatter_add(dim, index, src));
         self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)

@@ -9,7 +9,9 @@ use crate::autograd::{
     Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record, should_record_in_place,
 };
 use crate::called::Called;
-use crate::{Integer, IntoOptions, OrDefault, Result, RoundingMode, Scalar, Tensor, where_cond};
+use crate::{
+    CallScope, Integer, IntoOptions, OrDefault, Result, RoundingMode, Scalar, Tensor, where_cond,
+};
 
 /// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -45,6 +47,7 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("scatter_reduce");
         let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce";
         let index = &as_indices(OP, self, index)?;
@@ -78,6 +81,7 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("scatter_reduce_");
         let (dim, include_self) = (dim.into_isize(), include_self.into_options().or(true));
         const OP: &str = "scatter_reduce_";
         if should_record_in_place(self, &[src]) {

@@ -7,7 +7,7 @@ use super::as_indices;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{DType, Error, IntoDim, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoDim, Result, Tensor};
 
 impl Tensor {
     /// Gathers the elements at the row-major positions in `index` (`torch.take`). The result has the sizes of
@@ -26,6 +26,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("take");
         const OP: &str = "take";
         let index = as_indices(OP, self, index)?;
         let exec = self.exec()?;
@@ -47,6 +48,7 @@ impl Tensor {
     /// broadcast. [`ErrorKind::InvalidArgument`] if `dim` is given and the numbers of dimensions differ.
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: impl IntoDim) -> Result<Self> {
+        let _call = CallScope::enter("take_along_dim");
         const OP: &str = "take_along_dim";
         let Some(dim) = dim.into_dim() else {
             let flat = |t: &Tensor| t.reshape([t.numel() as isize]);

@@ -13,7 +13,7 @@ use crate::autograd::{
 };
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, Integer, Result, Scalar, Tensor};
+use crate::{CallScope, Error, Integer, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Adds each slice of `source` along `dim` to the slice of this tensor that `index` names
@@ -33,6 +33,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_add(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("index_add");
         self.added("index_add", dim.into_isize(), index, source, false)
     }
 
@@ -59,6 +60,7 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("index_add_scaled");
         let op = "index_add_scaled";
         self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, false)
     }
@@ -75,6 +77,7 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("index_add_scaled_");
         let op = "index_add_scaled_";
         self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, true)?;
         Ok(self)
@@ -87,6 +90,7 @@ impl Tensor {
     /// The same as [`Tensor::scatter`], with `source` for `src`.
     #[track_caller]
     pub fn index_copy(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("index_copy");
         let (this, dim) = (self, dim.into_isize());
         autocast_operands!("index_copy", [this, source] => this.index_copy(dim, index, source));
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
@@ -116,6 +120,7 @@ impl Tensor {
         index: &Tensor,
         value: impl Into<Scalar>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("index_fill");
         let dim = dim.into_isize();
         let index = self.parts("index_fill", dim, index, None)?;
         self.put("index_fill", dim, &index, value.into().into(), false)

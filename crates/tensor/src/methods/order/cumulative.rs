@@ -6,7 +6,7 @@ use warpline_kernels::scan::{ScanOp, scan};
 use crate::amp::{autocast_operands, keep_operands};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
-use crate::{DType, Integer, Result, Tensor, where_cond};
+use crate::{CallScope, DType, Integer, Result, Tensor, where_cond};
 
 impl Tensor {
     /// The cumulative sum along a dimension (`torch.cumsum`). Integers and bools give `int64`.
@@ -39,9 +39,10 @@ impl Tensor {
     /// tensor has several indices at one address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
+        let _call = CallScope::enter("cumsum_");
         let (_region, dim) = (keep_operands(), dim.into_isize());
-        let all = self.cumsum(dim).of("cumsum_")?;
-        self.copy_(&all, ()).of("cumsum_")
+        let all = self.cumsum(dim)?;
+        self.copy_(&all, ())
     }
 
     /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With
@@ -68,12 +69,12 @@ impl Tensor {
     /// The same as [`Tensor::cumsum_`].
     #[track_caller]
     pub fn cumprod_(&self, dim: impl Integer) -> Result<&Self> {
+        let _call = CallScope::enter("cumprod_");
         let (_region, dim) = (keep_operands(), dim.into_isize());
         // The gradient reads the elements that this op overwrites.
-        let former =
-            if should_record(&[self]) { self.copy().of("cumprod_")? } else { self.clone() };
-        let all = former.cumprod(dim).of("cumprod_")?;
-        self.copy_(&all, ()).of("cumprod_")
+        let former = if should_record(&[self]) { self.copy()? } else { self.clone() };
+        let all = former.cumprod(dim)?;
+        self.copy_(&all, ())
     }
 
     /// The cumulative maximum along a dimension, and its index (`torch.cummax`). If several elements are equal,

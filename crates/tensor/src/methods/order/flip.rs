@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Strides};
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
-use crate::{Error, IntoDims, Result, Tensor, cat};
+use crate::{CallScope, Error, IntoDims, Result, Tensor, cat};
 
 impl Tensor {
     /// Reverses the order of the elements along dimensions, in a copy (`torch.flip`).
@@ -58,7 +58,8 @@ impl Tensor {
     /// The same as [`Tensor::flip`].
     #[track_caller]
     pub fn fliplr(&self) -> Result<Self> {
-        self.flip(1).of("fliplr")
+        let _call = CallScope::enter("fliplr");
+        self.flip(1)
     }
 
     /// [`Tensor::flip`] along the first dimension, the rows (`torch.flipud`).
@@ -67,7 +68,8 @@ impl Tensor {
     /// The same as [`Tensor::flip`].
     #[track_caller]
     pub fn flipud(&self) -> Result<Self> {
-        self.flip(0).of("flipud")
+        let _call = CallScope::enter("flipud");
+        self.flip(0)
     }
 
     /// Rotates the elements by `shifts` along `dims` (`torch.roll`): elements that leave at the end come in at
@@ -84,6 +86,7 @@ impl Tensor {
     /// not one shift per dimension. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Self> {
+        let _call = CallScope::enter("roll");
         const OP: &str = "roll";
         let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
         if dims.is_empty() && shifts.len() == 1 {

@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, Integer, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, Error, Integer, IntoOptions, OrDefault, Result, Tensor};
 
 impl Tensor {
     /// The `k`-th smallest element along a dimension, and its index (`torch.kthvalue`). `k` counts from 1. Default of
@@ -18,9 +18,10 @@ impl Tensor {
         k: usize,
         dim: impl IntoOptions<OrDefault<isize>>,
     ) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("kthvalue");
         let dim = dim.into_options().or(-1);
-        let (values, indices) = self.kthvalue_keepdim(k, dim).of("kthvalue")?;
-        squeeze_both(&values, &indices, dim).of("kthvalue")
+        let (values, indices) = self.kthvalue_keepdim(k, dim)?;
+        squeeze_both(&values, &indices, dim)
     }
 
     /// [`Tensor::kthvalue`] that keeps the dimension, with size 1.
@@ -33,6 +34,7 @@ impl Tensor {
         k: usize,
         dim: impl IntoOptions<OrDefault<isize>>,
     ) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("kthvalue_keepdim");
         let dim = dim.into_options().or(-1);
         const OP: &str = "kthvalue_keepdim";
         let d = self.layout().dim(dim).of(OP)?;
@@ -56,9 +58,10 @@ impl Tensor {
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if the dimension has size 0.
     #[track_caller]
     pub fn median(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("median");
         let dim = dim.into_isize();
-        let (values, indices) = self.median_keepdim(dim).of("median")?;
-        squeeze_both(&values, &indices, dim).of("median")
+        let (values, indices) = self.median_keepdim(dim)?;
+        squeeze_both(&values, &indices, dim)
     }
 
     /// [`Tensor::median`] that keeps the dimension, with size 1.
@@ -67,6 +70,7 @@ impl Tensor {
     /// The same as [`Tensor::median`].
     #[track_caller]
     pub fn median_keepdim(&self, dim: impl Integer) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("median_keepdim");
         let dim = dim.into_isize();
         const OP: &str = "median_keepdim";
         let d = self.layout().dim(dim).of(OP)?;
@@ -94,6 +98,7 @@ impl Tensor {
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if an integer tensor has no elements.
     #[track_caller]
     pub fn median_all(&self) -> Result<Self> {
+        let _call = CallScope::enter("median_all");
         const OP: &str = "median_all";
         if self.numel() == 0 && self.dtype().is_float() {
             return self.new_full((), f64::NAN, ()).of(OP);

@@ -8,7 +8,7 @@ use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::called::Called;
 use crate::functional::options::{from_integer, options};
-use crate::{DType, Error, Integer, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`Tensor::sort`] and [`Tensor::argsort`]. A dimension converts into options.
@@ -80,7 +80,8 @@ impl Tensor {
     /// The same as [`Tensor::sort`].
     #[track_caller]
     pub fn msort(&self) -> Result<Self> {
-        Ok(self.sort(0).of("msort")?.0)
+        let _call = CallScope::enter("msort");
+        Ok(self.sort(0)?.0)
     }
 
     /// The `k` largest elements along a dimension in descending order, or the `k` smallest in ascending order,
@@ -90,6 +91,7 @@ impl Tensor {
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` exceeds the size of the dimension.
     #[track_caller]
     pub fn topk(&self, k: usize, options: impl IntoOptions<TopkOptions>) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("topk");
         let TopkOptions { dim, largest } = options.into_options();
         const OP: &str = "topk";
         let d = self.layout().dim(dim).of(OP)?;

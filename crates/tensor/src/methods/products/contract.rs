@@ -5,9 +5,8 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, Integer, IntoDims, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, Integer, IntoDims, IntoOptions, Result, Tensor};
 
 /// The dimensions that [`Tensor::tensordot`] sums over: `()` for the last two of the first tensor and the first two of
 /// the second, a number of dimensions, or a tuple of the dimensions of each tensor.
@@ -57,8 +56,9 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension. Errors of [`Tensor::matmul`].
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: impl IntoOptions<TensordotDims>) -> Result<Self> {
+        let _call = CallScope::enter("tensordot");
         match dims.into_options().0 {
-            Pairing::Listed(own, others) => self.contracted(other, &own, &others).of("tensordot"),
+            Pairing::Listed(own, others) => self.contracted(other, &own, &others),
             Pairing::Adjacent(dims) => {
                 let least = self.dim().min(other.dim()) as isize;
                 if !(0..=least).contains(&dims) {
@@ -71,7 +71,7 @@ impl Tensor {
                 }
                 let own: SmallVec<[isize; 6]> = (-dims..0).collect();
                 let others: SmallVec<[isize; 6]> = (0..dims).collect();
-                self.contracted(other, &own, &others).of("tensordot")
+                self.contracted(other, &own, &others)
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::ErrorKind;
 use crate::amp::{cast_operands, casts};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{DiagonalOptions, Error, Result, Tensor};
+use crate::{CallScope, DiagonalOptions, Error, Result, Tensor};
 
 /// The label of a dimension: a letter, or a position in an ellipsis, counted from the end of the ellipsis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +37,7 @@ enum DimLabel {
 /// or in dimensions, or if one letter stands for different sizes. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
+    let _call = CallScope::enter("einsum");
     let op = "einsum";
     let operands: Vec<&Tensor> = operands.iter().map(Borrow::borrow).collect();
     if casts()

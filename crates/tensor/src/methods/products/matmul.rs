@@ -8,7 +8,7 @@ use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, ErrorKind, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
     /// The matrix product (`torch.matmul`): the dot product of two vectors, or the product of a matrix and a
@@ -22,6 +22,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("matmul");
         let this = self;
         autocast_operands!("matmul", [this, other] => this.matmul(other));
         check_together("matmul", self, other)?;
@@ -52,8 +53,8 @@ impl Tensor {
                 format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {k2}x{n})"),
             ));
         }
-        let batch = broadcast(batch_a, batch_b).of("matmul")?;
-        let count = checked_numel(&batch).of("matmul")?;
+        let batch = broadcast(batch_a, batch_b)?;
+        let count = checked_numel(&batch)?;
         let shape = |parts: &[usize]| -> SmallVec<[isize; 6]> {
             parts.iter().map(|&n| n as isize).collect()
         };
@@ -66,7 +67,7 @@ impl Tensor {
         } else if batch_b.is_empty() && a.is_contiguous() {
             // All batches are multiplied by the same matrix, so one product of all rows is enough.
             let rows = checked_numel(&[count, m])?;
-            product(&a.reshape(&shape(&[rows, k])).of("matmul")?, &b, &[rows, n])?
+            product(&a.reshape(&shape(&[rows, k]))?, &b, &[rows, n])?
         } else {
             let flat = |t: &Tensor, x: usize, y: usize| {
                 let all: Sizes = batch.iter().copied().chain([x, y]).collect();
@@ -77,9 +78,9 @@ impl Tensor {
             let near = if a.device() == b.device() {
                 b
             } else {
-                b.recorded_copy("to_copy", b.converted_by(&a.exec()?, b.dtype()).of("matmul")?)?
+                b.recorded_copy("to_copy", b.converted_by(&a.exec()?, b.dtype())?)?
             };
-            let (a, b) = (flat(&a, m, k).of("matmul")?, flat(&near, k, n).of("matmul")?);
+            let (a, b) = (flat(&a, m, k)?, flat(&near, k, n)?);
             product(&a, &b, &[count, m, n])?
         };
         if out.size() == &sizes[..] { Ok(out) } else { out.unsafe_view(&sizes) }

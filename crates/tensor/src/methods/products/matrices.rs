@@ -5,7 +5,7 @@ use std::panic::Location;
 use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`Tensor::addmm`], [`Tensor::addmv`] and [`Tensor::baddbmm`].
@@ -38,8 +38,9 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if a tensor is not a matrix. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn mm(&self, mat2: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("mm");
         check_dims("mm", &[(self, "the first", 2), (mat2, "the second", 2)])?;
-        self.matmul(mat2).of("mm")
+        self.matmul(mat2)
     }
 
     /// The products of pairs of matrices (`torch.bmm`): `[batch, n, k]` and `[batch, k, m]` give
@@ -50,6 +51,7 @@ impl Tensor {
     /// Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("bmm");
         check_dims("bmm", &[(self, "the first", 3), (mat2, "the second", 3)])?;
         if self.size()[0] != mat2.size()[0] {
             return Err(Error::shape(
@@ -61,7 +63,7 @@ impl Tensor {
                 ),
             ));
         }
-        self.matmul(mat2).of("bmm")
+        self.matmul(mat2)
     }
 
     /// The product of a matrix and a vector (`torch.mv`).
@@ -71,10 +73,11 @@ impl Tensor {
     /// [`Tensor::matmul`].
     #[track_caller]
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("mv");
         let this = self;
         autocast_operands!("mv", [this, vec] => this.mv(vec));
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
-        self.matmul(vec).of("mv")
+        self.matmul(vec)
     }
 
     /// The dot product of two vectors (`torch.dot`).
@@ -83,10 +86,11 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if an operand is not a vector. Otherwise the same as [`Tensor::matmul`].
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("dot");
         let this = self;
         autocast_operands!("dot", [this, other] => this.dot(other));
         check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
-        self.matmul(other).of("dot")
+        self.matmul(other)
     }
 
     /// The outer product: each element of a vector times each element of another (`torch.outer`).
@@ -103,8 +107,9 @@ impl Tensor {
     #[doc(alias = "ger")]
     #[track_caller]
     pub fn outer(&self, vec2: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("outer");
         check_dims("outer", &[(self, "the first", 1), (vec2, "the second", 1)])?;
-        self.unsqueeze(1)?.mul(vec2).of("outer")
+        self.unsqueeze(1)?.mul(vec2)
     }
 
     /// `beta * self + alpha * mat1 @ mat2` (`torch.addmm`). This tensor is expanded to the sizes of the
@@ -129,10 +134,11 @@ impl Tensor {
         mat2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("addmm");
         let (this, options) = (self, options.into_options());
         autocast_operands!("addmm", [this, mat1, mat2] => this.addmm(mat1, mat2, options));
-        let product = mat1.mm(mat2).of("addmm")?;
-        self.add_product(product, options).of("addmm")
+        let product = mat1.mm(mat2)?;
+        self.add_product(product, options)
     }
 
     /// `beta * self + alpha * batch1 @ batch2` for batches of matrices (`torch.baddbmm`). Otherwise the same as
@@ -147,10 +153,11 @@ impl Tensor {
         batch2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("baddbmm");
         let (this, options) = (self, options.into_options());
         autocast_operands!("baddbmm", [this, batch1, batch2] => this.baddbmm(batch1, batch2, options));
-        let product = batch1.bmm(batch2).of("baddbmm")?;
-        self.add_product(product, options).of("baddbmm")
+        let product = batch1.bmm(batch2)?;
+        self.add_product(product, options)
     }
 
     /// `beta * self + alpha * mat @ vec` (`torch.addmv`). Otherwise the same as [`Tensor::addmm`].
@@ -164,10 +171,11 @@ impl Tensor {
         vec: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("addmv");
         let (this, options) = (self, options.into_options());
         autocast_operands!("addmv", [this, mat, vec] => this.addmv(mat, vec, options));
-        let product = mat.mv(vec).of("addmv")?;
-        self.add_product(product, options).of("addmv")
+        let product = mat.mv(vec)?;
+        self.add_product(product, options)
     }
 
     /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
@@ -182,10 +190,11 @@ impl Tensor {
         mat2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("addmm_");
         let _region = keep_operands();
         let options = options.into_options();
-        let product = mat1.mm(mat2).of("addmm_")?;
-        self.add_product_(product, options).of("addmm_")
+        let product = mat1.mm(mat2)?;
+        self.add_product_(product, options)
     }
 
     /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
@@ -199,10 +208,11 @@ impl Tensor {
         batch2: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("baddbmm_");
         let _region = keep_operands();
         let options = options.into_options();
-        let product = batch1.bmm(batch2).of("baddbmm_")?;
-        self.add_product_(product, options).of("baddbmm_")
+        let product = batch1.bmm(batch2)?;
+        self.add_product_(product, options)
     }
 
     /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
@@ -216,10 +226,11 @@ impl Tensor {
         vec: &Tensor,
         options: impl IntoOptions<AddmmOptions>,
     ) -> Result<&Self> {
+        let _call = CallScope::enter("addmv_");
         let _region = keep_operands();
         let options = options.into_options();
-        let product = mat.mv(vec).of("addmv_")?;
-        self.add_product_(product, options).of("addmv_")
+        let product = mat.mv(vec)?;
+        self.add_product_(product, options)
     }
 
     #[track_caller]
@@ -281,10 +292,11 @@ impl Tensor {
     /// [`ErrorKind::ShapeMismatch`] if the tensor is not a matrix. Otherwise the same as [`Tensor::sum`].
     #[track_caller]
     pub fn trace(&self) -> Result<Self> {
+        let _call = CallScope::enter("trace");
         let this = self;
         autocast_operands!("trace", [this] => this.trace());
         check_dims("trace", &[(self, "the matrix", 2)])?;
-        self.diagonal(())?.sum(()).of("trace")
+        self.diagonal(())?.sum(())
     }
 
     /// The Kronecker product: each element times the whole other tensor (`torch.kron`).
@@ -300,6 +312,7 @@ impl Tensor {
     /// The same as [`Tensor::mul`].
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("kron");
         let dims = self.dim().max(other.dim());
         let size =
             |t: &Tensor, d: usize| (d + t.dim()).checked_sub(dims).map_or(1, |d| t.size()[d]);
@@ -310,7 +323,7 @@ impl Tensor {
             right.extend([1, b]);
             sizes.push(a.saturating_mul(b));
         }
-        let product = self.reshape(&left).of("kron")?.mul(&other.reshape(&right).of("kron")?);
-        product.of("kron")?.reshape(&sizes).of("kron")
+        let product = self.reshape(&left)?.mul(&other.reshape(&right)?);
+        product.of("kron")?.reshape(&sizes)
     }
 }

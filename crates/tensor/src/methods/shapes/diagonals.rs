@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::functional::options::{from_integer, options};
-use crate::{Error, Integer, IntoOptions, OrDefault, Result, Tensor, cat};
+use crate::{CallScope, Error, Integer, IntoOptions, OrDefault, Result, Tensor, cat};
 
 options! {
     /// Options of [`Tensor::diag_embed`]. An offset converts into options.
@@ -42,12 +42,11 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diag(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let _call = CallScope::enter("diag");
         let diagonal = diagonal.into_options().or(0);
         match self.dim() {
-            1 => {
-                self.diag_embed(DiagEmbedOptions::new().offset(diagonal).dim1(0).dim2(1)).of("diag")
-            }
-            2 => self.diagonal(diagonal).of("diag")?.copy().of("diag"),
+            1 => self.diag_embed(DiagEmbedOptions::new().offset(diagonal).dim1(0).dim2(1)),
+            2 => self.diagonal(diagonal)?.copy(),
             n => Err(Error::shape(
                 "diag",
                 format!("expects 1 or 2 dimensions, but the tensor has {n}"),
@@ -64,6 +63,7 @@ impl Tensor {
     /// of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diag_embed(&self, options: impl IntoOptions<DiagEmbedOptions>) -> Result<Self> {
+        let _call = CallScope::enter("diag_embed");
         let DiagEmbedOptions { offset, dim1, dim2 } = options.into_options();
         let op = "diag_embed";
         let Some(&length) = self.size().last() else {

@@ -12,7 +12,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_r
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::composite::signed;
-use crate::{Error, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, Error, IntoOptions, OrDefault, Result, Tensor};
 
 impl Tensor {
     /// The same as [`crate::cat`].
@@ -189,6 +189,7 @@ pub fn meshgrid<T: Borrow<Tensor>>(
     tensors: &[T],
     indexing: impl IntoOptions<MeshIndexing>,
 ) -> Result<Vec<Tensor>> {
+    let _call = CallScope::enter("meshgrid");
     let (op, indexing) = ("meshgrid", indexing.into_options());
     let mut tensors: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {

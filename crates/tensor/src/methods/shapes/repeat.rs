@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::called::Called;
 use crate::methods::composite::signed;
-use crate::{Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
 
 impl Tensor {
     /// Repeats the tensor `repeats[d]` times along each dimension `d`, in a copy (`torch.Tensor.repeat`). With
@@ -24,6 +24,7 @@ impl Tensor {
     /// the result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
+        let _call = CallScope::enter("repeat");
         let repeats = repeats.into_shape();
         let Some(new) = repeats.len().checked_sub(self.dim()) else {
             return Err(Error::shape(
@@ -46,14 +47,10 @@ impl Tensor {
             expanded.extend([times, own as isize]);
             sizes.push(times.saturating_mul(own as isize));
         }
-        let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
-        let out = expanded.reshape(&sizes[..]).of("repeat")?;
+        let expanded = self.reshape(&apart[..])?.expand(&expanded[..])?;
+        let out = expanded.reshape(&sizes[..])?;
         // Without repetition, `out` is a view. PyTorch returns a copy.
-        if repeats.iter().all(|&times| times == 1) {
-            out.copy().of("repeat")
-        } else {
-            copy_if_view(out)
-        }
+        if repeats.iter().all(|&times| times == 1) { out.copy() } else { copy_if_view(out) }
     }
 
     /// Repeats the tensor along its dimensions, as [`Tensor::repeat`] does (`torch.tile`). If there are fewer
@@ -64,11 +61,12 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tile(&self, dims: impl IntoShape) -> Result<Self> {
+        let _call = CallScope::enter("tile");
         let dims = dims.into_shape();
         let ones = self.dim().saturating_sub(dims.len());
         let repeats: SmallVec<[usize; 6]> =
             std::iter::repeat_n(1, ones).chain(dims.iter().copied()).collect();
-        self.repeat(&repeats[..]).of("tile")
+        self.repeat(&repeats[..])
     }
 
     /// Repeats each index of a dimension `repeats` times in a row, in a copy (`torch.repeat_interleave`). With
@@ -86,6 +84,7 @@ impl Tensor {
     /// result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
+        let _call = CallScope::enter("repeat_interleave");
         let op = "repeat_interleave";
         let (t, d) = match dim.into_dim() {
             None => (self.reshape([-1]).of(op)?, 0),

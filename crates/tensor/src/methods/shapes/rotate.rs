@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::ErrorKind;
 use crate::called::Called;
 use crate::functional::options::{from_integer, options};
-use crate::{Error, Integer, IntoDims, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, Integer, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`Tensor::rot90`]. A number of turns converts into options.
@@ -37,6 +37,7 @@ impl Tensor {
     /// if `dims` are not two different dimensions. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn rot90(&self, options: impl IntoOptions<Rot90Options>) -> Result<Self> {
+        let _call = CallScope::enter("rot90");
         let (op, Rot90Options { k, dims }) = ("rot90", options.into_options());
         let &[from, to] = &dims[..] else {
             return Err(Error::invalid(op, format!("expects two dimensions, not {dims:?}")));

@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{Error, IntoOptions, IntoSizes, OrDefault, Result, Tensor, cat, stack};
+use crate::{CallScope, Error, IntoOptions, IntoSizes, OrDefault, Result, Tensor, cat, stack};
 
 impl Tensor {
     /// Splits the tensor into views of `size` indices of a dimension (`torch.split`). The last view has the
@@ -39,12 +39,13 @@ impl Tensor {
         chunks: usize,
         dim: impl IntoOptions<OrDefault<isize>>,
     ) -> Result<Vec<Self>> {
+        let _call = CallScope::enter("chunk");
         let dim = dim.into_options().or(0);
         self.check_has_dims("chunk")?;
         if chunks == 0 {
             return Err(Error::invalid("chunk", "the number of chunks must be over zero"));
         }
-        let total = self.size()[self.layout().dim(dim).of("chunk")?];
+        let total = self.size()[self.layout().dim(dim)?];
         if total == 0 {
             let mut all = list("chunk", chunks)?;
             all.resize(chunks, self.clone());

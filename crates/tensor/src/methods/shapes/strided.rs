@@ -7,7 +7,8 @@ use crate::called::Called;
 use crate::functional::options::{from_integer, options};
 use crate::methods::composite::signed;
 use crate::{
-    Error, ErrorKind, Integer, IntoDims, IntoOptions, IntoShape, IntoSizes, Result, Tensor,
+    CallScope, Error, ErrorKind, Integer, IntoDims, IntoOptions, IntoShape, IntoSizes, Result,
+    Tensor,
 };
 
 options! {
@@ -269,6 +270,7 @@ impl Tensor {
     /// The same as [`Tensor::expand`].
     #[track_caller]
     pub fn broadcast_to(&self, sizes: impl IntoSizes) -> Result<Self> {
-        self.expand(sizes).of("broadcast_to")
+        let _call = CallScope::enter("broadcast_to");
+        self.expand(sizes)
     }
 }

@@ -5,7 +5,9 @@ use std::ops::Range;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called;
-use crate::{DType, Error, IntoOptions, OrDefault, Result, Tensor, TensorOptions, tensor};
+use crate::{
+    CallScope, DType, Error, IntoOptions, OrDefault, Result, Tensor, TensorOptions, tensor,
+};
 
 impl Tensor {
     /// The lower triangles of matrices, with 0 above a diagonal (`torch.tril`). `diagonal` 0 is the main
@@ -24,8 +26,9 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tril(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let _call = CallScope::enter("tril");
         let diagonal = diagonal.into_options().or(0);
-        self.masked_fill(&self.mask_above("tril", diagonal)?, 0).of("tril")
+        self.masked_fill(&self.mask_above("tril", diagonal)?, 0)
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
@@ -35,8 +38,9 @@ impl Tensor {
     /// The same as [`Tensor::tril`].
     #[track_caller]
     pub fn triu(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<Self> {
+        let _call = CallScope::enter("triu");
         let diagonal = diagonal.into_options().or(0);
-        self.masked_fill(&self.mask_below("triu", diagonal)?, 0).of("triu")
+        self.masked_fill(&self.mask_below("triu", diagonal)?, 0)
     }
 
     /// [`Tensor::tril`] in place.
@@ -46,8 +50,9 @@ impl Tensor {
     /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<&Self> {
+        let _call = CallScope::enter("tril_");
         let diagonal = diagonal.into_options().or(0);
-        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0).of("tril_")
+        self.masked_fill_(&self.mask_above("tril_", diagonal)?, 0)
     }
 
     /// [`Tensor::triu`] in place.
@@ -56,8 +61,9 @@ impl Tensor {
     /// The same as [`Tensor::tril_`].
     #[track_caller]
     pub fn triu_(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<&Self> {
+        let _call = CallScope::enter("triu_");
         let diagonal = diagonal.into_options().or(0);
-        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0).of("triu_")
+        self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0)
     }
 
     /// Returns a mask of the elements above a diagonal of a matrix.
@@ -111,11 +117,11 @@ pub fn tril_indices(
     offset: impl IntoOptions<OrDefault<isize>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("tril_indices");
     let offset = offset.into_options().or(0);
     let count = count_on_and_below(row, col, offset as i128);
     let first = offset.min(0).unsigned_abs().min(row);
     indices(first..row, count, |i| 0..first_column_after(i, offset, col), options.into())
-        .of("tril_indices")
 }
 
 /// Makes the indices of the upper triangle of a matrix of `row` rows and `col` columns (`torch.triu_indices`).
@@ -131,11 +137,12 @@ pub fn triu_indices(
     offset: impl IntoOptions<OrDefault<isize>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("triu_indices");
     let offset = offset.into_options().or(0);
     let count = (row as u128 * col as u128) - count_on_and_below(row, col, offset as i128 - 1);
     let end = (col as i128 - offset as i128).clamp(0, row as i128) as usize;
     let first = |i| if offset == isize::MIN { 0 } else { first_column_after(i, offset - 1, col) };
-    indices(0..end, count, |i| first(i)..col, options.into()).of("triu_indices")
+    indices(0..end, count, |i| first(i)..col, options.into())
 }
 
 /// Returns the number of elements on and below the diagonal `offset` of a matrix.

@@ -2,8 +2,7 @@
 
 use crate::amp::autocast_operands;
 use crate::autograd::should_record;
-use crate::called::Called;
-use crate::{DType, IntoDims, Result, Tensor};
+use crate::{CallScope, DType, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// `log(sum(exp(self)))` over dimensions, without overflow (`torch.logsumexp`). Integers and bools give
@@ -22,7 +21,8 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn logsumexp(&self, dims: impl IntoDims) -> Result<Self> {
-        self.log_of_sum(&dims.into_dims(), false).of("logsumexp")
+        let _call = CallScope::enter("logsumexp");
+        self.log_of_sum(&dims.into_dims(), false)
     }
 
     /// [`Tensor::logsumexp`] that keeps the dimensions, with size 1.
@@ -31,7 +31,8 @@ impl Tensor {
     /// The same as [`Tensor::logsumexp`].
     #[track_caller]
     pub fn logsumexp_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.log_of_sum(&dims.into_dims(), true).of("logsumexp_keepdim")
+        let _call = CallScope::enter("logsumexp_keepdim");
+        self.log_of_sum(&dims.into_dims(), true)
     }
 
     #[track_caller]

@@ -3,7 +3,7 @@
 use crate::amp::keep_operands;
 use crate::called::Called;
 use crate::functional::options::options;
-use crate::{DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`Tensor::diff`]. A number of rounds converts into options.
@@ -36,8 +36,9 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
+        let _call = CallScope::enter("nansum");
         let _region = keep_operands();
-        self.nan_as_zero().of("nansum")?.sum(dims).of("nansum")
+        self.nan_as_zero()?.sum(dims)
     }
 
     /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
@@ -46,8 +47,9 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
+        let _call = CallScope::enter("nansum_keepdim");
         let _region = keep_operands();
-        self.nan_as_zero().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
+        self.nan_as_zero()?.sum_keepdim(dims)
     }
 
     /// [`Tensor::mean`] of the elements that are not NaN (`torch.nanmean`). Floats only.
@@ -56,7 +58,8 @@ impl Tensor {
     /// The same as [`Tensor::mean`].
     #[track_caller]
     pub fn nanmean(&self, dims: impl IntoDims) -> Result<Self> {
-        self.mean_of_numbers(&dims.into_dims(), false).of("nanmean")
+        let _call = CallScope::enter("nanmean");
+        self.mean_of_numbers(&dims.into_dims(), false)
     }
 
     /// [`Tensor::nanmean`] that keeps the dimensions, with size 1.
@@ -65,7 +68,8 @@ impl Tensor {
     /// The same as [`Tensor::mean`].
     #[track_caller]
     pub fn nanmean_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.mean_of_numbers(&dims.into_dims(), true).of("nanmean_keepdim")
+        let _call = CallScope::enter("nanmean_keepdim");
+        self.mean_of_numbers(&dims.into_dims(), true)
     }
 
     #[track_caller]
@@ -95,8 +99,9 @@ impl Tensor {
     /// The same as [`Tensor::amin`].
     #[track_caller]
     pub fn aminmax(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("aminmax");
         let dim = dim.into_dim();
-        Ok((self.amin(dim).of("aminmax")?, self.amax(dim).of("aminmax")?))
+        Ok((self.amin(dim)?, self.amax(dim)?))
     }
 
     /// [`Tensor::aminmax`] that keeps the dimension, with size 1.
@@ -105,6 +110,7 @@ impl Tensor {
     /// The same as [`Tensor::amin`].
     #[track_caller]
     pub fn aminmax_keepdim(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
+        let _call = CallScope::enter("aminmax_keepdim");
         let (op, dim) = ("aminmax_keepdim", dim.into_dim());
         Ok((self.amin_keepdim(dim).of(op)?, self.amax_keepdim(dim).of(op)?))
     }
@@ -115,8 +121,9 @@ impl Tensor {
     /// The same as [`Tensor::sum`].
     #[track_caller]
     pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Self> {
+        let _call = CallScope::enter("count_nonzero");
         let counted = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0)? };
-        counted.sum(dims).of("count_nonzero")
+        counted.sum(dims)
     }
 
     /// The differences of neighbours along a dimension, computed `n` times in sequence (`torch.diff`). For
@@ -136,23 +143,24 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn diff(&self, options: impl IntoOptions<DiffOptions>) -> Result<Self> {
+        let _call = CallScope::enter("diff");
         let DiffOptions { n, dim } = options.into_options();
-        let d = self.layout().dim(dim).of("diff")?;
+        let d = self.layout().dim(dim)?;
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
             // The result is empty. One round on an empty slice gives the same shape and dtype.
-            return out.narrow(dim, 0, 0).of("diff")?.diff(DiffOptions::new().dim(dim));
+            return out.narrow(dim, 0, 0)?.diff(DiffOptions::new().dim(dim));
         }
         for _ in 0..n.min(all.max(1)) {
             let length = out.size().get(d).copied().unwrap_or_default();
             let rest = length.saturating_sub(1);
-            let first = out.narrow(dim, 0, rest).of("diff")?;
-            let second = out.narrow(dim, length.min(1) as isize, rest).of("diff")?;
+            let first = out.narrow(dim, 0, rest)?;
+            let second = out.narrow(dim, length.min(1) as isize, rest)?;
             out = if self.dtype() == DType::Bool {
-                second.logical_xor(&first).of("diff")?
+                second.logical_xor(&first)?
             } else {
-                second.sub(&first).of("diff")?
+                second.sub(&first)?
             };
         }
         Ok(out)

@@ -8,7 +8,9 @@ use crate::amp::autocast_operands;
 use crate::autograd::should_record;
 use crate::called::Called;
 use crate::functional::options::{from_number, options};
-use crate::{DType, Error, ErrorKind, IntoDims, IntoOptions, OrDefault, Result, Tensor, cat};
+use crate::{
+    CallScope, DType, Error, ErrorKind, IntoDims, IntoOptions, OrDefault, Result, Tensor, cat,
+};
 
 options! {
     /// Options of [`Tensor::norm`]. An order converts into options.
@@ -55,8 +57,9 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn vector_norm(&self, options: impl IntoOptions<VectorNormOptions>) -> Result<Self> {
+        let _call = CallScope::enter("vector_norm");
         let VectorNormOptions { ord, dim } = options.into_options();
-        self.norm_over("vector_norm", ord, &dim, false).of("vector_norm")
+        self.norm_over("vector_norm", ord, &dim, false)
     }
 
     /// [`Tensor::vector_norm`] that keeps the dimensions, with size 1.
@@ -68,8 +71,9 @@ impl Tensor {
         &self,
         options: impl IntoOptions<VectorNormOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("vector_norm_keepdim");
         let VectorNormOptions { ord, dim } = options.into_options();
-        self.norm_over("vector_norm", ord, &dim, true).of("vector_norm_keepdim")
+        self.norm_over("vector_norm", ord, &dim, true)
     }
 
     /// The norm of order `p` (`torch.norm`), the same as [`Tensor::vector_norm`].
@@ -78,8 +82,9 @@ impl Tensor {
     /// The same as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn norm(&self, options: impl IntoOptions<NormOptions>) -> Result<Self> {
+        let _call = CallScope::enter("norm");
         let NormOptions { p, dim } = options.into_options();
-        self.norm_over("norm", p, &dim, false).of("norm")
+        self.norm_over("norm", p, &dim, false)
     }
 
     /// [`Tensor::norm`] that keeps the dimensions, with size 1.
@@ -88,8 +93,9 @@ impl Tensor {
     /// The same as [`Tensor::vector_norm`].
     #[track_caller]
     pub fn norm_keepdim(&self, options: impl IntoOptions<NormOptions>) -> Result<Self> {
+        let _call = CallScope::enter("norm_keepdim");
         let NormOptions { p, dim } = options.into_options();
-        self.norm_over("norm", p, &dim, true).of("norm_keepdim")
+        self.norm_over("norm", p, &dim, true)
     }
 
     #[track_caller]
@@ -147,6 +153,7 @@ impl Tensor {
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: impl IntoOptions<OrDefault<f64>>) -> Result<Self> {
+        let _call = CallScope::enter("cdist");
         let p = p.into_options().or(2.0);
         let op = "cdist";
         let this = self;

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::called::Called;
 use crate::functional::options::options;
-use crate::{ErrorKind, IntoDims, IntoOptions, Result, Tensor};
+use crate::{CallScope, ErrorKind, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
     @without_unit
@@ -43,7 +42,8 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn var(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
-        Ok(self.variance(options.into_options(), false, false).of("var")?.0)
+        let _call = CallScope::enter("var");
+        Ok(self.variance(options.into_options(), false, false)?.0)
     }
 
     /// [`Tensor::var`] that keeps the dimensions, with size 1.
@@ -52,7 +52,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
-        Ok(self.variance(options.into_options(), true, false).of("var_keepdim")?.0)
+        let _call = CallScope::enter("var_keepdim");
+        Ok(self.variance(options.into_options(), true, false)?.0)
     }
 
     /// The standard deviation over dimensions, which is the square root of [`Tensor::var`] (`torch.std`). If
@@ -62,7 +63,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
-        Ok(self.variance(options.into_options(), false, true).of("std")?.0)
+        let _call = CallScope::enter("std");
+        Ok(self.variance(options.into_options(), false, true)?.0)
     }
 
     /// [`Tensor::std`] that keeps the dimensions, with size 1.
@@ -71,7 +73,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<Self> {
-        Ok(self.variance(options.into_options(), true, true).of("std_keepdim")?.0)
+        let _call = CallScope::enter("std_keepdim");
+        Ok(self.variance(options.into_options(), true, true)?.0)
     }
 
     /// [`Tensor::var`] and the mean (`torch.var_mean`).
@@ -80,7 +83,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_mean(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
-        self.variance(options.into_options(), false, false).of("var_mean")
+        let _call = CallScope::enter("var_mean");
+        self.variance(options.into_options(), false, false)
     }
 
     /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
@@ -89,7 +93,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn var_mean_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
-        self.variance(options.into_options(), true, false).of("var_mean_keepdim")
+        let _call = CallScope::enter("var_mean_keepdim");
+        self.variance(options.into_options(), true, false)
     }
 
     /// [`Tensor::std`] and the mean (`torch.std_mean`).
@@ -98,7 +103,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_mean(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
-        self.variance(options.into_options(), false, true).of("std_mean")
+        let _call = CallScope::enter("std_mean");
+        self.variance(options.into_options(), false, true)
     }
 
     /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
@@ -107,7 +113,8 @@ impl Tensor {
     /// The same as [`Tensor::var`].
     #[track_caller]
     pub fn std_mean_keepdim(&self, options: impl IntoOptions<VarOptions>) -> Result<(Self, Self)> {
-        self.variance(options.into_options(), true, true).of("std_mean_keepdim")
+        let _call = CallScope::enter("std_mean_keepdim");
+        self.variance(options.into_options(), true, true)
     }
 
     /// Returns the variance, or the standard deviation if `root`, and the mean.
