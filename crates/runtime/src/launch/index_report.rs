@@ -1,12 +1,13 @@
 //! The report of a kernel that checks indices.
 //!
 //! The parameters of such a kernel begin with a [`Report`], which has the address of a slot for the
-//! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in
-//! memory that the graph keeps; on the CPU, in the call, which returns the error.
+//! failure. For a launch on a stream, the slot lies in the stream's mailbox. For a captured launch,
+//! it lies in memory that the graph keeps. On the CPU, it lies in a local variable of the call,
+//! which returns the error.
 //!
-//! The error names the launch's op and call. The kernels of a gradient read the indices of the
-//! forward op, so while a gradient is computed, the error names the forward op and its call
-//! (`report_as`).
+//! The error names the launch's op and the line of its call. The kernels of a gradient read the
+//! indices of the forward op, so the error of a kernel in a backward pass names the forward op and
+//! the line of its call (`report_as`).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +29,8 @@ thread_local! {
 }
 
 /// Runs `f`. If a launch in `f` meets an index out of range, the error names `call`, or the
-/// launch's own call if `call` is `None`. A gradient passes the call of its forward op, because it
-/// reads the forward op's indices, and the program knows only that call.
+/// launch's own call if `call` is `None`. The backward pass passes the call of the forward op,
+/// because its kernels read that op's indices, and only that call is in the program's text.
 pub fn report_as<R>(call: Option<Site>, f: impl FnOnce() -> R) -> R {
     struct RestoreSite(Option<Site>);
     impl Drop for RestoreSite {
