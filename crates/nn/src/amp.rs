@@ -150,7 +150,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer was
-    /// unscaled or stepped since the last update, or if a gradient is of `float16`;
+    /// unscaled or stepped since the last update, or if a gradient has dtype `float16`;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
     #[track_caller]
     pub fn unscale_(&mut self, optimizer: &dyn Optimizer) -> Result<()> {

@@ -458,7 +458,7 @@ fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
 }
 
-/// Multiplies matrices, each with another layout than its view.
+/// Multiplies matrices, each with a different layout than its view.
 #[track_caller]
 fn multiply(
     target: Target<'_>,

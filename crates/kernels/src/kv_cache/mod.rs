@@ -77,8 +77,8 @@ pub struct KvCache<'a> {
 /// from its length on, and advances the length.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if keys and values do not have the cache's dtype, or the state is
-///   not of `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if keys and values do not have the cache's dtype, or the state
+///   does not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, or the cache's layout is not as
 ///   described.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -147,8 +147,9 @@ impl Nll<'_> {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the logarithms are not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if the classes are not of `int64`, if the weight or `loss` has
-///   another dtype than the logarithms, or if `total` is not of [`Nll::total_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if the classes do not have dtype `int64`, if the weight or `loss`
+///   has a different dtype than the logarithms, or if `total` does not have the dtype
+///   [`Nll::total_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if the logarithms are not a matrix, if there is not one class per
 ///   row or one weight per class, or if `loss` or `total` does not have one element.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -185,7 +186,7 @@ pub fn nll_loss(
 /// ignored or out of range.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has another dtype than the logarithms.
+/// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has a different dtype than the logarithms.
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than the logarithms, or `grad` does not
 ///   have one element.
 /// - The other errors of [`nll_loss`], except [`ErrorKind::IndexCheck`].

@@ -62,8 +62,8 @@ fn source() -> Source {
 }
 
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a
-// check of their sizes. Each element of a result is written by one thread. The kernels read weight
-// and bias only if `is_weighted` and `is_biased` say that they exist.
+// check of their sizes. Each element of a result is written by one thread. The kernels read the
+// weight only if `is_weighted` is set, and the bias only if `is_biased` is set.
 static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
 };
@@ -75,7 +75,7 @@ static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
 };
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
 // element of the result is written by one thread. The kernels read the weight only if `is_weighted`
-// says that it exists.
+// is set.
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
@@ -259,10 +259,10 @@ impl Norm {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has another dtype than the input, or
-///   mean or scale is not of [`LayerNorm::moment_dtype`].
-/// - [`ErrorKind::ShapeMismatch`] if a view has another number of elements than required, or is not
-///   contiguous.
+/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has a different dtype than the input,
+///   or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if a view has a different number of elements than required, or is
+///   not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.

@@ -86,7 +86,7 @@ fn halves(
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than [`ReduceOp::result_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than [`ReduceOp::result_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes.
 /// - [`ErrorKind::DimOutOfRange`] if `a` does not have one of the dimensions.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

@@ -74,8 +74,8 @@ pub struct Rotation {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, or `cos` or `sin` has
-///   none of the dtypes above, or their dtypes differ.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, or `cos` or `sin`
+///   has none of the dtypes above, or their dtypes differ.
 /// - [`ErrorKind::ShapeMismatch`] if the input has no dimensions, or the sizes do not fit.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

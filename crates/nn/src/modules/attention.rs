@@ -76,7 +76,7 @@ impl MultiheadAttention {
         }
         if !(0.0..=1.0).contains(&options.dropout) {
             let reason =
-                format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
+                format!("dropout must be a probability, from 0 to 1, but is {}", options.dropout);
             return Err(Error::invalid("MultiheadAttention", reason));
         }
         Self::drawn(width, num_heads, &options).of("MultiheadAttention")

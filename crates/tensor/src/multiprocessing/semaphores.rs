@@ -25,8 +25,8 @@
 //! - under `SyncPolicy::Manual`;
 //! - for a captured stream of the receiver;
 //! - on a driver whose streams cannot wait for a value in memory;
-//! - before sending a tensor that depends on a check, a collective or a third process, because the
-//!   receiver would not learn of a failure.
+//! - before sending a tensor that depends on an unfinished index check or collective, or on work of a third process,
+//!   because the receiver would not learn that this work failed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

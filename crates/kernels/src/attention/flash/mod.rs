@@ -299,9 +299,9 @@ pub struct Weighing {
 /// batch.
 ///
 /// # Errors
-/// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `mask` is neither
-///   of bools nor of that dtype, or `lse` is not of `float32`.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype of `q` is not a half-width float.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `mask` has
+///   neither that dtype nor dtype bool, or `lse` does not have dtype `float32`.
 /// - [`ErrorKind::ShapeMismatch`] if the operands disagree about the batch, the width, or the
 ///   number of queries or keys, except that heads of keys may serve several heads of queries; if
 ///   the width or the number of keys is not supported; if [`attention_takes`] returns `false` for
@@ -332,7 +332,7 @@ pub fn attention(
 /// `delta` is scratch memory with the layout of `lse`.
 ///
 /// # Errors
-/// The errors of [`attention`]. The conditions on `out` hold for `grad` and `dq` too, those on `k`
+/// The errors of [`attention`]. The conditions on `out` also hold for `grad` and `dq`, those on `k`
 /// for `dk` and `dv`, and those on `lse` for `delta`.
 #[track_caller]
 pub fn attention_backward(

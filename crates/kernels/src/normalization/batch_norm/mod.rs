@@ -60,11 +60,10 @@ pub(super) static BATCH_NORM: Program = Program::new(
 )
 .with_ptx(committed);
 
-// SAFETY: `BatchNorm::params` makes all `Channels`, from the launch's operands, after a check of
-// their sizes and layouts. The parameters of channels are of the dtype that the flags name, and are
-// accessed only if the flags say that they exist. Each element of a result is written by one
-// thread. The scratch operand has a word for each counter and each partial result. Kernels with
-// vectors are launched only if all elements are aligned to vectors.
+// SAFETY: `BatchNorm::params` makes all `Channels`, from the launch's operands, after a check of their sizes and
+// layouts. The parameters of channels have the dtype that the flags name, and are accessed only if the flags for their
+// presence are set. Each element of a result is written by one thread. The scratch operand has a word for each counter
+// and each partial result. Kernels with vectors are launched only if all elements are aligned to vectors.
 static MOMENTS: [Kernel<Channels, 6>; 4] = unsafe {
     let names = ["moments_planes", "moments_plane_vectors", "moments_rows", "moments_row_vectors"];
     Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::moments::<T>))
@@ -305,9 +304,9 @@ impl Channels {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, if mean or scale is not of
-///   [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have another dtype
-///   than these two or differ from each other.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, if mean or scale does not have the
+///   dtype [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have a different dtype than
+///   these two or differ from each other.
 /// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions or planes of 2³¹
 ///   elements, if a view of elements has other sizes than the input or another order, or if another
 ///   view is not contiguous with one element per channel.

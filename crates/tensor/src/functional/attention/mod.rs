@@ -27,9 +27,9 @@ options! {
         /// Sets whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
         /// `false`.
         is_causal: bool = false, bool;
-        /// Sets the number of keys of each batch that exist, of `int64` and shape `[batch]` or `[1]`, on the device of
-        /// the queries. Later keys are not attended to, as for a cache that is not full. With `is_causal`, the last
-        /// query attends to all keys that exist. Default: all keys.
+        /// Sets the number of valid keys per batch: an `int64` tensor of shape `[batch]` or `[1]` on the device of the
+        /// queries. Later keys are ignored, such as the unused end of a cache. With `is_causal`, the last query attends
+        /// to all valid keys. Default: all keys are valid.
         key_lengths: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the factor of the scores. Default: one over the square root of the last size of the queries.
         scale: Option<f64> = None, impl Into<Option<f64>> => Into::into;
@@ -64,8 +64,9 @@ options! {
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
 /// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
-/// if `key_lengths` are not of `int64`, if `enable_gqa` is set and a tensor has fewer than three dimensions, if the heads of keys and values do not divide
-/// those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
+/// if `key_lengths` is not an `int64` tensor, if `enable_gqa` is set and a tensor has fewer than three dimensions, if
+/// the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the
+/// same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,
@@ -241,7 +242,8 @@ fn check(
         return Err(Error::invalid(op, reason));
     }
     if let Some(lengths) = options.key_lengths.filter(|lengths| lengths.dtype() != DType::I64) {
-        let reason = format!("key_lengths must be of int64, but are of {}", lengths.dtype());
+        let reason =
+            format!("key_lengths must have dtype int64, but have dtype {}", lengths.dtype());
         return Err(Error::invalid(op, reason));
     }
     if let Some(mask) = options.attn_mask {

@@ -288,7 +288,7 @@ fn check<const D: usize>(
     let dims = input.dim();
     if weight.dim() != D + 2 || (dims != D + 1 && dims != D + 2) {
         let reason = format!(
-            "a weight of {} dimensions takes an input of {} or {}, but they are of {:?} and {:?}",
+            "the weight must have {} dimensions and the input {} or {}, but their shapes are {:?} and {:?}",
             D + 2,
             D + 1,
             D + 2,

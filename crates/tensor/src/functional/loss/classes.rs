@@ -256,7 +256,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
         }
         let dtype = target.dtype();
         let reason = format!(
-            "the target of class indices must be of {}, not {dtype}; convert it with `to`",
+            "a target of class indices must have dtype {}, not {dtype}; convert it with `to`",
             DType::I64
         );
         return Err(Error::invalid(op, reason));

@@ -70,9 +70,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of
-    /// dimensions than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
-    /// [`Tensor::index_select`].
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has a different number of dimensions
+    /// than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         self.gather_as("gather", dim.into_isize(), index)

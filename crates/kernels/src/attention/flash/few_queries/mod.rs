@@ -47,7 +47,8 @@ const MOST_ROWS: u64 = 64;
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
 /// Number of blocks per multiprocessor into which the keys are split, if there are fewer results.
 const BLOCKS: u64 = 2;
-/// Maximum number of splits, whose factors the last block keeps in shared memory.
+/// Maximum number of parts into which the keys are split. The last block keeps one rescaling factor per row and part in
+/// shared memory.
 const MOST_SPLITS: u64 = 256;
 
 pub(in super::super) static FEW_QUERIES: Program =
@@ -125,8 +126,8 @@ pub fn has_few_queries(
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `lengths` is not of
-///   `int64`, or `mask` is neither of bools nor of the dtype of `q`.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `lengths` does not have dtype
+///   `int64`, or `mask` has neither the dtype of `q` nor dtype bool.
 /// - [`ErrorKind::ShapeMismatch`] if sizes or layouts are not as described.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
