@@ -2,8 +2,8 @@
 //!
 //! One launch copies the keys and the values of all new positions and advances the length. Every
 //! block reads the length first. The block that arrives last at a counter writes the new length, so
-//! that no block reads the new length instead of the old one. That block also sets the counter back
-//! to 0 for the next launch or replay.
+//! that all blocks read the old length. That block also sets the counter back to 0 for the next
+//! launch or replay.
 //!
 //! A length that leaves no room for the new positions causes [`ErrorKind::IndexCheck`]. The kernel
 //! then changes nothing.

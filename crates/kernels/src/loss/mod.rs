@@ -39,7 +39,7 @@ static LOSS: Kernel<Checked, 5> =
 static BACKWARD: Kernel<Losses, 6> =
     unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
 
-/// Maximum number of threads of the forward kernel, which has one block.
+/// Maximum number of threads of the forward kernel. It has only one block.
 const THREADS: usize = 1024;
 /// Threads per block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;
@@ -93,8 +93,8 @@ impl Nll<'_> {
         if log == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// Returns the operand of the weight. The logarithms, which are then not read, stand in for
-    /// `None`.
+    /// Returns the operand of the weight. If there is no weight, returns the logarithms as a
+    /// stand-in that is not read.
     fn weight_operand(&self) -> Operand<'_> {
         self.weight.unwrap_or(self.log).read()
     }

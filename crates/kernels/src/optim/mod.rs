@@ -151,9 +151,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`,
-/// `step` reads some fields from `rates` instead, as `float64` values in the order of the fields.
-/// The documentation of each such field says so.
+/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`, `step` reads some
+/// fields from `rates` instead, as `float64` values in the order of the fields. The documentation of these fields
+/// mentions `rates`.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.

@@ -123,7 +123,8 @@ pub fn max_pool(
 }
 
 /// Computes the gradient of [`max_pool`] with respect to its image into `image`. `grad` is the
-/// gradient of `values`, and `indices` is the result of the forward pass. Their strides are equal.
+/// gradient of `values`, and `indices` is the result of the forward pass. `grad` and `indices` must
+/// have equal strides.
 ///
 /// # Errors
 /// The errors of [`max_pool`], with `grad` in the place of `values` and `image` as the result.
@@ -146,7 +147,7 @@ pub fn max_pool_backward(
 /// `adaptive_avg_pool2d`).
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
-/// `window.input`, and `out` has the spatial sizes `window.output`. Both have one
+/// `window.input`, and `out` has the spatial sizes `window.output`. Both must have the same
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors

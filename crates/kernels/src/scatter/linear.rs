@@ -31,9 +31,9 @@ cuda_struct! {
     }
 }
 
-/// Extends linear indices by dimension `dim`, which has `size` elements: `out = out * size +
-/// index`. For the `first` dimension, `out = index`. A negative index counts from the end. Both
-/// views must have dtype `int64` and have the same sizes.
+/// Extends linear indices by one more dimension, `dim`, of size `size`: `out = out * size + index`.
+/// For the `first` dimension, `out = index`. A negative index counts from the end. Both views must
+/// have dtype `int64` and have the same sizes.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if a view does not have dtype `int64`.

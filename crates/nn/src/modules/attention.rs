@@ -219,7 +219,8 @@ impl MultiheadAttention {
     }
 }
 
-/// Combines two masks: boolean masks to a boolean one, others to the sum of the numbers that they add to the scores.
+/// Combines two masks. Two boolean masks give a boolean mask. Otherwise the result is the sum of the numbers that the
+/// masks add to the scores.
 #[track_caller]
 fn both_masks(mask: Option<Tensor>, padding: Tensor) -> Result<Tensor> {
     let Some(mask) = mask else { return Ok(padding) };

@@ -54,8 +54,8 @@ crate::__options! {
     /// Options of [`CudaGraph::capture_with`]. A reference to a pool converts into options.
     #[derive(Clone, Debug)]
     CaptureOptions [] [] {
-        /// Sets a pool that other graphs use too. Graphs that share a pool must be replayed in the order in which
-        /// they were captured, because later captures reuse the memory of dropped results. Default: a new pool.
+        /// Sets a pool that other graphs also use. Graphs that share a pool must be replayed in the order in which they
+        /// were captured, because later captures reuse the memory of dropped results. Default: a new pool.
         pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
     }
 }
@@ -124,8 +124,7 @@ impl CudaGraph {
         self.capture_with((), f)
     }
 
-    /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs use too, or
-    /// [`CaptureOptions`].
+    /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs also use, or [`CaptureOptions`].
     ///
     /// # Errors
     /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.

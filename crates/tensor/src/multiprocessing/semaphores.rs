@@ -1,21 +1,20 @@
 //! The semaphores of a channel. Streams of the two processes wait for each other through semaphores
 //! (`semaphore/` of `warpline-runtime`).
 //!
-//! A host read first waits for the semaphore numbers on which its bytes depend, within the channel's
-//! timeout, and then for the stream. One deadline limits each call (`socket.rs`).
+//! A host read first waits, within the channel's timeout, for the semaphore values (*numbers*) on which its bytes
+//! depend, and then for the stream. One deadline limits each call (`socket.rs`).
 //!
 //! # A peer that is gone
 //!
-//! A thread of the channel watches the socket. When the peer is gone, the thread records the number
-//! that each semaphore has reached. It then writes the numbers for which this process's streams wait,
-//! so that these streams continue. Work that was not signalled by then fails with `PeerGone`.
-//! Overwriting a shared storage does not clear this failure, because kernels of the dying process may
-//! still write to the storage.
+//! A thread of the channel watches the socket. When the peer is gone, the thread records the number that each semaphore
+//! has reached. It then itself writes the numbers for which this process's streams wait, so that these streams
+//! continue. Work that the peer had not signalled by then fails with `PeerGone`. Overwriting a shared storage does not
+//! clear this failure, because kernels of the dying process may still write to the storage.
 //!
 //! # Dropping a channel
 //!
-//! The drop of a channel waits, within the timeout, until all numbers are reached that either process
-//! signals. Then the thread releases waiting streams, as if the peer were gone.
+//! Dropping a channel waits, within the timeout, until the semaphores of both processes have reached every number that
+//! they signal. Then the thread releases waiting streams, as if the peer were gone.
 //!
 //! # When the host waits
 //!

@@ -1,8 +1,8 @@
 //! Batch norm: normalization of each channel over batch and positions, and its gradients.
 //!
-//! Training takes two launches, one for the moments of the channels and one for the result; the
-//! gradients take two as well. Each thread visits only its own channels, so it reads their
-//! parameters once. The elements are row-major, or have the channels innermost.
+//! Training takes two launches, one for the moments of the channels and one for the result. The gradients also take two
+//! launches. Each thread visits only its own channels, so it reads their parameters once. The elements are row-major,
+//! or have the channels innermost.
 
 mod cpu;
 #[cfg(test)]
@@ -118,12 +118,11 @@ pub struct BatchNorm<'a> {
     pub weight: Option<View<'a>>,
     /// Summand of each channel, of the weight's dtype. `None`: 0. The gradients do not read it.
     pub bias: Option<View<'a>>,
-    /// Mean of each channel. In training of [`LayerNorm::moment_dtype`], written by the forward pass
-    /// and read by the gradients; otherwise the running mean.
+    /// Mean of each channel. In training, the forward pass writes it in [`LayerNorm::moment_dtype`], and the gradients
+    /// read it. Otherwise it is the running mean.
     pub mean: View<'a>,
-    /// In training the reciprocal root of each channel's variance plus `eps`, in
-    /// [`LayerNorm::moment_dtype`], written by the forward pass and read by the gradients; otherwise
-    /// the running variance.
+    /// In training, the reciprocal root of each channel's variance plus `eps`; the forward pass writes it in
+    /// [`LayerNorm::moment_dtype`], and the gradients read it. Otherwise the running variance.
     pub scale: View<'a>,
     /// Number that is added to the variance.
     pub eps: f64,
@@ -209,7 +208,7 @@ impl BatchNorm<'_> {
         [self.input.read(), weight, bias, self.mean.read(), self.scale.read(), out.write()]
     }
 
-    /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
+    /// Returns the operand of `view`. For `None`, returns the input as a stand-in that is not read.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
     }
@@ -374,8 +373,8 @@ pub fn batch_norm_inference(target: Target<'_>, norm: &BatchNorm<'_>, out: View<
 /// forward result. `of_weight` and `of_bias` have the weight's dtype. Sums are the same in each run.
 ///
 /// # Errors
-/// The errors of [`batch_norm`], with the conditions on `out` for `grad` and `of_input`, and those on
-/// the weight for `of_weight` and `of_bias`.
+/// The errors of [`batch_norm`]. The conditions on `out` also hold for `grad` and `of_input`, and those on the weight
+/// for `of_weight` and `of_bias`.
 #[track_caller]
 pub fn batch_norm_backward(
     target: Target<'_>,

@@ -1,4 +1,4 @@
-//! Uneven inputs: ranks whose inputs have ended take part in the collectives of the others
+//! Uneven inputs: ranks whose inputs have ended take part in the collectives of the ranks that still have inputs
 //! (`DistributedDataParallel.join`).
 //!
 //! Each forward pass of a rank that has inputs begins with an all-reduce of a 1. A rank without inputs contributes a 0,

@@ -239,8 +239,8 @@ fn by_row_of_sum(
 /// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
 /// counterpart is `s = x + r; return F.layer_norm(s, shape, w, b), s`.
 ///
-/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
-/// several launches.
+/// Input and residual must have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`]; the
+/// function then takes several launches.
 ///
 /// ```
 /// # use warpline::functional::{LayerNormOptions, add_layer_norm};
@@ -314,8 +314,8 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) 
 /// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
 /// counterpart is `s = x + r; return F.rms_norm(s, shape, w), s`.
 ///
-/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
-/// several launches.
+/// Input and residual must have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`]; the
+/// function then takes several launches.
 ///
 /// ```
 /// # use warpline::functional::{RMSNormOptions, add_rms_norm};

@@ -170,7 +170,7 @@ impl Tensor {
         self.add_product(product, options).of("addmv")
     }
 
-    /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
+    /// [`Tensor::addmm`] in place. This tensor must have the sizes of the product.
     ///
     /// # Errors
     /// The same as [`Tensor::addmm`] and [`Tensor::add_`]. [`ErrorKind::ShapeMismatch`] if this tensor has
@@ -188,7 +188,7 @@ impl Tensor {
         self.add_product_(product, options).of("addmm_")
     }
 
-    /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
+    /// [`Tensor::baddbmm`] in place. This tensor must have the sizes of the products.
     ///
     /// # Errors
     /// The same as [`Tensor::bmm`] and [`Tensor::addmm_`].
@@ -205,7 +205,7 @@ impl Tensor {
         self.add_product_(product, options).of("baddbmm_")
     }
 
-    /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
+    /// [`Tensor::addmv`] in place. This tensor must have the sizes of the product.
     ///
     /// # Errors
     /// The same as [`Tensor::mv`] and [`Tensor::addmm_`].

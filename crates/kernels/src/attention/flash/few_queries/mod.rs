@@ -8,14 +8,14 @@
 //! sums and its largest score to scratch memory, and the last block of a result combines them in
 //! the order of the keys, so sums are the same in each run.
 //!
-//! The mask, boolean or added, is read where it lies, with any strides. The number of valid keys may
-//! lie on the device, so that a graph attends to a cache that grows between replays. Blocks beyond it
+//! The mask, boolean or added, may have any strides and is not copied. The number of valid keys may be in device
+//! memory, so that a graph can attend to a cache that grows between replays. Blocks whose keys lie beyond this number
 //! read nothing.
 //!
 //! # Limits
 //!
-//! Half-width floats on devices of compute capability 8.0 and later; widths that are multiples of 8,
-//! up to 256. Keys and values are read once per sixteen rows.
+//! The kernel supports half-width floats on devices of compute capability 8.0 and later, and widths that are multiples
+//! of 8, up to 256. It reads keys and values once per sixteen rows.
 
 mod cpu;
 #[cfg(test)]
@@ -118,11 +118,10 @@ pub fn has_few_queries(
 /// Computes `softmax(q @ k.T * scale + mask) @ v` for few queries
 /// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
-/// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy
-/// [`has_few_queries`], and the number of keys may be 0. `lengths` has one `int64` for each batch
-/// of the first of two batch dimensions: keys from that position on do not exist. With lengths and
-/// `is_causal`, the last query attends to all keys; without lengths, the first query attends to the
-/// first key alone. A query that attends to no key gets zeros.
+/// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy [`has_few_queries`], and
+/// the number of keys may be 0. `lengths` has one `int64` for each batch of the first of two batch dimensions: keys
+/// from that position on are ignored. With lengths and `is_causal`, the last query attends to all valid keys; without
+/// lengths, the first query attends only to the first key. A query that attends to no key gets zeros.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
