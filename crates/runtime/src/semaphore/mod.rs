@@ -320,7 +320,7 @@ impl PeerSemaphore {
     ///
     /// # Errors
     /// - [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if there is no such device.
-    /// - [`ErrorKind::Driver`] if the handle is not such memory or the driver cannot register it.
+    /// - [`ErrorKind::Driver`] if the handle is not memory of a semaphore or the driver cannot register it.
     pub fn import(runtime: &Runtime, device: usize, shared: SharedSemaphore) -> Result<Self> {
         let SharedSemaphore { handle, bytes, .. } = shared;
         let driver = runtime.device(device)?.driver();

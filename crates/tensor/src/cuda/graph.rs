@@ -13,14 +13,13 @@ pub use warpline_runtime::graph::GraphPool;
 
 /// Captured work (`torch.cuda.CUDAGraph`).
 ///
-/// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs
-/// before the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture.
-/// The graph keeps its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool).
-/// These tensors have no values before the first replay; using one before then fails with
-/// [`ErrorKind::NotReplayed`].
+/// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs before
+/// the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture. The graph keeps
+/// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool). These tensors have no
+/// values before the first replay; until then, using one fails with [`ErrorKind::NotReplayed`].
 ///
-/// A capture records all work that is enqueued on its stream, and on streams that wait for its stream; all are
-/// streams of one device. Work of the host runs at once and is not recorded.
+/// A capture records all work that is enqueued on its stream, and on streams of the same device that wait for its
+/// stream. Work of the host runs at once and is not recorded.
 ///
 /// Some calls cannot be captured. They fail with [`ErrorKind::Capture`], [`ErrorKind::Capturing`] or
 /// [`ErrorKind::OutsideCapture`], and the error names the op:

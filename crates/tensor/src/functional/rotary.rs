@@ -123,7 +123,8 @@ impl Rotary {
         let (pairs, columns) = (self.rotated / 2, table.size().last().copied());
         let mut layout = match columns {
             Some(n) if table.dim() >= 2 && n == pairs => table.layout().clone(),
-            // Each angle is there twice: the second time after all others, or after the first time.
+            // Each angle is in the table twice: in the second half of the row, or, for interleaved pairs, directly
+            // after the first copy.
             Some(n) if table.dim() >= 2 && n == self.rotated => match self.interleaved {
                 false => table.layout().slice(-1, 0, pairs, 1).of(OP)?,
                 true => table.layout().slice(-1, 0, n, 2).of(OP)?,

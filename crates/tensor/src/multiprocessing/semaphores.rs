@@ -246,8 +246,8 @@ impl PeerSemaphores {
                 ImportState::Unavailable => return Err(invalid_message(NOT_ANNOUNCED)),
             }
         };
-        // Imported without the lock. The driver may wait here for streams that the watching thread has to
-        // release, and the thread needs the lock for that.
+        // Import without holding the lock: the driver may wait here for streams that the watching thread must release,
+        // and that thread needs the lock.
         let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
@@ -301,8 +301,8 @@ impl PeerSemaphores {
 
 const NOT_ANNOUNCED: &str = "it waits for a semaphore that never came";
 
-/// Interval between releases of streams. A GPU of the process that is gone may still write an earlier number,
-/// so one release may not be enough.
+/// Interval between releases of streams. A GPU may still write an earlier number for the process that is gone, so one
+/// release may not be enough.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until the other process is gone or the channel is dropped. Then releases streams until none waits.

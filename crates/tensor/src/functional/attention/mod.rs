@@ -108,7 +108,7 @@ fn attention(
         (Some(mask), Some(exists)) if mask.dtype() == DType::Bool => {
             Some(mask.logical_and(&exists).of(op)?)
         }
-        // The logarithm is 0 for keys that exist, and negative infinity for others.
+        // The logarithm is 0 for valid keys, and negative infinity for other keys.
         (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
     };
     if !drops
@@ -156,7 +156,7 @@ fn attention(
     out.to(query.dtype()).of(op)
 }
 
-/// Returns a mask `[batch, .., queries, keys]` of the keys that exist and, if `is_causal`, that a query attends to.
+/// Returns a mask `[batch, .., queries, keys]`: whether a key is valid and, if `is_causal`, also not after the query.
 #[track_caller]
 fn existing_keys(
     query: &Tensor,

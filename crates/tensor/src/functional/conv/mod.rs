@@ -71,8 +71,8 @@ options! {
         /// the result. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the additional size at the end of the result, in elements. A strided convolution maps several image
-        /// sizes to one result size; this option selects the image size. It must be less than the stride or the
-        /// dilation. Default: 0.
+        /// sizes to one result size, so for its transpose this option selects one of them. It must be less than the
+        /// stride or the dilation. Default: 0.
         output_padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the number of channel groups of the convolution that is transposed. Default: 1.
         groups: usize = 1, usize;

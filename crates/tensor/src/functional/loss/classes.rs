@@ -76,8 +76,8 @@ fn of_classes(
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
-/// The negative log likelihood of class indices, for an `input` of log-probabilities
-/// (`torch.nn.functional.nll_loss`). Otherwise the same as [`cross_entropy`].
+/// The negative log likelihood of class indices, for an `input` of log-probabilities (`torch.nn.functional.nll_loss`).
+/// In all other respects the same as [`cross_entropy`].
 ///
 /// # Errors
 /// The same as [`cross_entropy`].

@@ -145,7 +145,10 @@ fn arguments_that_do_not_fit_are_refused() {
         let training = BatchNormOptions::new().training(true);
         says(batch_norm(&x.narrow(0, 0, 1)?, None, None, training), "more than one value");
         says(batch_norm(&x, None, None, ()), "running_mean and running_var");
-        says(batch_norm(&x, &ones(3, ())?, None, training), "running_mean must have a number");
+        says(
+            batch_norm(&x, &ones(3, ())?, None, training),
+            "running_mean must have one element per channel",
+        );
         says(instance_norm(&x, None, None, ()), "more than one value");
         says(glu(&zeros(3, ())?, 0), "must have an even size, not 3");
         says(pad(&x, [1], ()), "two numbers");
