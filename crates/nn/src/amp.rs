@@ -67,8 +67,8 @@ warpline::__options! {
 /// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
 /// [module](self) has an example.
 ///
-/// Optimizers are told apart by their first parameters. Call [`update`](Self::update) once per iteration, after the
-/// steps of all optimizers.
+/// The scaler identifies an optimizer by its first parameter. Call [`update`](Self::update) once per iteration, after
+/// the steps of all optimizers.
 #[derive(Debug)]
 pub struct GradScaler {
     options: GradScalerOptions,
