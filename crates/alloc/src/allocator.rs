@@ -1,17 +1,16 @@
 //! The allocator that programs use: requests, options, statistics and history of one device.
 //!
-//! The problem: a driver takes milliseconds to free memory, and may wait for the device, while a
-//! program allocates and frees thousands of times per second. The approach: freed memory stays in a
-//! cache, and each stream has a part of the cache, a shard, with a lock of its own. A request goes
-//! through three stages:
+//! The problem: a driver takes milliseconds to free memory, and may wait for the device, while a program allocates and
+//! frees thousands of times per second. The approach: freed memory stays in a cache. Each stream has a part of the
+//! cache, called a shard, with a lock of its own. A request goes through up to three stages:
 //!
 //! 1. `malloc.rs` finds the stream's shard without a lock and searches the shard (a hit). A block
 //!    that is dropped returns to its shard, so most requests end here.
-//! 2. `miss.rs` serves requests that no free block of the shard fits. One miss runs at a time.
+//! 2. `miss.rs` serves requests that fit into no free block of the shard. One miss runs at a time.
 //! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
 //!
-//! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after
-//! the policy has failed. Reading the statistics of one moment locks all shards.
+//! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after the policy has failed.
+//! Reading consistent statistics locks all shards.
 
 use std::fmt;
 use std::panic::Location;
@@ -37,15 +36,13 @@ use crate::{
 
 /// A caching allocator for the memory of one device. Clones share the allocator.
 ///
-/// The stream for which memory was allocated can reuse the memory as soon as it is freed. A request
-/// reaches the backend only if the cache cannot serve it. Work on that stream may use a block until
-/// the block is dropped. Work on other streams may too, after
-/// [`Block::record_stream`](crate::Block::record_stream).
+/// The stream for which memory was allocated can reuse the memory as soon as it is freed. A request reaches the backend
+/// only if the cache cannot serve it. Work on that stream may use a block until the block is dropped. Work on other
+/// streams may use it after [`Block::record_stream`](crate::Block::record_stream).
 ///
-/// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map,
-/// free, wait) run without a shard's lock. The allocator serves one miss at a time. A free that
-/// returns its memory to the backend, because caching is off or its pool was dropped, can run
-/// beside a miss.
+/// Each stream has a shard with a lock of its own. Backend calls that can take long (allocate, map, free, wait) run
+/// without a shard's lock. The allocator serves one miss at a time. A free that returns its memory to the backend,
+/// because caching is off or its pool was dropped, can run at the same time as a miss.
 pub struct CachingAllocator<B: Backend> {
     shared: Arc<AllocatorState<B>>,
 }
@@ -88,9 +85,9 @@ impl<B: Backend> CachingAllocator<B> {
         Ok(Block::new(cell, allocated, bytes, id))
     }
 
-    /// Releases all unused memory to the backend, after waiting for the streams that still use
-    /// freed blocks (`torch.cuda.empty_cache`). Does nothing in the source of a pool and in the
-    /// drop of foreign memory.
+    /// Releases all unused memory to the backend, after waiting for the streams that still use freed blocks
+    /// (`torch.cuda.empty_cache`). Does nothing if it is called by the source of a pool or by the drop of foreign
+    /// memory.
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
         if source::is_inside() {
@@ -156,9 +153,9 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }
 
-    /// Adds an observer, which is called whenever unused memory moves to another address: with the
-    /// former address, the new address, and the number of bytes, which need not be whole pages.
-    /// Facts known of the former address, such as its last user, then hold for the new one.
+    /// Adds an observer, which is called whenever unused memory moves to another address: with the former address, the
+    /// new address, and the number of bytes, which need not be whole pages. Anything recorded about the former address,
+    /// such as its last user, then applies to the new address.
     ///
     /// The call happens during a request or the drop of a block: `observer` must neither call the
     /// allocator nor drop a block.

@@ -135,7 +135,7 @@ pub trait Backend: StreamBackend + 'static {
         true
     }
 
-    /// Returns the address of the first byte. Blocks lie at multiples of 512 bytes from there.
+    /// Returns the address of the first byte. Blocks start at multiples of 512 bytes from there.
     fn address(memory: &Self::Memory) -> u64;
 
     /// Returns whether the error means that no memory is left.

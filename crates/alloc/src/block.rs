@@ -19,7 +19,7 @@ pub struct Block<B: Backend> {
     requested: usize,
     size: usize,
     stream: u64,
-    /// `NONE` for an empty block, which is in no shard.
+    /// `NONE` for an empty block, because such a block is in no shard.
     index: u32,
 }
 

@@ -13,10 +13,10 @@
 //! 7. Shards, in the order of that list.
 //! 8. The global counters, then the trace.
 //!
-//! A thread that holds one of the remaining locks takes no further lock. They protect the memory
-//! fraction, the routes, the list of pools, `Releases::late`, the hooks, and the vacant cells. A
-//! thread locks several shards only while it holds the lock of the list of shards, to add up
-//! counters or to report segments.
+//! The remaining locks protect the memory fraction, the routes, the list of pools,
+//! `Releases::late`, the hooks, and the vacant cells. A thread that holds one of them takes no
+//! further lock. A thread locks several shards at once only while it holds the lock of the list of
+//! shards, to add up counters or to report segments.
 //!
 //! Invariant: no driver call that can block, no observer and no drop of memory runs under a shard's
 //! lock. Recording and querying events is allowed.
@@ -42,7 +42,7 @@ pub(crate) struct Core<B: Backend> {
     /// or wait. A free that returns its segment to the backend does not take the lock.
     ///
     /// Cache-miss callbacks and out-of-memory observers run without the lock. Observers of moves
-    /// run under it if a miss moves the memory.
+    /// run while the lock is held if a miss moves the memory.
     pub(crate) policies: Mutex<Box<dyn GrowthPolicies<B>>>,
     /// Share of the device's memory that may be reserved. A separate lock, because a pool's source
     /// may change the share.
@@ -198,7 +198,7 @@ impl<B: Backend> Core<B> {
                 state.poll_events(&self.backend);
             }
         }
-        // Shards still in use become orphans again in their drop.
+        // If streams still use a shard, its drop makes it an orphan again.
         drop(orphans);
     }
 
@@ -239,9 +239,9 @@ impl<B: Backend> Core<B> {
     }
 
     /// Returns the options in force for a pool. Private pools, and backends without virtual memory,
-    /// use only segments. The runtime's pools keep free memory themselves, so nothing is cached
-    /// over them. Private pools always cache, because replays of a capture use memory of the pool
-    /// after it was freed.
+    /// use only segments. The runtime's pools keep free memory themselves, so this allocator does
+    /// not also cache their memory. Private pools always cache, because replays of a capture use
+    /// memory of the pool even after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();

@@ -48,7 +48,7 @@ pub enum AllocError {
         /// Requested size, in bytes.
         requested: usize,
     },
-    /// The backend failed for another reason than a lack of memory.
+    /// The backend failed for a reason other than a lack of memory.
     #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {
         /// The size requested from the backend, in bytes.

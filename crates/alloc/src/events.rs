@@ -31,8 +31,8 @@ impl<S: StreamBackend> PendingEvents<S> {
         self.queues.is_empty() && self.unrecorded.is_empty()
     }
 
-    /// Records an event after the stream's work so far, which uses the memory. Returns `false` if
-    /// no wait is needed, because the device is lost.
+    /// Records an event after the work enqueued on the stream so far, which may use the memory.
+    /// Returns `false` if no wait is needed, because the device is lost.
     pub(crate) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
         let event = match self.spare.pop() {
             Some(event) => backend.record_again(event, stream),

@@ -12,8 +12,8 @@ pub(crate) trait GrowthPolicy<B: Backend> {
     /// Serves a miss. `None` if the backend has no memory or the limit is reached.
     fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<AllocatedBlock>, AllocError>;
 
-    /// Releases all memory that is wholly free. Memory that the backend refuses stays free in
-    /// place, or is kept for another attempt.
+    /// Releases all segments and pages that are wholly free. Memory that the backend refuses to
+    /// take back stays free where it is, or is kept for another attempt.
     fn release_cached(&mut self, core: &Core<B>);
 
     /// Retries refused releases of memory that serves no requests, until the backend refuses again.

@@ -24,8 +24,8 @@ pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
 impl<B: Backend> AllocatorState<B> {
     /// Serves a request from the stream's cache. Fails if no free block fits, or if the request
     /// needs more than a search of the cache. All steps of a hit are forcibly inlined here, because
-    /// calls would take a tenth of its time. The function itself is never inlined, so that a hit
-    /// takes the same time for every caller.
+    /// calls would take a tenth of the time of a hit. The function itself is never inlined, so that
+    /// a hit takes the same time for every caller.
     #[inline(never)]
     pub(crate) fn hit(
         &self,
@@ -62,8 +62,8 @@ impl<B: Backend> AllocatorState<B> {
         };
         let over = state.counters.over;
         if state.heap.is_alias(allocated.block) && self.core.hooks.observe_moves() {
-            // The alias was parked. When it was freed, moves to the pieces' own addresses were
-            // reported, so report the moves back.
+            // The block is a parked alias. When it was freed, the memory of its pieces was reported
+            // as moved to the pieces' own addresses, so report that it moves back.
             let pieces = state.heap.pieces_of(allocated.block);
             drop(locked);
             pieces

@@ -1,4 +1,5 @@
-//! Private pools: memory for the requests that a route leads to the pool or that name the pool.
+//! Private pools. A pool serves the requests that a route leads to it, and the requests that name
+//! it.
 
 use std::fmt;
 use std::panic::Location;
@@ -16,10 +17,10 @@ use crate::{AllocError, Backend, Block, CachingAllocator, PoolOptions};
 
 /// A private pool of an allocator (`torch.cuda.MemPool`). It serves the requests that a
 /// [route](CachingAllocator::use_pool) leads to it, and those of
-/// [`malloc_from`](CachingAllocator::malloc_from). Its free memory serves no other
-/// requests, except with [`PoolOptions::use_on_oom`] those that would fail. Clones share the pool.
-/// When the last clone and route are dropped, the pool takes no more requests, and each segment
-/// goes back to the backend when its last block is freed.
+/// [`malloc_from`](CachingAllocator::malloc_from). Its free memory serves no other requests,
+/// except, with [`PoolOptions::use_on_oom`], requests that would fail otherwise. Clones share the
+/// pool. When the last clone and route are dropped, the pool takes no more requests, and each
+/// segment goes back to the backend when its last block is freed.
 ///
 /// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other
 /// addresses, as captured graphs need.
@@ -27,8 +28,9 @@ pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<PrivatePool<B>>,
 }
 
-/// Leads requests to a pool until dropped. The value of [`CachingAllocator::capture`] leads no
-/// requests. Dropping the value of `capture` or [`CachingAllocator::capture_to`] ends the capture.
+/// Leads requests to a pool until dropped. The route that [`CachingAllocator::capture`] returns
+/// leads no requests. Dropping the route that `capture` or [`CachingAllocator::capture_to`]
+/// returned ends the capture.
 pub struct PoolRoute<B: Backend> {
     shared: Arc<AllocatorState<B>>,
     number: u64,
@@ -81,7 +83,7 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Serves this thread's requests from the pool until the route is dropped
-    /// (`torch.cuda.use_mem_pool`). A pool of another allocator serves no requests.
+    /// (`torch.cuda.use_mem_pool`). Has no effect for a pool of another allocator.
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
@@ -110,9 +112,9 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), false)
     }
 
-    /// Allocates memory for work on `stream` from the pool, without a route, unless a route leads
-    /// the request elsewhere. The same as [`malloc`](CachingAllocator::malloc) if the pool belongs
-    /// to another allocator.
+    /// Allocates memory for work on `stream` from the pool without a route. If a route leads the
+    /// request to another pool, that pool serves it. The same as
+    /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator.
     ///
     /// # Errors
     /// The same as [`malloc`](CachingAllocator::malloc).
@@ -190,7 +192,7 @@ impl<B: Backend> AllocatorState<B> {
 
 impl<B: Backend> Drop for PoolRoute<B> {
     fn drop(&mut self) {
-        // This may be the pool's last reference, so no lock is held here.
+        // No lock may be held here, because this may drop the last reference to the pool.
         drop(self.shared.routes.remove(self.number));
         if self.capture {
             self.shared.core.end_capture();

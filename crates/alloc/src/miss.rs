@@ -1,4 +1,5 @@
-//! Serves misses, the requests that the stream's shard cannot serve, up to the out-of-memory error.
+//! Serves misses, which are the requests that the stream's shard cannot serve. The last attempt
+//! ends with the out-of-memory error.
 //!
 //! The problem: calls of the backend are slow, and waits for streams are slower, so a miss must try
 //! the cheap sources of memory first. The approach is a fixed order of attempts. Each attempt starts
@@ -198,7 +199,8 @@ impl<B: Backend> AllocatorState<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
-            // A smaller value is that of another process with the same id in another namespace.
+            // A smaller value must be that of another process, with the same id in another
+            // namespace.
             process: backend.process_memory().filter(|&bytes| bytes >= reserved),
             limit,
             allocated: self.allocated(),

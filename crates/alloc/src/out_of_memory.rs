@@ -54,7 +54,7 @@ impl OutOfMemory {
     }
 
     /// Returns the device memory that other processes use, including the driver's memory if this
-    /// process's part is not known.
+    /// process's memory is not known.
     fn other_processes(&self) -> Option<usize> {
         let by_other_ways = self.process.map_or(0, |process| process.saturating_sub(self.reserved));
         Some(self.others()?.saturating_sub(by_other_ways))
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn no_hint_names_processes_that_use_nothing() {
-        // This process itself uses all memory that is outside of the allocator.
+        // All memory outside of the allocator is used by this process.
         let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
         assert!(text.contains("and other processes 0 bytes"), "{text}");
         assert!(!text.contains("end them"), "{text}");

@@ -32,7 +32,7 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
     while reclaimed < target && !idle.is_empty() {
         let total: u64 = idle.iter().map(|idle| idle.age).sum();
         let mean = total as f64 / idle.len() as f64;
-        // The oldest segment is never younger than the mean, so each round removes a segment.
+        // The age of the oldest segment is never below the mean, so each round removes a segment.
         idle.retain(|&IdleSegment { shard, block, age }| {
             let old = age as f64 >= mean;
             if old && let Some(segment) = shard.lock().heap.release_segment(block) {

@@ -1,9 +1,10 @@
 //! Release of segments to the backend.
 //!
 //! During a capture, releases are deferred to its end. A refused segment goes back to its heap and
-//! serves requests again. A refused segment that cannot (its pool is gone, caching is off, or its
-//! shard serves another stream) waits in a list. Refused memory counts as reserved and under
-//! `refused_releases`. Refused releases are retried at misses and when the cache is emptied.
+//! serves requests again. A refused segment that cannot go back, because its pool is gone, caching
+//! is off, or its shard serves another stream, waits in a list. Refused memory counts as reserved,
+//! and is also counted by `refused_releases`. Refused releases are retried at misses and when the
+//! cache is emptied.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,10 +17,10 @@ use crate::{Backend, source};
 
 /// Segments that were removed from their heap and not yet released to the backend.
 pub(crate) struct Releases<M> {
-    /// The lock is held while memory is released, so that no capture begins meanwhile.
+    /// Held while memory is released, so that no capture begins during a release.
     lists: Mutex<Lists<M>>,
-    /// Segments dropped inside a pool's source or the drop of foreign memory. The thread may hold
-    /// the lock of `lists` there, so the next release handles them.
+    /// Segments dropped inside a pool's source or inside the drop of foreign memory. There the
+    /// thread may hold the lock of `lists`, so the segments are left for the next release.
     late: Mutex<Vec<ReleasedSegment<M>>>,
 }
 
@@ -82,7 +83,7 @@ fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
     }
 }
 
-/// Releases segments to the backend. Calls `restore` with each refused segment; if that fails too,
+/// Releases segments to the backend. Calls `restore` with each refused segment; if that also fails,
 /// the segment waits for another attempt. Called without a shard's lock.
 pub(crate) fn segments_or<B: Backend>(
     core: &Core<B>,
@@ -159,8 +160,8 @@ fn defer<B: Backend>(
     }
 }
 
-/// Releases segments. Counts accepted segments as released, unless `gone` says that they are
-/// counted already. Returns the refused segments.
+/// Releases segments. Counts accepted segments as released, unless `gone` is set, because then they
+/// are counted already. Returns the refused segments.
 ///
 /// Releasing foreign memory drops the value of the program that keeps it alive. That value's `drop`
 /// cannot use the allocator, because this thread holds the allocator's locks. If the drop panics,
@@ -174,7 +175,7 @@ fn release_now<B: Backend>(
     for ReleasedSegment { kind, size, oversize, refused: before, stream, memory } in released {
         let freed = source::inside(|| catch_unwind(AssertUnwindSafe(|| B::free(memory))));
         let freed = freed.unwrap_or_else(|payload| {
-            // Dropping the panic's payload could panic too.
+            // Dropping the panic's payload could also panic.
             std::mem::forget(payload);
             Ok(())
         });

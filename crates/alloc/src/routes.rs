@@ -100,7 +100,7 @@ impl<B: Backend> Routes<B> {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns a number that no route has had.
+    /// Returns an identifier that no route has had.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -110,8 +110,8 @@ impl<B: Backend> Routes<B> {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Removes a route, if there is a route with this number. Returns its pool, whose drop takes
-    /// locks.
+    /// Removes a route, if there is a route with this identifier. Returns its pool, so that the
+    /// caller can drop the pool without holding a lock.
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<PrivatePool<B>>> {
         let route = {
             let mut routes = lock(&self.routes);

@@ -9,9 +9,9 @@ pub const MIN_BLOCK_SIZE: usize = 512;
 /// Largest request of the small pool, in bytes.
 pub const SMALL_SIZE: usize = MIB;
 /// Largest request of the small pool under [`Policy::Default`](crate::Policy::Default), in bytes.
-/// Smaller than [`SMALL_SIZE`], because under this policy small blocks do not fill separate
-/// segments. Short-lived small blocks in a separate pool do not fragment the pages of larger
-/// blocks.
+/// The small pool exists so that short-lived small blocks do not fragment the pages of larger
+/// blocks. The limit is smaller than [`SMALL_SIZE`], because under this policy the small pool need
+/// not fill whole segments.
 pub const SMALL_SIZE_IN_PAGES: usize = MIB / 2;
 /// Default size of a page under [`Policy::Default`](crate::Policy::Default), in bytes.
 pub(crate) const PAGE: usize = 4 * MIB;

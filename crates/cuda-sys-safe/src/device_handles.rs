@@ -14,8 +14,8 @@ impl<H: Clone> DeviceHandles<H> {
     }
 
     /// Returns the device's handle. The first call creates it with `create`, which may allocate
-    /// device memory while a stream is captured. `call` and `library` are named in the error for
-    /// another driver than the real one.
+    /// device memory while a stream is captured. `call` and `library` are named in the error for a
+    /// driver other than the real one.
     pub(crate) fn get(
         &self,
         (call, library): (&'static str, &str),
@@ -31,8 +31,8 @@ impl<H: Clone> DeviceHandles<H> {
         if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
             return Ok(handle.clone());
         }
-        // Libraries use the current context, and every driver call for the device makes its context
-        // current. This call also permits allocations during a capture.
+        // Libraries use the current context. This driver call makes the device's context current,
+        // as every call for a device does. It also permits allocations during a capture.
         let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
         let created = create();
         let restored = driver.exchange_capture_mode(device, mode);

@@ -33,7 +33,8 @@ use crate::*;
 ///   alive.
 /// - A wait that returns `Ok` returns after the work that it waits for.
 /// - A refused call has enqueued nothing.
-/// - Only the real driver is named `cuda`, because libraries such as cuBLAS are given its handles.
+/// - Only the real driver has the name `cuda`: the handles of a driver with this name are passed to
+///   libraries such as cuBLAS.
 ///
 /// # Safety of the `unsafe` methods
 /// Handles and addresses must be live and come from this driver; the types of [`owned`] ensure

@@ -269,10 +269,10 @@ pub enum DriverError {
         /// The first release that has the function.
         needs: &'static str,
     },
-    /// The driver works, but shows no device.
+    /// The driver works, but reports no device.
     #[error("no CUDA device is visible: {reason}")]
     NoDevice {
-        /// The driver's answer, and a check to make.
+        /// The driver's answer, and advice on what to check.
         reason: String,
     },
     /// The specification of simulated devices asks for zero devices.
@@ -390,7 +390,7 @@ impl DriverError {
         Self::InvalidVariable(Box::new(InvalidVariable { variable, value, reason }))
     }
 
-    /// Returns `true` if there is no GPU to use: no driver is installed, or the driver shows no
+    /// Returns `true` if there is no GPU to use: no driver is installed, or the driver reports no
     /// device. Other errors mean that something is wrong.
     #[must_use]
     pub fn is_no_device(&self) -> bool {

@@ -18,8 +18,8 @@ impl DevicePtr {
     /// Creates an address from a number.
     ///
     /// # Safety
-    /// The driver that uses the result must have allocated or mapped the memory that is used, and
-    /// must not have released it.
+    /// All memory that is used through the result must have been allocated or mapped by the driver that uses it, and
+    /// must not have been released.
     #[must_use]
     pub const unsafe fn from_raw(address: u64) -> Self {
         Self(address)
@@ -31,7 +31,7 @@ impl DevicePtr {
         self.0
     }
 
-    /// Returns the address `bytes` bytes further on.
+    /// Returns the address that is `bytes` bytes higher.
     ///
     /// # Safety
     /// The same as [`DevicePtr::from_raw`].

@@ -1,4 +1,4 @@
-//! Ops on views of any sizes and strides, including empty and reversed ones, compared with plain
+//! Ops on views of any sizes and strides, including empty and reversed views, compared with plain
 //! loops.
 
 use proptest::prelude::*;

@@ -1,8 +1,9 @@
 //! The derive macro `Module`.
 //!
-//! A struct shows each field under the field's name. An enum shows the fields of the active variant: the only field of
-//! a tuple variant stands in the enum's place, so the enum adds no name. Each field is asserted to be a module once, with
-//! the span of its type, so that the compiler reports a field once, at its type.
+//! Each field of a struct is a member with the field's name. The members of an enum are those of its current variant;
+//! if a tuple variant has one field, that field adds no name of its own. The generated code asserts once per field that
+//! the field is a module. The assertion has the span of the field's type, so the compiler reports each wrong field
+//! once, at its type.
 
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote, quote_spanned};
@@ -77,7 +78,8 @@ fn body(arms: &[Arm<'_>], value: impl Fn(&Arm<'_>) -> Tokens) -> Tokens {
     quote!(match self { #(#patterns => { #values })* })
 }
 
-/// Returns the methods of an enum: its module is that of its only field, and its name that of its variant.
+/// Returns the methods of an enum. If the current variant has one unnamed field, the enum's module is the module of
+/// that field. The enum's name is the variant's name.
 fn enum_methods(arms: &[Arm<'_>]) -> Tokens {
     let as_module = |method: &str, by_self: &str| {
         let (method, by_self) = (format_ident!("{method}"), format_ident!("{by_self}"));

@@ -67,8 +67,8 @@ warpline::__options! {
 /// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
 /// [module](self) has an example.
 ///
-/// Optimizers are told apart by their first parameters. Call [`update`](Self::update) once per iteration, after the
-/// steps of all optimizers.
+/// The scaler identifies an optimizer by its first parameter. Call [`update`](Self::update) once per iteration, after
+/// the steps of all optimizers.
 #[derive(Debug)]
 pub struct GradScaler {
     options: GradScalerOptions,
@@ -150,7 +150,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer was
-    /// unscaled or stepped since the last update, or if a gradient is of `float16`;
+    /// unscaled or stepped since the last update, or if a gradient has dtype `float16`;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
     #[track_caller]
     pub fn unscale_(&mut self, optimizer: &dyn Optimizer) -> Result<()> {

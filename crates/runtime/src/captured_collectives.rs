@@ -1,5 +1,5 @@
-//! Replays of captured collectives. A communicator's watcher launches them and counts them as
-//! calls.
+//! Replays of captured collectives. The watcher of a communicator launches them and counts them as
+//! calls on the communicator.
 
 use std::fmt;
 use std::panic::Location;

@@ -17,10 +17,10 @@ const BLOCK: usize = 624;
 /// The generator of CPU tensors: MT19937 (`torch.Generator`).
 pub struct CpuGenerator {
     seed: u64,
-    /// Produces the numbers after `block`.
+    /// The engine, whose next output follows the last value of `block`.
     engine: Mt,
     block: Box<[u32; BLOCK]>,
-    /// Number of values of the block that were returned.
+    /// Number of values of `block` that have been returned.
     used: usize,
     /// The second value of the last pair of normal values, if it is still unused.
     next_normal: Option<f64>,
@@ -43,8 +43,8 @@ impl CpuGenerator {
     /// matter.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        // The engine's state words. They are stored as if they were the outputs of a block before the
-        // first block.
+        // The engine's state words, stored as if they were the outputs of a block that precedes the
+        // first one.
         let mut word = seed as u32;
         let mut block = Box::new([temper(word); BLOCK]);
         for (i, number) in block.iter_mut().enumerate().skip(1) {
@@ -225,7 +225,7 @@ impl CudaGenerator {
     }
 
     /// Sets the offset in each thread's sequence (`Generator.set_offset`). Rounds it up to a
-    /// multiple of 4, since a draw makes four values. A thread's sequence repeats after 2^64
+    /// multiple of 4, because a draw produces four values. A thread's sequence repeats after 2^64
     /// values.
     pub fn set_offset(&mut self, offset: u64) {
         self.offset = offset.checked_next_multiple_of(4).unwrap_or(0);

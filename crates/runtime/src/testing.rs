@@ -13,8 +13,8 @@ use warpline_alloc::AllocatorConfig;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_cuda_sys_safe::{DriverError, HostLaunch};
 
-/// Returns simulated devices with 8 GiB of memory, less than the default: the simulator reserves
-/// addresses for all of it, and valgrind has few.
+/// Returns simulated devices with 8 GiB of memory, less than the default, because the simulator reserves addresses for
+/// all memory, and addresses are scarce under valgrind.
 pub fn small_sim(devices: usize) -> SimConfig {
     SimConfig { capacity: 8 << 30, ..SimConfig::new(devices) }
 }
@@ -150,7 +150,7 @@ impl Tensor {
         Self { storage, layout, dtype }
     }
 
-    /// Creates a tensor filled with a value that tests do not expect.
+    /// Creates a tensor filled with a value that tests do not expect in results.
     pub fn garbage(target: Target<'_>, dtype: DType, sizes: &[usize]) -> Self {
         Self::new(target, dtype, sizes, &vec![77.0; sizes.iter().product()])
     }
@@ -160,13 +160,13 @@ impl Tensor {
         Self { layout: f(&self.layout).unwrap(), ..self.clone() }
     }
 
-    /// Returns a view, which ops take.
+    /// Returns a view of the tensor, to pass to an op.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
     }
 
-    /// Removes the mark of a failed check, so that a test can read the kernel's results.
+    /// Removes the mark of a failed index check, so that a test can read the kernel's results.
     pub fn unmarked(&self) -> &Self {
         self.storage.uses().marks = Default::default();
         self.storage.set_marked(false);
@@ -273,7 +273,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Asserts that values are close to the expected ones, which are first rounded to `dtype`.
+/// Asserts that values are close to the expected values. The expected values are first rounded to `dtype`.
 #[track_caller]
 pub fn assert_close(dtype: DType, actual: &[f64], expected: &[f64], context: &str) {
     assert_eq!(actual.len(), expected.len(), "{context}");

@@ -74,7 +74,7 @@ impl<'a> View<'a> {
     /// Returns an error for a view of another dtype.
     ///
     /// # Errors
-    /// [`ErrorKind::DTypeMismatch`] if the view is not of `expected`.
+    /// [`ErrorKind::DTypeMismatch`] if the view's dtype is not `expected`.
     #[track_caller]
     pub fn check_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
         if self.dtype == expected {
@@ -107,7 +107,7 @@ impl<'a> View<'a> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
         if self.sizes().contains(&0) {
             checked_numel(self.sizes()).ok()?;
-            // The address of an empty view's first element is computed too, so it must not
+            // The address of the first element is computed even for an empty view, so it must not
             // overflow.
             return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
         }
@@ -123,8 +123,8 @@ impl<'a> View<'a> {
     }
 
     /// Checks that no two indices share an address, because several threads of a launch would write
-    /// to it. Also rejects layouts for which this is hard to decide; no view of a contiguous tensor
-    /// is among them.
+    /// to it. Also rejects layouts for which this is hard to decide. Views of contiguous tensors
+    /// are never rejected for this reason.
     ///
     /// # Errors
     /// [`ErrorKind::OverlappingWrite`] if indices share an address, or may share one.

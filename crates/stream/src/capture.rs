@@ -1,10 +1,10 @@
 //! Stream capture: work is recorded into a graph instead of run.
 //!
 //! During a capture, each captured stream has a *twin*: a second `Stream` of the same driver's
-//! stream, with its own numbers, op events and clock. Waits within the capture use the twin and
-//! are captured. Earlier work of the stream keeps its numbers, so other streams can still wait for
-//! it. A stream joins the capture when it waits for an event of the capture. Only the
-//! `CaptureGuard` of the capture ends it.
+//! stream, with its own numbers, op events and clock. Waits within the capture use the twin and are
+//! captured. Work that the stream enqueued before the capture keeps its numbers, so other streams
+//! can still wait for that work. A stream joins the capture when it waits for an event of the
+//! capture. Only the `CaptureGuard` of the capture ends it.
 //!
 //! An operation that would invalidate the capture is refused without a call of the driver. Streams
 //! enter and leave a capture under their locks. An operation of another thread is therefore either
@@ -118,8 +118,8 @@ impl StreamCaptureState {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Fails for a twin of an ended capture, because the driver's stream runs work again. The
-    /// result stays valid while the caller holds the submit lock.
+    /// Fails for a twin of an ended capture, because its driver's stream runs work again instead of
+    /// capturing it. The result stays valid while the caller holds the submit lock.
     pub(crate) fn refuse_ended(
         &self,
         call: &'static str,
@@ -142,8 +142,8 @@ impl StreamCaptureState {
     fn set(&self, captured: Option<Captured>) {
         let capturing = captured.is_some();
         let mut current = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        // Drop the former state only after the lock is released: it may hold the last reference to
-        // the log, whose drop runs code of the caller.
+        // Drop the former state only after the lock is released, because it may hold the last
+        // reference to the log, and dropping the log runs code of the caller.
         let _former = std::mem::replace(&mut *current, captured);
         drop(current);
         self.capturing.store(capturing, Ordering::Release);
@@ -261,8 +261,8 @@ impl Stream {
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // Without this refusal, the driver would capture the stream's work, while the stream
-            // would number the work as if it ran.
+            // Without this refusal, the driver would capture work that this `Stream` numbers as if
+            // it ran.
             let reason = "it is the twin of a captured stream; use the captured stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
@@ -319,8 +319,8 @@ impl CaptureGuard {
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };
-        // The locks are held until the capture has ended, so that no thread enqueues work after the
-        // joins, or numbers later work as captured.
+        // The locks are held until the capture has ended. Otherwise another thread could enqueue
+        // captured work after the joins, or number work as captured that runs after the end.
         let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         let mut joined = Ok(());
         if let (true, Some(((_, twin), others)), Some(((_, first), rest))) =

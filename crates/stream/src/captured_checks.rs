@@ -1,13 +1,13 @@
-//! The reports of failed checks by the captured kernels of a graph.
+//! Reports of failed index checks by the captured kernels of a graph.
 //!
 //! The arguments of a captured kernel are fixed, so all replays share one slot per kernel. If one of
 //! several overlapping replays fails, the failure therefore also marks the later replays, and the
 //! earlier replays whose outcome is not known yet. Once the failure is known, the next replay waits
 //! until no replay runs, so that its outcome is its own.
 //!
-//! A replay covers the earlier replays on the same stream that it overlaps
-//! (`CheckedLaunch::covers`). Bytes that depend on the later replay therefore need no dependencies
-//! on the covered replays, so consecutive replays leave one dependency.
+//! A replay fails if an earlier replay fails that it overlaps on the same stream: it *covers* that
+//! replay (`CheckedLaunch::covers`). Bytes that depend on a replay therefore need no dependencies
+//! on the replays that it covers, so many consecutive replays leave a single dependency.
 
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -24,8 +24,8 @@ use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 /// The failures of a replay, with the numbers of their kernels.
 pub(crate) type KernelFailures = Box<[(usize, Arc<FailedCheck>)]>;
 
-/// Reports of failed checks by the captured kernels of a graph. All replays share one slot per
-/// kernel, so a failure of one of several overlapping replays marks all of them.
+/// Reports of failed index checks by the captured kernels of a graph. All replays share one slot
+/// per kernel, so a failure of one of several overlapping replays marks all of them.
 #[derive(Debug, Default)]
 pub struct CapturedChecks {
     state: Mutex<CapturedChecksState>,
@@ -161,7 +161,8 @@ impl CapturedChecks {
 impl Drop for CapturedChecks {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // No replay runs: the `CheckedLaunch` of a running replay keeps `self` alive.
+        // No replay is running, because the `CheckedLaunch` of a running replay would keep `self`
+        // alive.
         if let Some(shared) = state.shared.upgrade() {
             shared.checks.return_slots(state.slots.drain(..).map(|(slot, _)| slot));
         }

@@ -1,11 +1,11 @@
-//! All mailboxes of the devices of one driver, and the handling of their reports at waits.
+//! All mailboxes of the devices of one driver, and the handling of failed index checks at waits.
 //!
-//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner (`owner.rs`).
-//! All others only record outcomes. A read or a launch that returned the failure to its owner counts as that
-//! report. If the owner's thread has ended, the failure is reported by the next `synchronize` of any thread
-//! that covers the launch. If an owner has several failures on a stream, only the oldest is reported. Reads of
-//! the data always report the failure; see `launch/result_marks.rs` of `warpline-runtime`. Before the first
-//! launch of a kernel that checks indices, the checks cost each wait one load.
+//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner (`owner.rs`). All
+//! others only record outcomes. A read or a launch that returned the failure to its owner counts as that report. If the
+//! owner's thread has ended, the failure is reported by the next `synchronize` of any thread that covers the launch. If
+//! an owner has several failures on a stream, only the oldest is reported. Reads of the data always report the failure;
+//! see `launch/result_marks.rs` of `warpline-runtime`. Until the first launch of a kernel that checks indices, this
+//! handling costs each wait one load.
 
 use std::sync::{Arc, PoisonError};
 
@@ -32,7 +32,7 @@ pub(crate) struct CheckReports {
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
-    /// Slots that belong to no mailbox and no graph. Only driver locks are taken under this lock.
+    /// Slots that belong to no mailbox and no graph. While this lock is held, only locks of the driver are taken.
     free: Mutex<Vec<ReportSlot>>,
 }
 

@@ -1,9 +1,9 @@
 //! Vector clocks: the operations of other streams that come before a stream's next operation.
 //!
-//! A wait raises the waiting stream's clock to the clock of the event's record. Work that the host
-//! has seen complete comes before all work enqueued later, on any stream; each stream's
-//! [`StreamProgress`] has the last such operation. A clock is copied only when it changes, so each
-//! event can keep the clock of its record.
+//! A wait raises the waiting stream's clock to the clock that the event recorded. Work that the
+//! host knows to be complete comes before all work enqueued later, on any stream; each stream's
+//! [`StreamProgress`] has the last operation known to be complete. Clones of a clock share memory
+//! until one of them changes, so each event can cheaply keep the clock of its record.
 
 use std::sync::{Arc, Weak};
 
@@ -43,7 +43,8 @@ impl Clock {
             entry.op = op;
             return;
         }
-        // Entries for work that is known to be complete are redundant.
+        // Drop entries for work that is known to be complete, because such work comes before all
+        // later work anyway.
         entries.retain(|r| !r.stream.is_known_done(r.op));
         entries.push(ClockEntry { stream: Arc::clone(stream), op });
     }
@@ -80,8 +81,7 @@ impl StreamPoint {
     pub(crate) fn mark_done(&self, core: &DeviceCore) {
         self.progress.mark_done(self.op);
         for entry in self.before.iter() {
-            // On a lost device, the awaited work may be incomplete although this stream's wait has
-            // returned.
+            // A wait on a lost device may return although the awaited work is incomplete.
             let device = entry.stream.device;
             if device == self.progress.device || core.driver.lost(device).is_none() {
                 entry.stream.mark_done(entry.op);

@@ -14,8 +14,8 @@ use crate::{Error, ErrorKind, Result, Stream};
 /// device 0 and the default streams.
 struct ThreadState {
     id: u64,
-    /// Shows whether the `Devices` still exists. A reference to `SharedState` would not show it,
-    /// because this entry's current streams keep that state alive.
+    /// Dangles once the `Devices` is dropped. A reference to `SharedState` would not, because this
+    /// entry's current streams keep that state alive.
     devices: Weak<DevicesInner>,
     device: usize,
     /// Indexed by device. `None` stands for the default stream, as does an index beyond the end.
@@ -33,8 +33,8 @@ thread_local! {
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
 }
 
-// No code outside this module runs while the table is borrowed. Streams are therefore dropped after
-// the borrow.
+// No code outside this module may run while the table is borrowed. Streams are therefore dropped
+// after the borrow ends.
 
 /// Runs `f` on the entry of a `Devices`, if there is one.
 #[inline]
@@ -57,7 +57,7 @@ fn change<R>(id: u64, f: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
         .flatten()
 }
 
-/// Runs `f` on the entry of a `Devices`, which is created if there is none.
+/// Runs `f` on the entry of a `Devices`. Creates the entry if there is none.
 #[cold]
 fn write<R>(
     devices: &Arc<DevicesInner>,

@@ -14,8 +14,8 @@ use crate::event_pool::EventPool;
 use crate::stream::{Stream, StreamInner};
 use crate::{Error, ErrorKind, Result};
 
-/// Number of streams in the pool of one priority of one device. The next request after the last
-/// stream returns the first stream again.
+/// Number of streams in the pool of one priority of one device. After the last stream has been
+/// handed out, the next request returns the first stream again.
 pub const STREAMS_PER_POOL: usize = 32;
 
 /// Number of priority levels with a pool: 0, the lowest, to -3.
@@ -212,8 +212,8 @@ impl Device {
     /// - [`ErrorKind::Capturing`] while a stream of the device is captured.
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure,
+    ///   including one of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;

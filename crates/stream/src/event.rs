@@ -21,7 +21,7 @@ pub struct Event(Arc<EventInner>);
 #[derive(Debug, Default)]
 struct EventInner {
     flags: EventFlags,
-    /// Locked before any stream's lock, never while one is held.
+    /// Lock this before any stream's lock, never while a stream's lock is held.
     recorded: Mutex<Option<EventRecord>>,
 }
 
@@ -140,8 +140,8 @@ impl Event {
     ///
     /// # Errors
     /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let recorded = self.lock();
@@ -162,20 +162,19 @@ impl Event {
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
     /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.wait_on_host("synchronize", StreamPoint::settle_and_report)
     }
 
-    /// Waits as [`Event::synchronize`] does, and leaves failed checks for a later `synchronize` to
-    /// report.
+    /// Waits as [`Event::synchronize`] does, but reports no failed index checks: a later `synchronize` reports them.
     ///
     /// # Errors
     /// - [`ErrorKind::CapturedEvent`] if the latest record is captured.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn host_wait(&self) -> Result<()> {
         self.wait_on_host("host_wait", |point, core| {

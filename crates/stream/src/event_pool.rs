@@ -32,8 +32,9 @@ impl EventPool {
 
 /// An event that returns to its device's pool when dropped.
 ///
-/// The next user of the event may record it again while a stream still waits for an earlier record:
-/// an enqueued wait is for the record that was the latest when the wait was enqueued.
+/// An event may return to the pool and be recorded again while a stream still waits for its earlier
+/// record. The wait is not affected, because an enqueued wait is for the record that was the latest
+/// when the wait was enqueued.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
     event: Arc<owned::Event>,

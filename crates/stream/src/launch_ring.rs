@@ -1,10 +1,10 @@
 //! The last 64 launches of each stream, for error messages.
 //!
-//! A driver's error surfaces at a later wait, query or launch, which cannot know the launch that
-//! failed. The message therefore lists the launches that are not known to be complete, oldest
-//! first, with op, dtypes, shapes and call site, and counts the launches that were dropped from the
-//! list. If the device is lost, the message also lists the launches of the device's other streams.
-//! Recording a launch holds the submit lock and allocates nothing.
+//! If a launch fails, the driver returns the error from a later wait, query or launch, and does not
+//! name the launch that failed. The message therefore lists the launches that are not known to be
+//! complete, oldest first, with op, dtypes, shapes and call site, and counts the launches that were
+//! dropped from the list. If the device is lost, the message also lists the launches of the
+//! device's other streams. Recording a launch holds the submit lock and allocates nothing.
 
 use std::sync::PoisonError;
 
@@ -22,7 +22,7 @@ pub(crate) struct Launches(Mutex<LaunchRing>);
 #[derive(Debug, Default)]
 struct LaunchRing {
     launches: Vec<LaunchRecord>,
-    /// Index of the oldest entry, which the next launch replaces once the list is full.
+    /// Index of the entry that the next launch replaces once the list is full: the oldest entry.
     next: usize,
     /// Number of the last dropped launch.
     last_dropped: OpNumber,
@@ -105,7 +105,7 @@ mod tests {
         launches.record(2, at("cat"), std::iter::repeat_n(large, 5));
         let one = "int64[1, 2, 3, 4, ..]";
         assert_eq!(text(), format!("cat({one}, {one}, {one}, {one}, ..) at {here}"));
-        // A reused entry keeps nothing of the previous launch.
+        // A reused entry must keep nothing of the previous launch.
         for number in 3..=200 {
             launches.record(number, at("neg"), shapes.into_iter().skip(1));
         }

@@ -46,8 +46,8 @@ impl OpEvent {
     ///
     /// # Errors
     /// [`ErrorKind::Surfaced`](crate::ErrorKind::Surfaced) or
-    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure, also one of
-    /// earlier asynchronous work.
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure, including
+    /// one of earlier asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let core = self.event.core();
@@ -62,7 +62,7 @@ impl OpEvent {
     }
 
     /// Queries as [`OpEvent::query`] does, but records neither that the operation is complete nor
-    /// outcomes of index checks. Its errors do not list launches.
+    /// outcomes of index checks. Errors do not list launches.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver reports a failure.

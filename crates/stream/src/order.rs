@@ -5,24 +5,23 @@
 //! the event must be recorded right after the operation, before it is known whether a stream or
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
-//! The approach: events come from a pool and are called *op events*. A wait uses the first
-//! op event at or after its operation, and records one after all work so far if there is none. A
-//! wait is late if later work follows its operation. A late wait that finds no op event right
-//! after its operation shows that the next one may need it. So the next [`MIN_OPS_WITH_EVENTS`]
-//! operations get an op event each. If a late wait still finds none, because late waits are
-//! further apart, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its
-//! op event extends the run of op events. So one late wait makes a few records, and a stream
-//! that another waits for once per training step soon has an op event for each such wait.
+//! The approach: events come from a pool and are called *op events*. A wait uses the first op event at or after its
+//! operation, and records one after all work so far if there is none. A wait is late if later work follows its
+//! operation. If a late wait finds no op event right after its operation, the next late wait may also need one, so the
+//! next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds none, because more
+//! operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its op
+//! event extends the series of op events. So a single late wait costs a few records, and if another stream waits once
+//! per training step, each such wait soon finds its op event.
 //!
-//! A stream also records an op event before it waits for other work, which may depend on another
-//! process and never complete. So a late wait covers later work of its stream, but not the work
-//! that the stream waits for later.
+//! A stream also records an op event before each of its own waits, because the awaited work may depend on another
+//! process and never complete. A late wait for the stream then covers later work of the stream, but not the work that
+//! the stream itself waits for later.
 //!
-//! Limits: a late wait that finds no op event covers the stream's work up to its next wait. A
-//! stream keeps the latest [`MAX_AUTOMATIC`] op events that follow single operations, and at most
-//! the latest [`MAX_REQUESTED`] others, of which completed ones are dropped from [`MAX_COMPLETE`]
-//! on. A wait for an older operation uses the oldest later op event, and so covers more work than
-//! needed, never less.
+//! Limits: a late wait that finds no op event covers the stream's work up to the stream's next wait. A stream keeps the
+//! latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the latest [`MAX_REQUESTED`]
+//! op events that were recorded for waits; completed ones of these are dropped if there are more than [`MAX_COMPLETE`].
+//! A wait for an older operation uses the oldest op event that is left, and so covers more work than needed, never
+//! less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,19 +37,19 @@ use crate::event_pool::PooledEvent;
 /// Maximum number of kept op events that were recorded after each operation.
 const MAX_AUTOMATIC: usize = 64;
 
-/// Maximum number of kept op events that were recorded for a wait. Larger than [`MAX_AUTOMATIC`],
-/// so that an op event recorded before a wait that takes long is still kept after many later waits.
-/// A late wait can then leave out the long wait.
+/// Maximum number of kept op events that were recorded for a wait. Larger than [`MAX_AUTOMATIC`], so that an op event
+/// that was recorded before a long wait is still kept after many later waits. A late wait for earlier work can then use
+/// it, and need not include the long wait.
 const MAX_REQUESTED: usize = 1024;
 
-/// Number of requested op events from which on completed ones are dropped.
+/// Number of kept op events for waits above which completed ones are dropped.
 const MAX_COMPLETE: usize = 64;
 
 /// Number of operations that get an op event each after a late wait that found none.
 const MIN_OPS_WITH_EVENTS: u64 = 64;
 
-/// Largest number of operations that get an op event each after a late wait. Larger than a
-/// training step, so that a stream that is waited for once per step keeps its op events.
+/// Maximum number of operations that get an op event each after a late wait. Larger than the number of operations in a
+/// training step, so that a wait once per step finds its op event.
 const MAX_OPS_WITH_EVENTS: u64 = 1 << 16;
 
 /// Progress of a stream. Outlives the stream, because clocks refer to it.
@@ -111,7 +110,7 @@ pub(crate) struct OpEvents {
     pub(crate) last_work: OpNumber,
 }
 
-/// An operation, the work before it, and an event recorded right after it.
+/// An op event: an operation, the event recorded right after it, and the clock of the work before it.
 #[derive(Clone, Debug)]
 pub(crate) struct OpEventRecord {
     pub(crate) op: OpNumber,
@@ -143,7 +142,7 @@ impl OpEvents {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        // An op event recorded after an operation of this age or older would be dropped by now.
+        // An op event of this operation or an older one would already be dropped.
         let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
         if op >= self.last_work || op <= oldest {
             return;

@@ -27,7 +27,8 @@ pub struct CheckOwner(Weak<()>);
 
 #[derive(Default)]
 struct ThreadIdentity {
-    /// Dropped when the thread ends.
+    /// Identity of this thread, created on first use. A [`CheckOwner`] holds a weak reference to
+    /// it, which dangles once the thread has ended.
     own: Option<Arc<()>>,
     /// The owner that the thread works for. `None`: the thread itself.
     inherited: Option<CheckOwner>,

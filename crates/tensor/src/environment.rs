@@ -109,7 +109,7 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     }
 }
 
-/// Parses an index as CUDA does, which follows C's `strtol`.
+/// Parses an index by the rules of C's `strtol`, as CUDA does.
 fn index(entry: &str) -> Option<usize> {
     let digits = entry.strip_prefix('+').unwrap_or(entry);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

@@ -57,7 +57,8 @@ pub struct AllocatorConfig {
     pub max_non_split_rounding: usize,
     /// Number of steps between two powers of two; requests are rounded up to such a step
     /// (`roundup_power2_divisions`). 0 and 1 mean none. Entry `i` applies to requests from 2^(20 +
-    /// i) bytes; the first also to smaller requests, the last also to larger ones. Default: 0.
+    /// i) bytes; the first entry also applies to smaller requests, and the last to larger requests.
+    /// Default: 0.
     pub roundup_power2_divisions: [usize; INTERVALS],
     /// Share of the memory limit, over 0 and under 1 (`garbage_collection_threshold`). If more than
     /// this share is reserved, idle segments are released before new ones are allocated. Applies
@@ -70,13 +71,13 @@ pub struct AllocatorConfig {
     /// Share of the device's memory that may be reserved, from 0 to 1
     /// (`per_process_memory_fraction`). Default: no limit.
     pub memory_fraction: Option<f64>,
-    /// Policy for getting memory (`policy:default` or `policy:torch`). Options that only PyTorch's
-    /// segments have select the latter. Default: [`Policy::Default`].
+    /// Policy for getting memory (`policy:default` or `policy:torch`). Options that apply only to
+    /// PyTorch's segments select `policy:torch`. Default: [`Policy::Default`].
     pub policy: Policy,
     /// Memory that [`Policy::Default`] may reserve beyond the peak of the requested memory, to
     /// avoid mapping free pages elsewhere, in percent of that peak, at most 100
-    /// (`headroom_percent`). Default: 1/64 (1.5625), and more for programs that map pages without
-    /// end. Not an option of PyTorch.
+    /// (`headroom_percent`). Default: 1/64 (1.5625 %), and more for programs that keep mapping
+    /// pages. Not an option of PyTorch.
     pub headroom_percent: Option<f64>,
     /// Size of a page of the large pool under [`Policy::Default`], in bytes (`page_size_mb`).
     /// Mapping a page takes the same time at any size, so larger pages map faster, but waste more

@@ -182,8 +182,8 @@ impl AllocatorConfig {
                 Ok((key, value))
             })
             .collect::<Result<_, _>>()?;
-        // Set the segment size first, because `max_split_size_mb` must be at least this size, in
-        // either order.
+        // Set the segment size first, because `max_split_size_mb` must be at least this size,
+        // wherever the two options stand in the text.
         let is_segment_size = |option: &&(&str, &str)| option.0 == "large_segment_size_mb";
         for (key, value) in options.iter().filter(is_segment_size) {
             config.set(key, value)?;

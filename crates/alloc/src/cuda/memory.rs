@@ -7,9 +7,9 @@ use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 
 /// Memory of a CUDA device, released on drop.
 ///
-/// Any stream may use the memory immediately, without a wait. Dropping the value releases the memory
-/// after all streams have finished with it. Memory of a stream-ordered pool exists in the order of one stream only, so a source cannot
-/// return it:
+/// Any stream may use the memory immediately, without a wait. Dropping the value releases the memory after all streams
+/// have finished with it. Memory of a stream-ordered pool does not have these properties, because it is allocated and
+/// freed in the order of one stream. A source therefore cannot return such memory:
 ///
 /// ```compile_fail,E0277
 /// use warpline_alloc::cuda::CudaMemory;

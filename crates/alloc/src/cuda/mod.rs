@@ -195,7 +195,7 @@ impl Backend for CudaBackend {
     }
 
     fn trim(&self) {
-        // Memory freed in the order of a stream becomes unused only when the stream has completed
+        // Memory that was freed in stream order becomes unused only when the stream has completed
         // its work.
         if self.pool.exists() && self.synchronize_device().is_ok() {
             self.pool.trim();
@@ -251,7 +251,7 @@ impl fmt::Debug for CudaBackend {
     }
 }
 
-/// Granularity that arenas need: sizes and addresses are multiples of it, in bytes.
+/// Granularity of arenas, in bytes: their sizes and addresses are multiples of it.
 const PAGE: usize = 2 << 20;
 
 impl CudaBackend {

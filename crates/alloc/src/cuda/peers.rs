@@ -76,8 +76,8 @@ impl TrackedMapping {
     /// # Errors
     /// The mapping, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        // Hold the lock, so that `allow` does not miss the mapping while the mapping is not in the
-        // table.
+        // The mapping is not in the table during the release. Hold the lock until then, so that a
+        // concurrent `allow` does not miss it.
         let mut state = self.all.lock();
         let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
         if let Err(refused) = mapping.release() {

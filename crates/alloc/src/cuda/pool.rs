@@ -68,7 +68,8 @@ impl DriverPool {
 
     /// Releases the memory that is not allocated.
     pub(super) fn trim(&self) {
-        // A failed trim is repeated when memory is short or the cache is emptied.
+        // An error is ignored: the next trim, when memory is short or the cache is emptied, tries
+        // again.
         let _ = self.lock().pool.as_ref().map(|pool| pool.trim(0));
     }
 }

@@ -83,8 +83,8 @@ impl<M> Heap<M> {
         let mut free: Vec<(u64, u32)> = free.map(|(block, extent)| (extent.start, block)).collect();
         free.sort_unstable();
         let mut order: Vec<usize> = (0..pieces.len()).collect();
-        // Descending order, so that the remainder of a split block keeps the number listed in
-        // `free`.
+        // Go in descending order, because a split leaves the number listed in `free` with the lower
+        // part of the block.
         order.sort_unstable_by_key(|&at| std::cmp::Reverse(pieces[at].start));
         let mut claimed = vec![NONE; pieces.len()];
         for at in order {

@@ -29,8 +29,9 @@ impl Expansion {
 
 impl<M> Heap<M> {
     /// Returns the block that PyTorch chooses with expandable segments, starting from the best fit.
-    /// The reach of a block in an arena includes the unmapped addresses behind it. The search
-    /// continues as long as the next block has a shorter reach.
+    /// The *reach* of a block in an arena is its size together with the unmapped addresses behind
+    /// it. The search goes through the blocks by size, as long as the next block has a shorter
+    /// reach.
     pub(crate) fn shortest_reach(&self, kind: PoolKind, best_fit: u32) -> u32 {
         let reach = |block: u32| {
             let Record { size, next, .. } = self.records[block];

@@ -1,11 +1,12 @@
-//! The blocks and gaps of one shard: of one stream, in one private pool or outside them.
+//! The blocks and gaps of one shard. A shard serves one stream, either in one private pool or
+//! outside the private pools.
 //!
 //! A chain of records covers each *region*, a segment or an arena: one record for each block or gap
 //! (`record.rs`). An index finds free records by size (`free_index/`): the smallest that fits, and
-//! among equal sizes the lowest address, as in PyTorch. Under the default policy, small blocks of
-//! equal size are reused in the order last freed, first reused. The status of a record is stored
-//! apart from the record: a free examines two neighbours, and need not load the records of
-//! neighbours that are not free.
+//! among equal sizes the lowest address, as in PyTorch. Under the default policy, among small
+//! blocks of equal size, the block that was freed last is reused first. The status of a record is
+//! stored apart from the record, because a free examines the statuses of two neighbours, and need
+//! not load the records of neighbours that are not free.
 //!
 //! In an arena, addresses and memory are separate. A record of an arena may have no memory of its
 //! own: it is *unmapped*, *claimed* (memory is being mapped there), *migrated* (the page's home is
@@ -15,7 +16,7 @@
 //! mapped many times but has one home. Aliased memory belongs to one alias and is free nowhere. The
 //! memory of a heap is used in the order of one stream.
 //!
-//! A heap neither updates counters nor calls the backend. The caller holds the lock of the heap's
+//! A heap neither updates counters nor calls the backend. Callers hold the lock of the heap's
 //! shard.
 
 mod alias;
@@ -42,7 +43,7 @@ pub(crate) use record::{Record, Status};
 use crate::trace::{TraceAction, TraceStep, Tracer};
 use crate::{Policy, PoolKind};
 
-/// Stands for the absence of a record. No record has this number.
+/// A number that no record has: there is no record.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// A segment or an arena: adjacent addresses, covered by a chain of records.

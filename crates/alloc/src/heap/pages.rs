@@ -66,7 +66,8 @@ impl<M> Heap<M> {
         for (block, free) in self.free_pages_by_address(arenas, kind) {
             let from = wanted.partition_point(|page| page.start < free.start);
             let to = wanted.partition_point(|page| page.start < free.end());
-            // Descending order, so that the remainder of the split block keeps its number.
+            // Go in descending order, because a split leaves the block's number with the lower part
+            // of the block.
             for page in wanted[from..to].iter().rev() {
                 let page = Pages { arena: free.arena, ..*page };
                 migrated.push(self.unmap(block, page, Status::Migrated));

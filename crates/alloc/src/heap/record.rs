@@ -16,7 +16,7 @@ pub(crate) enum Status {
     /// A free block in the free index. A new segment's block has this status before it is in the
     /// index.
     Free,
-    /// Addresses of an arena without memory.
+    /// Addresses of an arena at which no memory is mapped.
     Unmapped,
     /// A block that was taken out of its pool, while memory is mapped there or a wait is enqueued.
     Claimed,
@@ -80,8 +80,9 @@ impl Record {
 #[derive(Debug)]
 pub(crate) struct Records {
     all: Vec<Record>,
-    /// Status of each record, by number. An array of its own holds a byte per record instead of a
-    /// cache line. Most neighbours of a freed block are examined only for their status.
+    /// Status of each record, by number. The statuses have an array of their own, with a byte per
+    /// record, because most neighbours of a freed block are examined only for their status, and a
+    /// record takes a whole cache line.
     status: Vec<Status>,
     /// The first unused record. Unused records are linked by `next`.
     vacant: u32,

@@ -25,9 +25,9 @@ const BYTES_PER_THREAD: usize = 16 * MIB;
 #[non_exhaustive]
 pub struct HostConfig {
     /// Source of page-locked memory (`pinned_use_cuda_host_register`). `true`: several threads
-    /// touch ordinary memory, and the driver then page-locks it. `false`: the driver allocates it.
-    /// `None`, the default: `true` for sizes from 8 MiB, with the driver's allocation as a
-    /// fallback.
+    /// touch ordinary memory, and the driver then page-locks this memory. `false`: the driver
+    /// allocates page-locked memory. `None`, the default: `true` for sizes from 8 MiB, with the
+    /// driver's allocation as a fallback.
     pub use_host_register: Option<bool>,
     /// Number of threads that touch memory before it is registered, a power of two up to 128
     /// (`pinned_num_register_threads`). `None`, the default: one per 16 MiB, at most one per core,
@@ -44,7 +44,8 @@ pub struct HostConfig {
     /// (`pinned_max_round_threshold_mb`), in bytes. Default: `None`.
     pub max_round_threshold: Option<usize>,
     /// Maximum number of bytes kept in unused allocations (`pinned_max_cached_size_mb`). The limit
-    /// applies to all of them together, which implies PyTorch's limit on each. Default: no limit.
+    /// applies to all of them together, and so also to each of them, as in PyTorch. Default: no
+    /// limit.
     pub max_cached_size: Option<usize>,
 }
 

@@ -131,7 +131,7 @@ impl<H: HostBackend> HostCache<H> {
         &self.shared.config
     }
 
-    /// Serves a request from a new segment, which the state has counted already.
+    /// Serves a request from a new segment. The state has already counted the segment.
     fn grow(&self, request: HostRequest, new: NewSegment) -> Result<PinnedBlock<H>, H::Error> {
         let start = Instant::now();
         let memory = self.shared.backend.alloc_host(new.bytes, &self.shared.config);
@@ -147,7 +147,7 @@ impl<H: HostBackend> HostCache<H> {
     }
 
     /// Tries again with the smallest segment that serves the request. Releases idle segments, and
-    /// waits for one stream after another to get more of them.
+    /// waits for one stream after another, so that more segments become idle.
     fn alloc_under_pressure(
         &self,
         request: HostRequest,

@@ -116,9 +116,9 @@ impl<S: StreamBackend> PendingHostEvents<S> {
         }
     }
 
-    /// Takes out a queue, to wait for its events without a lock: among the streams not in `waited`,
-    /// the queue whose oldest event was recorded last. Events that never complete are usually older
-    /// than events of slow work.
+    /// Takes out a queue, to wait for its events without a lock. Among the queues of streams that
+    /// are not in `waited`, takes the queue whose oldest event was recorded last, because events
+    /// that never complete are usually older than events of slow work.
     pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<HostEventQueue<S>> {
         let queues = self.queues.iter().enumerate();
         let (at, _) = queues

@@ -15,8 +15,8 @@ const UNIT: usize = 512;
 const PAGE: usize = 4096;
 /// Largest request that shares a segment, in bytes.
 const SHARED_MAX: usize = 2 * MIB;
-/// Size of a new shared segment: the total size of all shared segments divided by the third number,
-/// but at least the first and at most the second, in bytes.
+/// Minimum and maximum size of a new shared segment in bytes, and a divisor: between these limits,
+/// the size is the total size of all shared segments divided by the third number.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
 /// Memory that may be held beyond the peak of the memory in use: the peak divided by
 /// `HEADROOM_SHARE`, and at least `LEAST_HEADROOM` bytes.
@@ -106,7 +106,7 @@ impl<H: HostBackend> HostCacheState<H> {
     }
 
     /// Returns the headroom in bytes. Segments may exceed the peak of the memory in use by this
-    /// much, and all unused memory in whole segments may be this large.
+    /// much. The total unused memory behind blocks in whole segments is limited to the same size.
     fn headroom(peak: usize) -> usize {
         (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }

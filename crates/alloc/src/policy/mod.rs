@@ -140,7 +140,7 @@ impl<B: Backend> GrowthPolicies<B> for Policies<B> {
             && let Err(error) = backend.synchronize_device()
             && !backend.is_lost(&error)
         {
-            // Work may still use the pages. A leak is better than a fault.
+            // Work may still use the pages, and leaking them is better than a fault.
             std::mem::forget(std::mem::replace(self, Self::new()));
         }
     }

@@ -1,4 +1,5 @@
-//! A shard: the part of an allocator that serves one stream, in one private pool or outside them.
+//! A shard: the part of an allocator that serves one stream, either in one private pool or outside
+//! the private pools.
 //!
 //! A thread finds its stream's shard without a lock (`table.rs`). [`ShardState`], behind the
 //! shard's lock, has a heap, the uses of blocks by other streams, and counters. A hit and a free
@@ -8,10 +9,10 @@
 //!
 //! - The allocator's stream table or a private pool owns its shards (`Arc<Shard>`). Each shard owns
 //!   a reference to the core (`Arc<Core>`). The core has only weak references to shards.
-//! - A [`ShardCell`] is never deallocated but reused by later shards, so a block refers to its cell
-//!   without a reference count. A shard lives as long as its blocks: the table or pool retires the
-//!   shard before dropping it. If blocks are left, the cell keeps the shard (`retired`) until the
-//!   last block is freed. A cell is vacated only when its shard is dropped.
+//! - A [`ShardCell`] is never deallocated, only reused by later shards, so a block can refer to its
+//!   cell without a reference count. A shard lives as long as its blocks: the table or pool retires
+//!   the shard before dropping it. If blocks are left, the cell keeps the shard (`retired`) until
+//!   the last block is freed. A cell is vacated only when its shard is dropped.
 //! - A dropped shard with freed blocks that streams still use becomes an orphan: the core keeps the
 //!   shard in `orphans` until the streams have completed their work. Because the shard owns the
 //!   core, this is a reference cycle. The drop of the allocator breaks the cycle: it takes out all
@@ -35,7 +36,7 @@ use crate::heap::ReleasedSegment;
 use crate::sync::{StaticRef, lock};
 use crate::{Backend, events, release};
 
-/// The memory of one stream, in one private pool or outside them.
+/// The memory of one stream, either in one private pool or outside the private pools.
 pub(crate) struct Shard<B: Backend> {
     pub(crate) cell: StaticRef<ShardCell<B>>,
     /// Number of the private pool. 0: none.

@@ -191,7 +191,7 @@ impl<B: Backend> ShardState<B> {
     pub(crate) fn put_back(&mut self, block: u32) {
         let record = &self.heap.records[block];
         let (kind, size, arena) = (record.kind, record.size, record.arena);
-        // A claimed part of a segment is still counted as a free part.
+        // If the block is part of a segment, it is still counted as a free part.
         let part = i64::from(record.is_split());
         let merged = self.heap.coalesce(block);
         if !arena {
@@ -395,8 +395,8 @@ impl<B: Backend> ShardState<B> {
         }
     }
 
-    /// Frees the blocks whose events have completed. While events are pending, each request polls,
-    /// so no request finds a parked block.
+    /// Frees the blocks whose events have completed. While events are pending, each request polls
+    /// first, and polling unparks the parked block.
     #[cold]
     pub(crate) fn poll_events(&mut self, backend: &B) {
         self.unpark();
@@ -443,7 +443,7 @@ impl<B: Backend> ShardState<B> {
         &mut self,
         released: ReleasedSegment<B::Memory>,
     ) -> Result<(), ReleasedSegment<B::Memory>> {
-        // A shard without memory may serve another stream now.
+        // A shard that had no memory may have been assigned to another stream since.
         if released.stream != self.heap.stream || self.retired || !self.rules.caching {
             return Err(released);
         }

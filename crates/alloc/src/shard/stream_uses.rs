@@ -58,7 +58,7 @@ impl<B: Backend> StreamUses<B> {
     /// pending event.
     pub(crate) fn record(&mut self, backend: &B, block: u32) -> bool {
         let uses = &mut self.uses[block as usize];
-        // `drain` keeps the list's capacity for the next block with this number.
+        // `drain` keeps the list's capacity for the next block with this record number.
         let streams = uses.streams.drain(..);
         uses.pending = streams.filter(|s| self.events.record(backend, s, block)).count() as u32;
         uses.pending == 0

@@ -53,7 +53,8 @@ impl<B: Backend> StreamTable<B> {
         }
     }
 
-    /// Adds a shard. Returns `false` if the table is full. Calls must not overlap.
+    /// Adds a shard. Returns `false` if the table is full. Two threads must not call this at the
+    /// same time.
     pub(crate) fn insert(&self, stream: u64, shard: &Arc<Shard<B>>) -> bool {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);

@@ -40,7 +40,7 @@ const BLOCK_QUANTITIES: [(Quantity, usize); 5] = [
 /// The statistics of a shard. Peaks apply to the sum over all shards, which a shard does not know.
 /// Each shard has a `limit` per quantity: as long as no shard exceeds its limit, the sum stays
 /// within the known peak. A shard sets `over` when it exceeds a limit. The request or free that
-/// finds `over` set locks all shards and computes new limits (`Global::raise_peaks`).
+/// exceeded it then locks all shards and computes new limits (`Global::raise_peaks`).
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     /// Current values, by pool.

@@ -6,8 +6,8 @@ use super::counters::{CounterValues, QUANTITIES};
 use super::{Counters, MemoryStats, PoolStats, Quantity, Stat};
 use crate::PoolKind;
 
-/// Counter of one quantity. `freed` is not stored but follows from the other values, so that a
-/// decrease is one subtraction.
+/// Counter of one quantity. `freed` is not stored but computed from the other values, so that a
+/// decrease costs one subtraction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     pub(crate) current: i64,

@@ -251,8 +251,8 @@ fn now_us() -> u64 {
 /// A history that any thread can start and stop. While it is stopped, a step costs a load and a
 /// branch.
 ///
-/// Steps at one address must be recorded in order, so they are recorded under the lock that orders
-/// them.
+/// Steps at one address must be recorded in the order in which they happen. The caller therefore
+/// records them under the lock that orders them.
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
     on: AtomicBool,
@@ -288,8 +288,8 @@ impl Tracer {
         self.ring().record(step);
     }
 
-    /// Returns a copy of the history. Formatting backtraces takes long, and with a copy no other
-    /// thread has to wait.
+    /// Returns a copy of the history, so that no other thread waits while backtraces are formatted,
+    /// which takes long.
     pub(crate) fn copy(&self) -> TraceRing {
         self.ring().clone()
     }

@@ -22,7 +22,7 @@ impl GemmPrecision {
 }
 
 impl GemmArgs {
-    /// Returns whether the sums are computed in `f16`. The factors then have to be 0 or 1.
+    /// Returns whether the sums are computed in `f16`. This is the case only if `alpha` and `beta` are 0 or 1.
     pub(super) fn sums_in_f16(&self) -> bool {
         let is_exact = |factor: f64| factor == 0.0 || factor == 1.0;
         self.precision.fp16_accumulation

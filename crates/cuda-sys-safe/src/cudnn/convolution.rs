@@ -67,7 +67,7 @@ pub struct Convolution {
     pub dtype: Float,
     /// Whether products of `f32` may be computed in TF32.
     pub tf32: bool,
-    /// Whether only engines are permitted that give the same bits in each run.
+    /// Whether only engines that give the same bits in each run may be used.
     pub deterministic: bool,
     /// Number of spatial dimensions, two or three.
     pub dims: usize,
@@ -127,7 +127,7 @@ impl CudnnHandle {
     /// stream is captured.
     ///
     /// # Errors
-    /// - [`DriverError::LibraryCall`] if cuDNN fails for another reason than an unsupported
+    /// - [`DriverError::LibraryCall`] if cuDNN fails for a reason other than an unsupported
     ///   convolution, such as missing host memory. If only some engines fail, the plans of the
     ///   others are returned.
     /// - Errors of the [driver call](Driver#errors) that makes the device current.
@@ -297,7 +297,7 @@ impl CudnnHandle {
         tensor.finalize()
     }
 
-    /// Asks heuristics for engines with their settings, the best first.
+    /// Asks cuDNN's heuristics for engines with their settings, the best first.
     fn engine_configs(&self, graph: &Descriptor, mode: Heuristics) -> Result<Vec<Descriptor>> {
         let heuristics = self
             .descriptor(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
@@ -325,7 +325,7 @@ impl CudnnHandle {
         let ty = Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;
         // SAFETY: the value is a descriptor of an engine, which cuDNN fills.
         unsafe { config.get(Name::CUDNN_ATTR_ENGINECFG_ENGINE, ty, &mut [engine.raw()])? };
-        // Integers, because a newer library may return a note that our enum lacks.
+        // Read notes as integers, because a newer library may return a note that our enum lacks.
         let mut notes = [0u32; 32];
         let ty = Type::CUDNN_TYPE_NUMERICAL_NOTE;
         // SAFETY: notes are C enums, which are 32-bit integers.

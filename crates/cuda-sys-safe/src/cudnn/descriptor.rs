@@ -53,7 +53,7 @@ impl Descriptor {
 
     /// Sets an attribute that holds integers.
     pub(super) fn integers(self, name: Name, values: &[i64]) -> Result<Self> {
-        // SAFETY: integers are of `i64`.
+        // SAFETY: the attribute's type for integers is `i64`.
         unsafe { self.set(name, Type::CUDNN_TYPE_INT64, values) }
     }
 
@@ -74,7 +74,7 @@ impl Descriptor {
     /// Returns the number of values of an attribute.
     pub(super) fn count(&self, name: Name, ty: Type) -> Result<usize> {
         let (mut count, nowhere) = (0, ptr::null_mut());
-        // SAFETY: no value is asked for.
+        // SAFETY: no values are requested, so cuDNN writes only their number.
         let status = unsafe {
             (self.cudnn.api.cudnnBackendGetAttribute)(self.raw, name, ty, 0, &mut count, nowhere)
         };
@@ -101,7 +101,8 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is alive and not used afterwards. Errors leave nothing to do.
+        // SAFETY: the descriptor is alive and not used afterwards. An error is ignored, because
+        // nothing could be done about it.
         unsafe { (self.cudnn.api.cudnnBackendDestroyDescriptor)(self.raw) };
     }
 }

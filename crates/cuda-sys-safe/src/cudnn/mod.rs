@@ -9,10 +9,9 @@
 //! the cuBLAS of the process, so both must be built for the same major version of CUDA.
 //!
 //! # Graphs, plans and engines
-//! cuDNN takes an operation as a graph of descriptors. Its heuristics name engines that can compute
-//! the graph, the fastest first, and an engine with its settings becomes an execution plan.
-//! [`CudnnHandle::convolution_plans`] goes this way for a convolution; [`CudnnHandle::execute`]
-//! enqueues a plan.
+//! cuDNN takes an operation as a graph of descriptors. Its heuristics name engines that can compute the graph, the
+//! fastest first, and an engine with its settings becomes an execution plan. [`CudnnHandle::convolution_plans`] does
+//! this for a convolution; [`CudnnHandle::execute`] enqueues a plan.
 
 mod convolution;
 mod descriptor;
@@ -95,7 +94,7 @@ impl Cudnn {
     pub fn load() -> Result<&'static Self> {
         static CUDNN: OnceLock<Result<Cudnn>> = OnceLock::new();
         let load = || {
-            // cuDNN finds the process's cuBLAS by name, so that must be loaded first.
+            // cuDNN finds the process's cuBLAS by name, so cuBLAS must be loaded first.
             let (cublas, _) = Blas::load()?.version();
             let named = SEARCH.named_in_env();
             let loaded = Self::load_from(named.as_deref());

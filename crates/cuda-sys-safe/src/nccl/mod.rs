@@ -22,15 +22,15 @@
 //! 1. `comm_interrupt` makes the hanging call return. It takes no lock, because the hanging call
 //!    holds the communicator's lock.
 //! 2. `comm_abort` then frees the communicator, with no lock held. NCCL waits there until the
-//!    graphs that hold calls of the communicator are destroyed. A thread that owns such a graph may
-//!    try to launch it first; the launch is refused.
+//!    graphs that hold calls of the communicator are destroyed. If a thread tries to launch such a
+//!    graph before it destroys it, the launch is refused.
 //!
 //! `state` and `is_aborted` wait for no lock. A process that ends waits for running calls, and
 //! other threads may abort communicators until these calls have returned.
 //!
 //! A graph keeps the communicators of its captured calls. These communicators are locked during a
-//! launch of the graph, so that no communicator is aborted under it. After an abort, launches of
-//! the graph are refused.
+//! launch of the graph, so that none of them is freed during the launch. After an abort, launches
+//! of the graph are refused.
 
 pub(crate) mod null;
 pub(crate) mod real;
@@ -208,7 +208,7 @@ pub enum Collective {
 /// - [`DriverError::LibraryCall`](crate::DriverError::LibraryCall) if NCCL refuses the call, or if
 ///   an earlier call on the communicator failed.
 /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if a number is too large
-///   for NCCL, if the stream is on another device than the communicator, or if the process is
+///   for NCCL, if the stream is on a different device than the communicator, or if the process is
 ///   ending.
 /// - Errors of the [driver call](crate::Driver#errors) that makes the device current.
 ///
@@ -253,13 +253,13 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// `ncclCommCount`). The communicator's state must have been [`CommState::Ready`].
     unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)>;
 
-    /// Returns the state of the last call. An error may come from any earlier call, such as that of
-    /// a rank that is gone.
+    /// Returns the state of the last call. The error may be that of any earlier call, for example
+    /// because a rank is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
     /// Enqueues calls as one group: the calls begin together, in no particular order. The call may
-    /// block until all ranks have made it, and while a call for another communicator on the same
-    /// device blocks.
+    /// block until all ranks have made it. It also blocks while a call for another communicator on
+    /// the same device blocks.
     unsafe fn enqueue(
         &self,
         comm: CommHandle,

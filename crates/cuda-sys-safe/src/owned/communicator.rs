@@ -149,9 +149,9 @@ impl Communicator {
     /// refused. The other ranks must abort, too. A second abort does nothing.
     ///
     /// If several ranks are threads of one process, the last of their aborts frees the resources of
-    /// all these ranks, on all their devices. The driver may need the other threads for this. So
-    /// until all ranks have aborted, none of these threads may block on work that needs a rank that
-    /// has not aborted. Synchronize the threads after the abort.
+    /// all these ranks, on all their devices. For this, the driver may need progress of the other
+    /// threads. Until all ranks have aborted, none of these threads may therefore block on work
+    /// that needs a rank that has not aborted. Synchronize the threads only after the abort.
     ///
     /// NCCL's abort also waits until all graphs that captured calls of the communicator are
     /// destroyed. With several threads, the last abort waits for the graphs of all of them.
@@ -318,7 +318,8 @@ impl CommunicatorHandle {
         let calling = match self.calling.try_lock() {
             Ok(calling) => calling,
             Err(TryLockError::Poisoned(calling)) => calling.into_inner(),
-            // Another thread holds the lock: for a call, perhaps for long, or for an abort.
+            // Another thread holds the lock: during a call, which may take long, or during an
+            // abort.
             Err(TryLockError::WouldBlock) if !self.is_aborted() => {
                 return Ok(CommState::InProgress);
             }

@@ -109,7 +109,8 @@ impl Capture {
         let driver = self.stream.driver();
         // SAFETY: the handle is alive.
         let ended = unsafe { driver.end_capture(self.stream.handle()) };
-        // The capture continues if it must be ended by another thread.
+        // A failed call leaves the capture active if only the thread that began the capture may end
+        // it.
         let goes_on = |status| matches!(status, Ok(CaptureStatus::Active(_)));
         if ended.is_ok() || !goes_on(self.stream.capture_status()) {
             self.membership.end();

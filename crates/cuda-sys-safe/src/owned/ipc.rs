@@ -10,8 +10,8 @@ use crate::{DevicePtr, Driver, IpcMemHandle, Result};
 ///
 /// The other process creates the handle with
 /// [`DeviceMemory::ipc_handle`](super::DeviceMemory::ipc_handle), and keeps the allocation while it
-/// is open here. Events are shared in the same way, with
-/// [`Event::ipc_handle`](super::Event::ipc_handle) and [`Event::open_ipc`](super::Event::open_ipc).
+/// is open here. [`Event::ipc_handle`](super::Event::ipc_handle) and
+/// [`Event::open_ipc`](super::Event::open_ipc) share events between processes.
 #[derive(Debug)]
 pub struct SharedMemory {
     driver: Arc<dyn Driver>,

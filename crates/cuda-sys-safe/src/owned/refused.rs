@@ -83,14 +83,14 @@ pub struct RefusedCount {
 #[derive(Debug, Default)]
 pub struct Refused([ReleaseQueue; KINDS]);
 
-/// The refused releases of one kind. Each kind has its own queue, so that a retry in a call makes
-/// only driver calls of the kind that the call makes anyway.
+/// The refused releases of one kind. Each kind has its own queue: a release or an allocation of a
+/// kind retries only this kind, and so makes no unexpected kinds of driver calls.
 #[derive(Debug, Default)]
 struct ReleaseQueue {
     count: AtomicUsize,
     bytes: AtomicUsize,
-    /// The waiting releases, without those that a thread is retrying at the moment. Not locked
-    /// during a driver call.
+    /// Releases that wait for a retry. A release that a thread is retrying is not in the list, so
+    /// that the list need not be locked during the driver call.
     waiting: Mutex<VecDeque<RefusedRelease>>,
 }
 
@@ -181,7 +181,7 @@ impl ReleaseQueue {
 
 /// Retries all refused releases, and returns those that the driver refuses again.
 ///
-/// A release that waits for the device waits here, too.
+/// If the first attempt of a release waits for the device, so does its retry.
 pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {
     let refused = driver.refused();
     ReleaseKind::ALL.iter().for_each(|&kind| refused.queue(kind).retry_all());

@@ -174,8 +174,9 @@ impl SharedHostMemory {
         Ok(())
     }
 
-    /// Copies bytes into the memory. Other processes that access these bytes at the same time may
-    /// see or cause a mixture.
+    /// Copies bytes into the memory. If another process reads these bytes at the same time, it may
+    /// read a mixture of old and new bytes. If it writes them, the result may be a mixture of both
+    /// writes.
     ///
     /// # Safety
     /// Neither other threads nor devices of this process access these bytes during the call.

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{SharedHostMemory, Stream, same_driver};
 use crate::{Driver, DriverError, OsHandle, Result};
 
-/// Words in host memory that several processes share, page-locked in each. A stream writes a word
-/// after its work, and streams of other processes wait for the value, without their hosts.
+/// Words in host memory that several processes share, page-locked in each process. A stream writes
+/// a word after its work, and streams of other processes wait on the GPU for the value, while their
+/// host threads continue.
 ///
-/// Any process that has the words may write to them at any time.
+/// Any process that has opened the words may write to them at any time.
 #[derive(Debug)]
 pub struct SharedWords {
     memory: SharedHostMemory,

@@ -13,7 +13,7 @@ use crate::{CudaCode, CudaError, DriverError, Result};
 pub(super) struct VisibleDevice {
     pub(super) raw: CUdevice,
     context: OnceLock<PrimaryContext>,
-    /// Locked while the context is retained, so that it is retained once.
+    /// Locked while a thread retains the primary context, so that only one thread does.
     retaining: Mutex<()>,
     /// Locked while NCCL enqueues work for the device.
     nccl: Mutex<()>,

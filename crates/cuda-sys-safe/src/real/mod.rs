@@ -15,9 +15,9 @@
 //!
 //! # Contexts
 //! Each device's primary context is retained on first need and never released, so objects may be
-//! dropped at any time. Every call makes the context current on its thread. This costs some 20 ns,
-//! and, unlike a remembered state, stays correct if other CUDA users of the process change the
-//! current context.
+//! dropped at any time. Every call makes the context current on its thread. This costs some 20 ns.
+//! Remembering the current context would cost less, but would be wrong if other CUDA code in the
+//! process changes it.
 //!
 //! # Sticky errors
 //! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)), no call on any
@@ -86,8 +86,8 @@ pub fn load() -> Result<Arc<dyn Driver>> {
             let named = api::SEARCH.named_in_env();
             let driver = load_from(&search_paths(named.as_deref()));
             let driver = driver.map_err(|error| api::SEARCH.blame(named.as_deref(), error))?;
-            // Check these variables now. A missing cuBLAS or NVML is replaced silently, so an
-            // invalid variable would go unnoticed.
+            // Check these variables now, because an invalid one would otherwise go unnoticed:
+            // Warpline works without cuBLAS, cuDNN and NVML.
             for search in [blas::SEARCH, cudnn::SEARCH, nvml::SEARCH] {
                 search.check_named()?;
             }
@@ -104,8 +104,8 @@ pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
 }
 
 /// Loads the first of `paths` that opens, and initialises it. Intended for tests and unusual
-/// installations. Use one driver per process, because each driver notices only lost devices of its
-/// own calls.
+/// installations. Use one driver per process, because a driver learns only from its own calls that
+/// a device is lost.
 ///
 /// # Errors
 /// The errors of [`load`], except [`DriverError::InvalidVariable`].

@@ -1,4 +1,4 @@
-//! NVML, which knows the device memory of each process. NVML comes with the driver. If NVML is
+//! NVML, which reports the device memory of each process. NVML comes with the driver. If NVML is
 //! missing, or does not see this process under its own id (as in most containers), the memory is
 //! unknown.
 

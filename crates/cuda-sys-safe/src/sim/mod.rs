@@ -3,9 +3,9 @@
 //! [`SimConfig::build`] makes a [`SimDriver`]: a set of devices with asynchronous streams, behind
 //! the same [`Driver`](crate::Driver) interface as real devices. Work runs only inside driver
 //! calls, one operation at a time, in an order that the stream rules allow and the [`Schedule`]
-//! picks. (Work that another process may wait for is the exception: a thread runs it.) So a missing
-//! wait gives wrong data, the same in every run with the same seed, and never a data race. Kernels
-//! run through their CPU implementation.
+//! picks. (Only work that another process may wait for also runs on a background thread.) A missing
+//! wait therefore gives wrong data, the same in every run with the same seed, and never a data
+//! race. Kernels run through their CPU implementation.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -60,9 +60,10 @@
 //! **Kernels.** A launch is refused, without further effect, if its grid or block is empty or too
 //! large, if it uses more shared memory than the function may have, or if it has more than 4 KiB of
 //! parameters. When a kernel runs, each operand must lie in live memory that the device may address
-//! (or the error is `ILLEGAL_ADDRESS`) and must be aligned to its item size, up to 16 bytes (or the
-//! error is `MISALIGNED_ADDRESS`). A panic is `LAUNCH_FAILED`. A module is PTX text or a cubin. The
-//! simulator reads version, target and entry names of PTX text, and the sections of a cubin.
+//! (otherwise the error is `ILLEGAL_ADDRESS`) and must be aligned to its item size, up to 16 bytes
+//! (otherwise `MISALIGNED_ADDRESS`). A panic of the CPU implementation is `LAUNCH_FAILED`. A module
+//! is PTX text or a cubin. The simulator reads version, target and entry names of PTX text, and the
+//! sections of a cubin.
 //!
 //! **Errors.** An error that occurs when work runs loses the device. The first call that notices
 //! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
@@ -79,16 +80,16 @@
 //! virtual memory (`NOT_SUPPORTED`).
 //!
 //! **Pools.** Memory is valid from the time its allocation runs until its free runs, in stream
-//! order, on streams of any device. A null address, and memory that is not of a pool, can be freed
-//! in the same way. An allocation of zero bytes is a null address. Unused bytes above the release
-//! threshold are released at host waits.
+//! order, on streams of any device. `cuMemFreeAsync` also accepts a null address, which has no
+//! effect, and memory of `cuMemAlloc`, which it frees in stream order. An allocation of zero bytes
+//! is a null address. Unused bytes above the release threshold are released at host waits.
 //!
 //! **Capture.** The default stream cannot be captured (`UNSUPPORTED`). A stream that waits for an
 //! event of a capture joins the capture. In a captured stream, a wait for an event of another
 //! capture is `MERGE`, a wait for an event from outside is `ISOLATION`, and a wait for an
-//! interprocess event is `UNSUPPORTED`. Ending a capture fails if a stream that joined was not
-//! joined back (`UNJOINED`), on another stream than the one on which the capture began
-//! (`UNMATCHED`), and on another thread unless the mode is relaxed (`WRONG_THREAD`).
+//! interprocess event is `UNSUPPORTED`. Ending a capture fails with `UNJOINED` if a stream that
+//! joined was not joined back, with `UNMATCHED` on any stream but the one on which the capture
+//! began, and with `WRONG_THREAD` on another thread, unless the mode is relaxed.
 //!
 //! A forbidden call fails and invalidates captures:
 //! - Calls that the modes of capture and thread forbid, on captured and other objects: allocation
@@ -100,8 +101,8 @@
 //!   event of a capture (`CAPTURED_EVENT`). This invalidates only the captures of that stream,
 //!   device or event.
 //! - In all modes, using the default stream while blocking streams are captured (`IMPLICIT`). This
-//!   invalidates the captures of all these streams. `cuMemcpy` and reading the priority count as
-//!   uses.
+//!   invalidates the captures of all these streams. `cuMemcpy` on the default stream, and reading
+//!   its priority, count as uses.
 //! - In a captured stream, copies between devices and launches of graphs (`UNSUPPORTED`), and work
 //!   that is refused for any other reason.
 //!
@@ -125,7 +126,7 @@
 //!
 //! # Additional checks
 //!
-//! - Redzones around allocations are checked when the allocation is freed, and by
+//! - Redzones around an allocation are checked when the allocation is freed, and by
 //!   [`SimDriver::overruns`].
 //! - Kernels must keep to their footprints ([`SimConfig::check_footprints`],
 //!   [`SimDriver::violations`]).

@@ -11,18 +11,19 @@ pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Requests that a forked child finds zeros of its own at these addresses.
+/// Asks the system to give a forked child its own zeros at these addresses.
 ///
-/// Zeros (`MADV_WIPEONFORK`) are better than no mapping (`MADV_DONTFORK`), because safe code in the
-/// child may still hold the addresses, so nothing else may appear there. With either, a fork leaves
-/// this process's pages in place.
+/// Zeros (`MADV_WIPEONFORK`) are better than no mapping (`MADV_DONTFORK`): safe code in the child
+/// may still hold the addresses, and without a mapping, other memory could appear there. With both,
+/// a fork leaves this process's pages in place.
 pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the mapping is new, and no code uses it. Before Linux 4.14 the advice fails, and a
     // child shares the pages until one side writes.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
 }
 
-/// Has the system provide pages in one call. Returns `false` if it cannot (before Linux 5.14).
+/// Makes the system provide pages in one call. Returns `false` if the system cannot (before Linux
+/// 5.14).
 pub(super) fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<bool> {
     // SAFETY: the call changes no byte of the mapping.
     if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {

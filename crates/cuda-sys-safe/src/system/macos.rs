@@ -1,4 +1,5 @@
-//! The variant for macOS, which has no CUDA, but the CPU and simulated devices.
+//! The variant for macOS, where programs use the CPU and simulated devices, because macOS has no
+//! CUDA.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

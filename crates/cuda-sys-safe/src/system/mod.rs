@@ -14,9 +14,9 @@
 //!
 //! # Forks
 //!
-//! A fork moves no page that a device knows. Registered pages are wiped in the forked child: the
-//! child has zeros of its own at their addresses, so nothing else can appear there, and the
-//! parent's pages stay in place.
+//! After a fork, each page that a device uses is still the parent's page. Registered pages are wiped in the forked
+//! child: the child has zeros of its own at their addresses, so that no other memory can appear there, and the parent's
+//! pages stay in place.
 
 use std::ptr::NonNull;
 
@@ -67,7 +67,7 @@ pub(crate) fn in_pages(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(page_size())
 }
 
-/// Has the system provide pages by writing zeros to them.
+/// Makes the system provide pages by writing zeros to them.
 ///
 /// # Safety
 /// The range is mapped, writable, all zeros, and not in use by other code.

@@ -91,7 +91,7 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
     Ok(start)
 }
 
-/// Has the system provide all pages of a part of a mapping.
+/// Makes the system provide all pages of a part of a mapping.
 ///
 /// # Safety
 /// The range may be overwritten with zeros, and is not in use.
@@ -214,9 +214,9 @@ impl SharedFile {
 
 /// Calls `in_child` in every forked child from now on. `in_child` may only change atomics.
 pub(crate) fn on_fork(in_child: extern "C" fn()) {
-    // SAFETY: `in_child` only changes atomics, which is allowed in a forked child.
-    // Registration fails only without memory. Forks then go unnoticed, and a child gets the
-    // driver's own CUDA_ERROR_NOT_INITIALIZED.
+    // SAFETY: `in_child` only changes atomics, which is allowed in a forked child. Registration
+    // fails only if memory is exhausted. Forks are then not noticed, and a child gets the driver's
+    // own CUDA_ERROR_NOT_INITIALIZED.
     let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 

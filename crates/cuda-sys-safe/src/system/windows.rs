@@ -64,7 +64,7 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
     map_large(bytes)
 }
 
-/// Has the system provide all pages of a part of a mapping.
+/// Makes the system provide all pages of a part of a mapping.
 ///
 /// # Safety
 /// The range may be overwritten with zeros, and is not in use.

@@ -23,7 +23,7 @@ pub(crate) const LATE: &str = "late";
 #[derive(Debug)]
 pub(crate) struct ProgramResult {
     pub(crate) found: Vec<Difference>,
-    /// Whether the reference driver is in another state than before the program.
+    /// Whether the reference driver is in a different state than before the program.
     pub(crate) dirty: bool,
     /// Result of each step on the reference driver, or `-` for a step that was left out.
     pub(crate) results: Vec<String>,

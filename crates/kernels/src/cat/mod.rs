@@ -75,7 +75,8 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// The parameters for up to [`SOURCES`] sources, which have fewer than 2³¹ units together.
+    /// The parameters for up to [`SOURCES`] sources. Together, the sources have fewer than 2³¹
+    /// units.
     struct Cat {
         /// Units per row of the result.
         pitch: u32,

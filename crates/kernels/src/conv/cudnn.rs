@@ -71,7 +71,7 @@ static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Kept>>> =
     LazyLock::new(|| Mutex::new(LruCache::new(MOST_KEPT)));
 
 fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Kept>> {
-    // A panic elsewhere leaves the cache as it was.
+    // Ignore poisoning, because a panic of another thread leaves the cache consistent.
     PLANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -160,7 +160,7 @@ pub(super) fn run(
         Err(error) if is_of_plan(&error) => {}
         done => return done.map(|()| true),
     }
-    // The plan needs more memory than there is, or cannot run. As in PyTorch, try the others.
+    // The plan needs more memory than is free, or cannot run. As in PyTorch, try the other plans.
     for plan in plans(MOST_TRIED)? {
         match launch.run(Some((&handle, &plan))) {
             Err(error) if is_of_plan(&error) => {}
@@ -184,7 +184,7 @@ struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// Launches with a plan, which only a GPU needs.
+    /// Launches the call. Only a GPU needs a plan.
     #[track_caller]
     fn run(&self, plan: Option<(&CudnnHandle, &ConvolutionPlan)>) -> Result<()> {
         let bytes = plan.map_or(0, |(_, plan)| plan.workspace());
@@ -239,9 +239,9 @@ fn fastest(
     Ok(best.1)
 }
 
-/// Returns the order of dimensions of the computed operand, if it has no gaps: row-major, or with the
-/// channels innermost. If it has both, because dimensions have size 1, returns the order in which
-/// fewer of the other operands must be copied.
+/// Returns the order of dimensions of the computed operand, if it has no gaps: row-major, or with
+/// the channels innermost. If its layout is contiguous in both orders, because dimensions have size
+/// 1, returns the order in which fewer of the other operands must be copied.
 fn format_of(operands: [View<'_>; 3], computed: usize) -> Option<MemoryFormat> {
     let last = match operands[computed].sizes().len() {
         5 => MemoryFormat::ChannelsLast3d,
@@ -338,7 +338,7 @@ fn layout(sizes: &[usize], dims: usize, format: MemoryFormat) -> TensorLayout {
     TensorLayout { sizes: all, strides }
 }
 
-/// A call of cuDNN. Without a plan, which only a GPU needs, there is only the CPU implementation.
+/// A call of cuDNN. Only a GPU needs a plan; without a plan, only the CPU implementation can run.
 struct Call<'a> {
     params: Conv,
     plan: Option<(&'a CudnnHandle, &'a ConvolutionPlan)>,

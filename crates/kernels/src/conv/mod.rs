@@ -6,9 +6,8 @@
 //! which [`col2im`] adds up. The gradient of the weight is the gradient of the result times the
 //! transposed columns.
 //!
-//! Columns are made for as many images at a time as fit a memory bound. With one group there is one
-//! product per image. With several groups there is one product per group, over the positions of all
-//! these images.
+//! Columns are made for several images at a time, as many as a limit on their memory allows. With one group there is
+//! one product per image. With several groups there is one product per group, over the positions of all these images.
 
 mod columns;
 mod cpu;
@@ -405,7 +404,7 @@ impl<'a> Geometry<'a> {
         matrices([self.batch, rows, positions], strides, images.layout.offset())
     }
 
-    /// Layout `[count, outputs, rows]` of a contiguous weight, which is repeated for each image.
+    /// Layout `[count, outputs, rows]` that repeats a contiguous weight for each image.
     fn weight_of_image(&self, weight: View<'_>, count: usize) -> Layout {
         matrices([count, self.outputs, self.rows], [0, self.rows], weight.layout.offset())
     }
@@ -458,7 +457,7 @@ fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
 }
 
-/// Multiplies matrices, each with another layout than its view.
+/// Multiplies matrices, each with a different layout than its view.
 #[track_caller]
 fn multiply(
     target: Target<'_>,

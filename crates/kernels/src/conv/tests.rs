@@ -180,7 +180,8 @@ fn convolutions(target: Target<'_>, cases: &[Case]) {
 /// by trial, and on this crate's kernels.
 fn by_every_engine(target: Target<'_>) {
     let (settings, cases) = (target.runtime().cudnn(), cases());
-    // The large ones differ only in the memory of this crate's columns.
+    // Leave out the two large cases at the end, because they only test the memory of this crate's
+    // columns.
     convolutions(target, &cases[..cases.len() - 2]);
     settings.set_benchmark(true);
     // cuDNN takes up to a second to make all plans of a convolution.
@@ -201,7 +202,7 @@ fn gpu_convolutions_and_gradients_are_those_of_the_definition() {
     on_gpu(by_every_engine);
 }
 
-/// Creates random operands of a convolution of 3 × 3, and its result in `dtype`.
+/// Creates random operands of a convolution with a 3 × 3 window, and returns its result in `dtype`.
 fn random_result(target: Target<'_>, dtype: DType, outputs: usize) -> Vec<f64> {
     let window = Window {
         input: [1, 14, 14],
@@ -221,7 +222,7 @@ fn random_result(target: Target<'_>, dtype: DType, outputs: usize) -> Vec<f64> {
     y.floats(target)
 }
 
-/// One test, because the plans belong to the process.
+/// A single test, because all tests of the process share the plans.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_cudnn_computes_convolutions_in_the_chosen_precision() {

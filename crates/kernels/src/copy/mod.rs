@@ -125,8 +125,8 @@ where
 /// A float outside the range of `i32` or `i64` becomes the nearest integer of the range. A float is
 /// converted to `u8` through `i64`, and to `i8` or `i16` through `i32`; the low bits are kept. A
 /// NaN becomes 0, with two exceptions: every NaN becomes the least `i64`, and an `f64` NaN becomes
-/// the least `i32`. These are PyTorch's results on CUDA. Warpline has them on the CPU too, where
-/// PyTorch leaves them undefined.
+/// the least `i32`. These are PyTorch's results on CUDA. Warpline also returns them on the CPU,
+/// where PyTorch leaves them undefined.
 ///
 /// # Errors
 /// - [`ShapeMismatch`](warpline_runtime::ErrorKind::ShapeMismatch) if the sizes differ.

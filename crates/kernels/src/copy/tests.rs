@@ -16,7 +16,7 @@ fn every_shape_and_pair(target: Target<'_>) {
             for to in DType::ALL {
                 let out = Tensor::garbage(target, to, shape.memory[2]).with(shape.views[2]);
                 copy(target, a.view(), out.view()).unwrap();
-                // A NaN of `f64` becomes another `i32` than a NaN of the other dtypes.
+                // A NaN of `f64` becomes a different `i32` than a NaN of the other dtypes.
                 let zero = |x: f64| x.is_nan() && to == DType::I32 && from != DType::F64;
                 let becomes = |&x: &f64| if zero(x) { 0.0 } else { stored(to, x) };
                 let expected: Vec<f64> = x.iter().map(becomes).collect();

@@ -120,8 +120,8 @@ pub enum OperandRule {
 }
 
 /// Whether kernels for half-width floats round a number operand to the dtype first. PyTorch rounds
-/// the number if its kernel function takes elements, as for `pow`. PyTorch's kernel for `mul` takes
-/// the wider compute type.
+/// the number if its kernel function takes the number as an element, as for `pow`. It does not if
+/// the function takes the number in the wider compute type, as for `mul`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberRounding {
     /// Do not round, except in comparisons, which always round.
@@ -175,9 +175,9 @@ pub enum ResultDType {
 /// Numbers of elements per thread of the flat and of the strided kernel of an op with `inputs`
 /// inputs.
 ///
-/// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. More than
-/// four in the strided kernel would be faster for half-width floats and bytes. But the driver
-/// compiles a kernel on first use, and each element adds to the compile time.
+/// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. In the
+/// strided kernel, more than four elements would be faster for half-width floats and bytes, but the
+/// driver compiles a kernel on first use, and each element adds to the compile time.
 pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> (usize, usize) {
     let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
     let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);

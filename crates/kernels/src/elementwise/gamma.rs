@@ -70,7 +70,8 @@ ops! {
     SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
         x: {
             let x = x * PI;
-            // Compare the square with 0, because the square of a small element underflows to 0 too.
+            // Compare the square with 0, and not the element, because the square of a small element
+            // underflows to 0.
             g * x.square().eq(0.0).select(0.0, (x * x.cos() - x.sin()) / x.square() * PI)
         }
     }

@@ -168,7 +168,7 @@ pub(super) const SLICE: usize = 32 * LANES;
 
 const _: () = assert!(SLICE == 512, "the documentation of `slices` has this number");
 
-/// Runs the loop, which is compiled once for all ops of these types.
+/// Runs the loop. It is compiled once for all ops of these types.
 ///
 /// # Safety
 /// The launch has `I` operands, then the result. Operands that are numbers are not read. All others

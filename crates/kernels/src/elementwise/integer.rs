@@ -101,7 +101,8 @@ macro_rules! integers {
     )*};
 }
 
-// A signed type keeps its sign at a shift by its bits minus one, so that is the maximum shift.
+// A right shift of a signed type by its number of bits minus one leaves only the sign, so larger
+// shifts are limited to it.
 integers! {
     u8: 8, false;
     i8: 7, true;

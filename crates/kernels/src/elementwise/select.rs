@@ -13,7 +13,7 @@ ops! {
         x: c.select(g, 0.0),
         y: c.select(0.0, g)
     }
-    /// `torch.heaviside`: 0 for a negative `x`, 1 for a positive one, and `y` for zero.
+    /// `torch.heaviside`: 0 for a negative `x`, 1 for a positive `x`, and `y` for zero.
     HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
         bool => x | y,
         int => if x == 0 { y } else { x.cmp(&0).is_gt().into() },

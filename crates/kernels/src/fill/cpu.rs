@@ -22,7 +22,7 @@ pub(super) fn bits_of<T: HostElement>(value: Scalar) -> u64 {
     bits
 }
 
-/// An integer that consists of the low bytes of a larger one.
+/// An integer type that can be made from the low bytes of a `u64`.
 pub(super) trait Low: Copy + Send + Sync + 'static {
     fn low(bits: u64) -> Self;
 }

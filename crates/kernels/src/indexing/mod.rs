@@ -1,8 +1,8 @@
 //! Ops that select elements by indices along a dimension: `index_select`, `gather` and `embedding`.
 //!
-//! One kernel serves all three. It reads source and index through views with the sizes of the
-//! result. The source has stride 0 in the dimensions that the index decides, and the index has
-//! stride 0 in the others.
+//! One kernel serves all three ops. It reads source and index through views with the sizes of the result. The view of
+//! the source has stride 0 in the dimensions in which the index selects, and the view of the index has stride 0 in all
+//! other dimensions.
 //!
 //! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
 //! marks the result as invalid. The kernel writes 0 there.
@@ -103,13 +103,13 @@ impl IndexedDim {
     }
 }
 
-/// Copies the slices of `input` along dimension `dim` that `index` names into `out`, in order
-/// (`torch.index_select`). `index` is of `int32` or `int64` and has at most one dimension. `out`
-/// has the dtype of `input`, which may be any, and the sizes that [`index_select_sizes`] returns.
+/// Copies the slices of `input` along dimension `dim` that `index` names into `out`, in order (`torch.index_select`).
+/// `index` has dtype `int32` or `int64` and has at most one dimension. `out` has the dtype of `input`, which may be
+/// any, and the sizes that [`index_select_sizes`] returns.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
+/// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar
 ///   and there is not exactly one index, or if `out` has other sizes.
@@ -171,16 +171,16 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// Sets each element of `out` to the element of `input` at the same position (`torch.gather`),
 /// except that `index` gives the position in dimension `dim`.
 ///
-/// `index` is of `int32` or `int64`, has as many dimensions as `input`, and is no larger in any
-/// dimension except `dim`. `out` has the dtype of `input`, which may be any, and the sizes of
-/// `index`. A scalar counts as a tensor of one dimension.
+/// `index` has dtype `int32` or `int64`, has as many dimensions as `input`, and is no larger in any dimension except
+/// `dim`. `out` has the dtype of `input`, which may be any, and the sizes of `index`. A scalar counts as a tensor of
+/// one dimension.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `input`.
+/// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if `index` has another number of dimensions than `input`, or is
-///   larger than `input` in a dimension other than `dim`, or if `out` has other sizes than `index`.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has a different number of dimensions than `input`, or is larger than
+///   `input` in a dimension other than `dim`, or if `out` has other sizes than `index`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
@@ -244,14 +244,13 @@ pub fn gather_as(
     pick(target, op, (input, &source), (index, index.strides()), out, &along)
 }
 
-/// Copies the rows of the matrix `weight` that `indices` names into `out`
-/// (`torch.nn.functional.embedding`). `indices` is of `int32` or `int64` and has any sizes. `out`
-/// has the dtype of `weight`, which may be any, and the sizes of `indices` followed by the size of
-/// a row.
+/// Copies the rows of the matrix `weight` that `indices` names into `out` (`torch.nn.functional.embedding`). `indices`
+/// has dtype `int32` or `int64` and has any sizes. `out` has the dtype of `weight`, which may be any, and the sizes of
+/// `indices` followed by the size of a row.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `indices` is not of `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `weight`.
+/// - [`ErrorKind::InvalidArgument`] if `indices` has a dtype other than `int32` or `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `weight`.
 /// - [`ErrorKind::ShapeMismatch`] if `weight` is not a matrix, or `out` has other sizes.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -2,8 +2,8 @@
 //!
 //! One launch copies the keys and the values of all new positions and advances the length. Every
 //! block reads the length first. The block that arrives last at a counter writes the new length, so
-//! that no block reads the new length instead of the old one. That block also sets the counter back
-//! to 0 for the next launch or replay.
+//! that all blocks read the old length. That block also sets the counter back to 0 for the next
+//! launch or replay.
 //!
 //! A length that leaves no room for the new positions causes [`ErrorKind::IndexCheck`]. The kernel
 //! then changes nothing.
@@ -77,8 +77,8 @@ pub struct KvCache<'a> {
 /// from its length on, and advances the length.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if keys and values do not have the cache's dtype, or the state is
-///   not of `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if keys and values do not have the cache's dtype, or the state
+///   does not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, or the cache's layout is not as
 ///   described.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

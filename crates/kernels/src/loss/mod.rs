@@ -39,7 +39,7 @@ static LOSS: Kernel<Checked, 5> =
 static BACKWARD: Kernel<Losses, 6> =
     unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
 
-/// Maximum number of threads of the forward kernel, which has one block.
+/// Maximum number of threads of the forward kernel. It has only one block.
 const THREADS: usize = 1024;
 /// Threads per block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;
@@ -93,8 +93,8 @@ impl Nll<'_> {
         if log == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// Returns the operand of the weight. The logarithms, which are then not read, stand in for
-    /// `None`.
+    /// Returns the operand of the weight. If there is no weight, returns the logarithms as a
+    /// stand-in that is not read.
     fn weight_operand(&self) -> Operand<'_> {
         self.weight.unwrap_or(self.log).read()
     }
@@ -147,8 +147,9 @@ impl Nll<'_> {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the logarithms are not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if the classes are not of `int64`, if the weight or `loss` has
-///   another dtype than the logarithms, or if `total` is not of [`Nll::total_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if the classes do not have dtype `int64`, if the weight or `loss`
+///   has a different dtype than the logarithms, or if `total` does not have the dtype
+///   [`Nll::total_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if the logarithms are not a matrix, if there is not one class per
 ///   row or one weight per class, or if `loss` or `total` does not have one element.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -185,7 +186,7 @@ pub fn nll_loss(
 /// ignored or out of range.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has another dtype than the logarithms.
+/// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has a different dtype than the logarithms.
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than the logarithms, or `grad` does not
 ///   have one element.
 /// - The other errors of [`nll_loss`], except [`ErrorKind::IndexCheck`].

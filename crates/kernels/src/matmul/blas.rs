@@ -26,7 +26,7 @@ enum MatrixOrder {
 
 impl MatrixOrder {
     fn of(rows: u64, columns: u64, steps: Steps) -> Option<Self> {
-        // A single row or column has no leading dimension; any valid one will do.
+        // A single row or column has no leading dimension, so any valid value will do.
         let distance = |many: u64, step: i64, length: u64| match many {
             0 | 1 => Some(length.max(1) as usize),
             _ => (step >= length.max(1) as i64).then_some(step as usize),
@@ -63,7 +63,7 @@ impl<'a> Gemm<'a> {
         if p.k == 0 || [p.a, p.b, p.c].iter().any(|s| s.batch < 0) {
             return None;
         }
-        // A column-major result is a transposed row-major one: Cᵀ = Bᵀ · Aᵀ.
+        // A column-major result is the transpose of a row-major result: Cᵀ = Bᵀ · Aᵀ.
         let (swapped, p, ldc) = match MatrixOrder::of(p.m, p.n, p.c)? {
             MatrixOrder::Rows(ldc) => (false, *p, ldc),
             MatrixOrder::Columns(ldc) => (true, p.transposed(), ldc),

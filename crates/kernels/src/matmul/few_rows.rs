@@ -11,10 +11,9 @@
 //!
 //! # Limits
 //!
-//! Loads are vectors of 16 bytes, so lengths, distances and offsets are multiples of one.
-//! Half-width floats need compute capability 8.0. From about eight rows on, `float32` products
-//! reach only half of the memory's bandwidth, because the rows are read from the level 1 cache.
-//! cuBLAS is slower still.
+//! Loads are vectors of 16 bytes, so lengths, distances and offsets must be multiples of a vector. Half-width floats
+//! need compute capability 8.0. From about eight rows on, `float32` products reach only half of the memory's bandwidth,
+//! because the rows are read from the level 1 cache. cuBLAS is even slower.
 
 use warpline_runtime::launch::{Grid, Kernel, blocks};
 use warpline_runtime::module::{self, Program, Source};

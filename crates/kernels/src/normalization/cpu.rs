@@ -75,8 +75,8 @@ pub(super) unsafe fn add_layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: 
 ///
 /// # Safety
 /// The operands are rows, weight, bias and result, and the moments mean and scale. The row and its
-/// moments belong to this thread. Weight and bias have an element per column if the parameters say
-/// that they exist.
+/// moments belong to this thread. Weight and bias have an element per column if `is_weighted` and
+/// `is_biased` are set.
 unsafe fn normalize<T: HostElement>(
     p: &Norm,
     [input, weight, bias, out]: [SharedPtr<T>; 4],

@@ -62,20 +62,20 @@ fn source() -> Source {
 }
 
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a
-// check of their sizes. Each element of a result is written by one thread. The kernels read weight
-// and bias only if `is_weighted` and `is_biased` say that they exist.
+// check of their sizes. Each element of a result is written by one thread. The kernels read the
+// weight only if `is_weighted` is set, and the bias only if `is_biased` is set.
 static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
 };
-// SAFETY: the facts of `ROWS`. Each element of the sum is written by one thread too, and read only
-// by this thread, after the write.
+// SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread, and read
+// only by this thread, after the write.
 static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
     let hosts = hosts!(float T => cpu::add_layer_norm::<T>);
     Kernel::array(&LAYER_NORM, ["add_warp", "add_block"], hosts)
 };
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
 // element of the result is written by one thread. The kernels read the weight only if `is_weighted`
-// says that it exists.
+// is set.
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
@@ -145,7 +145,7 @@ impl LayerNorm<'_> {
         if self.centred { "add_layer_norm" } else { "add_rms_norm" }
     }
 
-    /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
+    /// Returns the operand of `view`. For `None`, returns the input as a stand-in that is not read.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
     }
@@ -259,10 +259,10 @@ impl Norm {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has another dtype than the input, or
-///   mean or scale is not of [`LayerNorm::moment_dtype`].
-/// - [`ErrorKind::ShapeMismatch`] if a view has another number of elements than required, or is not
-///   contiguous.
+/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has a different dtype than the input,
+///   or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
+/// - [`ErrorKind::ShapeMismatch`] if a view has a different number of elements than required, or is
+///   not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -294,7 +294,7 @@ pub fn layer_norm(
 /// `sum` and `out` have the input's dtype and number of elements.
 ///
 /// # Errors
-/// The errors of [`layer_norm`], with the conditions on `out` for `residual` and `sum` too.
+/// The errors of [`layer_norm`]. The conditions on `out` also hold for `residual` and `sum`.
 #[track_caller]
 pub fn add_layer_norm(
     target: Target<'_>,
@@ -322,12 +322,13 @@ pub fn add_layer_norm(
 }
 
 /// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
-/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass.
-/// Adds `other`, another gradient of the rows, if given: after [`add_layer_norm`], the gradient of
-/// the sum. `grad`, `other` and `out` have the input's dtype and number of elements.
+/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass. If
+/// `other` is given, adds it as a further gradient of the rows. After [`add_layer_norm`], `other`
+/// is the gradient of the sum. `grad`, `other` and `out` have the input's dtype and number of
+/// elements.
 ///
 /// # Errors
-/// The errors of [`layer_norm`], with the conditions on `out` for `grad` and `other` too.
+/// The errors of [`layer_norm`]. The conditions on `out` also hold for `grad` and `other`.
 #[track_caller]
 pub fn layer_norm_backward(
     target: Target<'_>,

@@ -26,8 +26,8 @@ fn standardized(row: &[f64], centred: bool) -> (Vec<f64>, f64, f64) {
 fn every_float_and_size(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         let wide = LayerNorm::moment_dtype(dtype);
-        // In the last two, blocks share columns, because there are many rows. One has vectors of
-        // columns, the other single columns.
+        // In the last two cases, blocks share columns, because there are many rows. One case has
+        // vectors of columns, the other single columns.
         for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500), (3000, 8), (3000, 5)] {
             for (centred, weighted, biased) in [
                 (true, true, true),

@@ -151,9 +151,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`,
-/// `step` reads some fields from `rates` instead, as `float64` values in the order of the fields.
-/// The documentation of each such field says so.
+/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`, `step` reads some
+/// fields from `rates` instead, as `float64` values in the order of the fields. The documentation of these fields
+/// mentions `rates`.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
@@ -247,8 +247,8 @@ impl UpdateRule {
         }
     }
 
-    /// Returns the kernel parameters, without those of the tensors. `rates` says whether rates are
-    /// read from memory.
+    /// Returns the kernel parameters, without those of the tensors. If `rates` is set, the kernel reads learning rates
+    /// from memory.
     fn update(&self, rates: bool) -> Update {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let rates = flag(rates, RATES);
@@ -300,11 +300,10 @@ pub fn takes(view: View<'_>) -> bool {
 /// [`UpdateRule::SGD`].
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is not of
-///   `float64`, not contiguous or too short, if the rule is [`UpdateRule::Scale`] and `rates` is `None`,
-///   if a tensor of `scaling` does not have exactly one `float32` element, or if a gradient or a state
-///   that the rule needs is missing.
-/// - [`ErrorKind::DTypeMismatch`] if a tensor has another dtype than the first parameter.
+/// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is too short, not contiguous
+///   or not a `float64` tensor, if the rule is [`UpdateRule::Scale`] and `rates` is `None`, if a tensor of `scaling`
+///   does not have exactly one `float32` element, or if a gradient or a state that the rule needs is missing.
+/// - [`ErrorKind::DTypeMismatch`] if a tensor has a different dtype than the first parameter.
 /// - [`ErrorKind::ShapeMismatch`] if a gradient or state has other sizes than its parameter.
 /// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -92,12 +92,12 @@ cuda_struct! {
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
 /// `window.input`. `values` and `indices` have the spatial sizes `window.output` and equal strides.
-/// The dtype of `image` and `values` is floating-point; `indices` is of `int64`.
+/// The dtype of `image` and `values` is floating-point; `indices` has dtype `int64`.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
-/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `image`, or `indices` is not
-///   of `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `image`, or `indices` does
+///   not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
 ///   `values` or `indices` has spatial sizes other than `window.output`, or another batch or number
 ///   of channels than `image`, if their strides differ, if [`Window::check`] finds the window too
@@ -123,7 +123,8 @@ pub fn max_pool(
 }
 
 /// Computes the gradient of [`max_pool`] with respect to its image into `image`. `grad` is the
-/// gradient of `values`, and `indices` is the result of the forward pass. Their strides are equal.
+/// gradient of `values`, and `indices` is the result of the forward pass. `grad` and `indices` must
+/// have equal strides.
 ///
 /// # Errors
 /// The errors of [`max_pool`], with `grad` in the place of `values` and `image` as the result.
@@ -146,7 +147,7 @@ pub fn max_pool_backward(
 /// `adaptive_avg_pool2d`).
 ///
 /// `image` is `[batch, channels, …]` with one to three spatial dimensions of the sizes
-/// `window.input`, and `out` has the spatial sizes `window.output`. Both have one
+/// `window.input`, and `out` has the spatial sizes `window.output`. Both must have the same
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Tests of all pools against their definitions, which run on every target.
+//! Tests that compare all pools with their definitions, on every target.
 
 use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

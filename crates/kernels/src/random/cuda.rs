@@ -39,30 +39,33 @@ pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
 // SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element of the
-// result is written by one thread. The kernel reads the state only if the `Draw` says that it
-// exists.
+// result is written by one thread. The kernel reads the state only if the flag for its presence in
+// `Draw` is set.
 static FILL_UNIFORM: Kernel<Draw, 2> =
     unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
 // SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
-// by one thread. The kernel reads the state only if the `Draw` says that it exists.
+// by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
 static FILL_NORMAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
 // SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
-// by one thread. The kernel reads the state only if the `Draw` says that it exists.
+// by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
 static FILL_EXPONENTIAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
 // SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
+// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
+// set.
 static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
     let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
     Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
 };
 // SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
+// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
+// set.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
 // SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the `Draw` says that it exists.
+// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
+// set.
 static FILL_RANDINT64: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
@@ -209,8 +212,8 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
     let out = SharedPtr::<T>::operand(launch, 0);
-    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
-    // exists.
+    // SAFETY: the second operand is the state, which `get` reads only if the flag in `p.philox` is
+    // set.
     let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     let (numel, threads) = (p.numel as usize, p.threads as usize);
     host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
@@ -308,7 +311,7 @@ unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
 unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
     unsafe {
-        // Probabilities are of `f64` only for results of `f64`.
+        // Probabilities have type `f64` only if the results have.
         if TypeId::of::<T>() == TypeId::of::<f64>() {
             each(launch, p, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
         } else {

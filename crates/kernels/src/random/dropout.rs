@@ -23,9 +23,9 @@ pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `dropout` makes all `Dropout`s, and launches with contiguous operands of `numel` elements.
-// Each index belongs to one thread, which reads the input there and writes both results. The kernel
-// reads the state only if the `Dropout` says that it exists.
+// SAFETY: `dropout` makes all `Dropout`s, and launches with contiguous operands of `numel`
+// elements. Each index belongs to one thread, which reads the input there and writes both results.
+// The kernel reads the state only if the flag for its presence in `Dropout` is set.
 static KERNEL: Kernel<Dropout, 4> =
     unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
 
@@ -47,14 +47,14 @@ cuda_struct! {
 }
 
 /// Keeps each element of `input` with probability `p` and multiplies it by 1 / `p`, and sets the
-/// others to 0 (dropout in training). `out` receives the elements and `kept` a bool for each, which
-/// says whether it was kept. All views are contiguous and have the same number of elements. `out`
-/// has the floating-point dtype of `input`. The target is the CUDA device.
+/// others to 0 (dropout in training). `out` receives the elements, and `kept` a bool per element:
+/// whether it was kept. All views must be contiguous and have the same number of elements. `out`
+/// must have the floating-point dtype of `input`. The target must be a CUDA device.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous or has another number of elements,
-///   if `out` has another dtype than `input`, or if `kept` is not boolean.
+///   if `out` has a different dtype than `input`, or if `kept` is not boolean.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
 /// - The errors of [`Kernel::launch`].
@@ -116,8 +116,8 @@ pub fn dropout(
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);
-    // SAFETY: the last operand is the state, which `get` reads only if `p.philox` says that it
-    // exists.
+    // SAFETY: the last operand is the state, which `get` reads only if the flag in `p.philox` is
+    // set.
     let (seed, offset) = unsafe { p.philox.get(launch, 3) };
     let single = T::DIGITS <= 24;
     host::parallel_for(launch.parallel, (p.threads * p.rounds) as usize, 256, |range| {

@@ -31,7 +31,7 @@ impl<T: HostElement> FillTarget<'_, T> {
     /// storage.
     ///
     /// # Errors
-    /// - [`ErrorKind::DTypeMismatch`] if the elements of `out` are not of `T`.
+    /// - [`ErrorKind::DTypeMismatch`] if `T` is not the type of the elements of `out`.
     /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
     /// - The errors of [`launch::with_operands`].
     #[track_caller]
@@ -56,8 +56,8 @@ impl<T: HostElement> FillTarget<'_, T> {
     /// Writes one value per element, in memory order.
     fn fill(&mut self, mut next: impl FnMut() -> T) {
         for i in 0..self.numel {
-            // SAFETY: `order` reaches only elements of the operand. They are of `T`, as `with` has
-            // checked, and locked for writing.
+            // SAFETY: `order` reaches only elements of the operand. Their type is `T`, as `with`
+            // has checked, and they are locked for writing.
             unsafe { self.elements.write(self.order.offsets(i)[0], next()) };
         }
     }

@@ -28,9 +28,9 @@ use warpline_runtime::{cuda_struct, dispatch, hosts};
 const OP: &str = "randperm";
 
 // SAFETY, for all kernels: `on_cuda` makes all `Permutation`s, with the number of pairs of the
-// launch, and with the size and the order of the result. Each pair, each run of equal keys, and each
-// element of the result belongs to one thread. The kernels read the state only if the `Permutation`
-// says that it exists.
+// launch, and with the size and the order of the result. Each pair, each run of equal keys, and
+// each element of the result belongs to one thread. The kernels read the state only if the flag for
+// its presence in `Permutation` is set.
 kernels! {
     pub(super) PERMUTE = "permute", &[""], |_, _| {
         base().with::<Permutation>().with::<SortPair>().push(include_str!("permute.cuh"))
@@ -152,8 +152,8 @@ fn key_bits(n: f64) -> u64 {
 unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
     let out = SharedPtr::<SortPair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
-    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
-    // exists.
+    // SAFETY: the second operand is the state, which `get` reads only if the flag in `p.philox` is
+    // set.
     let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
     let threads = p.threads as usize;
@@ -177,8 +177,8 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
 /// pairs and, in a graph, the generator's state.
 unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = SharedPtr::<SortPair>::operand(launch, 0);
-    // SAFETY: the second operand is the state, which `get` reads only if `p.philox` says that it
-    // exists.
+    // SAFETY: the second operand is the state, which `get` reads only if the flag in `p.philox` is
+    // set.
     let (seed, offset) = unsafe { p.philox.get(launch, 1) };
     // SAFETY: there are at least `n` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };

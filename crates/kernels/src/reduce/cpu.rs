@@ -16,8 +16,8 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, SharedPtr};
 /// Number of results or tiles below which the elements of each are split over threads.
 const FEW: usize = 64;
 
-/// Partial results of one result that exist at a time. The bound matters for an expanded source,
-/// which may have more parts than fit memory.
+/// Maximum number of partial results of one result that are kept at a time. An expanded source may
+/// have more parts than would fit in memory.
 const PARTS: usize = 4096;
 
 /// Partial results for short ranges of elements.

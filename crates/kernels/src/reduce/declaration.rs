@@ -38,7 +38,8 @@ pub(super) enum ResultDType {
 /// Properties of a reduction. Default: false.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags {
-    /// CUDA's fold computes the opposite, so the kernel inverts elements and result.
+    /// The CUDA kernel uses the fold of the opposite reduction, such as the fold of the maximum for a minimum. It flips
+    /// the elements and the result: the bits of integers and bools, and the sign of floats.
     pub(super) flips: bool,
     /// The result is divided by the number of elements.
     pub(super) averages: bool,

@@ -86,7 +86,7 @@ fn halves(
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than [`ReduceOp::result_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than [`ReduceOp::result_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes.
 /// - [`ErrorKind::DimOutOfRange`] if `a` does not have one of the dimensions.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
@@ -168,8 +168,8 @@ fn run(
         split = splits > 1;
         if split {
             plan.ticket = ticket();
-            // One counter per block of the first split, then one word per partial result, and for
-            // indices a second one.
+            // One counter per block of the first split, then one word per partial result, or two
+            // words if results have indices.
             let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
             let words = grid[0] as usize + parts;
             scratch = Some(ScratchTensor::new(target, &[words], DType::I64)?);

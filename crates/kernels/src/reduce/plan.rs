@@ -153,7 +153,8 @@ const BUSY: u64 = 1024;
 /// Loads per thread below which sharing a result between blocks costs more than it saves.
 const WORTH_SHARING: u64 = 32;
 
-/// Returns the number of blocks of `threads` threads each that `loads` keep busy.
+/// Returns the number of blocks of `threads` threads that share `loads` loads, so that each thread
+/// has at least four loads. At least 1.
 fn useful(loads: u64, threads: u64) -> u64 {
     (loads / (threads * 4)).max(1)
 }

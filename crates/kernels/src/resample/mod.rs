@@ -62,7 +62,7 @@ cuda_struct! {
 }
 
 /// Resizes the middle dimension of `image`, which is `[outer, input, inner]`, to `out`, which is
-/// `[outer, output, inner]`. Both are contiguous and of one floating-point dtype.
+/// `[outer, output, inner]`. Both must be contiguous and have the same floating-point dtype.
 ///
 /// `how` is `(kind, align_corners, scale)`. `scale` is the distance of neighbouring elements of the
 /// result in elements of the image, usually `input / output`. If `align_corners` is set, the first

@@ -42,7 +42,7 @@ static ROTATIONS: [Kernel<Rotary, 4>; 2] = unsafe {
 cuda_struct! {
     /// `pairs` rotated pairs and `rest` copied elements per row. `lanes` is the binary logarithm of
     /// the number of threads per row. `steps` are the strides of the operands along a row, and
-    /// `walk` covers the rows. `is_wide` says that the angles are of the compute type.
+    /// `walk` covers the rows. If `is_wide` is set, the angles have the compute type.
     struct Rotary {
         rows: u64,
         pairs: u64,
@@ -68,14 +68,15 @@ pub struct Rotation {
 /// Rotates pairs of elements of `input` into `out`: `(a, b)` becomes
 /// `(a cos - b sin, b cos + a sin)`.
 ///
-/// All views have the same sizes, except that the last dimension of `cos` and `sin` is the number of
-/// pairs. The elements after the last pair are copied. `cos` and `sin` have the input's dtype, or
-/// `float32` for half-width floats, which are computed in `float32`.
+/// All views must have the same sizes, except that the last dimension of `cos` and `sin` is the
+/// number of pairs. The elements after the last pair are copied. `cos` and `sin` must have the
+/// input's dtype, or may have dtype `float32` if the input has half-width floats, which are
+/// computed in `float32`.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, or `cos` or `sin` has
-///   none of the dtypes above, or their dtypes differ.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, or `cos` or `sin`
+///   has none of the dtypes above, or their dtypes differ.
 /// - [`ErrorKind::ShapeMismatch`] if the input has no dimensions, or the sizes do not fit.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -129,14 +129,14 @@ cuda_struct! {
 
 /// Computes `torch.cumsum`, `cumprod`, `cummax` or `cummin` over dimension `dim` of `a` into `out`,
 /// which has the sizes and the dtype of `a`. Supports every dtype. For the extremes, `index`
-/// receives the indices of the extremes; it is of `int64` and has the sizes of `a`. Half-width
+/// receives the indices of the extremes; it has dtype `int64` and has the sizes of `a`. Half-width
 /// floats are computed in `float32`.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` is missing for an extreme, or given for a sum or
 ///   product.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `a`, or `index` is not of
-///   `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`, or `index` does not have
+///   dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

@@ -155,16 +155,16 @@ cuda_struct! {
 /// `torch.scatter_reduce`). An element goes to its own position, except that `index` gives the
 /// position in dimension `dim`. `reduce` combines it with the element there.
 ///
-/// `index` is of `int64` and has as many dimensions as `source` and `out`. Each size of `index` is
-/// at most that of `source` and, except in `dim`, at most that of `out`. `source` has the dtype of
-/// `out`, which may be any. Scalars count as tensors of one dimension.
+/// `index` has dtype `int64` and has as many dimensions as `source` and `out`. Each size of `index`
+/// is at most that of `source` and, except in `dim`, at most that of `out`. `source` has the dtype
+/// of `out`, which may be any. Scalars count as tensors of one dimension.
 ///
 /// On the CPU, floats are added in the order of the indices. A GPU also keeps this order, unless
 /// there are many indices per line and many lines.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `source` has another dtype than `out`.
+/// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is too large.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

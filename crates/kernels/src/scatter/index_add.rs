@@ -64,7 +64,7 @@ cuda_struct! {
 /// Adds each slice of `source` along dimension `dim` to the slice of `out` that the corresponding
 /// element of `index` names (`torch.index_add`).
 ///
-/// `index` is of `int64` and has at most one dimension. `source` has the dtype and the sizes of
+/// `index` has dtype `int64` and has at most one dimension. `source` has the dtype and the sizes of
 /// `out`, except that its size in `dim` is the number of indices. Half-width floats are added in
 /// `float32`.
 ///
@@ -73,8 +73,8 @@ cuda_struct! {
 /// would take too long, so atomics add the slices in any order.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` is not of `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `source` has another dtype than `out`.
+/// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `source` differs from
 ///   `out` in the number of dimensions or in a size other than that of `dim`, or if the size of
@@ -137,8 +137,8 @@ pub fn index_add_as(
 /// slices of `source` along dimension 0 at which `index` is `r`, in the order of the indices, so
 /// sums are the same in each run. The row `skip`, the padding, is 0.
 ///
-/// `index` is of `int64` with one dimension. `source` has the dtype and the sizes of `out`, except
-/// that its first size is the number of indices.
+/// `index` has dtype `int64` with one dimension. `source` has the dtype and the sizes of `out`,
+/// except that its first size is the number of indices.
 ///
 /// # Errors
 /// The errors of [`index_add`].

@@ -31,12 +31,12 @@ cuda_struct! {
     }
 }
 
-/// Extends linear indices by dimension `dim`, which has `size` elements:
-/// `out = out * size + index`. For the `first` dimension, `out = index`. A negative index counts
-/// from the end. Both views are of `int64` and have the same sizes.
+/// Extends linear indices by one more dimension, `dim`, of size `size`: `out = out * size + index`.
+/// For the `first` dimension, `out = index`. A negative index counts from the end. Both views must
+/// have dtype `int64` and have the same sizes.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if a view is not of `int64`.
+/// - [`ErrorKind::InvalidArgument`] if a view does not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

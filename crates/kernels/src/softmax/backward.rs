@@ -47,13 +47,13 @@ cuda_struct! {
 }
 
 /// Computes the gradient of [`softmax`](super::softmax()) over dimension `dim` into `result`.
-/// `grad` is the gradient of the forward result `out`, and `log` says whether that is a
-/// log-softmax. All three have one floating-point dtype and the same sizes. Half-width floats are
-/// computed in `float32`.
+/// `grad` is the gradient of the forward result `out`. `log` must be `true` if `out` is a
+/// log-softmax. All three must have the same floating-point dtype and the same sizes. Half-width
+/// floats are computed in `float32`.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
-/// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has another dtype than `out`.
+/// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has a different dtype than `out`.
 /// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has other sizes than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

@@ -112,7 +112,7 @@ cuda_struct! {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than `a`.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

@@ -83,8 +83,8 @@ cuda_struct! {
 /// sizes. Supports every dtype. A NaN is larger than any number.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `a`, or `indices` is not of
-///   `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `a`, or `indices` does not
+///   have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.

@@ -39,12 +39,13 @@ cuda_struct! {
 /// Counts, for each of `values`, the elements of a sorted row that are less or, with `right`, less
 /// or equal (`torch.searchsorted`).
 ///
-/// `sorted` is a vector for all values, or has the sizes of `values` except in the last dimension.
-/// Both have one dtype, any except bool. `out` is of `int64` and has the sizes of `values`.
+/// `sorted` is one vector for all values, or has the sizes of `values` except in the last
+/// dimension. `sorted` and `values` must have the same dtype, any except bool. `out` must have
+/// dtype `int64` and the sizes of `values`.
 ///
 /// # Errors
-/// - [`ErrorKind::DTypeMismatch`] if `values` has another dtype than `sorted`, or `out` is not of
-///   `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `sorted`, or `out` does
+///   not have dtype `int64`.
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::ShapeMismatch`] if `sorted` is not a vector and differs from `values` in the
 ///   number of dimensions or in a size before the last, or if `out` has other sizes than `values`.

@@ -74,8 +74,8 @@ pub(super) struct SafetensorsFile {
 
 /// Returns the name of the format if the first bytes are those of a file of `torch.save`.
 fn pytorch_format(start: [u8; 8]) -> Option<&'static str> {
-    // A pickle begins with the opcode PROTO and its version. Safetensors files begin with the size of their header, which
-    // may have the same two bytes, so the size must also be an invalid one.
+    // A pickle begins with the opcode PROTO and its version. A safetensors file begins with the size of its header.
+    // This size may have the same two bytes, so a file counts as a pickle only if the size is also invalid.
     match start {
         [b'P', b'K', 3, 4, ..] => Some("a zip archive"),
         [0x80, 2..=5, ..] if u64::from_le_bytes(start) > MAX_HEADER => Some("a pickle"),

@@ -143,8 +143,8 @@ impl Function for AfterInput {
     }
 
     fn backward(&self, _: &Context<'_>, grads: &Grads) -> Result<Gradients> {
-        // Without kept gradients, the pass came to the inputs without passing the outputs. Then no
-        // hook runs, as in PyTorch.
+        // If no gradients were kept, the pass reached the inputs without passing through the
+        // outputs. Then no hook runs, as in PyTorch.
         let Some(grad_output) = self.pass.replace_grad_output(None) else {
             return Ok(grads.iter().cloned().collect());
         };

@@ -61,9 +61,9 @@ type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Syn
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// `I` is the type of the module's input: a tensor, or a tuple for a module with several inputs, such as
-/// `Hooked<LSTM, (Tensor, (Tensor, Tensor))>`. [`Hooked::forward`] is the method that calls hooks; a call through the
-/// module itself (`hooked.deref().forward(…)`) is without hooks, as `module.forward(…)` is in PyTorch.
+/// `I` is the type of the module's input: a tensor, or a tuple for a module with several inputs, such as `Hooked<LSTM,
+/// (Tensor, (Tensor, Tensor))>`. [`Hooked::forward`] is the method that calls hooks; a call of the module itself
+/// (`hooked.deref().forward(…)`) calls no hooks, like `module.forward(…)` in PyTorch.
 ///
 /// A clone has the same hooks. Hooks run on the thread of the forward or backward pass, in the order in which they were
 /// registered.
@@ -200,8 +200,8 @@ where
     }
 
     /// Registers a function that each backward pass calls with the gradients of the module's inputs and of its outputs,
-    /// when both are known (`register_full_backward_hook`). Gradients that the function returns replace those of the
-    /// inputs; `None` keeps them.
+    /// when both are known (`register_full_backward_hook`). Gradients that the function returns replace the gradients
+    /// of the inputs; `None` keeps those.
     ///
     /// Each list has one entry for each tensor of the input or output, in the order of [`TensorTree`]. An entry is
     /// `None` if the tensor requires no gradient or none arrived. If no input requires a gradient, the hook runs when

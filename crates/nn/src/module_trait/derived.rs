@@ -1,8 +1,8 @@
 //! The functions that the code of `#[derive(Module)]` calls.
 //!
-//! [`assert_module`] is the only call that requires a field to be a module. The other calls are methods of [`FieldRef`] if
-//! the field is a module, and otherwise those of [`NoModule`], which compile as well. So the compiler reports a field
-//! that is no module once.
+//! [`assert_module`] is the only call that requires a field to be a module. The other calls are methods of [`FieldRef`]
+//! if the field is a module, and otherwise methods of [`NoModule`], so they compile in both cases. The compiler
+//! therefore reports a field that is no module only once.
 
 use super::{Module, Visitor, VisitorMut};
 

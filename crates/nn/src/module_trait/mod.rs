@@ -68,11 +68,11 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
 ///
-/// An enum shows the fields of its variant; the only field of a tuple variant adds no name. The derive macro also
-/// implements `Display`, which writes the tree of modules as PyTorch's `print` does.
+/// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
+/// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
 ///
-/// Members are in the order of the fields. A visit shows a parameter with two names under both names. The methods below
-/// treat it as one parameter.
+/// Members are in the order of the fields. [`Module::visit`] reports a parameter with two names under both names; all
+/// other methods treat it as one parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a module",
     label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
@@ -348,7 +348,7 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Moves all parameters into memory that `warpline::multiprocessing` can share with other processes. Replaces
-    /// parameters in the same way as [`Module::to`]. If a parameter cannot be shared, the module stays unchanged.
+    /// parameters as [`Module::to`] does. If a parameter cannot be shared, the module stays unchanged.
     ///
     /// # Errors
     /// [`ErrorKind::CannotShare`] if a parameter is on the host, because ops on shared host memory are refused; errors

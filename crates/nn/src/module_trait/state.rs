@@ -20,7 +20,7 @@ impl StateDict {
         Self::default()
     }
 
-    /// Inserts a tensor under a name. Returns the tensor that had the name before; the new one takes its position.
+    /// Inserts a tensor under a name. Returns the tensor that had the name before; the new tensor takes its position.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Option<Tensor> {
         let name = name.into();
         if let Some(&index) = self.indices.get(&name) {

@@ -78,7 +78,7 @@ impl MultiheadAttention {
         }
         if !(0.0..=1.0).contains(&options.dropout) {
             let reason =
-                format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
+                format!("dropout must be a probability, from 0 to 1, but is {}", options.dropout);
             return Err(Error::invalid("MultiheadAttention", reason));
         }
         Self::drawn(width, num_heads, &options).of("MultiheadAttention")
@@ -222,7 +222,8 @@ impl MultiheadAttention {
     }
 }
 
-/// Combines two masks: boolean masks to a boolean one, others to the sum of the numbers that they add to the scores.
+/// Combines two masks. Two boolean masks give a boolean mask. Otherwise the result is the sum of the numbers that the
+/// masks add to the scores.
 #[track_caller]
 fn both_masks(mask: Option<Tensor>, padding: Tensor) -> Result<Tensor> {
     let Some(mask) = mask else { return Ok(padding) };

@@ -29,7 +29,7 @@ macro_rules! dropouts {
                 if (0.0..=1.0).contains(&p) {
                     return Ok(Self { p, training: Training::default() });
                 }
-                let reason = format!("p is a probability, from 0 to 1, but is {p}");
+                let reason = format!("p must be a probability, from 0 to 1, but is {p}");
                 Err(Error::invalid(stringify!($name), reason))
             }
 

@@ -64,7 +64,7 @@ parameter_options! {
         /// Sets the number that is added to the variance. Default: 1e-5.
         eps: f64 = 1e-5, f64;
         /// Sets the weight of a batch's statistics in the running statistics. Default: 0.1. `None`: the running
-        /// statistics are averages over all batches, which waits for the device once per batch.
+        /// statistics are averages over all batches, and the host waits for the device once per batch.
         momentum: Option<f64> = Some(0.1), impl Into<Option<f64>> => Into::into;
         /// Sets whether the norm has a weight and a bias for each channel. Default: `true`.
         affine: bool = true, bool;

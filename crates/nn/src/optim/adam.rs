@@ -156,8 +156,9 @@ impl AdamStep {
         others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
 
-    /// Computes on the device the values that change between replays of a captured step: the learning rate over the
-    /// bias correction of the mean, the root of the bias correction of the squares, and the factor of decayed weights.
+    /// Computes on the device the values that change between replays of a captured step: the learning rate divided by
+    /// the bias correction of the mean, the square root of the bias correction of the mean square, and the factor by
+    /// which weight decay scales the parameters.
     #[track_caller]
     fn rates(
         &self,

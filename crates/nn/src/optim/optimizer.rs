@@ -31,9 +31,9 @@ pub trait Optimizer {
         false
     }
 
-    /// Takes a step in which the device divides the gradients by a scale, unless the scaling says that a gradient
-    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls it if
-    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns true.
+    /// Takes a step in which the device divides the gradients by a scale. The device skips the step if a gradient
+    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls this method if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, and [`step`](Self::step) otherwise.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it; errors

@@ -31,7 +31,7 @@ pub struct GroupState {
 }
 
 impl OptimizerState {
-    /// Converts to tensors with names such as `state.0.exp_avg` and `param_groups.0.lr`, which a file can hold.
+    /// Converts the state to named tensors for a file, with names such as `state.0.exp_avg` and `param_groups.0.lr`.
     ///
     /// # Errors
     /// Errors of [`full`].

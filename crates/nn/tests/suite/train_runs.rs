@@ -41,7 +41,7 @@ impl GoldenRun {
                 safetensors::Dtype::I64 => {
                     tensor(words.map(i64::from_le_bytes).collect::<Vec<_>>(), device)?
                 }
-                other => panic!("{name} is of {other:?}"),
+                other => panic!("{name} has dtype {other:?}"),
             };
             tensors.insert(name.to_owned(), flat.reshape(&sizes[..])?);
         }

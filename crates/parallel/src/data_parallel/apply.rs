@@ -100,8 +100,8 @@ pub(super) struct ReplicaCall<'a, M, I> {
     pub(super) input: I,
 }
 
-/// Runs all calls at the same time (`torch.nn.parallel.parallel_apply`): the first on this thread, the others on the
-/// threads of their devices. Returns the outputs in order, after all calls have ended and all replicas have been
+/// Runs all calls at the same time (`torch.nn.parallel.parallel_apply`): the first call on this thread, the other calls
+/// on the threads of their devices. Returns the outputs in order, after all calls have ended and all replicas have been
 /// dropped.
 ///
 /// # Errors

@@ -21,9 +21,9 @@ pub struct GatherTo {
     pub(super) dim: isize,
 }
 
-/// An output that can be gathered (`torch.nn.parallel.gather`). Tensors are concatenated along a dimension, on a GPU
-/// or the CPU. Tuples, `Vec`s and maps are gathered element by element. Options are gathered to `None` if the first
-/// replica's is `None`.
+/// An output that can be gathered (`torch.nn.parallel.gather`). Tensors are concatenated along a dimension, on a GPU or
+/// the CPU. Tuples, `Vec`s and maps are gathered element by element. `Option`s are gathered to `None` if the option of
+/// the first replica is `None`.
 pub trait Gather: Sized + Send + 'static {
     /// Gathers the outputs of the replicas, in order. `outputs` has at least one element.
     ///

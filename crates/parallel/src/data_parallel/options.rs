@@ -98,8 +98,8 @@ impl DataParallelOptions {
         self
     }
 
-    /// Sets the device on which outputs are gathered, which need not be one of the GPUs that compute. Default: the
-    /// first GPU.
+    /// Sets the device on which outputs are gathered. It need not be one of the GPUs that compute. Default: the first
+    /// GPU.
     #[must_use]
     pub fn output_device(mut self, device: impl Into<OutputDevice>) -> Self {
         self.output_device = Some(device.into());

@@ -245,7 +245,7 @@ pub(super) fn differences(
         let call = format!("has not called the matching {op}; {}", last(calls));
         return vec![RankCall { rank: peer, call }];
     }
-    // Report only the first collective that differs, because later collectives may differ as a consequence.
+    // Report only the first collective that differs, because later collectives may differ only as a consequence.
     let own = own.iter().filter(|c| c.peer.is_none() && c.seq <= unfinished.seq);
     for call in own {
         let found = others.iter().filter_map(|(rank, calls)| {

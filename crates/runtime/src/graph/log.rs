@@ -25,7 +25,7 @@ pub(crate) struct GraphLog {
     pub(super) philox_state: Storage,
     pub(super) replayed: ReplayedFlag,
     records: Mutex<LogRecords>,
-    /// Reports of failed checks by captured kernels.
+    /// Reports of failed index checks by captured kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators used in the capture. Not part of `records`, whose lock is held while their
     /// collectives are enqueued.
@@ -37,7 +37,7 @@ struct LogRecords {
     /// The storages of the captured work. Each value references its storage, strongly or weakly, so
     /// that no other storage can get the key.
     storages_by_key: HashMap<usize, LoggedStorage>,
-    /// Replay flags of the other captures whose results this capture uses.
+    /// Replay flags of other captures: this capture uses storages that were made in them.
     needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
     made: HashMap<usize, WeakStorage>,
@@ -126,8 +126,9 @@ impl GraphLog {
     }
 
     /// Allocates memory for a captured stream, from the graph's pool unless the program routes
-    /// requests to another pool. The request names the pool. A route for the stream would also
-    /// redirect requests that other threads make just before or after the capture.
+    /// requests to another pool. The request names the pool. Routing all requests of the stream to
+    /// the pool instead would also redirect requests that other threads make just before or after
+    /// the capture.
     #[track_caller]
     pub(crate) fn malloc(
         &self,
@@ -179,8 +180,8 @@ impl GraphLog {
         true
     }
 
-    /// Returns the offset, relative to the replay's, of a random op whose threads take at most
-    /// `values` values each.
+    /// Returns the offset of a random op whose threads take at most `values` values each. The
+    /// offset is relative to the replay's offset.
     pub(crate) fn draw(&self, values: u64) -> u64 {
         let mut records = self.records();
         let offset = records.draws;
@@ -198,12 +199,13 @@ impl GraphLog {
         self.records().draws = drawn;
     }
 
-    /// Returns the reports of failed checks by captured kernels, which the graph keeps.
+    /// Returns the reports of failed index checks by captured kernels. The graph keeps these
+    /// reports.
     pub(crate) fn checks(&self) -> &CapturedChecks {
         &self.checks
     }
 
-    /// Keeps a communicator for the graph, whose replays use it.
+    /// Keeps a communicator alive for the graph, because replays use it.
     pub(crate) fn keep_communicator(
         &self,
         comm: &Communicator,
@@ -220,7 +222,7 @@ impl GraphLog {
             });
             communicators.len() - 1
         });
-        // An unwatched call has no number on the communicator.
+        // A call without a watcher has no number on the communicator.
         if let Some(replays) = replays {
             communicators[at].replays.get_or_insert_with(replays);
             communicators[at].calls.push(call);

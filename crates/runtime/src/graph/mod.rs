@@ -5,13 +5,13 @@
 //! op: it waits for other streams' uses of these storages, and later uses wait for it. Captured
 //! work never waits for work from before the capture.
 //!
-//! The graph keeps storages from outside the capture. If a storage was made in another capture,
-//! that capture's graph must have been replayed before.
+//! The graph keeps storages from outside the capture. If the captured work uses a storage that was made in another
+//! capture, that capture's graph must have been replayed first.
 //!
-//! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the
-//! capture. The pool has one small storage with the seed and offset from which random ops of a
-//! replay start (PyTorch's `PhiloxCudaState`). Each replay writes it, so its uses order the graphs
-//! of a pool with one another and with uses of dropped tensors.
+//! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the capture. The pool has one
+//! small storage with the seed and offset from which random ops of a replay start (PyTorch's `PhiloxCudaState`). Each
+//! replay writes this storage, so its uses order the replays of all graphs of the pool, also with uses of tensors that
+//! were dropped.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
@@ -51,8 +51,8 @@ pub struct Capturing {
     log: Arc<GraphLog>,
     // The next two fields are declared after `capture`, so that they are dropped after the driver's
     // capture has ended.
-    /// Declares the capture to the allocator. Routes no requests: `GraphLog::malloc` names the pool
-    /// in each request.
+    /// Tells the allocator of the capture. Routes no requests, because `GraphLog::malloc` names the pool in each
+    /// request.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
 }
@@ -62,9 +62,9 @@ impl Capturing {
     /// (`CUDAGraph.capture_begin`). Other streams of the device join when they wait for an event
     /// that was recorded in the capture.
     ///
-    /// The driver's capture mode is relaxed: memory can be allocated and modules can be loaded.
-    /// Operations that a capture does not allow fail with an error that names the op, and do not
-    /// invalidate the capture. Neither do calls of other threads.
+    /// The driver's capture mode is relaxed: memory can be allocated and modules can be loaded. Operations that a
+    /// capture does not allow fail with an error that names the op. They do not invalidate the capture, and neither do
+    /// calls of other threads.
     ///
     /// # Errors
     /// - [`ErrorKind::Capture`] if the stream is captured already.
@@ -177,13 +177,13 @@ pub struct Graph {
     pinned: Vec<(Storage, bool)>,
     /// The uses of storages by replays.
     uses: Arc<ReplayUses>,
-    /// Number of storages that had been made in the pool at the last replay.
+    /// Number of storages that had been made in the pool before the last replay.
     made: AtomicU64,
-    /// Replay flags of the graphs whose results this graph uses.
+    /// Replay flags of other graphs: this graph uses storages that were made in their captures.
     needed: Vec<ReplayedFlag>,
     /// Number of values by which the graph's random ops advance the generator.
     draws: u64,
-    /// Reports of failed checks by the graph's kernels.
+    /// Reports of failed index checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators that replays use.
     communicators: Vec<captured_collectives::CapturedCommunicator>,
@@ -217,7 +217,7 @@ impl Graph {
     /// # Errors
     /// - [`ErrorKind::Capture`] if `stream` is captured.
     /// - [`ErrorKind::NotReplayed`] if the graph uses results of a graph that was not replayed yet.
-    /// - [`ErrorKind::DeviceMismatch`] if `stream` is on another device than the graph.
+    /// - [`ErrorKind::DeviceMismatch`] if `stream` is on a different device than the graph.
     /// - [`ErrorKind::RuntimeMismatch`] if `stream` belongs to another runtime.
     /// - [`ErrorKind::Collective`] if the graph holds calls of a process group that has failed.
     /// - The errors of [`Kernel::launch`](crate::launch::Kernel::launch).
@@ -251,7 +251,7 @@ impl Graph {
         )
     }
 
-    /// Enqueues a replay with these numbers on its communicators.
+    /// Enqueues a replay. `numbers` are the replay's call numbers on its communicators.
     #[track_caller]
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
@@ -264,7 +264,7 @@ impl Graph {
             let held = generator.insert(device.generator());
             philox::set_state(target, state, held, self.draws, site.location)?;
         }
-        // Storages of the pool may reuse each other's memory, so a replay may write any of them.
+        // Storages of the pool may reuse each other's memory, so a replay may write the memory of any of them.
         let (made, new) = self.pool().made_since(self.made.load(Ordering::Relaxed));
         if let Some(new) = new {
             self.uses.add(new);

@@ -28,7 +28,7 @@ static SET_STATE: Kernel<PhiloxState, 1> =
 
 cuda_struct! {
     /// A position in the sequence of a seed (PyTorch's `PhiloxCudaState`). In a graph the position
-    /// is relative to that of the replay, which the kernel reads from memory.
+    /// is relative to the starting point of the replay, which the kernel reads from memory.
     pub struct PhiloxState {
         seed: u64,
         offset: u64,
@@ -52,7 +52,7 @@ impl PhiloxState {
 }
 
 /// The source of a random op's numbers on CUDA: the device's generator, or the graph being
-/// captured. Held until the op is enqueued, since the order of draws is the order of launches.
+/// captured. Hold it until the op is enqueued, so that the order of draws is the order of launches.
 pub struct Sequence<'a>(SequenceSource<'a>);
 
 enum SequenceSource<'a> {

@@ -89,7 +89,8 @@ impl GraphPool {
         Ok(self.0.stream.get_or_init(|| stream))
     }
 
-    /// Checks that `devices_id`, of a device or a stream, is that of the pool's device.
+    /// Checks that `devices_id`, which is that of a device or a stream, is equal to that of the
+    /// pool's device.
     #[track_caller]
     pub(super) fn check_runtime(&self, devices_id: u64, op: &'static str) -> Result<()> {
         if self.0.devices_id == devices_id {
@@ -174,7 +175,8 @@ impl CapturePool for GraphPoolInner {
         }
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        // Each log with a use of the memory keeps the memory until its capture no longer needs it.
+        // Each log that has a use of the memory keeps the memory until its capture no longer needs
+        // the memory.
         let block = Arc::new(block);
         logs.iter().for_each(|log| log.park(key, &block));
     }

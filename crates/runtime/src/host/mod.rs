@@ -1,9 +1,9 @@
 //! The common parts of CPU implementations: parameters, threads, loops over strided views.
 //!
-//! CPU implementations run on a thread pool of their own. If they shared the program's pool,
-//! waiting there could run a job of the program that needs a lock which the op holds. A forked
-//! child gets a new pool. A CPU implementation cannot return an error, so its own allocations must
-//! not grow with the size to which an operand is expanded.
+//! CPU implementations run on a thread pool of their own. If they shared the program's pool, a
+//! thread that waits in the pool could run a job of the program that needs a lock held by the op. A
+//! forked child gets a new pool. A CPU implementation cannot return an error, so its own
+//! allocations must not grow with the size to which an operand is expanded.
 
 mod element;
 mod halves;
@@ -25,7 +25,7 @@ pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 /// Returns whether an op may run on several threads. Returns `false` inside a parallel job: waiting
 /// there could run another job of the program, which may need a lock that this thread holds.
 pub(crate) fn may_parallel() -> bool {
-    // The schedule checker treats an op as one step, so the op must not use more threads.
+    // The schedule checker treats an op as one step, so the op must not start threads.
     cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
 }
 
@@ -89,8 +89,8 @@ struct ProcessThreadPool {
 }
 
 /// The latest pool. Never freed, because a forked child could not end its parent's threads.
-// An atomic pointer instead of a lock or a `OnceLock`, which a forked child could find held by
-// another thread and wait for forever.
+// An atomic pointer, because a forked child could wait forever for a lock or a `OnceLock` that
+// another thread of the parent held.
 static POOL: AtomicPtr<ProcessThreadPool> = AtomicPtr::new(null_mut());
 
 fn threads() -> Option<&'static ThreadPool> {

@@ -116,8 +116,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         Self { program, variant, hosts, vector: 1, run: 1, results: 1, converts: false, args }
     }
 
-    /// Sets the number of elements that a thread of the flat kernel processes. Operands of this
-    /// kernel are aligned to as many elements. Default: 1.
+    /// Sets the number of elements that a thread of the flat kernel processes. The flat kernel is used only if operands
+    /// are aligned to this number of elements. Default: 1.
     #[must_use]
     pub const fn with_vector(self, vector: usize) -> Self {
         Self { vector, ..self }
@@ -162,9 +162,9 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         self.launch_some(target, site, views, 0, args)
     }
 
-    /// Runs the op as [`Kernels::launch`] does, without access to the views whose bit in `untouched` is set:
-    /// operands that the arguments replace by numbers, and results that are not wanted. In `views`, pass a
-    /// wanted result in place of each such view.
+    /// Runs the op as [`Kernels::launch`] does, but accesses no view whose bit in `untouched` is set. Such views are
+    /// operands that the arguments replace by numbers, and results that are not needed. In `views`, pass a result that
+    /// is needed in place of each such view.
     ///
     /// # Errors
     /// The same as [`Kernels::launch`].
@@ -242,8 +242,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         unsafe { self.enqueue(target, site, kernel, declared, index, args, threads) }
     }
 
-    /// Launches a kernel with one thread per element or run. Many blocks keep a device busier than
-    /// fewer blocks that loop.
+    /// Launches a kernel with one thread per element or run, because many short blocks keep a device busier than fewer
+    /// blocks that loop.
     ///
     /// # Safety
     /// `kernel` and its loop take a `space` of this type, which has the elements of the operands.

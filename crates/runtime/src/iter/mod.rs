@@ -1,10 +1,10 @@
 //! The iteration layer: kernels over the elements of operands of common sizes and any strides.
 //!
-//! A family declares its kernels once: for each dtype a *flat* one, for operands that are
-//! contiguous and aligned, and a *strided* one (`runs.rs`), with one [`HostLoop`] that implements
-//! both on the CPU. Elementwise ops have a third kernel, for operands of other dtypes, which
-//! converts as it reads and writes. [`Kernels::launch`] checks the operands, chooses a kernel, and
-//! launches it.
+//! A family declares its kernels once. For each dtype it has a *flat* kernel, for operands that are
+//! contiguous and aligned, and a *strided* kernel (`runs.rs`); one [`HostLoop`] implements both on
+//! the CPU. Elementwise ops have a third kernel, for operands of other dtypes, which converts
+//! elements as it reads and writes them. [`Kernels::launch`] checks the operands, chooses a kernel,
+//! and launches it.
 
 mod kernels;
 mod params;
@@ -30,8 +30,8 @@ pub const KERNELS: &[&str] = &["flat", "strided"];
 pub const CONVERTING_KERNELS: &[&str] = &["flat", "strided", "converting"];
 
 /// Number of threads per block. The kernels of this layer process one element, vector or run per
-/// thread. A kernel that loops over elements, as in `docs/custom-ops.md`, then runs its loop once,
-/// but works with a smaller grid too.
+/// thread. A kernel that loops over elements, as in `docs/custom-ops.md`, then runs its loop once.
+/// Such a kernel would also work with a smaller grid.
 pub const BLOCK: u32 = 256;
 
 /// Returns the number of elements of `size` bytes that a flat kernel processes at a time: as many

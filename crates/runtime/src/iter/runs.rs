@@ -4,10 +4,9 @@
 //! the result's vectors start. For each operand, a run is one vector, one element (broadcast), or
 //! elements that lie apart.
 //!
-//! If an operand is denser in another dimension than the innermost, as in a transpose, blocks take
-//! tiles of two dimensions, so that whole memory sectors of all operands are read through the
-//! first-level cache. Shared memory would be no faster. Grids have a thread for each run instead of
-//! threads that loop (`Kernels::enqueue`).
+//! If an operand is denser in a different dimension than the innermost, as in a transpose, blocks take tiles of two
+//! dimensions, so that whole memory sectors of all operands are read through the first-level cache. Shared memory would
+//! be no faster. Grids have a thread for each run instead of threads that loop (`Kernels::enqueue`).
 
 use super::space::{Index, IterPlan, magic};
 use super::walk::Dim;
@@ -24,9 +23,8 @@ cuda_struct! {
     /// elements are not adjacent and its rows are long, the elements of a run are the width of a warp
     /// apart, so that the threads of a warp write neighbours.
     ///
-    /// If an operand is denser in another dimension than the innermost, a block takes a tile of two
-    /// dimensions, so that it reads whole memory sectors of each operand. Otherwise runs are numbered
-    /// from row to row.
+    /// If an operand is denser in a different dimension than the innermost, a block takes a tile of two dimensions, so
+    /// that it reads whole memory sectors of each operand. Otherwise runs are numbered from row to row.
     #[derive(Default, PartialEq, Eq)]
     pub struct Runs {
         /// Number of threads, some of which may have nothing to do.
@@ -70,8 +68,8 @@ impl Runs {
         let Some(&(row, strides)) = dims.first() else {
             return side_by_side.counting([1, 1], BLOCK_BITS, 0, 1);
         };
-        // If the result is dense in the innermost dimension, its rows may begin between two vector
-        // boundaries. Moving the runs to the boundaries pays only in rows of several vectors.
+        // If the result is dense in the innermost dimension, its rows may begin between two vector boundaries. Starting
+        // runs at the boundaries pays only in rows of several vectors.
         let dense = strides[N - 1] == 1 && row >= 4 * vector;
         let whole = dims[1..].iter().all(|(_, s)| s[N - 1].unsigned_abs().is_multiple_of(vector));
         let shifted = dense && !(aligned && whole);
@@ -130,8 +128,8 @@ impl<const N: usize> IterPlan<N> {
         Ok(index)
     }
 
-    /// Returns the dimension in which an operand has a smaller stride than in the innermost
-    /// dimension. If there are several, returns the one with the smallest stride.
+    /// Returns the dimension in which an operand has a smaller stride than in the innermost dimension. If there are
+    /// several such dimensions, returns the one with the smallest stride.
     fn other_way(&self) -> Option<usize> {
         let (_, inner) = self.dims.first()?;
         let denser = |(d, (_, strides)): (usize, &Dim<N>)| {
@@ -206,7 +204,7 @@ mod tests {
             step in 1isize..3,
         ) {
             prop_assume!(sizes.iter().product::<usize>() <= 70_000);
-            // The operand's dimensions lie in another order than the result's.
+            // The operand's dimensions lie in a different order than the result's.
             let mut order: Vec<usize> = (0..sizes.len()).collect();
             if !order.is_empty() {
                 let n = order.len();

@@ -20,9 +20,9 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// A number of up to 64 bits among a kernel's arguments. Stored in halves, so that the field
-    /// before needs no padding: the time of short kernels depends on the number of cache lines of
-    /// their parameters.
+    /// A number of up to 64 bits among a kernel's arguments. It is stored in two halves, so that
+    /// its alignment adds no padding to the parameters: the time of short kernels depends on the
+    /// number of cache lines that their parameters take.
     #[derive(Default, PartialEq, Eq)]
     pub struct Bits {
         low: u32,
@@ -56,8 +56,8 @@ cuda_struct! {
 
 cuda_struct! {
     /// Elements of `N` operands of common sizes, from the innermost dimension out. The fields of a
-    /// dimension are stored together, because a small kernel waits for each cache line of its
-    /// parameters.
+    /// dimension are stored together, because a small kernel waits for each cache line of
+    /// parameters that it reads.
     ///
     /// There are at least 1 and fewer than 2³¹ elements, and every offset fits `i32`.
     pub struct Index<const N: usize> {
@@ -341,7 +341,7 @@ mod tests {
         let plan = IterPlan::new(&[2, 3, 1, 4], [&[12, 4, 77, 1], &[12, 4, 5, 1]]);
         assert!(plan.is_contiguous());
         assert_eq!(plan.dims.as_slice(), [(24, [1, 1])]);
-        // Operands that are transposed alike merge into one dimension too.
+        // Operands that are transposed in the same way also merge into one dimension.
         assert!(IterPlan::new(&[3, 4], [&[1, 3], &[1, 3]]).is_contiguous());
         // Two dimensions remain if a row is broadcast over rows.
         let plan = IterPlan::new(&[5, 4], [&[0, 1], &[4, 1]]);

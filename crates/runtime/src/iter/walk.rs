@@ -1,4 +1,4 @@
-//! The dimensions that a kernel walks, of any size, in the caller's order.
+//! Dimensions of any size that a kernel walks, in the caller's order.
 
 use bytemuck::Zeroable;
 use smallvec::SmallVec;

@@ -41,7 +41,7 @@ pub unsafe trait CollectiveCalls {
 }
 
 /// A communicator for a collective, optionally with the number under which a [`Completion`] tracks
-/// the call. If the call fails, its number makes later uses of its outputs fail.
+/// the call. If a tracked call fails, later uses of its outputs fail.
 #[derive(Clone, Copy)]
 pub struct TrackedCommunicator<'a> {
     pub(super) comm: &'a Communicator,
@@ -89,7 +89,7 @@ impl fmt::Debug for TrackedCommunicator<'_> {
 /// that captures the calls keeps the communicator.
 ///
 /// # Errors
-/// - [`ErrorKind::DeviceMismatch`] if the target is the CPU or another device than the
+/// - [`ErrorKind::DeviceMismatch`] if the target is the CPU or a device other than the
 ///   communicator's.
 /// - [`ErrorKind::RuntimeMismatch`] if the communicator and the target's device have different
 ///   drivers.
@@ -100,7 +100,8 @@ pub fn run_collectives(
     Site { op, location }: Site,
     calls: &impl CollectiveCalls,
 ) -> Result<()> {
-    /// Stands in for the CPU implementation, which no device runs.
+    /// Stands in for a CPU implementation. It never runs, because simulated devices also run the
+    /// collective itself.
     ///
     /// # Safety
     /// None: the function does nothing.

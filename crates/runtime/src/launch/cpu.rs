@@ -101,8 +101,8 @@ thread_local! {
 struct HostLockScope;
 
 impl HostLockScope {
-    /// Fails if this thread already holds host locks, because it runs the closure of a call such as
-    /// `fill_bytes`. Taking more locks there could deadlock.
+    /// Fails if this thread already holds host locks, which is the case in the closure of a call
+    /// such as `fill_bytes`. Taking more locks there could deadlock.
     #[track_caller]
     fn begin(op: &'static str) -> Result<Self> {
         if HOLDS_HOST_LOCKS.try_with(|holds| holds.replace(true)).unwrap_or(false) {

@@ -18,7 +18,8 @@ use crate::{CudaDevice, Device, Error, ErrorKind, Operand, Result, Site, Storage
 
 #[track_caller]
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    // Streams of different runtimes cannot be ordered, and a kernel is loaded for one device.
+    // Streams of different runtimes cannot be ordered with each other, and a kernel is loaded for
+    // one device.
     if device.device().devices_id() != stream.devices_id() {
         return Err(ErrorKind::RuntimeMismatch.of(call.op));
     }
@@ -185,8 +186,8 @@ fn enqueue_marked<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    // Query the capture once. If it begins or ends before the work is enqueued, the stream rejects
-    // the work.
+    // Query once whether the stream is captured. If a capture begins or ends before the work is
+    // enqueued, the stream rejects the work.
     let captured = stream.captured();
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = storages(&touches);
@@ -298,7 +299,7 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
     else {
         return error;
     };
-    // An error of a stream has no op yet, unlike an error of an allocation.
+    // Only the error of a stream has no op yet; the error of an allocation has one.
     if error.op().is_empty() && source.loses_device() {
         let surfaced = stream.surfaced(source.clone());
         if let ErrorKind::Surfaced { pending } = surfaced.kind() {

@@ -83,8 +83,8 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
 }
 
 /// Calls `f` to write `len` bytes of host memory, from a byte offset on, after device work that
-/// uses them is complete. For example, `f` reads from a file directly into page-locked memory. When
-/// `f` is called, the bytes hold their previous contents.
+/// uses them is complete. For example, `f` can read from a file directly into page-locked memory.
+/// When `f` is called, the bytes hold their previous contents.
 ///
 /// `f` must not use the host memory of storages. On the calling thread, such a use is an error. If
 /// `f` waits for another thread that uses the memory, the wait never ends.

@@ -1,8 +1,9 @@
 //! The report of a kernel that checks indices.
 //!
 //! The parameters of such a kernel begin with a [`Report`], which has the address of a slot for the
-//! failure. For a launch on a stream, the slot lies in the stream's mailbox; in a capture, in
-//! memory that the graph keeps; on the CPU, in the call, which returns the error.
+//! failure. For a launch on a stream, the slot lies in the stream's mailbox. For a captured launch,
+//! it lies in memory that the graph keeps. On the CPU, it lies in a local variable of the call,
+//! which returns the error.
 //!
 //! The error names the public call that made the launch. The kernels of a gradient run in the scope of
 //! the forward call, whose indices they read.

@@ -80,7 +80,7 @@ pub(crate) use replay::GraphReplay;
 pub(crate) use result_marks::ResultMarks;
 pub use transfer::{copy_bytes, memset};
 
-/// Proof to streams that this crate's launches are sound.
+/// The token with which this crate vouches for its launches.
 // SAFETY: each submitted closure enqueues the work of its operation. `submit_waited` is used only
 // for copies to pageable memory, whose driver call returns after the copy. All captured work goes
 // through `GraphLog`, and the graph keeps the storages, or their pool, as long as it can be
@@ -142,15 +142,14 @@ pub(crate) enum Code<'a> {
         threads: u32,
     },
     Library(EnqueueLibrary<'a>),
-    /// Collectives. Unlike kernels and library calls, they run on simulated devices too.
+    /// Collectives. Unlike kernels and library calls, they also run on simulated devices.
     Collectives(Enqueue<'a>, TrackedCommunicator<'a>),
 }
 
 /// Converts `n` to a number of blocks for the grid of a kernel.
 ///
-/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes a number that a launch
-/// rejects on a GPU with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU
-/// the grid is not used.
+/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes the largest number, which a launch on a GPU rejects
+/// with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
 #[inline]
 #[must_use]
 pub fn blocks(n: usize) -> u32 {
@@ -221,8 +220,8 @@ pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> 
     check_sharing(op, operands, false)
 }
 
-/// Checks operands as [`check_operands`] does, for an op that may work in place: an operand may
-/// consist of exactly the elements of a written one.
+/// Checks operands as [`check_operands`] does, for an op that may work in place: an operand may consist of exactly the
+/// elements of a written operand.
 ///
 /// # Errors
 /// The same as [`check_operands`].

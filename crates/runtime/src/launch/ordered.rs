@@ -2,11 +2,11 @@
 //!
 //! The allocator orders the reuse of memory only with the stream for which it was allocated. On
 //! that stream, work on the previous storage in this memory may still run. The first use on another
-//! stream therefore waits for that stream, unless it is idle.
+//! stream therefore waits for the stream of the allocation, unless that stream is idle.
 //!
-//! Operands in another device's memory are refused unless the program enabled that pair
-//! (`runtime/peers.rs`). If it did, they are ordered like any use by another stream, and their
-//! allocator is told of the stream.
+//! Operands in another device's memory are refused unless the program has enabled peer access for
+//! the two devices (`runtime/peers.rs`). If it has, such operands are ordered like any use by
+//! another stream, and their allocator is told of the stream.
 
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
@@ -63,9 +63,9 @@ impl<'a> OrderedWork<'a> {
         };
         wait_for_uses(stream, policy, storages, &uses)?;
         for ((storage, write), uses) in storages.iter().zip(&mut uses) {
-            // The page-locked cache learns of the stream under either policy, because host code may
-            // write to memory that the cache reuses. Memory in a graph's pool is reused only by
-            // replays, and they wait for its uses.
+            // The page-locked cache is told of the stream under either policy, because host code
+            // may write to memory that the cache reuses. Memory in a graph's pool is reused only by
+            // replays, which wait for its uses.
             let tells = policy == SyncPolicy::Auto && storage.member().is_none();
             // Shared memory is unmapped after these streams have completed their work.
             if tells || storage.is_pinned() || storage.is_shared() {
@@ -81,7 +81,7 @@ impl<'a> OrderedWork<'a> {
         Ok(Self { stream, storages, touches, site, result_marks, uses, inputs, accesses })
     }
 
-    /// Records the work, which was enqueued as operation `op`, as a use of its storages.
+    /// Records the work as a use of its storages. The work was enqueued as operation `op`.
     #[inline]
     pub(super) fn record(&mut self, op: OpNumber) {
         let Self { stream, storages, touches, site, uses, .. } = self;
@@ -134,7 +134,7 @@ pub(super) fn wait_for_own(
     site: Site,
     result_marks: &ResultMarks<'_>,
 ) -> Result<()> {
-    // A blocking launch must not hide a race, so its wait does not count as order.
+    // Blocking launches must not hide races, so this wait does not count as order.
     let waited =
         if runtime.detects_races() { stream.host_wait_silently(op) } else { stream.host_wait(op) };
     if let Some(failed) = result_marks.failed() {

@@ -6,8 +6,8 @@
 //! can copy one piece during the transfer of the other. The driver never accesses the pageable
 //! memory.
 //!
-//! The whole copy counts as one use of the device memory. The recorded operation is the last one,
-//! even if a piece failed.
+//! The whole copy counts as one use of the device memory. The operation recorded for it is the last
+//! that was enqueued, even if a piece failed.
 
 use std::ops::Range;
 use std::ptr::{NonNull, copy_nonoverlapping};
@@ -54,7 +54,7 @@ struct StagingBuffer {
 
 impl<'a> StagedCopy<'a> {
     /// Prepares a copy of `bytes` bytes. Returns `None` if the copy is too small for staging, or if
-    /// page-locked memory cannot be allocated.
+    /// no page-locked memory can be allocated.
     pub(super) fn new(
         runtime: &Runtime,
         stream: &'a Stream,

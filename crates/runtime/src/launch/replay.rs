@@ -26,10 +26,10 @@ pub(crate) struct GraphReplay<'a> {
     pub(crate) uses: &'a Arc<ReplayUses>,
     /// The page-locked storages, with whether replays write them.
     pub(crate) pinned: &'a [(Storage, bool)],
-    /// Reports of failed checks by the graph's kernels.
+    /// Reports of failed index checks by the graph's kernels.
     pub(crate) checks: &'a Arc<CapturedChecks>,
     pub(crate) communicators: &'a [CapturedCommunicator],
-    /// Numbers of the replay on the watched communicators.
+    /// Call numbers of the replay on the watched communicators.
     pub(crate) numbers: &'a Dependencies,
 }
 
@@ -38,7 +38,7 @@ enum Attempt {
     Launched,
     /// Another thread used storages of the graph meanwhile, which ended their attachment.
     Overtaken,
-    /// The replay must visit the attached storages too.
+    /// The replay must also visit the attached storages.
     MustVisitAll,
 }
 
@@ -82,8 +82,7 @@ impl GraphReplay<'_> {
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
         // Read once, because another thread may change the policy.
         let policy = self.runtime.sync_policy();
-        // A graph with collectives attaches nothing: each replay marks the results with new
-        // numbers.
+        // A graph with collectives attaches nothing, because each replay marks its results with new call numbers.
         let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
         // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool
         // and modules are kept.
@@ -101,7 +100,7 @@ impl GraphReplay<'_> {
         }
     }
 
-    /// Enqueues the replay if it need not visit a storage. Returns whether it did.
+    /// Enqueues the replay if it need not visit a storage. Returns whether the replay was enqueued.
     ///
     /// # Safety
     /// The conditions of [`GraphReplay::enqueue`].
@@ -206,7 +205,8 @@ impl GraphReplay<'_> {
     ) -> Result<(Option<CheckedLaunch>, OpNumber), Unlaunched> {
         let launch = |_| {
             refuse_captured(stream, site)?;
-            // Begin the replay before the launch, because it may fail before `launch` returns.
+            // Begin the replay before the launch, because the replay's kernels may already fail before `launch`
+            // returns.
             let replay = self.checks.begin_replay(TOKEN, stream, stream.last_op() + 1);
             let withdraw = || replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
             if guard.is_some_and(|guard| !guard.needs_no_marks(replay.as_ref())) {

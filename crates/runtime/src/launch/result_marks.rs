@@ -13,14 +13,16 @@
 //! - The next reader removes a mark whose work has succeeded. Overwriting bytes replaces their
 //!   marks by those of the new values.
 //!
-//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. If an
-//! operation would depend on more than two launches, it depends on their union. Marks change under
-//! the locks on `Uses` that ordering takes anyway. For unmarked storages, device work checks an
-//! empty list, and host code checks a flag.
+//! Dependency lists are shared (`Arc`), so passing one on costs one reference count. An operation
+//! that would depend on more than two launches depends on their union instead, which fails if any
+//! of them fails. Marks change under the locks on [`Uses`], which each launch takes anyway to order
+//! its streams. If a storage has no marks, device work only checks an empty list, and host code
+//! only loads a flag.
 //!
 //! A capture has marks of its own. Their dependencies are captured kernels and collectives, which
 //! have not run yet, and two placeholders for dependencies from before the replay. Each replay
-//! translates them: captured kernels become this replay, limited to these kernels.
+//! translates them: a dependency on captured kernels becomes a dependency on the same kernels of
+//! this replay.
 
 use std::cell::RefCell;
 use std::ops::{DerefMut, Range};
@@ -33,7 +35,7 @@ use crate::storage::{
 };
 use crate::{Error, Result, Storage};
 
-/// The dependencies with which work marks its results, in addition to those of its inputs.
+/// The dependencies with which work marks its results, besides the dependencies of its inputs.
 #[derive(Default)]
 pub(crate) struct ResultMarks<'a> {
     /// The work's checked launches and collectives. Set when the work is enqueued.
@@ -181,8 +183,8 @@ impl ResultMarks<'_> {
             }
             return;
         };
-        // Captured marks do not show the results that depend on other processes, because other
-        // processes may write shared memory between a write and a read by the graph. Therefore all
+        // Captured marks do not show which results depend on other processes, because another
+        // process may write shared memory between a write and a read by the graph. Therefore all
         // results count as dependent on other processes.
         let peers = inputs.iter().filter(|dependency| matches!(dependency, Dependency::Peer(_)));
         let peers: Dependencies = peers.cloned().collect();
@@ -215,13 +217,13 @@ struct WrittenBytes {
 impl WrittenBytes {
     fn by(touch: &Touch<'_>) -> Option<Self> {
         let (bytes, dense) = touch.access.writes().then(|| touch.extent()).flatten()?;
-        // If the bytes are also read, the new marks include the former ones.
+        // If the bytes are also read, the new marks include the former marks.
         Some(Self { bytes, replaces_marks: dense || touch.access.reads() })
     }
 }
 
 /// Waits for device work that conflicts with an access by host code. If the bytes depend on failed
-/// work, returns that failure, even if the wait fails too.
+/// work, returns that failure, even if the wait also fails.
 #[track_caller]
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());

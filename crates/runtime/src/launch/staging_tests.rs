@@ -304,7 +304,7 @@ fn large_device_copies_are_given_piece_by_piece() {
     assert!(contents(b, &y) == should);
 }
 
-/// Another thread's capture may begin or end between the checks of a copy or an op.
+/// Another thread may begin or end a capture between two checks of a copy or an op.
 #[test]
 fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     let (sim, runtime) = with(Schedule::Eager, 1);

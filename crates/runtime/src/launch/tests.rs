@@ -95,7 +95,7 @@ fn errors_of_inner_functions_have_the_location_of_the_call() {
     }
 }
 
-/// Two runtimes of one driver do not know of work on each other's streams.
+/// A runtime has no record of the work on streams of another runtime of the same driver.
 #[test]
 fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
     let driver = small_sim(1).build();

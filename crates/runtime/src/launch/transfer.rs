@@ -83,8 +83,8 @@ pub fn copy_bytes(
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let piece_by_piece = |handle| -> Result<(), DriverError> {
         // SAFETY: both ends lie inside live storages, as checked above. The allocator of a device
-        // block or page-locked block knows of the stream. The copy of a pageable block is waited
-        // for below, while its host lock is held.
+        // block or page-locked block has been told of the stream. If a block is pageable, its host
+        // lock is held until the wait for the copy below has returned.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
         stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
@@ -187,7 +187,7 @@ pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<u
     })
 }
 
-/// Rejects a copy that the host waits for, which cannot be captured.
+/// Rejects a copy that the host waits for, because such a copy cannot be captured.
 #[track_caller]
 fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     match (pageable, non_blocking) {
@@ -210,8 +210,8 @@ fn stage(
     staged: &StagedCopy<'_>,
 ) -> Result<OpNumber> {
     if !staged.to_device() {
-        // Wait for the stream before the uses are locked, so that other threads do not wait for the
-        // lock that long.
+        // Wait for the stream before the uses are locked, so that the lock is not held during this
+        // wait.
         let waited = stream.host_wait(stream.last_op());
         if let Some((bytes, _)) = touches[1].extent() {
             touches[1].storage.check_marks(bytes)?;
@@ -221,8 +221,8 @@ fn stage(
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {
         // SAFETY: both ends lie inside live storages. The caller holds the host lock. The device's
-        // allocator knows of the stream, which is ordered after conflicting uses as the policy
-        // requires. The uses stay locked until this use is recorded.
+        // allocator has been told of the stream, and the stream is ordered after conflicting uses
+        // as the policy requires. The uses stay locked until this use is recorded.
         let (covered, ran) = unsafe { staged.run() };
         match (covered, ran) {
             (None, Err(error)) => Err(error),

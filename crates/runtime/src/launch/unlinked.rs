@@ -99,7 +99,8 @@ impl UnlinkedCopy<'_> {
     /// uses must wait for the returned operation.
     unsafe fn run(&self) -> (Option<OpNumber>, Result<()>) {
         let (stream, sides) = (self.stream, [&self.out, &self.into]);
-        // So far only `stream` is ordered after other uses of the storages.
+        // So far only `stream` is ordered after other uses of the storages, so the two side streams
+        // wait for it.
         for side in sides {
             if let Err(error) = side.wait_stream(stream) {
                 return (None, Err(located(error, side, self.site)));

@@ -88,9 +88,9 @@ impl Layout {
         })
     }
 
-    /// Returns the memory format that a convolution gives its result for an operand with this layout
-    /// (`suggest_memory_format`): one with the channels innermost if the strides grow in that
-    /// order, otherwise [`MemoryFormat::Contiguous`]. The layout may have gaps.
+    /// Returns the memory format that a convolution gives its result for an operand with this
+    /// layout (`suggest_memory_format`): a channels-last format if the strides grow in its order,
+    /// otherwise [`MemoryFormat::Contiguous`]. The layout may have gaps.
     #[must_use]
     pub fn suggested_format(&self) -> MemoryFormat {
         let last = match self.ndim() {
@@ -234,7 +234,7 @@ mod tests {
         assert!(last.is_dense());
         let last = Layout::in_format(&[2, 3, 4, 5, 6], MemoryFormat::ChannelsLast3d).unwrap();
         assert_eq!(last.strides(), [360, 1, 90, 18, 3]);
-        // With one channel or one pixel, the layout is in both formats.
+        // With one channel or one pixel, the layout is contiguous in both formats.
         let both = Layout::contiguous(&[2, 1, 4, 5]).unwrap();
         assert!(both.is_contiguous_in(MemoryFormat::ChannelsLast));
         assert!(Layout::in_format(&[2, 3], MemoryFormat::ChannelsLast).is_err());

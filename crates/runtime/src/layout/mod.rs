@@ -291,8 +291,8 @@ impl Layout {
     /// (`Tensor.expand`).
     ///
     /// # Errors
-    /// - [`ErrorKind::ExpandMismatch`] if a dimension of another size than 1 would change, or
-    ///   `sizes` has fewer dimensions.
+    /// - [`ErrorKind::ExpandMismatch`] if a dimension whose size is not 1 would change, or `sizes`
+    ///   has fewer dimensions.
     /// - [`ErrorKind::SizeOverflow`] if the number of elements does not fit `isize`.
     #[track_caller]
     pub fn expand(&self, sizes: &[usize]) -> Result<Self> {

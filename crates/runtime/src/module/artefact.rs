@@ -103,7 +103,7 @@ pub fn agrees(folder: &Path, program: &Program, compiler: &Compiler) -> Result<b
     Ok(fs::read(path(folder, program)).is_ok_and(|file| file == packed))
 }
 
-/// Returns the compressed PTX of all variants, each after its head.
+/// Returns the compressed PTX of all variants, each after a line that names the variant.
 fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
     let mut text = format!("// {}: compiled by NVRTC {}\n", program.name(), compiler.version());
     for variant in 0..program.variants().len() {

@@ -63,8 +63,8 @@ impl KernelCache {
     }
 
     /// Returns a variant's PTX, compiled ahead of time or now. Simulated devices run no PTX. If
-    /// there is no compiler, or the source has no kernels, they receive PTX that only names the
-    /// kernels.
+    /// there is no compiler, or the source has no kernels, simulated devices receive PTX that only
+    /// names the kernels.
     fn code(
         &self,
         driver: &Arc<dyn Driver>,

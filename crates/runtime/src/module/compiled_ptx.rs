@@ -41,8 +41,8 @@ pub(super) fn at_run_time(
 }
 
 impl Compiled {
-    /// Returns a variant's PTX, from `compile` if neither memory nor `folder` has it. No lock is
-    /// held while files are read and written.
+    /// Returns a variant's PTX. Calls `compile` if the PTX is neither in memory nor in `folder`. No
+    /// lock is held while files are read and written.
     pub(super) fn get(
         &self,
         program: &Program,
@@ -204,7 +204,8 @@ mod tests {
     #[test]
     fn a_compilation_holds_up_no_other_program() {
         let compiled = Compiled::default();
-        // Compiling a variant inside the compilation of another would deadlock on a common lock.
+        // If all sources shared a lock, compiling one variant during the compilation of another
+        // would deadlock.
         let outer = compiled.get(&TWICE, 0, None, || {
             compiled.get(&TWICE, 1, None, || Ok("inner".into())).map(|inner| inner + " outer")
         });

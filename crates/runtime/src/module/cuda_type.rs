@@ -54,7 +54,7 @@ pub fn field<S, T: CudaType>(name: &str, _of: fn(S) -> T) -> Field {
     Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
 }
 
-/// Returns the CUDA declaration of a variable of a struct, which may be a template's instance.
+/// Returns the CUDA declaration of a variable whose type is a struct, which may be an instance of a template.
 pub fn declaration(structure: &str, arguments: &[String], name: &str) -> String {
     match arguments {
         [] => format!("{structure} {name}"),
@@ -70,8 +70,8 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct. CUDA's compiler checks that the struct has the same size there. Without
-    /// padding, its fields then have the same offsets too.
+    /// Adds a struct. The CUDA source asserts that the struct has the same size in CUDA as in Rust. Because it has no
+    /// padding, equal sizes mean that its fields also have equal offsets.
     ///
     /// # Panics
     /// If the struct has padding, because uninitialized bytes would be sent to the GPU.
@@ -136,8 +136,8 @@ pub const fn is_report<S, T: CudaType>(_of: fn(S) -> T) -> bool {
 /// assert!(source.text().contains("u32 sizes[2];"));
 /// ```
 ///
-/// A struct may be generic over a number: `struct Args<const N: usize> { .. }`. All its fields then have the same
-/// alignment, so that no number makes padding:
+/// A struct may have a const parameter: `struct Args<const N: usize> { .. }`. All its fields must then have the same
+/// alignment, so that the struct has no padding for any `N`. This struct does not compile:
 ///
 /// ```compile_fail,E0080
 /// warpline_runtime::cuda_struct! {
@@ -198,18 +198,17 @@ macro_rules! cuda_struct {
             const fn same<const $n: usize>() -> bool {
                 $(align_of::<$ty>() == align_of::<$name<$n>>() &&)* true
             }
-            assert!(same::<1>(), "the fields of a generic struct have the same alignment");
+            assert!(same::<1>(), "the fields of a struct with a const parameter must have the same alignment");
             const fn plain<T: ::bytemuck::Pod>() {}
             const fn fields<const $n: usize>() {
                 $(plain::<$ty>();)*
             }
             fields::<1>();
         };
-        // SAFETY: all fields are `Pod`, as `fields` requires for any number.
+        // SAFETY: all fields are `Pod`, as `fields` requires for any const argument.
         unsafe impl<const $n: usize> ::bytemuck::Zeroable for $name<$n> {}
-        // SAFETY: all fields are `Pod`, as `fields` requires for any number. In `repr(C)`, fields of
-        // the same alignment have no padding; arrays have the alignment of their elements, whatever
-        // their number.
+        // SAFETY: all fields are `Pod`, as `fields` requires for any const argument. In `repr(C)`, fields of the same
+        // alignment have no padding. An array has the alignment of its elements for any length.
         unsafe impl<const $n: usize> ::bytemuck::Pod for $name<$n> {}
 
         $crate::cuda_struct!($name<$n> { $($field),* });

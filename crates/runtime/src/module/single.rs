@@ -52,7 +52,7 @@ fn named<'a>(part: &'a str, word: &str) -> Option<&'a str> {
     Some(part.lines().next()?.split_once(word)?.1.split('(').next()?.trim())
 }
 
-/// Returns the name of a function, which follows its return type if there is one.
+/// Returns the name of a function. In PTX, the name follows the return type, if there is one.
 fn function(part: &str) -> Option<&str> {
     let head = part.strip_prefix(".func ")?.trim_start();
     let name = if head.starts_with('(') { head.split_once(')')?.1 } else { head };

@@ -114,7 +114,7 @@ fn damaged_files_are_no_panic() {
         for bit in 0..8 {
             let mut changed = whole.clone();
             changed[at] ^= 1 << bit;
-            // Any result is fine, but no panic.
+            // Any result is accepted, as long as nothing panics.
             ptx(&changed);
         }
     }

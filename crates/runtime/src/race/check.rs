@@ -12,8 +12,8 @@ use super::{History, Race, RacingUse, Span, Touch, printed};
 use crate::storage::Uses;
 use crate::{Result, Runtime, Site, Storage};
 
-/// Accesses of work that is about to be enqueued. They were checked for races and are recorded when
-/// the work has been enqueued.
+/// Accesses of work that is about to be enqueued. They have been checked for races, and are
+/// recorded once the work has been enqueued.
 #[derive(Debug)]
 pub(crate) struct CheckedAccesses {
     before: Before,

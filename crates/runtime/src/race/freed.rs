@@ -33,9 +33,8 @@ pub(crate) struct FreedMemory {
 impl FreedMemory {
     /// Records the accesses to a block that is freed.
     ///
-    /// The allocator reuses the block only after the streams in `allocator_streams` have completed
-    /// the work that they have received so far. Accesses by that work, or ordered before it, are
-    /// dropped.
+    /// The allocator reuses the block only after the streams in `allocator_streams` have completed the work that they
+    /// have received so far. Accesses by that work, and accesses that come before it, are therefore dropped.
     pub(crate) fn record_freed(
         &mut self,
         (device, range): (usize, Range<i64>),
@@ -56,7 +55,7 @@ impl FreedMemory {
             access.freed.get_or_insert_with(|| (allocated, alloc_stream.cloned()));
         }
         let freed = alloc_stream.map(Stream::before);
-        // An older entry for this range exists only if the block was allocated while race detection was off.
+        // Drop older entries for this range. They exist only if the block was allocated while race detection was off.
         self.take(device, &range);
         let block = FreedBlock { end: range.end, alloc_stream_id, freed, accesses };
         self.blocks.insert((device, range.start), block);
@@ -93,7 +92,7 @@ impl FreedMemory {
 
     /// Moves the accesses to free memory that the allocator has mapped at other addresses.
     pub(crate) fn moved(&mut self, device: usize, from: i64, to: i64, bytes: i64) {
-        // The memory that was mapped at `to` before has been moved away.
+        // Entries at `to` are outdated, because the memory that was mapped there has been moved away.
         self.take(device, &(to..to + bytes));
         for (start, mut block) in self.take(device, &(from..from + bytes)) {
             block.shift(to - from);

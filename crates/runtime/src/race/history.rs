@@ -16,7 +16,8 @@ const PRUNE_AT: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedAccess {
     pub(crate) span: Span,
-    /// Addresses where the accessed memory still lies. Part of it may have been moved.
+    /// Range of addresses at which the accessed memory still lies. The rest may have been moved to
+    /// other addresses.
     pub(crate) within: Range<i64>,
     pub(crate) stream: Stream,
     pub(crate) op: OpNumber,
@@ -51,8 +52,8 @@ impl RecordedAccess {
 
 /// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// A later access replaces an earlier access if it is ordered after the earlier access, touches all
-/// bytes of the earlier access, and conflicts with the same accesses. Every race with the earlier
+/// A later access replaces an earlier one if it is ordered after it, touches all of its bytes, and
+/// conflicts with every access that the earlier one conflicts with. Every race with the earlier
 /// access is then also a race with the later access.
 #[derive(Debug, Default)]
 pub(crate) struct History {

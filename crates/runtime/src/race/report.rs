@@ -40,7 +40,8 @@ impl Race {
         self.freed.is_some()
     }
 
-    /// Returns the wait or call that would order the two accesses, and its place in the program.
+    /// Returns the remedy: the wait or call that would order the two accesses, and where to put it
+    /// in the program.
     #[must_use]
     pub fn mend(&self) -> String {
         let (first, second) = (&self.first, &self.second);
@@ -54,7 +55,7 @@ impl Race {
             );
         };
         match &self.freed {
-            // The allocator orders reuse only with the stream of the allocation.
+            // The allocator orders the reuse of memory only with the stream of the allocation.
             Some((allocated, alloc_stream)) if alloc_stream.as_ref() != Some(late) => format!(
                 "call `record_stream` for {late} on the tensor that was allocated at {allocated}, \
                  before it is dropped"

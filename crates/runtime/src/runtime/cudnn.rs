@@ -54,8 +54,8 @@ impl CudnnSettings {
         /// Returns whether only plans are used that give the same bits in each run
         /// (`cudnn.deterministic`). Default: `false`.
         deterministic deterministic
-        /// Sets whether only plans are used that repeat their own bits. With `benchmark`, processes may choose different
-        /// plans.
+        /// Sets whether only plans that give the same bits in each run are used. With `benchmark`, two processes may
+        /// still choose different plans.
         set_deterministic;
     }
 }

@@ -100,16 +100,17 @@ impl Default for RuntimeConfig {
 /// a fork, and neither does page-locked memory: using them returns [`DriverError::ForkedChild`],
 /// and dropping such tensors does nothing.
 ///
-/// State that another thread was changing during the fork stays locked in the child, and using it
-/// may wait forever: tensors used by a running op, the CPU generator during a draw, and Warpline's
-/// initialization. Therefore fork only while no other thread is inside Warpline, or do not use that
-/// state in the child.
+/// State that another thread was changing during the fork stays locked in the child, so using it
+/// may block forever. This concerns tensors used by a running op, the CPU generator during a draw,
+/// and Warpline's initialization. Therefore fork only while no other thread is inside Warpline, or
+/// do not use that state in the child.
 #[derive(Clone, Debug)]
 pub struct Runtime(Arc<RuntimeInner>);
 
 #[derive(Debug)]
 struct RuntimeInner {
-    /// Dropped first, because its drop waits for streams.
+    /// Memory shared with other processes. The first field, so that it is dropped first: its drop
+    /// waits for streams.
     shared: RuntimeSharedMemory,
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
@@ -269,7 +270,7 @@ impl Runtime {
         self.host_cache().map_or_else(HostCacheStats::default, PageableCache::stats)
     }
 
-    /// Releases the pageable host memory that is kept for new CPU tensors to the system.
+    /// Returns the pageable host memory that is kept for new CPU tensors to the system.
     pub fn empty_host_cache(&self) {
         if let Some(cache) = self.host_cache() {
             cache.empty();
@@ -355,8 +356,8 @@ impl Runtime {
     }
 
     /// Checks that a stream belongs to this runtime: streams of another runtime, even of the same
-    /// driver, cannot be ordered with this one's. Rejects the twin of a captured stream too,
-    /// because it outlives its capture.
+    /// driver, cannot be ordered with streams of this one. Also rejects the twin of a captured
+    /// stream, because the twin may outlive its capture.
     #[track_caller]
     pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
         if self.devices()?.id() != stream.devices_id() {

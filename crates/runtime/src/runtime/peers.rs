@@ -28,7 +28,7 @@ const ENABLED: u8 = 3;
 pub(super) struct PeerLinks {
     pairs: Vec<AtomicU8>,
     devices: usize,
-    /// Locked while the state of a pair changes.
+    /// Locked while a thread changes the state of a pair.
     changing: Mutex<()>,
 }
 

@@ -1,11 +1,11 @@
 //! Settings of products and convolutions that trade precision for speed, as in `torch.backends`.
 //!
-//! Precisions of `float32` form a tree: the generic one, that of CUDA below it, and those of products, convolutions and
-//! recurrent layers below CUDA. A part without a setting of its own has that of its parent. Convolutions and recurrent
-//! layers use TF32 if nothing is set.
+//! Precisions of `float32` form a tree. Its root is the generic precision. Below it is the precision of CUDA, and below
+//! that are the precisions of products, convolutions and recurrent layers. A part that is not set has the precision of
+//! its parent. Convolutions and recurrent layers use TF32 if neither they nor their parents are set.
 //!
-//! PyTorch's older switches store a second value beside the tree. A read of such a switch fails if the tree says
-//! otherwise, because the program has mixed both.
+//! PyTorch's older settings (`allow_tf32` and `float32_matmul_precision`) store a second value beside the tree. Reading
+//! an older setting fails if its value and the tree differ, because then the program has used both interfaces.
 
 use std::sync::PoisonError;
 
@@ -19,7 +19,7 @@ enum Set {
     /// Never set.
     #[default]
     Unset,
-    /// Set to `none`: that of the parent.
+    /// Set to `none`: use the precision of the parent.
     Parent,
     Ieee,
     Tf32,
@@ -47,9 +47,9 @@ struct Settings {
     set: [Set; 5],
     /// The precision of products on the CPU, which only [`Precision::set_float32_matmul_precision`] sets.
     cpu_matmul: Set,
-    /// The older setting of products: `highest`, `high` or `medium`.
+    /// The older setting `float32_matmul_precision` of products: `highest`, `high` or `medium`.
     matmul: &'static str,
-    /// The older switch of convolutions and recurrent layers.
+    /// The older setting `allow_tf32` of convolutions and recurrent layers.
     cudnn_tf32: bool,
     fp16_reduction: bool,
     bf16_reduction: bool,
@@ -104,7 +104,7 @@ impl Default for Precision {
     }
 }
 
-/// Defines the reading and the setting function of a switch.
+/// Defines the functions that read and set a boolean setting.
 macro_rules! switches {
     ($($(#[$doc:meta])* $field:ident $get:ident $set:ident;)*) => {$(
         $(#[$doc])*
@@ -155,11 +155,11 @@ impl Precision {
         }
     }
 
-    /// Sets a part's precision to `ieee`, `tf32` or `none`, which means that of its parent. The generic one may also be
-    /// `bf16`, which no op on CUDA uses.
+    /// Sets a part's precision to `ieee`, `tf32` or `none`; `none` means the precision of its parent. The generic
+    /// precision may also be `bf16`, which no op on CUDA uses.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for other words.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for any other value.
     #[track_caller]
     pub fn set_fp32_precision(&self, of: PrecisionOf, precision: &str) -> Result<()> {
         let set = match precision {
@@ -182,7 +182,8 @@ impl Precision {
     /// Returns the older setting of products: `highest`, `high` or `medium`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `fp32_precision` says otherwise.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision
+    /// differ, because the program also called [`set_fp32_precision`](Self::set_fp32_precision).
     #[track_caller]
     pub fn float32_matmul_precision(&self) -> Result<&'static str> {
         let settings = *self.lock();
@@ -199,10 +200,11 @@ impl Precision {
         Ok(settings.matmul)
     }
 
-    /// Sets the precision of products by the older words: `highest` is `ieee`; `high` and `medium` are `tf32`.
+    /// Sets the precision of products in PyTorch's older terms. On CUDA, `highest` is `ieee`; `high` and `medium` are
+    /// `tf32`. On the CPU, `medium` is `bf16`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for other words.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for any other value.
     #[track_caller]
     pub fn set_float32_matmul_precision(&self, precision: &str) -> Result<()> {
         let (matmul, cuda, cpu) = match precision {
@@ -222,10 +224,11 @@ impl Precision {
         Ok(())
     }
 
-    /// Returns the older switch of products.
+    /// Returns whether products may use TF32 (the older setting `allow_tf32`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `fp32_precision` says otherwise.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision
+    /// differ, because the program also called [`set_fp32_precision`](Self::set_fp32_precision).
     #[track_caller]
     pub fn matmul_allow_tf32(&self) -> Result<bool> {
         let settings = *self.lock();
@@ -236,17 +239,18 @@ impl Precision {
         Ok(allows)
     }
 
-    /// Sets the older switch of products.
+    /// Sets whether products may use TF32 (the older setting `allow_tf32`).
     pub fn set_matmul_allow_tf32(&self, allow: bool) {
         let mut settings = self.lock();
         settings.matmul = if allow { "high" } else { "highest" };
         settings.set(PrecisionOf::Matmul, if allow { Set::Tf32 } else { Set::Ieee });
     }
 
-    /// Returns the older switch of convolutions and recurrent layers.
+    /// Returns whether convolutions and recurrent layers may use TF32 (the older setting `allow_tf32`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `fp32_precision` says otherwise.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision
+    /// differ, because the program also called [`set_fp32_precision`](Self::set_fp32_precision).
     #[track_caller]
     pub fn cudnn_allow_tf32(&self) -> Result<bool> {
         let settings = *self.lock();
@@ -257,7 +261,7 @@ impl Precision {
         Ok(settings.cudnn_tf32)
     }
 
-    /// Sets the older switch of convolutions and recurrent layers.
+    /// Sets whether convolutions and recurrent layers may use TF32 (the older setting `allow_tf32`).
     pub fn set_cudnn_allow_tf32(&self, allow: bool) {
         let mut settings = self.lock();
         let set = if allow { Set::Tf32 } else { Set::Parent };
@@ -276,7 +280,7 @@ impl Precision {
     }
 }
 
-/// Returns the error of a program that uses both the older switches and `fp32_precision`.
+/// Returns the error of a program that uses both the older settings and `set_fp32_precision`.
 #[track_caller]
 fn mixed(op: &'static str, setter: &str) -> Error {
     let reason = format!(

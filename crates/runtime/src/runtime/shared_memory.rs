@@ -101,8 +101,8 @@ impl RetiredMemory {
     /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
         // Dropping a tensor must not wait for work. The driver may wait when it releases host
-        // memory, so a later call releases host memory. The words of a semaphore are dropped with
-        // its channel, which has waited.
+        // memory, so host memory is released by a later call. The words of a semaphore can be
+        // released now, because the drop of their channel has already waited.
         let at_once = !matches!(self.memory, UnusedMemory::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
@@ -257,7 +257,7 @@ impl Runtime {
             }
         }
         let shared = &self.0.shared;
-        // Memory that is unused already is unmapped here, without the lock.
+        // Memory that is already unused is unmapped here, while the lock is not held.
         if !retired.is_unused() {
             shared.lock().retired.push_back(retired);
         }
@@ -286,7 +286,7 @@ impl Runtime {
     }
 
     /// Releases memory that was shared with other processes, was dropped here, and is no longer
-    /// used by any work (`torch.cuda.ipc_collect`). Sharing or receiving memory does this too, for
+    /// used by any work (`torch.cuda.ipc_collect`). Sharing or receiving memory also does this, for
     /// some mappings. Returns the bytes still in use.
     pub fn ipc_collect(&self) -> usize {
         self.sweep(usize::MAX);
@@ -296,7 +296,7 @@ impl Runtime {
 }
 
 /// Returns an identifier that is unique among all processes. The identifier must not be easy to
-/// guess: a process that sends it gets access to the memory that has it.
+/// guess, because a process that sends it gets access to the memory that it identifies.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =

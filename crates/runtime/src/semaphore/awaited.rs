@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{POLL_INTERVAL, PeerSemaphore, reaches};
 use crate::{Error, ErrorKind, Result, Site};
 
-/// A number that another process signals, and on which data depends.
+/// A value of a semaphore that another process signals, and on which data depends.
 #[derive(Clone, Debug)]
 pub(crate) struct AwaitedSignal {
     pub(super) semaphore: PeerSemaphore,

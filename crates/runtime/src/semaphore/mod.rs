@@ -1,4 +1,4 @@
-//! Order between streams of several processes, by numbers in shared memory.
+//! Order between streams of several processes, by semaphore values (*numbers*) in shared memory.
 //!
 //! # Approach
 //!
@@ -44,7 +44,7 @@ use crate::runtime::{UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
 pub(crate) use awaited::AwaitedSignal;
 
-/// Index of the semaphore's word that holds the number.
+/// Index of the word that holds the semaphore's value.
 const WORD: usize = 0;
 
 /// Interval at which the host polls while it waits for a number.
@@ -284,8 +284,8 @@ impl OwnSemaphore {
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((stream, _)) = &signalled.last else { return true };
-        // An idle stream settles the signal too, because the other process may overwrite the
-        // number.
+        // An idle stream also shows that the signal has run. The number alone does not, because the other process may
+        // overwrite it.
         !self.page.runtime.is_own_process()
             || reaches(self.page.number(), signalled.number)
             || stream.is_capturing()
@@ -320,7 +320,7 @@ impl PeerSemaphore {
     ///
     /// # Errors
     /// - [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if there is no such device.
-    /// - [`ErrorKind::Driver`] if the handle is not such memory or the driver cannot register it.
+    /// - [`ErrorKind::Driver`] if the handle is not memory of a semaphore or the driver cannot register it.
     pub fn import(runtime: &Runtime, device: usize, shared: SharedSemaphore) -> Result<Self> {
         let SharedSemaphore { handle, bytes, .. } = shared;
         let driver = runtime.device(device)?.driver();
@@ -442,8 +442,8 @@ impl PeerSemaphore {
         let own = page.stream()?;
         page.note(own);
         self.begin_wait(&awaited).map_err(|e| e.at(location))?;
-        // Record an event before the wait, so that a use of a tensor that has arrived does not wait
-        // for this number too.
+        // Record an event before the wait, so that a use of a tensor that has already arrived does not also wait for
+        // this number.
         let _ = own.op_event(own.last_op());
         let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
             // SAFETY: the page has recorded the stream, and its drop retires the words until the

@@ -12,7 +12,8 @@ use crate::completion::PendingCollective;
 use crate::semaphore::AwaitedSignal;
 
 /// Maximum number of launches in the dependencies of an operation's inputs. More launches are
-/// replaced by their union. The results may depend on one more launch, the operation itself.
+/// replaced by their union. The results may also depend on the operation itself, which is one more
+/// launch.
 pub(crate) const MAX_LAUNCHES: usize = 2;
 /// Maximum length of a list that is searched for duplicates. Longer lists exist only until their
 /// operation merges them.

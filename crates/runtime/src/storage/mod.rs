@@ -1,7 +1,8 @@
 //! Memory that tensors share, and the record of its last uses.
 //!
 //! A [`Storage`] is bytes (pageable, page-locked or device memory) with its `Uses`: the last write
-//! and the reads since then, by stream, and the marks of pending checks (`marks/`).
+//! and the reads since then, by stream, and the marks of bytes that depend on work that may fail
+//! (`marks/`).
 //!
 //! This module does not depend on `graph`. `Storage::device`, which allocates device memory, is in
 //! `graph/memory.rs`, because a captured stream gets memory of the graph's pool. For graphs, a
@@ -70,7 +71,7 @@ struct StorageInner {
     host: RwLock<()>,
     /// Location of the allocation.
     allocated: &'static Location<'static>,
-    /// Set if the storage was made in a capture.
+    /// The storage's membership in a graph's pool. `None` unless the storage was made in a capture.
     member: Option<PoolMembership>,
 }
 
@@ -158,9 +159,9 @@ enum StorageMemory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
-    /// Device memory that other processes may have too.
+    /// Device memory that other processes may also have.
     Shared(SharedBlock),
-    /// Host memory that other processes may have too. No Rust reference to its bytes may exist.
+    /// Host memory that other processes may also have. No Rust reference to its bytes may exist.
     SharedHost(SharedHostBlock),
     /// Released by `drop`.
     Released,
@@ -323,7 +324,8 @@ impl Storage {
         self.0.runtime.check_stream(stream, "record_stream")?;
         self.uses().add_allocator_stream(stream);
         match &self.0.memory {
-            // The capture's log has the use, and captured work does not run before a replay.
+            // The capture's log has recorded the use, and captured work does not run before a
+            // replay.
             StorageMemory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             StorageMemory::Device(_, block) => block.record_stream(stream.raw()),
             StorageMemory::Pinned(block) => block.record_use(stream.raw()),
@@ -350,7 +352,7 @@ impl Storage {
         self.wait_for_peers()?;
         let pending = self.uses().conflicts(write);
         // Soundness needs this wait under either policy. While races are detected, the wait does
-        // not count as order, because it is not the program's.
+        // not count as order, because the program did not ask for it.
         let silently = self.0.runtime.detects_races();
         for used in pending {
             let waited = if silently {

@@ -2,15 +2,13 @@
 //!
 //! Invariant: a replay costs the host the same, however many tensors its graph uses.
 //!
-//! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's
-//! record holds this use, and the marks that it causes, for all attached storages. A replay updates
-//! only the record, without a look at the storages. Any other use locks the storage's `Uses`; this
-//! records the last replay there and ends the attachment. The next replay waits for the uses of
-//! unattached storages and attaches these storages again.
+//! A storage is *attached* to a graph while its last use is the graph's last replay. The graph's record holds this use,
+//! and the marks that it causes, for all attached storages. A replay updates only the record, and accesses no storage.
+//! Any other use locks the `Uses` of its storage; locking them records the last replay there and ends the attachment.
+//! The next replay waits for the uses of unattached storages and attaches these storages again.
 //!
-//! A replay visits all storages, attached or not, in three cases: if it runs on another stream than
-//! the last replay, if its inputs depend on pending work other than the last replay's kernels, or
-//! if the last replay failed.
+//! A replay visits all storages, attached or not, in three cases: if it runs on a different stream than the last
+//! replay, if its inputs depend on pending work other than the last replay's kernels, or if the last replay failed.
 //!
 //! Graphs with collectives, and graphs under `SyncPolicy::Manual`, attach nothing. Page-locked
 //! memory, and memory that is shared with other processes, is never attached.
@@ -37,7 +35,7 @@ pub(crate) struct ReplayUses {
     /// Kernels that check indices and whose results the next replay reads before it overwrites
     /// them.
     loop_carried: Option<KernelSet>,
-    /// Locked after the uses of storages.
+    /// Lock this after the uses of storages.
     state: Mutex<ReplayRecord>,
 }
 
@@ -48,7 +46,7 @@ struct ReplayRecord {
     unattached: Vec<usize>,
     /// `Some` while storages are attached.
     last: Option<LastReplay>,
-    /// Dependencies of replay inputs in attached storages, other than the graph's replays.
+    /// Dependencies of the replay's inputs in attached storages, without dependencies on the graph's own replays.
     external: Dependencies,
 }
 
@@ -74,8 +72,7 @@ struct LastReplay {
     own: Option<CheckedLaunch>,
     /// Dependencies of the replay's inputs, except `former`.
     inputs: Dependencies,
-    /// The replay before, if this replay visited no storage. Its loop-carried kernels wrote inputs
-    /// of this replay.
+    /// The previous replay, if this replay visited no storage. Its loop-carried kernels wrote inputs of this replay.
     former: Option<CheckedLaunch>,
 }
 

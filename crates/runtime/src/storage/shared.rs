@@ -29,7 +29,7 @@ pub(super) struct SharedBlock {
     received: bool,
 }
 
-/// A storage exported to another process, which imports it with [`Storage::import`].
+/// A storage exported to another process. The other process imports it with [`Storage::import`].
 #[derive(Debug)]
 pub struct ExportedStorage {
     /// Handle that transfers the memory.
@@ -194,7 +194,7 @@ impl Storage {
         Self::build(runtime, StorageMemory::Shared(block), bytes, None, location)
     }
 
-    /// Returns whether other processes may have this memory too.
+    /// Returns whether other processes may also have this memory.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0.memory, StorageMemory::Shared(_) | StorageMemory::SharedHost(_))

@@ -50,11 +50,11 @@ pub(crate) fn uses_elsewhere<'a>(
 pub(crate) struct Uses {
     write: Option<Use>,
     reads: SmallVec<[Use; 1]>,
-    /// Streams on which the allocator knows of a use.
+    /// Streams that the allocator has been told of.
     allocator_streams: SmallVec<[Stream; 2]>,
     /// Marks of bytes whose values depend on work that may fail.
     pub(crate) marks: StorageMarks,
-    /// The graph whose last replay is the storage's last use, which is not recorded here.
+    /// The graph whose last replay is the storage's last use. That use is not recorded here.
     pub(super) attached: Option<Attachment>,
     /// History for the race detector.
     pub(crate) history: Option<Box<History>>,
@@ -95,7 +95,8 @@ impl Uses {
         if write { self.write = Some(entry) } else { self.reads.push(entry) }
     }
 
-    /// Adds the uses of freed memory as reads, so that the next write waits for all of them.
+    /// Adds the uses in `gone`, of freed memory, as reads, so that the next write waits for all of
+    /// them.
     pub(crate) fn absorb(&mut self, gone: &Uses) {
         for used in gone.conflicting(true) {
             match self.reads.iter_mut().find(|read| read.stream == used.stream) {
@@ -106,7 +107,7 @@ impl Uses {
         }
     }
 
-    /// Adds a stream on which the allocator knows of a use. Returns whether the stream is new.
+    /// Adds a stream that the allocator is told of. Returns whether the stream is new.
     pub(crate) fn add_allocator_stream(&mut self, stream: &Stream) -> bool {
         let new = !self.allocator_streams.contains(stream);
         if new {
@@ -115,7 +116,7 @@ impl Uses {
         new
     }
 
-    /// Returns the streams on which the allocator knows of a use.
+    /// Returns the streams that the allocator has been told of.
     pub(crate) fn allocator_streams(&self) -> &[Stream] {
         &self.allocator_streams
     }

@@ -36,8 +36,8 @@ pub enum CheckOutcome {
 }
 
 /// A launch of a kernel that checks indices, some kernels of a graph's replay, or a union of these.
-/// Data computed from the results of the launch keeps a `CheckedLaunch`, to learn the outcome.
-/// Clones are the same launch.
+/// Data that was computed from the results keeps a `CheckedLaunch`, from which it learns whether
+/// the check failed. Clones stand for the same launch.
 ///
 /// Unions share their inputs, so that the cost of passing a dependency on does not grow with the
 /// number of launches.
@@ -117,7 +117,7 @@ impl UnionLaunch {
 
     /// Sets the outcome and drops the inputs.
     fn decide(&self, outcome: Option<Arc<FailedCheck>>) {
-        // Fails if another thread has set the same outcome.
+        // The call fails if another thread has already set the outcome, which is then the same.
         let _ = self.outcome.set(outcome);
         drop(take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner)));
     }
@@ -196,8 +196,9 @@ impl CheckedLaunch {
         true
     }
 
-    /// Returns whether this launch fails if `other` does. A replay fails with an earlier replay on
-    /// its stream that it overlaps, because they share their slots. A union fails with its inputs.
+    /// Returns whether this launch fails if `other` fails. A replay fails if an earlier replay on
+    /// its stream fails that it overlaps, because they share their slots. A union fails if one of
+    /// its inputs fails.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let all = |node: &LaunchNode| self.kernels.is_none() && std::ptr::eq(&*self.node, node);
@@ -238,8 +239,8 @@ impl CheckedLaunch {
         match &self.node.kind {
             // A running replay may be known to fail, but it settles only when it is complete.
             LaunchKind::Replay(replay) => replay.outcome.get().is_some(),
-            // An input may be pending on a stream that this stream is not ordered with. Readers
-            // examine such inputs.
+            // An input may still be pending on a stream that is not ordered with this stream. Code
+            // that asks for the union's outcome examines such inputs.
             LaunchKind::Union(_) => known || self.is_done(is_complete),
             LaunchKind::Host(_) | LaunchKind::Launch(_) => known,
         }

@@ -1,4 +1,5 @@
-//! Resolves outcomes: of launches from the reports in their slots, of unions from their inputs.
+//! Finds the outcomes of launches from the reports in their slots, and the outcomes of unions from
+//! their inputs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,9 +45,9 @@ impl CheckedLaunch {
         }
     }
 
-    /// Returns the failure as [`CheckedLaunch::take_failure`] does, and also looks at reports that
-    /// have arrived for launches not known to be complete. Call this after a silent wait, which
-    /// records no order.
+    /// Returns the failure as [`CheckedLaunch::take_failure`] does, and also examines the reports
+    /// of launches that are not known to be complete. Call this after a silent wait, because such a
+    /// wait does not record that work is complete.
     #[must_use]
     pub fn take_report(&self) -> Option<IndexCheck> {
         let mut open = vec![self.clone()];

@@ -1,4 +1,4 @@
-//! The reports of failed checks by the kernels of one stream.
+//! Reports of failed index checks by the kernels of one stream.
 //!
 //! A kernel that checks indices never traps, because a trap would lose the device. On failure the
 //! kernel writes a report (the launch's number on its stream, the index, the dimension and its
@@ -41,8 +41,7 @@ const POLL_OPS: OpNumber = 16;
 /// reports them.
 const MAX_UNREPORTED: usize = 8;
 
-/// Reports of failed checks by the kernels of one stream, and the stream's checked launches in
-/// flight.
+/// Reports of failed index checks by the kernels of one stream, and the stream's checked launches in flight.
 #[derive(Debug)]
 pub struct Mailbox {
     progress: Arc<StreamProgress>,
@@ -57,14 +56,14 @@ struct MailboxState {
     failed: Vec<(OpNumber, Arc<FailedCheck>)>,
     /// Slots that no kernel writes to, each with its last launch.
     free: VecDeque<(ReportSlot, Option<CheckedLaunch>)>,
-    /// The recorded event to poll, and its point. Once the event is complete, so are the launches
-    /// before the point.
+    /// The recorded event to poll, and the point in the stream at which it was recorded. Once the event is complete, so
+    /// are the launches before that point.
     poll: Option<(owned::Event, StreamPoint)>,
     /// The event, while it is not recorded for a poll.
     idle_event: Option<owned::Event>,
     /// The stream's last operation when the event was last recorded or polled.
     polled_at: OpNumber,
-    /// The latest union with its inputs. Operations often write several tensors with the same
+    /// The latest union with its inputs, for reuse, because operations often write several tensors with the same
     /// dependencies.
     union: Option<(Vec<CheckedLaunch>, CheckedLaunch)>,
 }
@@ -86,7 +85,7 @@ impl MailboxState {
     fn note(&mut self, op: OpNumber, failure: Arc<FailedCheck>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {
-            // An owner may have ended since its failure was added.
+            // The owner's thread may have ended since this failure was added.
             ended += usize::from(failure.owner.has_ended());
             !failure.is_reported() && (ended <= MAX_UNREPORTED || !failure.owner.has_ended())
         });
@@ -109,8 +108,7 @@ impl MailboxState {
             && let Some((event, point)) = self.poll.take()
         {
             if event.query().unwrap_or(false) {
-                // A poll does not change the progress of streams, because it must not order the
-                // program's streams.
+                // Do not record the progress that the poll shows, because a poll must not order the program's streams.
                 self.settle(&|at| point.covers(at.progress.stream, at.op));
                 self.idle_event = Some(event);
             } else {
@@ -181,7 +179,7 @@ impl Mailbox {
     /// Adds a replay that is about to be enqueued.
     pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
         let (mut state, last) = (self.state(), stream.last_op());
-        // Poll only when a poll is due: a replay needs no slot, and a poll doubles its cost.
+        // A replay needs no slot, and a poll would double its cost, so poll only when a poll is due.
         if state.is_due(last) {
             state.settle_done(last);
         }

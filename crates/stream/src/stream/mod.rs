@@ -1,10 +1,9 @@
 //! Streams, the numbering of their operations, and waits between them.
 //!
-//! Each stream numbers its operations. The numbering belongs to the driver's stream: a driver's
-//! stream that is wrapped again gets the existing stream object, or continues its numbers. `submit`
-//! enqueues and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on
-//! the GPU, for an operation of another stream. If that order is already known, the call costs one
-//! comparison.
+//! Each stream numbers its operations. The numbering belongs to the driver's stream. Wrapping a driver's stream again
+//! returns the existing `Stream` if there is one; otherwise the new `Stream` continues the numbers. `submit` enqueues
+//! and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on the GPU, for an operation of
+//! another stream. If that order is already known, the call costs one comparison.
 //!
 //! Lock order: an event, then a capture's list of streams, then a stream's submit lock, then the
 //! submit lock of its twin. Only the thread that ends a capture holds the locks of several streams.
@@ -46,7 +45,7 @@ pub(crate) struct StreamInner {
     capture: StreamCaptureState,
     /// Launches to list in error messages. Changed under the lock on `state` only.
     launches: Launches,
-    /// Reports of failed checks by the stream's kernels. Created on first use.
+    /// Reports of failed index checks by the stream's kernels. Created on first use.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
 
@@ -94,10 +93,9 @@ impl StreamInner {
         Ok(())
     }
 
-    /// Records an op event after the last work, unless the work has one or is done. The wait that
-    /// this stream enqueues next then comes after the op event, and other streams that wait for the
-    /// work do not wait for it. A failure is ignored: a later wait for the work records an op event
-    /// itself.
+    /// Records an op event after the last work, unless the work has one or is done. This stream is about to enqueue a
+    /// wait. Because that wait comes after the op event, other streams that wait for the work do not also wait for what
+    /// this stream waits for. A failure is ignored: a later wait for the work records an op event itself.
     fn record_op_event_before_wait(&self, state: &mut SubmitState) {
         let SubmitState { op_events, clock } = state;
         let op = op_events.last_work;
@@ -138,7 +136,7 @@ impl StreamInner {
         }
         match op_events.at_or_after(op).cloned() {
             Some(OpEventRecord { op, before, event }) => Ok((event, self.point_at(op, before))),
-            // Unreachable, because an op event was recorded at `last`, which is not before `op`.
+            // Unreachable: an op event was recorded at `last`, and `last` is not before `op`.
             None => Err(ErrorKind::EventNotRecorded.of("wait_for")),
         }
     }
@@ -525,7 +523,7 @@ impl fmt::Display for Stream {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        // Clones are the common case, and comparing pointers needs no access to the stream.
+        // Compare pointers first: the streams are usually clones, and this needs no access to the stream.
         Arc::ptr_eq(&self.0, &other.0) || self.id() == other.id()
     }
 }

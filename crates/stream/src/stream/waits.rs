@@ -12,8 +12,8 @@
 //! [`Stream::wait_for_all`], which leaves captured work out. The `_silently` variants wait without
 //! changing the clock, so that a race detector does not take them for the program's own order.
 //!
-//! Limits: a wait for an operation does not cover later work that was enqueued without a number,
-//! through the driver's stream; [`Stream::wait_stream`] and events do.
+//! Limits: a wait for an operation may leave out work that was enqueued after it directly on the driver's stream,
+//! because such work has no number; [`Stream::wait_stream`] and events cover it.
 
 use super::*;
 #[cfg(doc)]
@@ -95,9 +95,8 @@ impl Stream {
         self.enqueue_wait("wait_stream", &event, &point)
     }
 
-    /// Makes later work on this stream wait, on the GPU, for all work enqueued on `other` outside a
-    /// capture. Captured work of `other` is left out, and this stream joins no capture. Does
-    /// nothing if `other` is idle.
+    /// Makes later work on this stream wait, on the GPU, for all work enqueued on `other` outside a capture. Captured
+    /// work of `other` is left out, and this stream joins no capture. Does nothing if all of that work is complete.
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
@@ -217,8 +216,8 @@ impl Stream {
     ///
     /// # Errors
     /// - [`ErrorKind::Capturing`] if the stream is captured.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         self.refuse_capturing("query")?;
@@ -237,8 +236,8 @@ impl Stream {
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
     /// - [`ErrorKind::Capturing`] if the stream is captured.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
@@ -248,15 +247,15 @@ impl Stream {
         now.settle_and_report(self.core())
     }
 
-    /// Blocks the host until operation `op` is complete. The wait leaves out later work if an
-    /// op event follows `op` directly. Costs one comparison if `op` is known to be complete.
-    /// [`Stream::synchronize`] reports failed checks; this function does not.
+    /// Blocks the host until operation `op` is complete. The wait leaves out later work if an op event follows `op`
+    /// directly. Costs one comparison if `op` is known to be complete. [`Stream::synchronize`] reports failed index
+    /// checks; this function does not.
     ///
     /// # Errors
     /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn host_wait(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
@@ -275,8 +274,8 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
@@ -295,8 +294,8 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::Capturing`] if the stream is a twin, or is captured and has no op event at
     ///   or after `op`.
-    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, also one
-    ///   of earlier asynchronous work.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
+    ///   asynchronous work.
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {

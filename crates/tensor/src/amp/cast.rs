@@ -4,9 +4,10 @@
 //! itself with the operands from [`cast_operands`]; regions are closed meanwhile, so the ops that it consists of keep
 //! their operands.
 //!
-//! A `float32` leaf that requires a gradient is mostly a parameter. Its converted value stays in its autograd state
-//! until its version changes, for this region and later ones. What is recorded for the gradient belongs to one region
-//! and thread: a region that uses a parameter twice adds both gradients in the low precision, as PyTorch does.
+//! A `float32` leaf that requires a gradient is mostly a parameter. The converted copy stays in the leaf's autograd
+//! state until the leaf's version changes, for this region and later regions. The recorded conversion belongs to one
+//! region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
+//! does.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -148,7 +149,8 @@ pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cas
     Ok(Some((cast, closed())))
 }
 
-/// Returns the tensor whose device decides the region: the first one on a GPU, or else the first one.
+/// Returns the tensor whose device decides the region: the first tensor on a GPU, or the first tensor if none is on a
+/// GPU.
 fn main_tensor<'a>(tensors: impl Iterator<Item = &'a Tensor> + Clone) -> Option<&'a Tensor> {
     tensors.clone().find(|tensor| tensor.is_cuda()).or_else(|| tensors.clone().next())
 }
@@ -176,7 +178,7 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
     let is_cached = cache
         && tensor.dtype() == DType::F32
         && tensor.is_leaf_parameter()
-        // A capture converts at each use, because a replay has to read the present values.
+        // A capture converts at each use, because a replay must read the values of its own time.
         && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
     if !is_cached {
         return tensor.in_dtype(dtype);

@@ -13,7 +13,8 @@ mod policy;
 use std::marker::PhantomData;
 
 /// Returns from an op with the result of `$call`, which calls the op again, if the thread's region converts the op's
-/// operands. In `$call`, the names of the operands stand for the converted ones. Optional operands follow a semicolon.
+/// operands. In `$call`, the names of the operands stand for the converted operands. Optional operands follow a
+/// semicolon.
 macro_rules! autocast_operands {
     ($op:expr, [$($name:ident),+ $(; $($optional:ident),+)?] => $call:expr) => {
         if $crate::amp::casts()
@@ -43,14 +44,14 @@ crate::__options! {
     /// Options of [`autocast`]: `()`, or a dtype, or this struct.
     #[derive(Clone, Copy, Debug)]
     AutocastOptions [] [] {
-        /// The dtype of products: `f16`, `bf16` or `f32`. Default: that of the region around, or else `f16` on GPUs and
-        /// `bf16` on the CPU.
+        /// The dtype of products: `f16`, `bf16` or `f32`. Default: the dtype of the enclosing region, or else `f16` on
+        /// GPUs and `bf16` on the CPU.
         dtype: Option<DType> = None, DType => Some;
-        /// Whether the region converts operands. A region with `false` within another one restores the dtypes of a
+        /// Whether the region converts operands. A region with `false` within another region restores the dtypes of a
         /// program without autocast. Default: true.
         enabled: bool = true, bool;
-        /// Whether a parameter is converted only once, not at each use. It is converted again after a change.
-        /// Default: that of the region around, or else true.
+        /// Whether a parameter is converted only once, not at each use. It is converted again after a change. Default:
+        /// the setting of the enclosing region, or else true.
         cache_enabled: Option<bool> = None, bool => Some;
     }
 }
@@ -155,7 +156,7 @@ pub fn is_autocast_cache_enabled() -> bool {
     AutocastModes::current().cache
 }
 
-/// Returns the dtype of products in this thread's region for a kind of device, or without a region the default one
+/// Returns the dtype of products in this thread's region for a kind of device, or the default dtype outside regions
 /// (`torch.get_autocast_dtype`).
 ///
 /// # Errors

@@ -6,13 +6,14 @@
 //! arrived, on the stream of its op. The calling thread runs all nodes. Launches return at once, so one
 //! thread keeps several devices busy.
 //!
-//! If the calling thread recorded the whole graph, the ready node with the highest sequence number runs
-//! first, as in PyTorch: the last recorded op is the first. If other threads recorded a part, numbers of
-//! different threads would have to be compared, and they tell how much each thread has recorded before.
-//! Then ready nodes run in the order in which they became ready, which follows the order of the roots and
-//! of each node's edges. In both cases accumulators run before other nodes. So the order depends on the
-//! graph alone, neither on addresses nor on thread timing nor on the division of work among threads, and
-//! sums and the order of hook calls are reproducible.
+//! If the calling thread recorded the whole graph, the ready node with the highest sequence number runs first, as in
+//! PyTorch, so the op that was recorded last runs first. If other threads recorded a part of the graph, sequence
+//! numbers are not used, because each thread numbers only its own ops: a comparison across threads would compare how
+//! many ops each thread has recorded in its life. Ready nodes then run in the order in which they became ready, which
+//! follows the order of the roots and of each node's edges.
+//!
+//! In both cases accumulators run before other nodes. The order depends on the graph alone: not on addresses, thread
+//! timing or the division of work among threads. Sums and the order of hook calls are therefore reproducible.
 //!
 //! # Streams
 //!

@@ -79,10 +79,10 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// [`Context::needs`] is false may have `None`. If the function is written in tensor ops, its gradients
     /// have gradients.
     ///
-    /// Each gradient is a floating-point tensor on its input's device, with the input's sizes, or with sizes to
-    /// which the input's broadcast. Another dtype is converted, and a gradient without dimensions is moved. Any
-    /// other gradient, and a wrong number of gradients, is an [`ErrorKind::Gradient`] of the backward pass.
-    /// Surplus `None`s are ignored.
+    /// Each gradient is a floating-point tensor on its input's device, with the input's sizes, or with sizes to which
+    /// the input's broadcast. A gradient of a different dtype is converted, and a gradient without dimensions is moved
+    /// to the input's device. Any other gradient, and a wrong number of gradients, is an [`ErrorKind::Gradient`] of the
+    /// backward pass. Surplus `None`s are ignored.
     ///
     /// # Errors
     /// The errors of the ops that the function calls ([errors of every op](Tensor#errors-of-every-op)), and

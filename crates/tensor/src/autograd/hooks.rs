@@ -241,9 +241,9 @@ impl Tensor {
         Ok(handle)
     }
 
-    /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The kept
-    /// gradient is the one after all hooks. After an in-place op, it is the gradient of the changed tensor. No
-    /// effect on a leaf.
+    /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The gradient is
+    /// kept after all hooks have changed it. After an in-place op, it is the gradient of the changed tensor. No effect
+    /// on a leaf.
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor requires no gradient.

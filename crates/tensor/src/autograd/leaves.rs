@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::node::{GradNode, NodeKind};
 use crate::Tensor;
 
-/// Returns the leaves to which a backward pass from `roots` passes gradients, each once. Leaves that a checkpoint
-/// recomputes from are not in the graph.
+/// Returns the leaves to which a backward pass from `roots` passes gradients, each once. Leaves that are used only
+/// inside a checkpoint are not in the graph.
 ///
 /// ```
 /// use warpline::{autograd::reachable_leaves, ones};

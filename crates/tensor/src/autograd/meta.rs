@@ -81,7 +81,7 @@ pub(crate) struct LeafCast {
     version: Version,
     /// The copy's version after the conversion. A view of the copy may reach a program, which may change it.
     copied: Version,
-    /// The stream that converted the leaf. Without a policy that orders streams, only this stream may read the copy.
+    /// The stream that converted the leaf. Under `SyncPolicy::Manual`, only this stream may read the copy.
     stream: Option<Stream>,
     pub(crate) value: Tensor,
 }

@@ -74,7 +74,7 @@ impl Tensor {
     /// Sets the gradient to a handle of `grad`, or removes it if `grad` is `None` (`Tensor.grad = …`).
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if `grad` has other sizes, another dtype or another device than this tensor.
+    /// [`ErrorKind::Gradient`] if `grad` has other sizes, another dtype or a different device than this tensor.
     /// [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn set_grad<'a>(&self, grad: impl IntoOptionalTensor<'a>) -> Result<()> {

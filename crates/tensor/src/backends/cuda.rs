@@ -9,17 +9,18 @@ pub mod matmul {
         Matmul "matrix products on CUDA" "torch.backends.cuda.matmul" "`ieee`, `tf32` or `none`"
     }
 
-    /// Returns whether products of `float32` may use TF32, the older name of [`fp32_precision`]
-    /// (`torch.backends.cuda.matmul.allow_tf32`). Default: false.
+    /// Returns whether `float32` products may use TF32 (`torch.backends.cuda.matmul.allow_tf32`). This is PyTorch's
+    /// older interface to [`fp32_precision`]. Default: false.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if [`set_fp32_precision`] says otherwise.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
+    /// present [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
     #[track_caller]
     pub fn allow_tf32() -> Result<bool> {
         runtime().precision().matmul_allow_tf32()
     }
 
-    /// Sets whether products of `float32` may use TF32 (`torch.backends.cuda.matmul.allow_tf32 = …`).
+    /// Sets whether `float32` products may use TF32 (`torch.backends.cuda.matmul.allow_tf32 = …`).
     pub fn set_allow_tf32(allow: bool) {
         runtime().precision().set_matmul_allow_tf32(allow);
     }

@@ -72,8 +72,8 @@ switches! {
     /// Returns whether only plans are used that give the same bits in each run (`cudnn.deterministic`). Default:
     /// `false`.
     deterministic
-    /// Sets whether only plans are used that repeat their own bits. With `benchmark`, processes may choose different
-    /// plans.
+    /// Sets whether only plans that give the same bits in each run are used. With `benchmark`, two processes may still
+    /// choose different plans.
     set_deterministic;
 }
 
@@ -82,17 +82,19 @@ precision_functions! {
     "`ieee`, `tf32` or `none`"
 }
 
-/// Returns whether convolutions and recurrent layers of `float32` may use TF32, the older name of
-/// [`conv::fp32_precision`] and [`rnn::fp32_precision`] (`torch.backends.cudnn.allow_tf32`). Default: true.
+/// Returns whether `float32` convolutions and recurrent layers may use TF32 (`torch.backends.cudnn.allow_tf32`). This
+/// is PyTorch's older interface to [`conv::fp32_precision`] and [`rnn::fp32_precision`]. Default: true.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if [`set_fp32_precision`] says otherwise.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
+/// present precisions of convolutions and recurrent layers differ, because the program also called a
+/// `set_fp32_precision`.
 #[track_caller]
 pub fn allow_tf32() -> Result<bool> {
     runtime().precision().cudnn_allow_tf32()
 }
 
-/// Sets whether convolutions and recurrent layers of `float32` may use TF32 (`torch.backends.cudnn.allow_tf32 = …`).
+/// Sets whether `float32` convolutions and recurrent layers may use TF32 (`torch.backends.cudnn.allow_tf32 = …`).
 pub fn set_allow_tf32(allow: bool) {
     runtime().precision().set_cudnn_allow_tf32(allow);
 }

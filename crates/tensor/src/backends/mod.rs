@@ -13,8 +13,9 @@
 //! `ieee` keeps 24 bits of each factor, `tf32` 11 bits. The settings belong to the process, or to the runtime of
 //! [`with_runtime`](crate::with_runtime). A captured product keeps the precision of its capture.
 //!
-//! [`set_float32_matmul_precision`] and `set_allow_tf32` are PyTorch's older names. A program uses either the older names
-//! or `set_fp32_precision`: a read of an older setting fails if both were set and differ.
+//! [`set_float32_matmul_precision`] and `set_allow_tf32` are PyTorch's older interface to these settings. A program
+//! should use either them or `set_fp32_precision`: if it sets a precision by both and the two differ, reading the older
+//! setting fails.
 //!
 //! ```
 //! use warpline::backends;
@@ -44,7 +45,7 @@ macro_rules! precision_functions {
         #[doc = concat!("Sets the precision of ", $what, " to ", $words, " (`", $path, ".fp32_precision = …`).")]
         ///
         /// # Errors
-        /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for other words.
+        /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for any other value.
         #[track_caller]
         pub fn set_fp32_precision(precision: &str) -> $crate::Result<()> {
             let of = warpline_runtime::PrecisionOf::$part;
@@ -60,11 +61,12 @@ precision_functions! {
     "`ieee`, `tf32`, `bf16` or `none`"
 }
 
-/// Returns the precision of `float32` products by the older words: `highest` (the default), `high` or `medium`
+/// Returns the precision of `float32` products in PyTorch's older terms: `highest` (the default), `high` or `medium`
 /// (`torch.get_float32_matmul_precision`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if [`set_fp32_precision`] says otherwise.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision of
+/// products differ, because the program also called a `set_fp32_precision`.
 #[track_caller]
 pub fn get_float32_matmul_precision() -> Result<&'static str> {
     runtime().precision().float32_matmul_precision()
@@ -80,7 +82,7 @@ pub fn get_float32_matmul_precision() -> Result<&'static str> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for other words.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for any other value.
 #[track_caller]
 pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
     runtime().precision().set_float32_matmul_precision(precision)

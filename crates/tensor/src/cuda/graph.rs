@@ -13,14 +13,13 @@ pub use warpline_runtime::graph::GraphPool;
 
 /// Captured work (`torch.cuda.CUDAGraph`).
 ///
-/// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs
-/// before the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture.
-/// The graph keeps its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool).
-/// These tensors have no values before the first replay; using one before then fails with
-/// [`ErrorKind::NotReplayed`].
+/// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs before
+/// the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture. The graph keeps
+/// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool). These tensors have no
+/// values before the first replay; until then, using one fails with [`ErrorKind::NotReplayed`].
 ///
-/// A capture records all work that is enqueued on its stream, and on streams that wait for its stream; all are
-/// streams of one device. Work of the host runs at once and is not recorded.
+/// A capture records all work that is enqueued on its stream, and on streams of the same device that wait for its
+/// stream. Work of the host runs at once and is not recorded.
 ///
 /// Some calls cannot be captured. They fail with [`ErrorKind::Capture`], [`ErrorKind::Capturing`] or
 /// [`ErrorKind::OutsideCapture`], and the error names the op:
@@ -54,8 +53,8 @@ crate::__options! {
     /// Options of [`CudaGraph::capture_with`]. A reference to a pool converts into options.
     #[derive(Clone, Debug)]
     CaptureOptions [] [] {
-        /// Sets a pool that other graphs use too. Graphs that share a pool must be replayed in the order in which
-        /// they were captured, because later captures reuse the memory of dropped results. Default: a new pool.
+        /// Sets a pool that other graphs also use. Graphs that share a pool must be replayed in the order in which they
+        /// were captured, because later captures reuse the memory of dropped results. Default: a new pool.
         pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
     }
 }
@@ -124,8 +123,7 @@ impl CudaGraph {
         self.capture_with((), f)
     }
 
-    /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs use too, or
-    /// [`CaptureOptions`].
+    /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs also use, or [`CaptureOptions`].
     ///
     /// # Errors
     /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.

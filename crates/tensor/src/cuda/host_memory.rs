@@ -1,4 +1,4 @@
-//! Statistics of the cache of page-locked host memory, which all devices share.
+//! Statistics of the cache of page-locked host memory. All devices share this cache.
 
 use warpline_alloc::HostMemoryStats;
 

@@ -106,8 +106,8 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 
 /// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
 ///
-/// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that
-/// no program runs on the CPU by mistake. To run on the CPU in this case too, use `.unwrap_or(false)`.
+/// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that no
+/// program runs on the CPU by mistake. To run on the CPU even if a setting is wrong, use `.unwrap_or(false)`.
 ///
 /// ```
 /// use warpline::{cuda, zeros};

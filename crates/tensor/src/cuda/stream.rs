@@ -120,7 +120,7 @@ impl StreamDevice<Ambient> for StreamOptions {
 
 stream_devices!((), usize, Device, &Device, &str, &String, String);
 
-/// Creates a stream that is not shared. `priority` is lower for work that is to run first.
+/// Creates a stream that no other call returns. Streams with a lower `priority` run first.
 ///
 /// # Errors
 /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
@@ -149,7 +149,7 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 }
 
 /// Sets this thread's current stream on the stream's device, and makes that device the current device
-/// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous ones.
+/// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous stream and device.
 ///
 /// # Errors
 /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.

@@ -70,7 +70,7 @@ impl Dataset for TensorDataset {
 
     #[track_caller]
     fn get(&self, index: usize) -> Result<Self::Sample> {
-        // An index that does not fit `isize` must not become a negative one, which counts from the end.
+        // An index that does not fit `isize` must not become negative, because negative indices count from the end.
         let index = isize::try_from(index).unwrap_or(isize::MAX);
         Ok((self.inputs.select(0, index)?, self.targets.select(0, index)?))
     }

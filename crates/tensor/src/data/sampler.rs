@@ -66,7 +66,7 @@ impl Sampler for RandomSampler {
             Some(generator) => {
                 let mut generator = generator.lock();
                 let order = permutation(self.samples, &mut generator);
-                // PyTorch draws a second, unused permutation. Drawing it too gives the same later draws.
+                // PyTorch draws a second, unused permutation. Draw it as well, so that later draws are PyTorch's.
                 generator.permutation(self.samples);
                 order
             }
@@ -136,8 +136,8 @@ impl DistributedSampler {
         self
     }
 
-    /// Sets the number of the epoch, which selects the order. Call it before each iteration; otherwise all
-    /// orders are the same.
+    /// Sets the number of the epoch, which selects the order. Call it before each iteration; otherwise each iteration
+    /// has the same order.
     pub fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Relaxed);
     }

@@ -118,7 +118,7 @@ fn drop_elements(
     own: usize,
 ) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
-        let reason = format!("p is a probability, from 0 to 1, but is {p}");
+        let reason = format!("p must be a probability, from 0 to 1, but is {p}");
         return Err(Error::invalid(op, reason));
     }
     if !training || p == 0.0 || input.numel() == 0 {

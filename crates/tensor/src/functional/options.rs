@@ -96,8 +96,8 @@ macro_rules! from_integer {
 }
 pub(crate) use from_integer;
 
-/// A number for each of `D` dimensions: one number for all dimensions, or an array or a tuple with one per dimension.
-/// The numbers are [`Integer`]s.
+/// Numbers for `D` dimensions: one number for all dimensions, or an array or a tuple with a number per dimension. The
+/// numbers are [`Integer`]s.
 ///
 /// ```
 /// use warpline::functional::max_pool2d;

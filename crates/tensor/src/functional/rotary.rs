@@ -24,8 +24,8 @@ options! {
         /// the first half of the rotated elements pairs with the second half, as in Hugging Face's `rotate_half`.
         /// Default: `false`.
         interleaved: bool = false, bool;
-        /// Sets the number of rotated elements of a row, the first ones; an even number. The others are copied.
-        /// Default: all.
+        /// Sets the number of elements at the start of each row that are rotated. It must be even. The remaining
+        /// elements are copied. Default: the whole row.
         rotary_dim: Option<usize> = None, impl Into<Option<usize>> => Into::into;
     }
 }
@@ -34,16 +34,17 @@ options! {
 /// becomes `(a cos - b sin, b cos + a sin)`. PyTorch has no such function; its counterpart is
 /// `apply_rotary_pos_emb` of `transformers`, for one of its two tensors.
 ///
-/// The input is of `[.., positions, width]`. It is read with its strides, so heads may be a transposed view of
-/// `[batch, positions, heads, width]`. The result has the order of its dimensions.
+/// The input has shape `[.., positions, width]`. It need not be contiguous: `[batch, heads, positions, width]` may be a
+/// transposed view of `[batch, positions, heads, width]`. The result has the input's memory order.
 ///
-/// `cos` and `sin` are of `[.., positions, width / 2]`, or of `[.., positions, width]` with each angle twice, as
-/// `transformers` has them; then only the first of both is read. Their dimensions before the positions correspond to
-/// the first dimensions of the input: `[positions, n]` serves all batches and heads, and `[batch, positions, n]` all
-/// heads of an input of `[batch, heads, positions, width]`. Sizes of 1 broadcast. The dtype is that of the input, or
-/// `f32` for half-width floats, which are computed in `f32` and rounded once.
+/// `cos` and `sin` have shape `[.., positions, width / 2]`. The shape may also be `[.., positions, width]` with each
+/// angle twice, as in `transformers`; only the first value of each angle is read. Their dimensions before the positions
+/// correspond to the first dimensions of the input: `[positions, n]` serves all batches and heads, and `[batch,
+/// positions, n]` all heads of an input with shape `[batch, heads, positions, width]`. Sizes of 1 broadcast. `cos` and
+/// `sin` have the dtype of the input. For an input of half-width floats they may also be `float32`; the rotation is
+/// then computed in `float32` and rounded once.
 ///
-/// Gradients flow to the input, by one launch too.
+/// Only the input may require a gradient. The backward pass also takes one launch.
 ///
 /// ```
 /// # use warpline::functional::{RotaryEmbeddingOptions, rotary_embedding};
@@ -59,7 +60,7 @@ options! {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the number of rotated elements is odd or more than a row's.
 /// [`ErrorKind::ShapeMismatch`] if the input, `cos` or `sin` has fewer than two dimensions, or `cos` or `sin` does not
-/// fit the input. [`ErrorKind::DTypeMismatch`] if `cos` or `sin` has another dtype than described.
+/// fit the input. [`ErrorKind::DTypeMismatch`] if `cos` or `sin` has a different dtype than described.
 /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::Gradient`] if `cos` or `sin`
 /// requires a gradient. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
@@ -122,7 +123,8 @@ impl Rotary {
         let (pairs, columns) = (self.rotated / 2, table.size().last().copied());
         let mut layout = match columns {
             Some(n) if table.dim() >= 2 && n == pairs => table.layout().clone(),
-            // Each angle is there twice: the second time after all others, or after the first time.
+            // Each angle is in the table twice: in the second half of the row, or, for interleaved pairs, directly
+            // after the first copy.
             Some(n) if table.dim() >= 2 && n == self.rotated => match self.interleaved {
                 false => table.layout().slice(-1, 0, pairs, 1).of(OP)?,
                 true => table.layout().slice(-1, 0, n, 2).of(OP)?,

@@ -53,7 +53,7 @@ pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> R
     Ok(window)
 }
 
-// Not one function with a closure, in which the line of the caller would be lost.
+// Not a single function with a closure, because the location of the caller would be lost in the closure.
 
 /// Returns a batch of images. Adds the batch dimension to an input without one.
 #[track_caller]

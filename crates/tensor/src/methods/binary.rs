@@ -115,9 +115,9 @@ macro_rules! in_place_methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that
-            /// of this tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to another shape
-            /// than this tensor's. Otherwise the same as the method without the underscore.
+            /// [`crate::ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this
+            /// tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to a different shape than this
+            /// tensor's. Otherwise the same as the method without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<&Self> {
                 let operands = [self.into(), other.into_operand()];

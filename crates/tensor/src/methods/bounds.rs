@@ -64,8 +64,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
-    /// [`ErrorKind::ShapeMismatch`] if the operands broadcast to another shape than this tensor's. Otherwise
-    /// the same as [`Tensor::clamp`].
+    /// [`ErrorKind::ShapeMismatch`] if the operands broadcast to a different shape than this tensor's. Otherwise the
+    /// same as [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_<'a>(
         &self,
@@ -246,7 +246,7 @@ fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()>
         dtype => Err(Error::invalid(
             op,
             format!(
-                "the {argument} must be of torch.bool, but it is of {dtype}; compare, or convert with `to`"
+                "the {argument} must have dtype torch.bool, but has dtype {dtype}; compare, or convert with `to`"
             ),
         )),
     }

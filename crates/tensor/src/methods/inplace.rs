@@ -146,7 +146,8 @@ impl Tensor {
         self.record_overwrite("exponential_", tracked)
     }
 
-    /// Records that every element was overwritten, if `tracked`, the result of [`check_overwritten`].
+    /// If `tracked` is set, records that every element was overwritten. `tracked` is the result of
+    /// [`check_overwritten`].
     #[inline]
     #[track_caller]
     fn record_overwrite(&self, op: &'static str, tracked: bool) -> Result<&Self> {

@@ -17,7 +17,7 @@ options! {
     IsCloseOptions [] [] {
         /// Sets the allowed difference relative to the other element. Default: 1e-5.
         rtol: f64 = 1e-5, f64;
-        /// Sets the allowed absolute difference, which is added to the relative one. Default: 1e-8.
+        /// Sets the allowed absolute difference. It is added to the allowed relative difference. Default: 1e-8.
         atol: f64 = 1e-8, f64;
         /// Sets whether NaN is close to NaN. Default: `false`.
         equal_nan: bool = false, bool;

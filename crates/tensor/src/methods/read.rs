@@ -23,7 +23,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if the tensor has another number of dimensions than the array.
+    /// [`ErrorKind::ShapeMismatch`] if the tensor has a different number of dimensions than the array.
     #[doc(alias = "shape")]
     #[doc(alias = "dims2")]
     #[doc(alias = "dims3")]

@@ -171,9 +171,9 @@ impl Tensor {
     /// (`torch.Tensor.expand`). A size of −1 keeps the dimension's size.
     ///
     /// # Errors
-    /// [`ErrorKind::ExpandMismatch`] if a dimension of another size than 1 would change, or if there are fewer
-    /// sizes than dimensions. [`ErrorKind::InvalidArgument`] for a negative size other than −1, and for −1 as
-    /// the size of a new dimension.
+    /// [`ErrorKind::ExpandMismatch`] if a dimension whose size is not 1 would change, or if there are fewer sizes than
+    /// dimensions. [`ErrorKind::InvalidArgument`] for a negative size other than −1, and for −1 as the size of a new
+    /// dimension.
     #[track_caller]
     pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
         let sizes = sizes.into_sizes();

@@ -81,7 +81,7 @@ impl Channel {
     /// memory. All work on the memory that this process has enqueued runs before all work of the receiver on
     /// it. If possible, streams wait for this work, and the host does not; see [the module](super).
     ///
-    /// A leaf that requires a gradient arrives as such a leaf. Gradients are not sent.
+    /// A leaf that requires a gradient arrives as a leaf that requires a gradient. Gradients are not sent.
     ///
     /// # Errors
     /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process.
@@ -231,8 +231,8 @@ impl Channel {
         let signal = self.signal(call, tensor, &mut guard)?;
         if signal.is_none() {
             drop(guard);
-            // Waits for reads too, because the receiver may write at once. The timeout limits only waits for
-            // the other process, so it starts again after this wait for this process's GPU.
+            // Also waits for reads, because the receiver may write at once. The timeout limits only waits for the other
+            // process, so it starts again after this wait for this process's GPU.
             tensor.storage().wait_until_unused()?;
             call.1 = deadline();
             guard = self.sending.acquire(op, call.1)?;
@@ -323,7 +323,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let deadline = self.limits().1;
-        // Waits for the other process's signals first, because own signals may be enqueued after work that
+        // Waits for the other process's signals first, because this process's signals may be enqueued behind work that
         // waits for them.
         self.peers.settle(deadline);
         self.own.get_mut().unwrap_or_else(PoisonError::into_inner).settle(deadline);

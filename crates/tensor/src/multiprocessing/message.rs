@@ -25,7 +25,8 @@ pub(super) enum MessageKind {
     Tensor = 1,
     /// The sender's work on a tensor is complete, or will be when the named signal arrives.
     Event = 2,
-    /// The announcement of a semaphore, with its descriptor. Later messages name numbers of this semaphore.
+    /// Announces a semaphore and carries its file descriptor. Later messages contain values that this semaphore will
+    /// reach.
     Semaphore = 3,
 }
 

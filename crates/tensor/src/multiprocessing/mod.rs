@@ -50,13 +50,13 @@
 //! - **Visibility.** The receiver sees exactly the storage of the sent tensor. The storage shares its pages
 //!   with no other memory, and was zeroed when it was made. A view is sent with its whole storage, as in
 //!   PyTorch.
-//! - **Trust.** Received messages are checked, and an invalid message is an error. The other process may write
-//!   to the shared memory at any time, which is as safe as any race on a GPU.
+//! - **Trust.** Received messages are checked, and an invalid message is an error. The other process may write to the
+//!   shared memory at any time. This can yield wrong data, like any race on a GPU, but breaks no safe code.
 //! - **Stalls.** [`Channel::set_timeout`] limits each call from its beginning to its end, host reads of
 //!   received tensors, and the drop of the channel. Only streams that use a tensor wait for its sender's work;
 //!   [`Channel::recv`] lists the consequences.
-//! - **Gradients.** As in PyTorch, a leaf that requires a gradient is received as such a leaf. Each process
-//!   computes its own gradients. A tensor that was computed from a leaf has to be detached before it is sent.
+//! - **Gradients.** As in PyTorch, a leaf that requires a gradient is received as a leaf that requires a gradient. Each
+//!   process computes its own gradients. A tensor that was computed from a leaf has to be detached before it is sent.
 //!
 //! # Host memory
 //! The memory of a CPU tensor is page-locked in each process that has GPUs, so that copies between the memory

@@ -1,21 +1,20 @@
 //! The semaphores of a channel. Streams of the two processes wait for each other through semaphores
 //! (`semaphore/` of `warpline-runtime`).
 //!
-//! A host read first waits for the semaphore numbers on which its bytes depend, within the channel's
-//! timeout, and then for the stream. One deadline limits each call (`socket.rs`).
+//! A host read first waits, within the channel's timeout, for the semaphore values (*numbers*) on which its bytes
+//! depend, and then for the stream. One deadline limits each call (`socket.rs`).
 //!
 //! # A peer that is gone
 //!
-//! A thread of the channel watches the socket. When the peer is gone, the thread records the number
-//! that each semaphore has reached. It then writes the numbers for which this process's streams wait,
-//! so that these streams continue. Work that was not signalled by then fails with `PeerGone`.
-//! Overwriting a shared storage does not clear this failure, because kernels of the dying process may
-//! still write to the storage.
+//! A thread of the channel watches the socket. When the peer is gone, the thread records the number that each semaphore
+//! has reached. It then itself writes the numbers for which this process's streams wait, so that these streams
+//! continue. Work that the peer had not signalled by then fails with `PeerGone`. Overwriting a shared storage does not
+//! clear this failure, because kernels of the dying process may still write to the storage.
 //!
 //! # Dropping a channel
 //!
-//! The drop of a channel waits, within the timeout, until all numbers are reached that either process
-//! signals. Then the thread releases waiting streams, as if the peer were gone.
+//! Dropping a channel waits, within the timeout, until the semaphores of both processes have reached every number that
+//! they signal. Then the thread releases waiting streams, as if the peer were gone.
 //!
 //! # When the host waits
 //!
@@ -25,8 +24,8 @@
 //! - under `SyncPolicy::Manual`;
 //! - for a captured stream of the receiver;
 //! - on a driver whose streams cannot wait for a value in memory;
-//! - before sending a tensor that depends on a check, a collective or a third process, because the
-//!   receiver would not learn of a failure.
+//! - before sending a tensor that depends on an unfinished index check or collective, or on work of a third process,
+//!   because the receiver would not learn that this work failed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -247,8 +246,8 @@ impl PeerSemaphores {
                 ImportState::Unavailable => return Err(invalid_message(NOT_ANNOUNCED)),
             }
         };
-        // Imported without the lock. The driver may wait here for streams that the watching thread has to
-        // release, and the thread needs the lock for that.
+        // Import without holding the lock: the driver may wait here for streams that the watching thread must release,
+        // and that thread needs the lock.
         let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
@@ -302,8 +301,8 @@ impl PeerSemaphores {
 
 const NOT_ANNOUNCED: &str = "it waits for a semaphore that never came";
 
-/// Interval between releases of streams. A GPU of the process that is gone may still write an earlier number,
-/// so one release may not be enough.
+/// Interval between releases of streams. A GPU may still write an earlier number for the process that is gone, so one
+/// release may not be enough.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until the other process is gone or the channel is dropped. Then releases streams until none waits.

@@ -125,9 +125,9 @@ fn ops_fail_under_their_own_names() -> Result<()> {
         refused("copy_", a.copy_(&b, ()));
         refused("where", where_cond(&a.gt(0.0)?, &a, &b));
         let text = refused("where", where_cond(&a, &a, 0));
-        assert!(text.contains("the condition must be of torch.bool"), "{text}");
+        assert!(text.contains("the condition must have dtype torch.bool"), "{text}");
         let text = refused("masked_fill", a.masked_fill(&a, 0));
-        assert!(text.contains("the mask must be of torch.bool"), "{text}");
+        assert!(text.contains("the mask must have dtype torch.bool"), "{text}");
         refused("masked_fill_", a.masked_fill_(&a, 0));
         refused("matmul", a.matmul(&b.t()?.contiguous()?.narrow(0, 0, 1)?));
         let text = refused("matmul", a.matmul(&ints));

@@ -15,8 +15,9 @@ pub(crate) enum FreeOrder {
     /// The block with the lowest address first, as in PyTorch.
     #[default]
     Address,
-    /// Blocks under 64 KiB: the block freed last first, found without examining the others, of
-    /// which there may be thousands. Larger blocks: the lowest address first.
+    /// Among blocks under 64 KiB, the block that was freed last comes first; it is found without
+    /// examining the other blocks of this size, of which there may be thousands. Among larger
+    /// blocks, the lowest address comes first.
     Recent,
 }
 
@@ -162,9 +163,9 @@ impl FreeIndex {
         }
     }
 
-    /// Rebuilds a tree of which one side is much heavier than the other, as a scapegoat tree does:
-    /// the smallest such tree that contains this block. It needs rebuilding again only after many
-    /// insertions, so a rebuild costs a few steps per insertion.
+    /// Rebuilds the smallest tree that contains this block and of which one side is much heavier
+    /// than the other, as a scapegoat tree does. The tree needs rebuilding again only after many
+    /// insertions, so rebuilding costs a few steps per insertion on average.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
         let (mut root, mut size) = (block, 1);

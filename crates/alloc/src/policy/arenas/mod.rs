@@ -1,8 +1,9 @@
 //! The physical side of arenas: reserved addresses, and the pages mapped there. The heaps track the
 //! use of these pages.
 //!
-//! A page may be mapped at many addresses. One of them is its *home*, where its memory is free or
-//! part of a block. All other mappings of the page are *aliases*.
+//! A page may be mapped at many addresses. One of the addresses is the page's *home*, at which the
+//! heap accounts for its memory, as free or as part of a block. All other mappings of the page are
+//! *aliases*.
 //!
 //! Invariant: no address is unmapped while work may use it, including work that the allocator has
 //! no record of. Before unmapping, the host waits for the device, as PyTorch's `cudaFree` does:
@@ -77,7 +78,7 @@ pub(super) enum PageSlot {
         mapping: Handle,
         number: u32,
     },
-    /// A retired alias, which work enqueued before the retirement may still use.
+    /// A retired alias. Work that was enqueued before the retirement may still use it.
     Retired {
         mapping: Handle,
         number: u32,
@@ -85,7 +86,8 @@ pub(super) enum PageSlot {
     },
 }
 
-/// Pages that could not be released: the backend refused, or the page is mapped elsewhere too.
+/// Pages that could not be released, because the backend refused or the page is also mapped
+/// elsewhere.
 #[derive(Debug, Default)]
 pub(super) struct UnreleasedPages {
     /// Pages that are still mapped and usable.
@@ -104,7 +106,7 @@ impl UnreleasedPages {
 /// The page and page number of an unmapped home. `None` if the mapping was an alias.
 type UnmappedPage = Option<(Handle, u32)>;
 
-/// An error: the backend refused a release.
+/// The error of a release that the backend refused.
 pub(super) struct ReleaseRefused;
 
 impl Arena {
@@ -132,8 +134,8 @@ impl Arenas {
         let requested = miss.request.requested;
         let backend_error = |error| AllocError::from_backend(requested, error);
         let (_, total) = miss.core.backend.mem_info().map_err(backend_error)?;
-        // Reserve more than the device's memory, because unmapped gaps between blocks take
-        // addresses too.
+        // Reserve more than the device's memory, because unmapped gaps between blocks also take
+        // addresses.
         let total = total.min(MAX_REQUEST);
         let room = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
         if bytes > room {
@@ -362,8 +364,8 @@ impl Arenas {
         slots.any(|slot| matches!(slot, PageSlot::Alias { .. }))
     }
 
-    /// Unmaps and releases these pages, except pages whose number is in `elsewhere`, which are
-    /// mapped elsewhere too. No work may use the pages any more.
+    /// Unmaps and releases these pages, except pages whose number is in `elsewhere`, because they
+    /// are also mapped elsewhere. No work may use the pages any more.
     pub(super) fn release<E>(
         &mut self,
         memory: &dyn VirtualMemory<E>,

@@ -5,7 +5,8 @@ use crate::core::Core;
 use crate::sync::lock;
 use crate::{Backend, Handle, PoolKind, VirtualMemory};
 
-/// An unmapped page, or a range of addresses, which counts as 0 bytes.
+/// A handle that the backend refused to release: an unmapped page or an address range. The `bytes`
+/// of a range are 0, because a range holds no memory.
 pub(super) struct RefusedHandle {
     handle: Handle,
     kind: PoolKind,

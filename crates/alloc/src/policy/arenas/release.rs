@@ -24,7 +24,7 @@ pub(in crate::policy) struct ShardPages<B: Backend> {
     pages: [(PoolKind, Vec<Pages>); 2],
     /// Addresses of the shard's aliases.
     pub(in crate::policy) in_use: Vec<Range<u64>>,
-    /// Arenas with homes of the shard's pages.
+    /// Arenas that contain homes of the shard's pages.
     pub(in crate::policy) arenas: Vec<u32>,
     /// Whether all work that may use the pages is complete.
     pub(in crate::policy) idle: bool,
@@ -63,9 +63,9 @@ impl<B: Backend> FreePages<B> {
         for it in &mut self.shards {
             it.idle = match waited {
                 DeviceWait::Done => true,
-                // If the wait for a stream fails, only the pages of that stream are kept. The wait
-                // for any other stream also covers earlier users of its pages on further streams,
-                // because the stream itself waits for those users.
+                // If the wait for a stream fails, only the pages of that stream are kept. Waiting
+                // for a stream also covers other streams that used its pages before, because the
+                // stream itself waited for them.
                 DeviceWait::Unsupported => core.wait_for(&it.stream),
                 DeviceWait::Failed => false,
             };
@@ -73,7 +73,7 @@ impl<B: Backend> FreePages<B> {
         waited == DeviceWait::Done
     }
 
-    /// Releases the idle pages, except pages that are mapped elsewhere too, and then the arenas
+    /// Releases the idle pages, except pages that are also mapped elsewhere, and then the arenas
     /// without mapped pages. The remaining pages become free again.
     pub(in crate::policy) fn release(
         self,

@@ -132,8 +132,8 @@ impl<B: Backend> MovablePages<B> {
         }
         let in_use = state.heap.windows_in_use();
         drop(state);
-        // An unused window stays unused without the lock, because only misses use windows, and one
-        // miss runs at a time.
+        // An unused window stays unused after the lock is released, because only misses use
+        // windows, and one miss runs at a time.
         if let Ok(event) = miss.core.backend.record(&stream) {
             self.windows.retire(&mut self.arenas, &window_arenas, &in_use, event);
         }

@@ -1,16 +1,16 @@
 //! The memory that the policy reserves beyond the peak request, so that it moves free pages less
 //! often.
 //!
-//! New pages are created, although other pages are free, while all pages exceed the peak of the
-//! requested bytes by at most 1/64 or 8 MiB, whichever is more. The peak includes requests of
-//! waiting threads. If free memory was so scattered that even aliases could not use it, and more
-//! than 1/32 beyond the peak was reserved, the 1/64 counts from the memory reserved then.
+//! While the total size of all pages exceeds the peak of the requested bytes by at most 1/64 or 8 MiB, whichever is
+//! more, new pages are created even if other pages are free. The peak includes requests of waiting threads. If more
+//! than 1/32 beyond the peak had to be reserved, because free memory was so scattered that even aliases could not use
+//! it, the 1/64 counts from the memory that was reserved then.
 //!
-//! If requests never recur, or streams keep taking pages from each other, a program would remap
-//! pages forever. Therefore the headroom grows by a quarter when each page was remapped eight times
-//! on average since the last growth. One remapping per 256 requests does not count. A page that
-//! returns from another stream without a mapping call counts as one remapping. The headroom shrinks
-//! only when the cache is emptied. The option `headroom_percent` sets the headroom instead.
+//! If requests never recur, or streams keep taking pages from each other, a program would remap pages forever.
+//! Therefore the headroom grows by a quarter when each page was remapped eight times on average since the last growth.
+//! One remapping per 256 requests is free and does not count. A page that returns from another stream without a mapping
+//! call counts as one remapping. The headroom shrinks only when the cache is emptied. The option `headroom_percent`
+//! sets the headroom instead.
 //!
 //! All constants are here. `docs/notes/default-policy.md` has their measured effects.
 
@@ -18,24 +18,24 @@ use crate::Backend;
 use crate::core::Core;
 use crate::stats::Quantity;
 
-/// Divisor of the headroom: new pages are created, although other pages are free, while all pages
-/// exceed the peak of the requested bytes by at most this share.
+/// Divisor of the headroom: new pages are created, even if other pages are free, while the total size of all pages
+/// exceeds the peak of the requested bytes by at most this share.
 const SHARE_DIVISOR: usize = 64;
 /// Minimum headroom in bytes, so that the streams of a small program do not keep taking one page
 /// from each other.
 const MIN_BYTES: usize = 8 << 20;
 
-/// Divisor that detects fragmentation: if pages had to be created until all pages exceeded the peak
-/// by more than this share, because even aliases could not use the free memory, the headroom counts
-/// from there. That memory is lost anyway, and slightly more of it avoids most mapping calls.
+/// Divisor that detects fragmentation. If even aliases could not use the free memory, and pages had to be created until
+/// the total size of all pages exceeded the peak by more than this share, the headroom counts from that size. That
+/// memory is lost anyway, and reserving slightly more avoids most mapping calls.
 const FRAGMENTED_DIVISOR: usize = 32;
 
 /// Number of requests, hits included, that allow one remapping without growth of the headroom. A
 /// mapping takes about 41 µs, which is 160 ns per request.
 const REQUESTS_PER_REMAP: u64 = 256;
-/// Number of further remappings per page, on average, before the headroom grows by a quarter. By
-/// then, mappings have taken a tenth of a second per GiB, and the program has not settled by
-/// itself. Recorded programs, which repeat themselves, remap each page less than once.
+/// Number of further remappings per page, on average, before the headroom grows by a quarter. By then, mappings have
+/// taken a tenth of a second per GiB, and the program has not reached a state that repeats. Recorded programs, which
+/// repeat themselves, remap each page less than once.
 const REMAPS_PER_STEP: usize = 8;
 /// Minimum and maximum number of remappings before the headroom grows, for any number of pages.
 /// That many remappings take about three seconds.
@@ -44,8 +44,8 @@ const REMAPS_PER_STEP_BOUNDS: [usize; 2] = [1 << 10, 1 << 16];
 /// needed memory.
 const MAX_STEPS: i32 = 31;
 
-/// Number of requests without headroom after the backend refused a page because memory is
-/// exhausted. A refusal takes twice as long as mapping a page.
+/// Number of requests for which there is no headroom after the backend refused a page because memory is exhausted. A
+/// refusal takes twice as long as mapping a page.
 const REFUSAL_PAUSE: u64 = 1024;
 
 /// The demand for memory so far.
@@ -66,9 +66,9 @@ pub(super) struct Headroom {
     forced: usize,
     /// Number of times that the headroom grew by a quarter.
     steps: i32,
-    /// Number of remapped pages since the headroom last grew, less the allowance of the requests.
+    /// Number of remapped pages since the headroom last grew, minus one per [`REQUESTS_PER_REMAP`] requests.
     excess: usize,
-    /// Number of requests whose allowance has been subtracted.
+    /// Number of requests that `excess` already takes into account.
     requests: u64,
     /// Number of requests when a page was last refused.
     refused: Option<u64>,

@@ -1,5 +1,5 @@
 //! Migration of free pages from other heaps. A migrated page stays mapped at its former address, so
-//! that it can return without a call.
+//! that it can return there without a driver call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::{AllocError, Backend, PoolKind};
 
 /// The shards that may have free pages for a request.
 pub(super) struct Donors<B: Backend> {
-    /// The requesting shard comes first: pages of its other pool are in use only on the same
-    /// stream, so they need no wait.
+    /// The requesting shard comes first, because pages of its other pool (small or large) are used
+    /// only on the same stream and so need no wait.
     shards: Vec<Arc<Shard<B>>>,
     /// The pool of the request.
     kind: PoolKind,
@@ -102,8 +102,8 @@ impl<B: Backend> Donors<B> {
             let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
             let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
             if ordered.is_err() {
-                // Without the wait, it is unknown when the donor's stream has completed its use of
-                // these pages.
+                // Without the wait, the requesting stream could use the pages before the donor's
+                // stream has completed its work with them.
                 let mut state = self.shards[donor].lock();
                 moved.into_iter().for_each(|pages| state.heap.map(kind, pages));
                 return Vec::new();
@@ -168,7 +168,7 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Maps `count` pages at new addresses of this heap: first migrating pages, then new pages.
-    /// Returns the number of mapped pages, which is smaller than `count` if memory is exhausted.
+    /// Returns the number of mapped pages. It is smaller than `count` if memory is exhausted.
     fn map_here(
         &mut self,
         need: &PageRequest<'_, B>,

@@ -3,15 +3,15 @@
 //! policy, with a traced request.
 //!
 //! Each stream and pool has its own arenas, where pages lie side by side. The best fitting free
-//! block is found as under any policy. [`serve`](MovablePages::serve) handles a request that no
-//! free block fits, in this order:
+//! block is found as under any other policy. If a request fits into no free block,
+//! [`serve`](MovablePages::serve) tries these ways, in this order:
 //!
-//! 1. Reuse a *window* ([`windows`]), addresses at which pages are mapped once more, whose memory
-//!    is all free.
+//! 1. Reuse a *window* ([`windows`]) whose memory is all free. A window is a range of addresses at
+//!    which pages are mapped a second time.
 //! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
 //! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), or create pages, until enough
 //!    memory is free here. Pages with a former home here come first, because they are still mapped
-//!    there, then other pages, then new pages. Before pages of another stream are used, the
+//!    there, then other pages, then new pages. Before it uses pages of another stream, the
 //!    request's stream waits, on the device, for that stream.
 //! 4. Make the block an *alias* ([`alias`]): map pieces of free memory a second time, next to each
 //!    other, in a new window.
@@ -43,11 +43,13 @@ use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
-/// Number of new pages from which the available memory is queried first. Creating that many pages
-/// takes longer than the query, and after a failure they would have to be released.
+/// Number of new pages from which the device's available memory is queried before they are created.
+/// Creating that many pages takes longer than the query, and after a failure they would have to be
+/// released again.
 const QUERY_FROM_PAGES: usize = 128;
 
-/// Number of attempts. Other threads may take the memory that was freed up for a request.
+/// Maximum number of attempts for a request. Other threads may take the memory that was made free
+/// for it.
 const ATTEMPTS: usize = 4;
 
 /// A miss, with the memory management, the arenas and the headroom option that serve it.
@@ -254,7 +256,8 @@ impl<B: Backend> MovablePages<B> {
                 Ok(true)
             }
             Err((error, kept)) => {
-                // `kept` has no mapped pages, because the only page could not be mapped.
+                // `kept` has no mapped pages to return to the heap, because the only page could not
+                // be mapped.
                 self.arenas.count_unreleased(miss.core, miss.request.kind, &kept);
                 miss.out_of_memory(to.size, error)?;
                 self.headroom.record_refusal(Demand::of(miss.core, 0));

@@ -1,10 +1,10 @@
-//! Windows: addresses at which pages are mapped apart from their homes, in any order, so that
-//! scattered memory can form one block.
+//! Windows. A window is a range of addresses at which pages are mapped a second time, besides their
+//! home addresses (see `arenas`) and in any order, so that scattered free pages can form one block.
 //!
-//! When its block is freed, a window stays for later requests. If all windows together exceed eight
-//! mappings per page plus 256, or 16 Ki mappings, a shard with more than its share retires its
-//! unused windows. Their mappings are removed and their addresses reused after the stream's work up
-//! to the retirement is complete.
+//! When its block is freed, a window stays for later requests. The mappings of all windows together
+//! are limited to eight per page plus 256, and to 16 Ki. Beyond the limit, a shard that has more
+//! than its share retires its unused windows. Their mappings are removed and their addresses reused
+//! once the work that the stream had enqueued before the retirement is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,10 +14,11 @@ use crate::heap::{Extent, Pages};
 use crate::policy::arenas::{Arenas, PageSlot};
 use crate::{Backend, VirtualMemory};
 
-/// Maximum number of mappings in all windows, per page, with 32 pages added to the number of pages.
-/// Beyond the maximum, a shard with more than its share retires its unused windows.
+/// Maximum number of mappings in all windows per page. 32 pages are added to the number of pages,
+/// for small programs. Beyond the maximum, a shard with more than its share retires its unused
+/// windows.
 const MAX_MAPPINGS_PER_PAGE: usize = 8;
-/// Maximum number of mappings in all windows, for any number of pages, because the system keeps a
+/// Maximum number of mappings in all windows, however many pages there are. The system keeps a
 /// record of each mapping.
 const MAX_MAPPINGS: usize = 1 << 14;
 
@@ -129,8 +130,9 @@ impl<B: Backend> Windows<B> {
         })
     }
 
-    /// Removes the retired mappings at these addresses. Returns `false` if the backend refuses. The
-    /// refused mappings then are aliases, so their addresses are no longer vacant.
+    /// Removes the retired mappings at these addresses. Returns `false` if the backend refuses.
+    /// Mappings that could not be removed become aliases again, so their addresses are no longer
+    /// vacant.
     pub(super) fn clear(
         &self,
         arenas: &mut Arenas,

@@ -23,7 +23,7 @@ impl<B: Backend> GrowthPolicy<B> for ExactSegments {
     fn release_cached(&mut self, core: &Core<B>) {
         for shard in core.all_shards() {
             let mut state = shard.lock();
-            // A private pool keeps its memory until it is dropped.
+            // A private pool keeps its memory until the pool is dropped.
             let keeps = shard.pool > 0 && !state.retired;
             let released = if keeps { Vec::new() } else { state.heap.release_segments() };
             drop(state);

@@ -23,6 +23,7 @@ impl<B: Backend> GrowthPolicy<B> for StreamOrdered {
         core.backend.trim();
     }
 
-    /// Does nothing: the blocks are segments, whose policy retries their releases.
+    /// Does nothing, because each block is a segment, and the policy of segments retries their
+    /// releases.
     fn retry_refused(&mut self, _: &Core<B>, _: bool) {}
 }

@@ -22,7 +22,7 @@ pub(crate) struct ShardCell<B: Backend> {
 struct Occupant<B: Backend> {
     state: ShardState<B>,
     core: Arc<Core<B>>,
-    /// The retired shard, if blocks outlive its table entry or pool.
+    /// The retired shard, while blocks outlive the shard's table entry or pool.
     retired: Option<Arc<Shard<B>>>,
 }
 
@@ -46,7 +46,7 @@ impl<B: Backend> ShardCell<B> {
         drop(occupant);
     }
 
-    /// Locks the state for a hit or a free, which may leave a block parked.
+    /// Locks the state for a hit or a free. A parked block stays parked.
     #[inline]
     pub(crate) fn lock_parked(&self) -> LockedState<'_, B> {
         LockedState(lock_shard(&self.occupant))
@@ -76,8 +76,8 @@ impl<B: Backend> ShardCell<B> {
         let mut locked = self.lock_parked();
         let Occupant { state, core, .. } = locked.occupant();
         if state.heap.is_alias(block) && core.hooks.observe_moves() {
-            // Report the moves while the block is still allocated, before another request can get
-            // its memory.
+            // Report that the memory moves back to the pieces now, while the block is still
+            // allocated and no other request can get the memory.
             let (pieces, core) = (state.heap.pieces_of(block), Arc::clone(core));
             drop(locked);
             pieces

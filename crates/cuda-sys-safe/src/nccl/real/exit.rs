@@ -14,7 +14,8 @@ use crate::{DriverError, Result};
 /// Whether the process is ending, so that no call may begin.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Locked for reading during each call, and for writing when the process has ended its use of NCCL.
+/// Locked for reading during each call, and for writing, forever, once the process must not call
+/// NCCL any more.
 static CALLS: RwLock<()> = RwLock::new(());
 
 /// Longest time to wait for running calls.

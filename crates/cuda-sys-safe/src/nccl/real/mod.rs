@@ -14,8 +14,9 @@
 //! safely.
 //!
 //! # Threads
-//! One thread at a time enqueues work for a device, on any communicator. An abort needs no turn,
-//! and a thread that waits for its turn stops waiting when its communicator is interrupted.
+//! Threads take turns to enqueue work for a device: one thread at a time, whatever the
+//! communicator. An abort needs no turn, and a thread that waits for its turn stops waiting when
+//! its communicator is interrupted.
 
 mod api;
 mod exit;

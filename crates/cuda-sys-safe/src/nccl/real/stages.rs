@@ -32,7 +32,8 @@ use crate::{DriverError, Result};
 const SPLIT: &str = "ncclCommSplit";
 const STATE: &str = "ncclCommGetAsyncError";
 
-/// The place where NCCL writes a communicator. A split writes it some time after the call.
+/// The place where NCCL writes a communicator. In a split, NCCL writes it some time after the call
+/// has returned.
 pub(super) type CommSlot = AtomicPtr<c_void>;
 
 /// The three communicators of a handle.

@@ -17,7 +17,7 @@ const VERSION: u32 = 22_800;
 /// The first bytes of an id.
 const MAGIC: [u8; 16] = *b"warpline sim id\0";
 
-/// Returns a number that identifies this process.
+/// Returns an identifier of this process.
 pub(super) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
@@ -121,7 +121,7 @@ unsafe impl Nccl for SimDriver {
         if !participant.is_ready()? {
             return Ok(CommState::InProgress);
         }
-        // Work runs only inside driver calls, so a poll has to run some.
+        // Work runs only inside driver calls, so polling must run some work.
         let (ran, behind) = self.advance(&participant, false);
         if let (false, Some(behind)) = (ran, behind) {
             super::drive(&behind, false);

@@ -96,7 +96,7 @@ pub(super) enum HubRequest {
         member: HubMember,
         why: Departure,
     },
-    /// Leaves the communicator that a split makes or made. `split` is the number of the split.
+    /// Leaves the new communicator of a split, finished or not. `split` is the number of the split.
     Abandon {
         member: HubMember,
         split: u64,
@@ -166,7 +166,7 @@ pub(super) struct Hub {
 static HUBS: Mutex<Option<HashMap<u64, Arc<Hub>>>> = Mutex::new(None);
 
 impl Hub {
-    /// Opens a hub, which ranks find by this number until all ranks have joined.
+    /// Opens a hub. Ranks find it by the identifier `number` until all ranks have joined.
     pub(super) fn open(number: u64) {
         let mut hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
         hubs.get_or_insert_default().insert(number, Arc::default());
@@ -258,7 +258,8 @@ impl Hub {
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
                 comm.origins[new] = Some((HubMember { comm: member.comm, rank }, split.number));
-                // A rank that left the split communicator has left the new one, too.
+                // A rank that has left the communicator being split has also left the new
+                // communicator.
                 comm.departed[new] = split.departed.or(comms[member.comm].departed[rank]);
                 comm.endpoints[new] = split.endpoint.filter(|_| comm.departed[new].is_none());
             }
@@ -270,7 +271,7 @@ impl Hub {
         }
     }
 
-    /// Makes a rank leave the communicator that its split makes or made.
+    /// Makes a rank leave the new communicator of its split, finished or not.
     fn abandon(comms: &mut [HubComm], origin: (HubMember, u64), why: Departure) {
         let (member, number) = origin;
         let mut under_way = comms[member.comm].splits[member.rank].iter_mut();

@@ -45,7 +45,7 @@ struct ParticipantState {
     /// The rank that made this rank by a split, and the number of the split.
     origin: Option<(HubMember, u64)>,
     begun_splits: u64,
-    /// This rank's children by unfinished splits, oldest first.
+    /// The new ranks that this rank's unfinished splits create, oldest first.
     splits: VecDeque<Option<Arc<Participant>>>,
     /// Whether another process waits for this rank.
     progress_requested: bool,

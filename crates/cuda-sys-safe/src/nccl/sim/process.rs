@@ -132,8 +132,8 @@ fn serve(stream: TcpStream, handshake: Arc<()>) {
         }
         hub.submit(request);
     }
-    // Reporting the death of a rank that has already left changes nothing. Until the last report, a
-    // split may add a rank to `members`, so this is a loop.
+    // Report the death of each rank; a report for a rank that has already left changes nothing.
+    // Loop, because a split may add a rank to `members` until the last report.
     loop {
         let left = std::mem::take(&mut *locked(&members));
         if left.is_empty() {
@@ -146,7 +146,7 @@ fn serve(stream: TcpStream, handshake: Arc<()>) {
 }
 
 /// Reads a handshake and returns the requested hub. The handshake must contain this process's
-/// number, which only the owners of an id know.
+/// identifier, which only holders of a communicator id know.
 fn accept_handshake(stream: &TcpStream) -> Option<Arc<Hub>> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     let (mut handshake, mut read) = ([0; 16], 0);

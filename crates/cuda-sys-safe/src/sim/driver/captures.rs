@@ -1,4 +1,4 @@
-//! Stream capture: its begin, end and status.
+//! Stream capture: begin, end and status.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

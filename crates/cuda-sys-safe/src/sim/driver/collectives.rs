@@ -34,7 +34,7 @@ impl SimState {
 }
 
 impl SimDriver {
-    /// Returns a number that identifies a driver of this process.
+    /// Returns an identifier for a new driver, unique in this process.
     pub(crate) fn fresh_number() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -139,7 +139,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Drives other ranks, if they block a query that can run no operation itself.
+    /// If a query can run no operation itself because other ranks block it, makes these ranks' drivers run work.
     pub(super) fn drive_ranks<'a>(&'a self, state: Guard<'a>, point: Point) -> Guard<'a> {
         let Some(participant) = state.blocked_on(point) else { return state };
         self.unlock(state);

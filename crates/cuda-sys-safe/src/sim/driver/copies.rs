@@ -9,7 +9,7 @@ use crate::sim::state::work::{CopyWork, DeviceWork, Label, MemsetWork, Point, Qu
 use crate::sim::state::{SimState, error};
 use crate::*;
 
-/// The kind of memory of an end, by the rules of host synchronisation.
+/// The kind of memory of one end of a copy. Host synchronisation depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MemoryKind {
     Pageable,
@@ -47,7 +47,7 @@ impl SimState {
             && captured
             && to != from
         {
-            // Applies even if the capture is already invalid.
+            // The copy is refused even if the capture is already invalid.
             self.invalidate_stream_capture(stream);
             let why = "a copy between devices cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));

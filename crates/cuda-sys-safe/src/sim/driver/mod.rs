@@ -44,7 +44,7 @@ macro_rules! forward {
 }
 
 /// Enters a call that releases an object, and forwards it to the state. On a lost device the call
-/// succeeds with any arguments, as with the real driver, which is not called then.
+/// succeeds with any arguments, because `CudaDriver` then does not call the driver at all.
 macro_rules! release {
     ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
         let device = $device;
@@ -161,8 +161,8 @@ unsafe impl Driver for SimDriver {
 
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
         let state = self.lock();
-        // The real driver asks through any device that is not lost. This call fails only if all are
-        // lost.
+        // The real driver makes this query through any device that is not lost, so the call fails
+        // only if all devices are lost.
         if state.devices.iter().all(|d| d.loss_reported)
             && let Some((device, last)) = state.devices.iter().enumerate().next_back()
             && let Some(cause) = last.lost.clone()

@@ -190,8 +190,8 @@ impl SimDriver {
                 StepResult::Busy => {
                     self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner)
                 }
-                // Waits name only earlier operations. If no operation can run, another rank or
-                // process must continue first.
+                // An operation waits only for earlier operations. So if none can run, another rank
+                // or process must continue first.
                 StepResult::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
                 StepResult::Idle => match self.wait_for_ranks(next, unmet, &mut stall_timer) {
                     (next, true) => next,

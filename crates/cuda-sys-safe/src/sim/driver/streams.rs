@@ -35,11 +35,11 @@ impl SimState {
             let why = "the default stream cannot be destroyed";
             return Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         }
-        // Destroying the origin ends its own capture. A capture that the stream joined continues
-        // without it.
+        // Destroying a stream ends the capture that began on it. A capture that the stream joined
+        // continues without the stream.
         self.remove_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
-            // Enqueued work still runs, but leaves the capture.
+            // Enqueued work still runs, but the stream leaves its capture.
             (stream.destroyed, stream.capture) = (true, None);
         }
         self.remove_if_done(key);

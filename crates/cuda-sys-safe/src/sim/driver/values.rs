@@ -1,7 +1,9 @@
-//! Waits of streams for words in host memory, which other processes may write to.
+//! Waits of streams for values in host memory (`cuStreamWaitValue32`), and writes of such values
+//! (`cuStreamWriteValue32`).
 //!
-//! Work runs only inside driver calls, and another process that waits for a word does not call this
-//! driver. So a thread runs the work that precedes writes of words, some time after the writes were
+//! A simulated device runs work only inside driver calls. Another process may wait for a value that
+//! a stream here will write, and its calls do not reach this driver. A background thread therefore
+//! runs the queued work up to and including each value write, some time after the write was
 //! enqueued. The thread ends when no write is left.
 
 use std::ptr::NonNull;
@@ -39,13 +41,13 @@ impl SimState {
         self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
     }
 
-    /// Returns `true` if a wait for a word's value blocks the way to a point.
+    /// Returns `true` if a wait for a value blocks the way to a point.
     pub(super) fn waits_for_value(&self, point: Point) -> bool {
         let next = self.next_toward(point).and_then(|key| self.streams.get(&key)?.queue.front());
         next.is_some_and(SimStreamOp::waits_for_value)
     }
 
-    /// Returns the end of each stream's first write of a word.
+    /// Returns the end of the first queued value write of each stream.
     fn writes(&self) -> Vec<Point> {
         let first = |(&stream, s): (&u64, &StreamState)| {
             let at =
@@ -56,14 +58,15 @@ impl SimState {
     }
 }
 
-/// Interval between two reads of a word during a wait.
+/// Interval between two reads of the value during a wait.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Time after which the thread runs a write that no driver call has run.
+/// Time after which the background thread runs a value write that no driver call has run.
 const GRACE_PERIOD: Duration = Duration::from_millis(2);
 
 impl SimDriver {
-    /// Continues a host wait that is blocked by a word: runs work toward writes, or sleeps.
+    /// Continues a host wait that is blocked because a stream waits for a value. Runs one operation
+    /// toward a queued value write, or sleeps if there is none.
     pub(super) fn wait_for_value<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         let (state, ran) = self.run_toward_writes(state);
         if ran {
@@ -74,8 +77,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Runs one operation toward a write of a word, because the awaited write may be this driver's
-    /// own.
+    /// Runs one operation toward a queued value write, because the awaited value may be written by
+    /// this driver's own streams.
     fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         for point in state.writes() {
             let (next, step) = self.step(state, PickRule::Toward(point));
@@ -87,7 +90,9 @@ impl SimDriver {
         (state, false)
     }
 
-    /// Starts the thread that runs the work before writes of words, unless it is running.
+    /// Starts the background thread, unless it already runs or no stream has a queued value write.
+    /// The thread runs the queued work up to and including these writes, so that other processes
+    /// that wait for the values make progress.
     pub(super) fn write_values_in_time(&self) {
         let mut state = self.lock();
         if state.writes_values || state.writes().is_empty() {

@@ -121,7 +121,7 @@ impl SimState {
         if !physical.released || physical.mappings > 0 {
             return;
         }
-        // Imported memory counts in the process that created it.
+        // Imported memory is counted in the process that created it.
         if !matches!(physical.backing, PhysicalBacking::Shared { imported: true, .. }) {
             self.devices[physical.device].used -= physical.bytes;
         }

@@ -13,8 +13,8 @@ use crate::sim::state::violation::{FootprintViolation, ViolationKind};
 
 const GUARD: usize = 256;
 
-/// Copies keep their addresses modulo this number, because kernels may choose their path by
-/// alignment.
+/// A copy's address is equal to the original's modulo this number, because kernels may choose their
+/// path by alignment.
 const ALIGN: usize = 256;
 
 const READ: u8 = 1;
@@ -24,7 +24,8 @@ const WRITE: u8 = 2;
 /// The two patterns of bytes that must not be read.
 const POISON: [u8; 2] = [0x7e, 0x81];
 
-/// A range of addresses that operands cover without a gap, so that aliases stay aliases.
+/// A range of addresses that operands cover without a gap. It is copied as a whole, so that
+/// operands that alias each other also alias in the copy.
 struct CoveredRange {
     low: u64,
     before: Vec<u8>,
@@ -33,7 +34,7 @@ struct CoveredRange {
     host: usize,
 }
 
-/// A poisoned copy of a span between guards, at the original's alignment.
+/// A poisoned copy of a range between guard zones, with the alignment of the original.
 struct Trial {
     memory: Vec<u8>,
     start: usize,
@@ -155,8 +156,8 @@ impl CoveredRange {
                     return;
                 }
                 dim -= 1;
-                // A dimension of size 1 may have any stride. Wrapping arithmetic adds it and
-                // subtracts it again.
+                // A dimension of size 1 may have any stride, so the sum may overflow. Wrapping
+                // arithmetic is right, because the stride is subtracted again.
                 let step = (operand.strides[dim] as i64).wrapping_mul(item);
                 index[dim] += 1;
                 at = at.wrapping_add(step);

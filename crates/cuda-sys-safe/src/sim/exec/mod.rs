@@ -175,7 +175,7 @@ impl SimState {
     ) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         let device = stream.device;
-        // The loss of a device has already marked all operations as done.
+        // If the device is lost, all operations are already marked as done.
         if stream.done < stream.enqueued {
             stream.done += 1;
         }
@@ -197,7 +197,8 @@ impl SimState {
         self.remove_if_done(key);
     }
 
-    /// Records the time at which a record ran, unless the event has been recorded again since.
+    /// Stores the time at which the record of an event ran, unless the event has been recorded
+    /// again since.
     pub(super) fn mark_recorded(&mut self, event: u64, stream: StreamKey, time: f64) {
         let position = self.streams.get(&stream).map_or(0, |s| s.done + 1);
         if let Some(event) = self.events.get_mut(&event)

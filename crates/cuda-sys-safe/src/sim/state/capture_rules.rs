@@ -1,4 +1,4 @@
-//! Captures: the work that they record, and the calls that they forbid.
+//! Captures: recording work, and refusing the calls that captures forbid.
 
 use std::collections::BTreeSet;
 
@@ -185,8 +185,8 @@ impl SimState {
         if captures.is_empty() {
             return Ok(());
         }
-        // Before a host function, the driver asks whether the stream is captured. That query fails
-        // and invalidates no capture.
+        // `CudaDriver` queries the stream's capture before it enqueues a host function. The query
+        // fails in this case, but invalidates no capture.
         if call != CallKind::LaunchHostFunc {
             captures.into_iter().for_each(|id| self.invalidate(id));
         }

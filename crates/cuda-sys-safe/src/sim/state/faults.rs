@@ -25,7 +25,7 @@ pub struct Fault {
     pub times: usize,
     /// Code of the error. A sticky code also loses the device.
     pub code: CudaCode,
-    /// Whether the call succeeds, and its work fails when it runs.
+    /// Whether the call itself succeeds, and its work fails later, when it runs.
     pub at_run: bool,
 }
 

@@ -36,8 +36,8 @@ impl GraphNodes {
 pub(crate) struct GraphExecState {
     pub(crate) device: usize,
     pub(crate) graph: Arc<GraphNodes>,
-    /// The end of the latest replay. The next replay, on any stream, runs after it. Nothing waits
-    /// for the replay of an empty graph.
+    /// The end of the latest replay. The next replay, on any stream, runs after it. An empty graph
+    /// keeps `None`, because nothing waits for its replays.
     pub(crate) latest: Option<Point>,
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A place in a stream that holds back later work. [`Hold::open`] lets the work run, and so does a
-/// call that has to wait for the work. [`Hold::was_needed`] returns `true` after such a call.
+/// A place in a stream that holds back later work. [`Hold::open`] lets the work run. A call that
+/// must wait for the work also lets it run. [`Hold::was_needed`] returns `true` after such a call.
 ///
 /// ```
 /// use warpline_cuda_sys_safe::{Driver, StreamHandle, sim::SimConfig};

@@ -68,8 +68,8 @@ pub(crate) struct SimState {
     /// Whether a thread is running a host function, outside the lock. No other operation runs
     /// meanwhile.
     pub(crate) host_fn_running: bool,
-    /// Whether the thread is running that executes the work before writes of words, for which other
-    /// processes may wait.
+    /// Whether the background thread of `driver/values.rs` is running. It runs queued value writes,
+    /// for which other processes may wait.
     pub(crate) writes_values: bool,
     /// Virtual time of the host, in microseconds.
     pub(crate) host_clock: f64,
@@ -81,7 +81,7 @@ pub(crate) struct SimState {
 /// A visible device.
 pub(crate) struct DeviceState {
     pub(crate) properties: DeviceProperties,
-    /// Index of the device without `CUDA_VISIBLE_DEVICES`.
+    /// Index that the device would have without `CUDA_VISIBLE_DEVICES`.
     pub(crate) physical: usize,
     /// Memory in use in bytes, rounded as the driver does.
     pub(crate) used: usize,
@@ -147,7 +147,7 @@ impl SimState {
         }
     }
 
-    /// Returns a number that no handle had before.
+    /// Returns a value that no handle has had before.
     pub(crate) fn fresh(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id

@@ -36,8 +36,8 @@ pub(crate) struct FunctionState {
 
 impl FunctionState {
     /// Returns an error if the parameters of a launch differ from the kernel's, because the driver
-    /// would read beyond them. A kernel without parameters is taken for a stand-in for missing
-    /// code, and accepts any parameters.
+    /// would read beyond them. A kernel that declares no parameters accepts any, because PTX that
+    /// only names kernels stands in for missing code.
     pub(crate) fn check_params(&self, launch: &Launch<'_>) -> Result<(), String> {
         let block = Some(launch.params.len()).filter(|&bytes| bytes > 0);
         let given = launch.footprints.iter().map(|_| size_of::<u64>()).chain(block);

@@ -1,5 +1,5 @@
-//! The order of operations: the waits of an operation when it is enqueued, and the points that are
-//! reached.
+//! The order of operations: the points that each operation waits for, and the points that streams
+//! have reached.
 
 use smallvec::SmallVec;
 
@@ -24,9 +24,9 @@ impl SimState {
         }
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
-        // An event wait concerns only its event: the rule of the default stream holds back later
-        // work anyway, and a wait for a completed event leaves no trace. A record on a blocking
-        // stream waits only for the work before it.
+        // A wait for an event takes no part in the rule of the default stream: the rule holds back
+        // later work anyway, and a wait for a completed event must have no effect. A record on a
+        // blocking stream waits only for the work before it.
         let takes_part = match &kind {
             StreamOpKind::Wait => false,
             StreamOpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
@@ -97,7 +97,7 @@ impl SimState {
     }
 
     /// Returns the stream whose next operation must run first to reach a point. The operation may
-    /// wait for other ranks. Waits name only earlier operations, so the search ends.
+    /// wait for other ranks. An operation waits only for earlier operations, so the search ends.
     pub(crate) fn next_toward(&self, point: Point) -> Option<StreamKey> {
         let mut point = point;
         loop {

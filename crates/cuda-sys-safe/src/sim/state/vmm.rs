@@ -10,7 +10,7 @@ use crate::sim::backing::SharedFile;
 /// this size. A shared file of host memory (`owned::SharedHostMemory`) never has.
 pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 
-/// Physical memory, which has no address: a piece of the driver's file, or a separate file.
+/// Physical memory, without a device address: a piece of the driver's file, or a separate file.
 pub(crate) struct PhysicalState {
     pub(crate) device: usize,
     pub(crate) bytes: usize,

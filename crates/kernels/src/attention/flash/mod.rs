@@ -5,15 +5,16 @@
 //!
 //! FlashAttention-2 with `mma.sync`, for devices of compute capability 8.0 and later. A block
 //! processes 64 queries. It keeps their scores for 64 keys at a time in registers (32 keys if
-//! operands are wider than 64), and fetches the next keys with `cp.async` meanwhile. It writes the
+//! operands are wider than 64), while it fetches the next keys with `cp.async`. It writes the
 //! result and the logarithm of the sum of each query's exponentials.
 //!
 //! The gradient takes two kernels. A block of the first has 64 queries and loops over the keys. A
 //! block of the second has 64 keys and loops over the queries. Both recompute the weights. Neither
 //! uses atomics, so sums are the same in each run.
 //!
-//! Heads of keys may serve several heads of queries. A mask, boolean or added, is read where it lies,
-//! with any strides; kernels with a mask are programs of their own, so that others do not pay for it.
+//! Heads of keys may serve several heads of queries. A mask, boolean or added, may have any strides
+//! and is not copied. Kernels with a mask are separate programs, so that launches without a mask do
+//! not pay for it.
 //!
 //! Operands may have any strides that are multiples of a vector, and results have the layout of
 //! their operands. Heads that lie side by side in the result of one linear layer therefore need no
@@ -292,16 +293,16 @@ pub struct Weighing {
 /// leading batch dimensions. There is at least one key. The last batch dimension of `k` and `v` may
 /// divide that of `q`; each of their heads then serves several consecutive heads of queries. Dtype
 /// and width must satisfy [`has_attention`], and the layouts [`attention_takes`]. `mask` has the
-/// sizes `[.., queries, keys]` and any strides; it is of bools, `true` where a query attends to a
-/// key, or of the dtype of `q` and added to the scores. A query that attends to no key gets zeros.
-/// `lse` receives, for each query, the base-2 logarithm of the sum of its exponentials, for
-/// [`attention_backward`]. `lse` is contiguous, of `float32`, with one element per query of each
-/// batch.
+/// sizes `[.., queries, keys]` and any strides; its dtype is bool, with `true` where a query
+/// attends to a key, or the dtype of `q`, and then it is added to the scores. A query that attends
+/// to no key gets zeros. `lse` receives, for each query, the base-2 logarithm of the sum of its
+/// exponentials, for [`attention_backward`]. `lse` is contiguous, of `float32`, with one element
+/// per query of each batch.
 ///
 /// # Errors
-/// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `mask` is neither
-///   of bools nor of that dtype, or `lse` is not of `float32`.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype of `q` is not a half-width float.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `mask` has
+///   neither that dtype nor dtype bool, or `lse` does not have dtype `float32`.
 /// - [`ErrorKind::ShapeMismatch`] if the operands disagree about the batch, the width, or the
 ///   number of queries or keys, except that heads of keys may serve several heads of queries; if
 ///   the width or the number of keys is not supported; if [`attention_takes`] returns `false` for
@@ -332,7 +333,7 @@ pub fn attention(
 /// `delta` is scratch memory with the layout of `lse`.
 ///
 /// # Errors
-/// The errors of [`attention`]. The conditions on `out` hold for `grad` and `dq` too, those on `k`
+/// The errors of [`attention`]. The conditions on `out` also hold for `grad` and `dq`, those on `k`
 /// for `dk` and `dv`, and those on `lse` for `delta`.
 #[track_caller]
 pub fn attention_backward(

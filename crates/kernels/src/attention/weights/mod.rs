@@ -63,8 +63,8 @@ static BACKWARD: [Kernel<Attention, 3>; KERNELS.len()] = by_weights(unsafe {
     Kernel::array(&ATTENTION_WEIGHTS_BACKWARD, KERNELS, hosts!(float T => backward::<T>))
 });
 
-/// Selects the variant by the dtype of the weights, because scores are of `f32` for three of the
-/// four dtypes.
+/// Selects the variant by the dtype of the weights. The dtype of the scores cannot select it,
+/// because it is `f32` for three of the four dtypes.
 const fn by_weights<const N: usize>(
     [a, b, c, d]: [Kernel<Attention, N>; KERNELS.len()],
 ) -> [Kernel<Attention, N>; KERNELS.len()] {
@@ -101,11 +101,11 @@ fn scores_dtype(weights: DType) -> DType {
 /// softmax of `scale` times the scores, over the keys.
 ///
 /// `scores` and `weights` are `[batch, queries, keys]` and contiguous. With `is_causal`, query `i`
-/// attends to the keys up to `i`, and all other weights are 0. Scores are of `float32` if the
-/// weights are half-width floats, otherwise of the dtype of the weights.
+/// attends to the keys up to `i`, and all other weights are 0. The dtype of `scores` is `float32`
+/// if the weights are half-width floats, otherwise the dtype of the weights.
 ///
 /// # Errors
-/// - [`ErrorKind::UnsupportedDType`] if the weights are not of a floating-point dtype.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype of the weights is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if the scores do not have the dtype that belongs to the weights.
 /// - [`ErrorKind::ShapeMismatch`] if the views have different sizes, or not three dimensions, if
 ///   there are 2³¹ keys or more, or if a view is not contiguous.

@@ -2,7 +2,7 @@
 //! `unfold`), and the transpose (`col2im`, `fold`).
 //!
 //! The transpose gathers: one thread per image element adds the contributions in a fixed order, so
-//! sums are the same in each run. Pools and resizing gather their gradients in the same way.
+//! sums are the same in each run. The gradients of pools and resizing use the same technique.
 
 mod cpu;
 #[cfg(test)]
@@ -68,8 +68,8 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
 /// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
 ///   `columns` does not have the batch of `image`, one row for each channel and window element and
-///   one column for each position, if the last dimension of `columns` has another stride than 1, or
-///   if [`Window::check`] finds the window too large.
+///   one column for each position, if the last dimension of `columns` has a different stride than
+///   1, or if [`Window::check`] finds the window too large.
 /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of the result overlap each other.

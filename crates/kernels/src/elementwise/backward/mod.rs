@@ -1,13 +1,13 @@
 //! Backward passes in one launch: programs that compute the gradients of all operands of an op from
 //! its formulas.
 //!
-//! An op whose backward pass would take several launches has a program `NAME_backward` for
-//! floating-point dtypes. The program's inputs are the operands, the gradient of the result and, if
-//! the formulas name it, the result. Its results are a gradient for each operand that has a formula.
-//! Unwanted gradients, and inputs that no wanted gradient reads, are not accessed. Each step is printed as a call of its entry's CUDA expression (`cuda.rs`), inside the
-//! kernels that entries use too. On the CPU, the entries' loops run over slices of 512 elements,
-//! step by step, so that intermediates need no memory (`host.rs`). Half-width floats are computed
-//! in `float32` and rounded once, when a gradient is written.
+//! An op whose backward pass would take several launches has a program `NAME_backward` for floating-point dtypes. The
+//! program's inputs are the operands, the gradient of the result and, if the formulas name it, the result. Its results
+//! are a gradient for each operand that has a formula. Unwanted gradients, and inputs that no wanted gradient reads,
+//! are not accessed. In CUDA, each step is a call of its entry's expression (`cuda.rs`), inside the same kernels that
+//! forward ops use. On the CPU, the entries' loops run over slices of 512 elements, step by step, so that intermediates
+//! need no memory (`host.rs`). Half-width floats are computed in `float32` and rounded once, when a gradient is
+//! written.
 //!
 //! A [`BackwardPass`] is a type for each backward pass, through which the CPU implementation finds
 //! the formulas.

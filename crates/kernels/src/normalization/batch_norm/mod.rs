@@ -1,8 +1,8 @@
 //! Batch norm: normalization of each channel over batch and positions, and its gradients.
 //!
-//! Training takes two launches, one for the moments of the channels and one for the result; the
-//! gradients take two as well. Each thread visits only its own channels, so it reads their
-//! parameters once. The elements are row-major, or have the channels innermost.
+//! Training takes two launches, one for the moments of the channels and one for the result. The gradients also take two
+//! launches. Each thread visits only its own channels, so it reads their parameters once. The elements are row-major,
+//! or have the channels innermost.
 
 mod cpu;
 #[cfg(test)]
@@ -60,11 +60,10 @@ pub(super) static BATCH_NORM: Program = Program::new(
 )
 .with_ptx(committed);
 
-// SAFETY: `BatchNorm::params` makes all `Channels`, from the launch's operands, after a check of
-// their sizes and layouts. The parameters of channels are of the dtype that the flags name, and are
-// accessed only if the flags say that they exist. Each element of a result is written by one
-// thread. The scratch operand has a word for each counter and each partial result. Kernels with
-// vectors are launched only if all elements are aligned to vectors.
+// SAFETY: `BatchNorm::params` makes all `Channels`, from the launch's operands, after a check of their sizes and
+// layouts. The parameters of channels have the dtype that the flags name, and are accessed only if the flags for their
+// presence are set. Each element of a result is written by one thread. The scratch operand has a word for each counter
+// and each partial result. Kernels with vectors are launched only if all elements are aligned to vectors.
 static MOMENTS: [Kernel<Channels, 6>; 4] = unsafe {
     let names = ["moments_planes", "moments_plane_vectors", "moments_rows", "moments_row_vectors"];
     Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::moments::<T>))
@@ -119,12 +118,11 @@ pub struct BatchNorm<'a> {
     pub weight: Option<View<'a>>,
     /// Summand of each channel, of the weight's dtype. `None`: 0. The gradients do not read it.
     pub bias: Option<View<'a>>,
-    /// Mean of each channel. In training of [`LayerNorm::moment_dtype`], written by the forward pass
-    /// and read by the gradients; otherwise the running mean.
+    /// Mean of each channel. In training, the forward pass writes it in [`LayerNorm::moment_dtype`], and the gradients
+    /// read it. Otherwise it is the running mean.
     pub mean: View<'a>,
-    /// In training the reciprocal root of each channel's variance plus `eps`, in
-    /// [`LayerNorm::moment_dtype`], written by the forward pass and read by the gradients; otherwise
-    /// the running variance.
+    /// In training, the reciprocal root of each channel's variance plus `eps`; the forward pass writes it in
+    /// [`LayerNorm::moment_dtype`], and the gradients read it. Otherwise the running variance.
     pub scale: View<'a>,
     /// Number that is added to the variance.
     pub eps: f64,
@@ -210,7 +208,7 @@ impl BatchNorm<'_> {
         [self.input.read(), weight, bias, self.mean.read(), self.scale.read(), out.write()]
     }
 
-    /// Returns the operand of `view`. The input, which is then not read, stands in for `None`.
+    /// Returns the operand of `view`. For `None`, returns the input as a stand-in that is not read.
     fn or_input<'b>(&'b self, view: Option<View<'b>>) -> Operand<'b> {
         view.unwrap_or(self.input).read()
     }
@@ -305,9 +303,9 @@ impl Channels {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has another dtype than the input, if mean or scale is not of
-///   [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have another dtype
-///   than these two or differ from each other.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, if mean or scale does not have the
+///   dtype [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have a different dtype than
+///   these two or differ from each other.
 /// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions or planes of 2³¹
 ///   elements, if a view of elements has other sizes than the input or another order, or if another
 ///   view is not contiguous with one element per channel.
@@ -375,8 +373,8 @@ pub fn batch_norm_inference(target: Target<'_>, norm: &BatchNorm<'_>, out: View<
 /// forward result. `of_weight` and `of_bias` have the weight's dtype. Sums are the same in each run.
 ///
 /// # Errors
-/// The errors of [`batch_norm`], with the conditions on `out` for `grad` and `of_input`, and those on
-/// the weight for `of_weight` and `of_bias`.
+/// The errors of [`batch_norm`]. The conditions on `out` also hold for `grad` and `of_input`, and those on the weight
+/// for `of_weight` and `of_bias`.
 #[track_caller]
 pub fn batch_norm_backward(
     target: Target<'_>,

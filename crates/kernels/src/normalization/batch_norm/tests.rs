@@ -70,8 +70,8 @@ fn expected(sizes: &[usize], values: [&[f64]; 6]) -> Expected {
 
 fn every_float_and_order(target: Target<'_>) {
     use MemoryFormat::{ChannelsLast, ChannelsLast3d, Contiguous};
-    // Blocks share channels in the large ones. The sizes of planes and rows are multiples of a
-    // vector in some.
+    // In the large cases, blocks share channels. In some cases, the sizes of planes and rows are
+    // multiples of a vector.
     let cases: [(&[usize], MemoryFormat); 13] = [
         (&[5, 3], Contiguous),
         (&[40, 64], Contiguous),

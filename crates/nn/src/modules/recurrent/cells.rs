@@ -19,7 +19,8 @@ parameter_options! {
     }
 }
 
-/// Checks device and shape of an input, and the shapes of its states, which the ops would otherwise broadcast.
+/// Checks device and shape of an input, and the shapes of its states, because the ops would broadcast states of other
+/// shapes.
 #[track_caller]
 fn check(op: &'static str, weights: &CellWeights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
     input_device::check(op, x, "weight_ih", &weights.ih)?;

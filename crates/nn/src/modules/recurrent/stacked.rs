@@ -66,7 +66,7 @@ impl Stacked {
         check_layers(op, options.num_layers)?;
         if !(0.0..=1.0).contains(&options.dropout) {
             let reason =
-                format!("dropout is a probability, from 0 to 1, but is {}", options.dropout);
+                format!("dropout must be a probability, from 0 to 1, but is {}", options.dropout);
             return Err(Error::invalid(op, reason));
         }
         let directions = 1 + usize::from(options.bidirectional);

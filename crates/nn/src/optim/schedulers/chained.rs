@@ -30,10 +30,10 @@ pub trait LRSchedule {
     /// Name of the scheduler.
     const NAME: &'static str;
 
-    /// Checks the numbers of the schedule.
+    /// Checks the parameters of the schedule.
     ///
     /// # Errors
-    /// A message that names the invalid number. The scheduler returns the message as
+    /// A message that names the invalid parameter. The scheduler returns the message as
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument).
     fn check(&self) -> Result<(), String> {
         Ok(())

@@ -86,7 +86,7 @@ pub trait Scheduler {
 pub struct SchedulerState(pub BTreeMap<String, f64>);
 
 impl SchedulerState {
-    /// Converts to tensors with the same names, which a file can hold.
+    /// Converts the state to tensors with the same names, for a file.
     ///
     /// # Errors
     /// Errors of [`full`] if a tensor cannot be made.

@@ -79,9 +79,9 @@ warpline::__options! {
         base_momentum: f64 = 0.85, f64;
         /// Sets the highest momentum. Default: 0.95.
         max_momentum: f64 = 0.95, f64;
-        /// Sets the ratio of the highest learning rate to the initial one. Default: 25.
+        /// Sets the ratio of the highest to the initial learning rate. Default: 25.
         div_factor: f64 = 25.0, f64;
-        /// Sets the ratio of the initial learning rate to the final one. Default: 1e4.
+        /// Sets the ratio of the initial to the final learning rate. Default: 1e4.
         final_div_factor: f64 = 1e4, f64;
         /// Sets whether the decrease has two phases: to the initial learning rate, in as many steps as the increase
         /// takes, then to the final learning rate. Default: `false`, one phase.

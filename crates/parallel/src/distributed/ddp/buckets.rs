@@ -34,8 +34,8 @@ impl TensorSize {
 /// in which they enter the buckets; the default is their own order.
 ///
 /// A bucket has tensors of one dtype and device. It is closed once its size reaches the capacity. The n-th bucket of a
-/// dtype and device has the n-th of `capacities`; the last one holds for all further buckets. Buckets are sorted by
-/// their smallest index, but with an `order`, by the time at which they were closed.
+/// dtype and device has the n-th of `capacities`; the last capacity applies to all further buckets. Buckets are sorted
+/// by their smallest index or, if there is an `order`, by the time at which they were closed.
 pub(super) fn assign_buckets(
     tensors: &[TensorSize],
     capacities: &[usize],

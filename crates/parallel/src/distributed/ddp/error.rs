@@ -68,7 +68,7 @@ pub enum DdpError {
         /// Name of the parameter.
         parameter: String,
     },
-    /// A communication hook returned a tensor of another size than the bucket.
+    /// A communication hook returned a tensor of a different size than the bucket.
     #[error(
         "rank {rank}: the communication hook returned {found} elements for {bucket}, which has {expected}"
     )]

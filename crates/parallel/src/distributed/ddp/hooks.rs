@@ -66,8 +66,8 @@ impl GradBucket {
     }
 }
 
-/// The outcome of a communication hook: a tensor with as many elements as the bucket's buffer, which becomes the
-/// gradients once the work is done. Other dtypes are converted.
+/// The outcome of a communication hook: a tensor with as many elements as the bucket's buffer. It becomes the gradients
+/// once the work is done, converted to their dtype.
 #[allow(missing_debug_implementations)] // `Debug` of a tensor reads elements that may still be in flight
 pub struct BucketReduction {
     pub(super) tensor: Tensor,

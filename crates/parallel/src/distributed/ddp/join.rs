@@ -1,4 +1,4 @@
-//! Uneven inputs: ranks whose inputs have ended take part in the collectives of the others
+//! Uneven inputs: ranks whose inputs have ended take part in the collectives of the ranks that still have inputs
 //! (`DistributedDataParallel.join`).
 //!
 //! Each forward pass of a rank that has inputs begins with an all-reduce of a 1. A rank without inputs contributes a 0,
@@ -20,8 +20,8 @@ warpline::__options! {
     /// Options of [`DistributedDataParallel::join`].
     #[derive(Clone, Copy, Debug)]
     JoinOptions [] [] {
-        /// Sets whether gradients are divided by the number of all ranks, or else by the number of ranks that still have
-        /// inputs, which the host then waits for in each iteration. Default: `true`.
+        /// Sets whether gradients are divided by the number of all ranks. With `false`, they are divided by the number
+        /// of ranks that still have inputs, and the host waits for this number in each iteration. Default: `true`.
         divide_by_initial_world_size: bool = true, bool;
         /// Sets whether all ranks fail as soon as one rank has no more inputs. Default: `false`.
         throw_on_early_termination: bool = false, bool;

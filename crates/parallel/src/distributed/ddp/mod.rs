@@ -22,16 +22,16 @@
 //! 3. The last launch queues `Reducer::finish` as a callback at the end of the backward pass. It makes the caller's
 //!    stream wait for the reductions, on the GPU, and copies the means to the gradients.
 //!
-//! The hooks own the reducer weakly and the reducer owns the parameters, so nothing owns itself. Dropping the
-//! `DistributedDataParallel` removes the hooks.
+//! The hooks have only weak references to the reducer, and the reducer owns the parameters, so there is no reference
+//! cycle. Dropping the `DistributedDataParallel` removes the hooks.
 //!
 //! # Invariants
 //!
 //! - All ranks make the same collectives in the same order. The constructor compares everything that determines this
 //!   order: options, names, shapes and dtypes. The order of rebuilt buckets is that of rank 0.
 //! - A mean is a division followed by a sum, as in PyTorch, so that sums in half precision do not overflow.
-//! - A captured iteration waits nowhere on the host. Only the rebuilding of buckets and the exchange of unused
-//!   parameters wait there. Capture after a few iterations, as in PyTorch.
+//! - In a captured iteration the host never waits. In other iterations it waits only for the rebuilding of buckets and
+//!   the exchange of unused parameters. Capture after a few iterations, as in PyTorch.
 
 mod buckets;
 mod error;
@@ -85,9 +85,9 @@ pub use options::DdpOptions;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// The module must be on the group's device. Build the optimizer from its parameters, before or after; it is used
-/// unchanged. A loss that is a mean over the rank's part of the batch gives the gradients of the mean over the whole
-/// batch, if all parts have the same size.
+/// The module must be on the group's device. Build the optimizer from the module's parameters, before or after this
+/// call. It needs no change. A loss that is a mean over the rank's part of the batch gives the gradients of the mean
+/// over the whole batch, if all parts have the same size.
 ///
 /// Each forward pass in which gradients are recorded must be followed by a backward pass that reaches all parameters, on
 /// all ranks, unless [`DdpOptions::find_unused_parameters`] or [`DdpOptions::static_graph`] is set.

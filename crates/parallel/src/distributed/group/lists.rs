@@ -19,8 +19,8 @@ warpline::__options! {
         output_split_sizes: Option<&'a [usize]> = None, &'a (impl AsRef<[usize]> + ?Sized) => |sizes: &'a _| Some(AsRef::as_ref(sizes));
         /// Sets the lengths of the sent parts along the first dimension, one for each rank. Default: equal parts.
         input_split_sizes: Option<&'a [usize]> = None, &'a (impl AsRef<[usize]> + ?Sized) => |sizes: &'a _| Some(AsRef::as_ref(sizes));
-        /// Sets whether the current stream continues without a wait for the result, until [`Work::wait`]. Default:
-        /// `false`.
+        /// Sets whether the call runs concurrently with the current stream. That stream waits for the result only at
+        /// [`Work::wait`]. Default: `false`.
         async_op: bool = false, bool;
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! `ProcessGroup::launch` gives a call its number. In debug mode it compares the call with the other ranks' calls
 //! through the store (`check.rs`; sends and receives are compared by their number between two ranks). Then the group's
-//! `Transport` carries it out. NCCL: the call is one launch of one NCCL group, on the current stream, or with `async_op`
-//! on the group's own stream; the record keeps the completion event of the operation (`OpEvent`), which can be queried
-//! without the stream's lock. CPU (`cpu.rs`): the call exchanges the bytes through the store, and is done when the
-//! function returns.
+//! `Transport` carries it out. With NCCL, the call is one launch of one NCCL group, on the current stream, or with
+//! `async_op` on the group's own stream; the record keeps the completion event of the operation (`OpEvent`), which can
+//! be queried without the stream's lock. On the CPU (`cpu.rs`), the call exchanges the bytes through the store, and is
+//! done when the function returns.
 //!
 //! Invariant: a host wait on a group's work ends. The wait alternately checks whether the work is done and whether the
 //! group has failed. The failure is set before the communicator is aborted, so aborted work is never taken for

@@ -25,8 +25,8 @@ impl Grid {
         Self::new([blocks(count), 1, 1], threads)
     }
 
-    /// Creates a grid with enough blocks in x for `count` threads in total. Saturates as
-    /// [`Grid::linear`] does.
+    /// Creates a grid with enough blocks in x for `count` threads in total. If there are too many
+    /// for a GPU, the launch fails, as for [`Grid::linear`].
     #[inline]
     #[must_use]
     pub fn cover(count: usize, threads: u32) -> Self {

@@ -7,8 +7,8 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use super::DTYPES;
 use crate::DType;
 
-/// The CPU implementations of a kernel with the parameters `P`, by dtype. Each names the program's variant that
-/// a GPU runs for this dtype. [`hosts!`](crate::hosts) makes it.
+/// The CPU implementations of a kernel with the parameters `P`, by dtype. For each dtype, also names the program's
+/// variant that a GPU runs. Made by [`hosts!`](crate::hosts).
 #[derive(Clone, Copy, Debug)]
 pub struct Hosts<P> {
     pub(super) by_dtype: [Option<HostVariant>; DTYPES],
@@ -28,8 +28,8 @@ impl<P> Hosts<P> {
         Self { by_dtype: [None; DTYPES], params: PhantomData }
     }
 
-    /// Adds a CPU implementation. `host` is called. `_typed` is the same function with typed
-    /// parameters; it is not called, and only makes the compiler check `P`.
+    /// Adds a CPU implementation. `host` is the function that is called. `_typed` is the same function with typed
+    /// parameters. It is never called, and only lets the compiler check that its parameters are a `P`.
     #[doc(hidden)]
     #[must_use]
     pub const fn with(

@@ -19,19 +19,19 @@
 //!   table and compares no strings.
 //! - **The dtype of one operand selects variant and CPU implementation together**, so that they
 //!   agree with each other and with the memory of this operand.
-//! - **Kernel and CPU implementation take the same struct.** A CPU implementation that takes another one does not
+//! - **Kernel and CPU implementation take the same struct.** A CPU implementation that takes another struct does not
 //!   compile. The simulator compares the size of `P` and the number of operands with the committed PTX.
-//! - **The parameters say whether the kernel checks indices**: if and only if their first field is a [`Report`].
+//! - **The type of the parameters shows whether the kernel checks indices**: it does if and only if their first field
+//!   is a [`Report`].
 //!
 //! [`Report`]: super::Report
 //!
 //! # Unsafe code
 //!
-//! Declaring a kernel is unsafe, launching it is safe. A family's author guarantees once, at the
-//! `static`, that all launches that the visibility of the `static` permits are sound. So a `Kernel`
-//! is private to its family, and so are the functions that make its parameters. These check the
-//! views and store their sizes and strides in the parameters.
-//! A [`LibraryCall`] replaces a kernel on a GPU; to implement it is unsafe, too.
+//! Declaring a kernel is unsafe, launching it is safe. A family's author guarantees once, at the `static`, that all
+//! launches that the visibility of the `static` permits are sound. So a `Kernel` is private to its family, and so are
+//! the functions that make its parameters. These check the views and store their sizes and strides in the parameters. A
+//! [`LibraryCall`] replaces a kernel on a GPU; implementing it is also unsafe.
 //!
 //! # Calls
 //!
@@ -161,14 +161,13 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ///
     /// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside)
     ///   succeeds for each. [`check_operands`](super::check_operands) checks all.
-    /// - **The code accesses only its operands.** The kernel and the CPU implementation both read
-    ///   only elements of operands that are declared as read, and write only elements of operands
-    ///   that are declared as written. The elements of an operand are those that the view's layout
-    ///   reaches from the operand's pointer, which is that of index zero; strides may be negative.
-    ///   Of an operand declared as [`View::write`](crate::View::write), every element is written
-    ///   and none is read before. Memory accessed in other ways, such as by numbers in the
-    ///   parameters, consists of these elements too. The parameters of a launch are therefore made
-    ///   from the views that it launches with.
+    /// - **The code accesses only its operands.** The kernel and the CPU implementation both read only elements of
+    ///   operands that are declared as read, and write only elements of operands that are declared as written. The
+    ///   elements of an operand are those that the view's layout reaches from the operand's pointer, which points to
+    ///   the element at index zero; strides may be negative. Of an operand declared as
+    ///   [`View::write`](crate::View::write), every element is written and none is read before it is written. Memory
+    ///   that the code accesses in other ways, such as through an address in the parameters, must also consist of these
+    ///   elements. The parameters of a launch are therefore made from the views that it launches with.
     /// - **Indices are checked before use.** Indices come from memory and may have any value. For
     ///   an index out of range, the code accesses nothing but the report
     ///   ([`Report::check_index`](super::Report::check_index), `check_index` in CUDA), continues as
@@ -179,11 +178,10 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// - **The element types match.** Kernel and CPU implementation treat the operands' elements as
     ///   values of the views' dtypes, and accept any bytes in them, such as a bool other than 0 and
     ///   1.
-    /// - **Threads do not race.** If a thread of the launch writes an element, no other thread
-    ///   accesses it, except with atomics or with a barrier of the block between. Therefore, unless
-    ///   the code is made for it, views that are written have no two indices at one address, and no
-    ///   operand shares memory with one that is written; [`check_operands`](super::check_operands)
-    ///   rejects such operands.
+    /// - **Threads do not race.** If a thread of the launch writes an element, no other thread accesses it, except with
+    ///   atomics or with a barrier of the block between. Therefore, unless the code is made for such operands, a view
+    ///   that is written has no two indices at one address, and no operand shares memory with an operand that is
+    ///   written; [`check_operands`](super::check_operands) rejects such operands.
     /// - **The kernel runs with the launch's grid**, and terminates. If the kernel is compiled for
     ///   fewer threads, the driver returns an error.
     /// - **The CPU implementation is self-contained.** It runs while locks of its operands are
@@ -243,8 +241,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         Self { selector: index, ..self }
     }
 
-    /// Returns an error for a dtype that the kernel does not support. [`Kernel::launch`] does so too; call this method
-    /// to fail before other checks.
+    /// Returns an error for a dtype that the kernel does not support. [`Kernel::launch`] returns the same error; call
+    /// this method to fail before other checks.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the kernel has no variant for `dtype`.
@@ -270,10 +268,9 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// operands conflict with and runs the CPU implementation. On a device, enqueues the launch, in
     /// order with the operands' uses on other streams.
     ///
-    /// If the kernel checks indices, a failed check is an error of this call on the CPU. On a
-    /// device the kernel cannot stop its stream, and later work runs. The results are marked: each
-    /// host read of them returns the error, and so does the next `synchronize` of the thread that
-    /// made the call.
+    /// If the kernel checks indices, a failed check is an error of this call on the CPU. On a device a failed check
+    /// cannot stop the stream, so later work runs. The results are marked: each host read of them returns the error,
+    /// and so does the next `synchronize` of the thread that made the call.
     ///
     /// # Errors
     /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the

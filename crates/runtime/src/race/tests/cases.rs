@@ -175,7 +175,7 @@ fn a_block_that_is_given_out_in_time_is_not() {
     assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
     assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the allocating stream waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
-    // Work ordered before the recorded stream's work is complete too.
+    // Work ordered before the recorded stream's work is also complete.
     let through = |x: &Storage, _: &Stream, b: &Stream| {
         let [c] = streams(x.runtime());
         c.wait_stream(b).unwrap();
@@ -186,7 +186,7 @@ fn a_block_that_is_given_out_in_time_is_not() {
     assert_eq!(races.len(), 2, "of no effect for the stream it was allocated for");
 }
 
-/// If another stream than the stream of the allocation uses new memory first, it must wait.
+/// If a stream other than the stream of the allocation uses new memory first, it must wait.
 #[test]
 fn new_memory_is_ordered_only_on_the_stream_it_was_allocated_for() {
     for wait in [true, false] {
@@ -299,7 +299,7 @@ fn histories_stay_small() {
     assert!(entries <= 64, "{entries}");
     run(&a, "zero_", &[whole(&x, Write)]).unwrap();
     assert_eq!(x.uses().history.as_ref().unwrap().accesses.len(), 1, "one stands in for all");
-    // No later access replaces these, but the host has seen them complete.
+    // No later access replaces these accesses, but the host has observed that they are complete.
     for i in 0..10_000 {
         run(&a, "fill_", &[Touch::range(&x, i % 4000, 1 + i % 91, Write)]).unwrap();
         if i % 100 == 0 {

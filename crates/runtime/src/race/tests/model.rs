@@ -274,7 +274,7 @@ impl Model {
         self.slots[slot] = (new, alloc_stream);
     }
 
-    /// Removes a range of bytes from the accesses that are ordered before these nodes.
+    /// Removes a range of bytes from the accesses that are ordered before the nodes in `tails`.
     fn forget(&mut self, range: std::ops::Range<u64>, tails: &[usize]) {
         for index in 0..self.accessed.len() {
             if self.reaches(self.accessed[index].node, tails.iter().copied()) {
@@ -329,7 +329,7 @@ proptest! {
             let mut without = steps.clone();
             without.remove(wait);
             let (races, pairs) = run(&without)?;
-            // If several waits precede an op, the last may imply an earlier one.
+            // If several waits precede an op, the last wait may imply an earlier wait.
             let needed = matches!(steps[wait + 1], Step::Op(..));
             prop_assert!(!needed || pairs > 0, "{:?} was not needed", steps[wait]);
             prop_assert_eq!(races > 0, pairs > 0, "without {:?}", steps[wait]);

@@ -104,7 +104,7 @@ impl StorageMarks {
         bytes: &Range<usize>,
         dependencies: &mut Dependencies,
     ) -> Result<()> {
-        // The common case: the previous input of the same op had the same list.
+        // In the common case, the previous input of the same op had the same list.
         if self.awaited.is_empty()
             && self.marks.iter().all(|mark| mark.dependencies.is_same(dependencies))
         {

@@ -10,7 +10,7 @@ use crate::completion::{Completion, PendingCollective};
 use crate::launch::TOKEN;
 use crate::{ErrorKind, Site};
 
-/// Returns a pending collective on the communicator with this number.
+/// Returns a pending collective on the communicator with index `number`.
 fn pending(number: usize) -> Dependency {
     static ALL: std::sync::OnceLock<[Completion; 8]> = std::sync::OnceLock::new();
     let completion = &ALL.get_or_init(Default::default)[number];

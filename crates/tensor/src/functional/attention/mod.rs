@@ -29,9 +29,9 @@ options! {
         /// Sets whether a query attends only to keys up to its own position. Cannot be combined with a mask. Default:
         /// `false`.
         is_causal: bool = false, bool;
-        /// Sets the number of keys of each batch that exist, of `int64` and shape `[batch]` or `[1]`, on the device of
-        /// the queries. Later keys are not attended to, as for a cache that is not full. With `is_causal`, the last
-        /// query attends to all keys that exist. Default: all keys.
+        /// Sets the number of valid keys per batch: an `int64` tensor of shape `[batch]` or `[1]` on the device of the
+        /// queries. Later keys are ignored, such as the unused end of a cache. With `is_causal`, the last query attends
+        /// to all valid keys. Default: all keys are valid.
         key_lengths: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets the factor of the scores. Default: one over the square root of the last size of the queries.
         scale: Option<f64> = None, impl Into<Option<f64>> => Into::into;
@@ -66,8 +66,9 @@ options! {
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
 /// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
-/// if `key_lengths` are not of `int64`, if `enable_gqa` is set and a tensor has fewer than three dimensions, if the heads of keys and values do not divide
-/// those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
+/// if `key_lengths` is not an `int64` tensor, if `enable_gqa` is set and a tensor has fewer than three dimensions, if
+/// the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the
+/// same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,
@@ -110,7 +111,7 @@ fn attention(
         (Some(mask), Some(exists)) if mask.dtype() == DType::Bool => {
             Some(mask.logical_and(&exists).of(op)?)
         }
-        // The logarithm is 0 for keys that exist, and negative infinity for others.
+        // The logarithm is 0 for valid keys, and negative infinity for other keys.
         (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
     };
     if !drops
@@ -158,7 +159,7 @@ fn attention(
     out.to(query.dtype()).of(op)
 }
 
-/// Returns a mask `[batch, .., queries, keys]` of the keys that exist and, if `is_causal`, that a query attends to.
+/// Returns a mask `[batch, .., queries, keys]`: whether a key is valid and, if `is_causal`, also not after the query.
 #[track_caller]
 fn existing_keys(
     query: &Tensor,
@@ -244,7 +245,8 @@ fn check(
         return Err(Error::invalid(op, reason));
     }
     if let Some(lengths) = options.key_lengths.filter(|lengths| lengths.dtype() != DType::I64) {
-        let reason = format!("key_lengths must be of int64, but are of {}", lengths.dtype());
+        let reason =
+            format!("key_lengths must have dtype int64, but have dtype {}", lengths.dtype());
         return Err(Error::invalid(op, reason));
     }
     if let Some(mask) = options.attn_mask {

@@ -1,5 +1,5 @@
-//! Attention without mask and dropout in few launches: three in the forward pass; in the backward pass two,
-//! and one per gradient. Operands whose strides a matrix product does not support are copied first.
+//! Attention without mask and dropout in few launches: three in the forward pass, and in the backward pass two plus one
+//! per gradient. Operands whose strides a matrix product does not support are copied first.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::Weighing;

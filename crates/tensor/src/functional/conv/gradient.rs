@@ -202,7 +202,7 @@ impl ConvGeometry {
         let sizes = self.sizes(self.outputs, self.channels / self.groups, &window.kernel);
         let mut layout = self.layout(&sizes, [x, y])?;
         if layout.is_contiguous() {
-            // A weight of 1 × 1 has both orders, but the strides of the row-major one.
+            // The layout of a 1 × 1 weight is contiguous in both memory formats. Use the row-major strides.
             layout = Layout::contiguous(&sizes)?;
         }
         let out = exec.empty_in(layout, x.dtype())?;

@@ -70,8 +70,8 @@ options! {
         /// the result. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the additional size at the end of the result, in elements. A strided convolution maps several image
-        /// sizes to one result size; this option selects the image size. It must be less than the stride or the
-        /// dilation. Default: 0.
+        /// sizes to one result size, so for its transpose this option selects one of them. It must be less than the
+        /// stride or the dilation. Default: 0.
         output_padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the number of channel groups of the convolution that is transposed. Default: 1.
         groups: usize = 1, usize;
@@ -288,7 +288,7 @@ fn check<const D: usize>(
     let dims = input.dim();
     if weight.dim() != D + 2 || (dims != D + 1 && dims != D + 2) {
         let reason = format!(
-            "a weight of {} dimensions takes an input of {} or {}, but they are of {:?} and {:?}",
+            "the weight must have {} dimensions and the input {} or {}, but their shapes are {:?} and {:?}",
             D + 2,
             D + 1,
             D + 2,

@@ -77,8 +77,8 @@ fn of_classes(
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
 
-/// The negative log likelihood of class indices, for an `input` of log-probabilities
-/// (`torch.nn.functional.nll_loss`). Otherwise the same as [`cross_entropy`].
+/// The negative log likelihood of class indices, for an `input` of log-probabilities (`torch.nn.functional.nll_loss`).
+/// In all other respects the same as [`cross_entropy`].
 ///
 /// # Errors
 /// The same as [`cross_entropy`].
@@ -258,7 +258,7 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
         }
         let dtype = target.dtype();
         let reason = format!(
-            "the target of class indices must be of {}, not {dtype}; convert it with `to`",
+            "a target of class indices must have dtype {}, not {dtype}; convert it with `to`",
             DType::I64
         );
         return Err(Error::invalid(op, reason));

@@ -8,7 +8,7 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::methods::Softmax;
 use crate::{DType, Result, Tensor};
 
-/// Maximum number of rows whose losses one block adds. For more rows, several launches that use the whole GPU
+/// Maximum number of rows whose losses a single block adds up. With more rows, several launches that use the whole GPU
 /// are faster.
 const MOST_ROWS: usize = 1 << 16;
 

@@ -77,7 +77,7 @@ fn by_batch(
     if options.training {
         if each == 1 {
             let reason = format!(
-                "in training there must be more than one value per channel, but the input is of {:?}",
+                "in training there must be more than one value per channel, but the input has shape {:?}",
                 input.size()
             );
             return Err(Error::invalid(op, reason));
@@ -154,7 +154,7 @@ fn check(op: &'static str, input: &Tensor, others: [Option<&Tensor>; 4]) -> Resu
             return Err(Error::shape(
                 op,
                 format!(
-                    "{name} must have a number for each of {channels} channels, but is of {:?}",
+                    "{name} must have one element per channel, shape [{channels}], but has shape {:?}",
                     other.size()
                 ),
             ));
@@ -223,7 +223,7 @@ fn by_instance(
     let each = input.size()[2..].iter().product::<usize>();
     if each == 1 {
         let reason = format!(
-            "there must be more than one value per channel, but the input is of {:?}",
+            "there must be more than one value per channel, but the input has shape {:?}",
             input.size()
         );
         return Err(Error::invalid(op, reason));

@@ -19,7 +19,7 @@ fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<
         return Err(Error::shape(
             op,
             format!(
-                "normalized_shape {shape:?} must be the last dimensions of the input, which is of {:?}",
+                "normalized_shape {shape:?} must be the last dimensions of the input, which has shape {:?}",
                 input.size()
             ),
         ));
@@ -39,7 +39,10 @@ fn check_parameters(
         {
             return Err(Error::shape(
                 op,
-                format!("the {name} must be of {sizes:?}, but is of {:?}", parameter.size()),
+                format!(
+                    "the {name} must have shape {sizes:?}, but has shape {:?}",
+                    parameter.size()
+                ),
             ));
         }
     }
@@ -236,8 +239,8 @@ fn by_row_of_sum(
 /// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
 /// counterpart is `s = x + r; return F.layer_norm(s, shape, w, b), s`.
 ///
-/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
-/// several launches.
+/// Input and residual must have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`]; the
+/// function then takes several launches.
 ///
 /// ```
 /// # use warpline::functional::{LayerNormOptions, add_layer_norm};
@@ -262,7 +265,7 @@ pub fn add_layer_norm<'a>(
     let (op, shape) = ("add_layer_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     if casts() {
-        // The region may compute the norm in another dtype than the sum.
+        // The region may compute the norm in a different dtype than the sum.
         let sum = input.add(residual).of(op)?;
         return Ok((by_layer(&sum, &shape, LayerNormOptions { weight, bias, eps }).of(op)?, sum));
     }
@@ -277,7 +280,10 @@ fn check_residual(op: &'static str, input: &Tensor, residual: &Tensor) -> Result
         return Ok(());
     }
     let (expected, actual) = (input.size(), residual.size());
-    Err(Error::shape(op, format!("the residual must be of {expected:?}, but is of {actual:?}")))
+    Err(Error::shape(
+        op,
+        format!("the residual must have shape {expected:?}, but has shape {actual:?}"),
+    ))
 }
 
 /// Divides by the square root of the mean square over the last dimensions, those of `normalized_shape`, then
@@ -308,8 +314,8 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) 
 /// sum, then the sum, which is rounded to the dtype before it is normalized. PyTorch has no such function; its
 /// counterpart is `s = x + r; return F.rms_norm(s, shape, w), s`.
 ///
-/// Input and residual have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`], and take
-/// several launches.
+/// Input and residual must have the same sizes. Operands of different dtypes are promoted as by [`Tensor::add`]; the
+/// function then takes several launches.
 ///
 /// ```
 /// # use warpline::functional::{RMSNormOptions, add_rms_norm};

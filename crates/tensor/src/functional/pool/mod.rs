@@ -341,7 +341,7 @@ fn pool_window<const D: usize>(
     window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
-/// Creates an adaptive pool, which divides each dimension of the image into `output` windows.
+/// Creates an adaptive pool: it divides each dimension of the image into `output` windows.
 #[track_caller]
 fn adaptive_pool<const D: usize>(
     op: &'static str,

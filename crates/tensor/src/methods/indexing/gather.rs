@@ -13,10 +13,10 @@ impl Tensor {
     /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
     /// `int32` or `int64`, a vector or a single number.
     ///
-    /// A negative index, or one that is too large, is an error that names the index and this call. On the CPU,
-    /// this call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns
-    /// the error until the result is overwritten. The next `synchronize` of this thread returns it too, once.
-    /// The device stays usable.
+    /// A negative index, or one that is too large, is an error that names the index and this call. On the CPU, this
+    /// call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns the error
+    /// until the result is overwritten. The next `synchronize` of this thread also returns it, once. The device stays
+    /// usable.
     ///
     /// ```
     /// # use warpline::{ErrorKind, tensor};
@@ -69,9 +69,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has another number of
-    /// dimensions than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as
-    /// [`Tensor::index_select`].
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has a different number of dimensions
+    /// than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         self.gather_as("gather", dim.into_isize(), index)

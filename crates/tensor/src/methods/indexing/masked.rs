@@ -144,7 +144,7 @@ fn check_mask(op: &'static str, of: &Tensor, mask: &Tensor) -> Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "the mask must be of torch.bool, but it is of {}; compare, or convert with `to`",
+        "the mask must have dtype torch.bool, but has dtype {}; compare, or convert with `to`",
         mask.dtype()
     );
     Err(Error::invalid(op, reason))

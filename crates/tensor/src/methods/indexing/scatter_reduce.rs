@@ -33,8 +33,8 @@ impl Saved for ScatterReduce {}
 
 impl Tensor {
     /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
-    /// (`torch.scatter_reduce`). With `include_self`, which is the default, this tensor's element at
-    /// the place counts too. A place without an element of `src` keeps its element.
+    /// (`torch.scatter_reduce`). With `include_self`, which is the default, the reduction also includes this tensor's
+    /// element at the place. A place without an element of `src` keeps its element.
     ///
     /// # Errors
     /// The same as [`Tensor::scatter`].

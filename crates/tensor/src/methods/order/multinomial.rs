@@ -82,8 +82,8 @@ impl Tensor {
         let own = own.reshape([rows, weights]).of(op)?;
         let (sums, drawn) = if own.is_cuda() {
             let shares = own.div(&own.sum_keepdim(-1).of(op)?).of(op)?;
-            // Each thread of PyTorch's kernel draws four numbers and uses the first. Idle threads of the last
-            // block draw too.
+            // Each thread of PyTorch's kernel draws four numbers and uses the first. Idle threads of the last block
+            // also draw.
             let threads = num_samples.div_ceil(BLOCK).saturating_mul(BLOCK);
             let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
             drawn.uniform_(()).of(op)?;

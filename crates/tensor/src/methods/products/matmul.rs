@@ -11,9 +11,9 @@ use crate::exec::check_together;
 use crate::{CallScope, Error, ErrorKind, Result, Tensor};
 
 impl Tensor {
-    /// The matrix product (`torch.matmul`): the dot product of two vectors, or the product of a matrix and a
-    /// vector, or of two matrices. With more dimensions, there is one product per batch, and the batch
-    /// dimensions broadcast. Both tensors have the same dtype.
+    /// The matrix product (`torch.matmul`): the dot product of two vectors, or the product of a matrix and a vector, or
+    /// of two matrices. With more dimensions, there is one product per batch, and the batch dimensions broadcast. Both
+    /// tensors must have the same dtype.
     ///
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if the inner sizes differ, or a tensor has no dimensions.

@@ -178,7 +178,7 @@ impl Tensor {
         self.add_product(product, options)
     }
 
-    /// [`Tensor::addmm`] in place. This tensor has the sizes of the product.
+    /// [`Tensor::addmm`] in place. This tensor must have the sizes of the product.
     ///
     /// # Errors
     /// The same as [`Tensor::addmm`] and [`Tensor::add_`]. [`ErrorKind::ShapeMismatch`] if this tensor has
@@ -197,7 +197,7 @@ impl Tensor {
         self.add_product_(product, options)
     }
 
-    /// [`Tensor::baddbmm`] in place. This tensor has the sizes of the products.
+    /// [`Tensor::baddbmm`] in place. This tensor must have the sizes of the products.
     ///
     /// # Errors
     /// The same as [`Tensor::bmm`] and [`Tensor::addmm_`].
@@ -215,7 +215,7 @@ impl Tensor {
         self.add_product_(product, options)
     }
 
-    /// [`Tensor::addmv`] in place. This tensor has the sizes of the product.
+    /// [`Tensor::addmv`] in place. This tensor must have the sizes of the product.
     ///
     /// # Errors
     /// The same as [`Tensor::mv`] and [`Tensor::addmm_`].

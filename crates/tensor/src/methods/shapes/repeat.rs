@@ -112,8 +112,8 @@ fn checked_count(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// Copies a result that is still an expanded view, such as a repeated dimension of size 1. PyTorch returns a
-/// copy.
+/// Copies a result that is still an expanded view, which happens if a dimension of size 1 was repeated. PyTorch returns
+/// a copy.
 #[track_caller]
 fn copy_if_view(out: Tensor) -> Result<Tensor> {
     out.contiguous()

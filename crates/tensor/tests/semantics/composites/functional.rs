@@ -131,18 +131,24 @@ fn arguments_that_do_not_fit_are_refused() {
         says(layer_norm(&x, 3, ()), "normalized_shape [3]");
         says(
             layer_norm(&x, 4, LayerNormOptions::new().weight(&ones(2, ())?)),
-            "the weight must be of [4]",
+            "the weight must have shape [4]",
         );
         says(rms_norm(&x, (), ()), "normalized_shape []");
         says(layer_norm(&x.to(DType::I64)?, 4, ()), "torch.int64");
         let first = |(normalized, _): (Tensor, Tensor)| normalized;
-        says(add_rms_norm(&x, &zeros(4, ())?, 4, ()).map(first), "the residual must be of [2, 4]");
+        says(
+            add_rms_norm(&x, &zeros(4, ())?, 4, ()).map(first),
+            "the residual must have shape [2, 4]",
+        );
         says(add_layer_norm(&x, &x, 3, ()).map(first), "normalized_shape [3]");
         says(group_norm(&x, 3, ()), "3 groups must divide 4 channels");
         let training = BatchNormOptions::new().training(true);
         says(batch_norm(&x.narrow(0, 0, 1)?, None, None, training), "more than one value");
         says(batch_norm(&x, None, None, ()), "running_mean and running_var");
-        says(batch_norm(&x, &ones(3, ())?, None, training), "running_mean must have a number");
+        says(
+            batch_norm(&x, &ones(3, ())?, None, training),
+            "running_mean must have one element per channel",
+        );
         says(instance_norm(&x, None, None, ()), "more than one value");
         says(glu(&zeros(3, ())?, 0), "must have an even size, not 3");
         says(pad(&x, [1], ()), "two numbers");

@@ -8,14 +8,14 @@
 //! sums and its largest score to scratch memory, and the last block of a result combines them in
 //! the order of the keys, so sums are the same in each run.
 //!
-//! The mask, boolean or added, is read where it lies, with any strides. The number of valid keys may
-//! lie on the device, so that a graph attends to a cache that grows between replays. Blocks beyond it
+//! The mask, boolean or added, may have any strides and is not copied. The number of valid keys may be in device
+//! memory, so that a graph can attend to a cache that grows between replays. Blocks whose keys lie beyond this number
 //! read nothing.
 //!
 //! # Limits
 //!
-//! Half-width floats on devices of compute capability 8.0 and later; widths that are multiples of 8,
-//! up to 256. Keys and values are read once per sixteen rows.
+//! The kernel supports half-width floats on devices of compute capability 8.0 and later, and widths that are multiples
+//! of 8, up to 256. It reads keys and values once per sixteen rows.
 
 mod cpu;
 #[cfg(test)]
@@ -47,7 +47,8 @@ const MOST_ROWS: u64 = 64;
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
 /// Number of blocks per multiprocessor into which the keys are split, if there are fewer results.
 const BLOCKS: u64 = 2;
-/// Maximum number of splits, whose factors the last block keeps in shared memory.
+/// Maximum number of parts into which the keys are split. The last block keeps one rescaling factor per row and part in
+/// shared memory.
 const MOST_SPLITS: u64 = 256;
 
 pub(in super::super) static FEW_QUERIES: Program =
@@ -117,16 +118,15 @@ pub fn has_few_queries(
 /// Computes `softmax(q @ k.T * scale + mask) @ v` for few queries
 /// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
-/// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy
-/// [`has_few_queries`], and the number of keys may be 0. `lengths` has one `int64` for each batch
-/// of the first of two batch dimensions: keys from that position on do not exist. With lengths and
-/// `is_causal`, the last query attends to all keys; without lengths, the first query attends to the
-/// first key alone. A query that attends to no key gets zeros.
+/// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy [`has_few_queries`], and
+/// the number of keys may be 0. `lengths` has one `int64` for each batch of the first of two batch dimensions: keys
+/// from that position on are ignored. With lengths and `is_causal`, the last query attends to all valid keys; without
+/// lengths, the first query attends only to the first key. A query that attends to no key gets zeros.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has another dtype than `q`, `lengths` is not of
-///   `int64`, or `mask` is neither of bools nor of the dtype of `q`.
+/// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `lengths` does not have dtype
+///   `int64`, or `mask` has neither the dtype of `q` nor dtype bool.
 /// - [`ErrorKind::ShapeMismatch`] if sizes or layouts are not as described.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

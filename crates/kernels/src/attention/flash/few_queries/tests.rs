@@ -1,4 +1,4 @@
-//! Tests of attention of few queries, which run on every target.
+//! Tests of attention of few queries. They run on every target.
 
 use super::*;
 use warpline_runtime::DType::{BF16, Bool, F16, I64};

@@ -148,7 +148,8 @@ impl Reducer {
         }
     }
 
-    /// Fails if a move of the module has replaced a parameter, because the reducer would go on with the old one.
+    /// Fails if a move of the module has replaced a parameter, because the reducer would continue to use the old
+    /// parameter.
     #[track_caller]
     pub(super) fn check_not_moved(&self) -> Result<()> {
         let mut parameters = self.parameters.iter();
@@ -304,7 +305,7 @@ impl Reducer {
         bucket.gradient_written()
     }
 
-    /// Launches the reductions of complete buckets, in the order of buckets. After the last one, queues `finish`.
+    /// Launches the reductions of complete buckets, in the order of buckets. After the last bucket, queues `finish`.
     fn launch_ready(self: &Arc<Self>) -> Result<()> {
         loop {
             let (bucket, divisor) = {

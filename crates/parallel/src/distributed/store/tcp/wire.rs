@@ -68,7 +68,7 @@ pub(super) enum StoreReply {
     Number(i64),
     /// A key is not set.
     NotYet,
-    /// The value, which is not a number or would overflow.
+    /// The stored value, which cannot be added to: it is not a number, or the sum would overflow.
     NotANumber(String),
     /// The store has no room.
     Full,
