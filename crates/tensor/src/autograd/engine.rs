@@ -12,8 +12,8 @@
 //! many ops each thread has recorded in its life. Ready nodes then run in the order in which they became ready, which
 //! follows the order of the roots and of each node's edges.
 //!
-//! In both cases accumulators run before other nodes. The order depends on the graph alone: not on addresses, thread
-//! timing or the division of work among threads. Sums and the order of hook calls are therefore reproducible.
+//! In both cases accumulators run before other nodes. The order depends neither on addresses nor on thread timing, and
+//! not on how other threads share the recording. Sums and the order of hook calls are therefore reproducible.
 //!
 //! # Streams
 //!
