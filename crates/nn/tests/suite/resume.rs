@@ -69,7 +69,8 @@ fn resumes(device: Device) -> anyhow::Result<()> {
 
 #[test]
 fn a_training_on_the_host_resumes_bit_for_bit() -> anyhow::Result<()> {
-    resumes(Device::Cpu)
+    // A runtime of its own, because other tests draw from the generators of the process's runtime.
+    with_runtime(&warpline::simulated(1)?, || resumes(Device::Cpu))
 }
 
 #[test]
@@ -86,14 +87,16 @@ fn gpu_a_training_resumes_bit_for_bit() -> anyhow::Result<()> {
 /// Checks that the seeds have an effect, without which the test above would prove nothing.
 #[test]
 fn seeds_decide_over_batches_and_dropout() -> anyhow::Result<()> {
-    let mut one = training(Device::Cpu)?;
-    let mut other = training(Device::Cpu)?;
-    let expected = losses(&mut one, 2)?;
-    manual_seed(6);
-    assert_ne!(losses(&mut other, 1)?, expected[..1], "dropout");
-    let mut other = training(Device::Cpu)?;
-    let state = other.generator.get_state()?;
-    other.seek(state, 0)?;
-    assert_ne!(losses(&mut other, 1)?, expected[..1], "the loader's order");
-    Ok(())
+    with_runtime(&warpline::simulated(1)?, || {
+        let mut one = training(Device::Cpu)?;
+        let mut other = training(Device::Cpu)?;
+        let expected = losses(&mut one, 2)?;
+        manual_seed(6);
+        assert_ne!(losses(&mut other, 1)?, expected[..1], "dropout");
+        let mut other = training(Device::Cpu)?;
+        let state = other.generator.get_state()?;
+        other.seek(state, 0)?;
+        assert_ne!(losses(&mut other, 1)?, expected[..1], "the loader's order");
+        Ok(())
+    })
 }

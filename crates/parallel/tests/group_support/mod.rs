@@ -59,6 +59,35 @@ pub(crate) fn gpu_spec() -> String {
 
 /// Runs a test for each number of ranks under the lazy schedule and `WARPLINE_SCHEDULES` (default: 8) seeded schedules.
 pub(crate) fn schedules(ranks: &[usize], body: impl Fn(&Ranks)) {
+    for &ranks in ranks {
+        specs(ranks).iter().for_each(|spec| under(spec, ranks, &body));
+    }
+}
+
+/// Runs a test under the schedules of [`schedules`], a few at a time. For tests that wait for a timeout.
+pub(crate) fn schedules_at_once(ranks: usize, body: impl Fn(&Ranks) + Sync) {
+    at_once(&specs(ranks), |spec| under(spec, ranks, &body));
+}
+
+/// Runs cases that mostly wait. Runs a few at a time, so that no rank misses its time limit for lack of a processor.
+pub(crate) fn at_once<T: Sync>(cases: &[T], body: impl Fn(&T) + Sync) {
+    let body = &body;
+    for cases in cases.chunks(4) {
+        std::thread::scope(|scope| {
+            for case in cases {
+                scope.spawn(move || body(case));
+            }
+        });
+    }
+}
+
+fn specs(ranks: usize) -> Vec<String> {
+    let seeds = (0..number("WARPLINE_SCHEDULES", 8)).map(|seed| format!("seed={seed}"));
+    let schedules = std::iter::once("lazy".to_string()).chain(seeds);
+    schedules.map(|schedule| format!("sim:{ranks},{schedule}")).collect()
+}
+
+fn under(spec: &str, ranks: usize, body: impl Fn(&Ranks)) {
     /// Prints the driver's specification, including the seed, if the test fails.
     struct OnPanic(String);
     impl Drop for OnPanic {
@@ -68,14 +97,8 @@ pub(crate) fn schedules(ranks: &[usize], body: impl Fn(&Ranks)) {
             }
         }
     }
-    for &ranks in ranks {
-        let seeds = (0..number("WARPLINE_SCHEDULES", 8)).map(|seed| format!("seed={seed}"));
-        for schedule in std::iter::once("lazy".to_string()).chain(seeds) {
-            let spec = format!("sim:{ranks},{schedule}");
-            let _named = OnPanic(spec.clone());
-            body(&Ranks::new(&spec, ranks));
-        }
-    }
+    let _named = OnPanic(spec.to_owned());
+    body(&Ranks::new(spec, ranks));
 }
 
 impl Ranks {

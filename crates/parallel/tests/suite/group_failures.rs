@@ -9,7 +9,7 @@ use warpline_parallel::distributed::{
     GroupError, HashStore, InitOptions, ReduceOp, ReduceOptions, init_process_group,
 };
 
-use crate::group_support::{LONG, Ranks, at, schedules, values, works};
+use crate::group_support::{LONG, Ranks, at, schedules, schedules_at_once, values, works};
 
 /// The errors of all ranks name the mismatched calls, not only the error of the rank that detects the mismatch.
 #[test]
@@ -47,7 +47,7 @@ const SHORT: Duration = Duration::from_millis(1500);
 
 #[test]
 fn a_missing_rank_is_named_at_the_timeout_and_a_new_group_works() {
-    schedules(&[3], |ranks| {
+    schedules_at_once(3, |ranks| {
         let ranks = ranks.timeout(SHORT);
         ranks.run(|group| {
             let x = at(&group, 1)?;

@@ -7,7 +7,7 @@ use warpline_nn::{Linear, Module};
 use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParallel, GroupError};
 
 use super::model::{Mlp, batch, small_buckets};
-use crate::group_support::{LONG, Ranks, gpu_spec, works};
+use crate::group_support::{LONG, Ranks, at_once, gpu_spec, works};
 
 #[test]
 fn a_forward_pass_after_a_move_of_the_module_is_an_error() {
@@ -208,10 +208,9 @@ fn a_rank_disturbs(ranks: &Ranks, slow: bool) {
 #[test]
 fn a_slow_rank_and_a_rank_with_another_order_of_calls_are_named() {
     for slow in [true, false] {
-        a_rank_disturbs(&Ranks::cpu(3), slow);
-        for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,seed=2"] {
-            a_rank_disturbs(&Ranks::new(spec, 3), slow);
-        }
+        at_once(&[None, Some("sim:3,lazy"), Some("sim:3,seed=1"), Some("sim:3,seed=2")], |spec| {
+            a_rank_disturbs(&spec.map_or_else(|| Ranks::cpu(3), |spec| Ranks::new(spec, 3)), slow);
+        });
     }
 }
 

@@ -15,7 +15,7 @@ use warpline_parallel::distributed::{
 };
 
 use super::model::{Mlp, batch, small_buckets};
-use crate::group_support::{LONG, works};
+use crate::group_support::{LONG, at_once, works};
 use crate::processes::{launcher, run};
 
 /// The points of a step at which a rank is killed, in their order. `grad` is before the accumulation of a gradient,
@@ -150,23 +150,16 @@ fn trains_until_killed(group: &ProcessGroup, target: &str) -> Result<(Error, Vec
 }
 
 fn killed_at_all_points(driver: &str, backend: &str, ranks: usize) {
-    // A few at a time, so that no rank misses its time limit for lack of a processor.
-    for points in POINTS.chunks(4) {
-        std::thread::scope(|scope| {
-            for point in points {
-                scope.spawn(move || {
-                    let part = format!("killed {backend} {point}");
-                    let (lines, outcome) = run(launcher(driver, ranks, &part).keep_going(true));
-                    for rank in 0..ranks - 1 {
-                        let survived = format!("rank {rank} has survived");
-                        let found = lines.iter().any(|line| line.contains(&survived));
-                        assert!(found && outcome.statuses[rank].success(), "{point}: {lines:#?}");
-                    }
-                    assert!(!outcome.statuses[ranks - 1].success(), "{point}");
-                });
-            }
-        });
-    }
+    at_once(&POINTS, |point| {
+        let part = format!("killed {backend} {point}");
+        let (lines, outcome) = run(launcher(driver, ranks, &part).keep_going(true));
+        for rank in 0..ranks - 1 {
+            let survived = format!("rank {rank} has survived");
+            let found = lines.iter().any(|line| line.contains(&survived));
+            assert!(found && outcome.statuses[rank].success(), "{point}: {lines:#?}");
+        }
+        assert!(!outcome.statuses[ranks - 1].success(), "{point}");
+    });
 }
 
 #[test]
