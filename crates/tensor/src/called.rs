@@ -2,7 +2,8 @@
 //!
 //! Every function that can fail is `#[track_caller]`, and so is every function between a public function and
 //! the failing code. A closure takes the location as an argument, or its caller adds the location to the
-//! error. A function that calls other public functions replaces the op's name in their errors by its own.
+//! error. A function that calls other public functions enters a [`CallScope`](crate::CallScope), which gives its own
+//! name to their errors and to the ops that they record.
 
 use std::panic::Location;
 

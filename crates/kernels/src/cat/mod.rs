@@ -111,7 +111,7 @@ impl CatPair {
 
 /// Concatenates tensors along dimension `dim` (`torch.cat`). In this dimension the size of `out` is
 /// the sum of the inputs' sizes; all other sizes are equal. Inputs of other dtypes are converted to
-/// the dtype of `out`, which may be any.
+/// the dtype of `out`, which can be any dtype.
 ///
 /// # Errors
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.

@@ -172,8 +172,8 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// except that `index` gives the position in dimension `dim`.
 ///
 /// `index` has dtype `int32` or `int64`, has as many dimensions as `input`, and is no larger in any dimension except
-/// `dim`. `out` has the dtype of `input`, which may be any, and the sizes of `index`. A scalar counts as a tensor of
-/// one dimension.
+/// `dim`. `out` has the dtype of `input` and the sizes of `index`. All dtypes are supported. A scalar counts as a
+/// tensor of one dimension.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
@@ -196,23 +196,7 @@ pub fn gather(
     index: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    gather_as("gather", target, input, dim, index, out)
-}
-
-/// [`gather`] for an op that users know as `op`. Errors and reports of indices out of range carry
-/// this name.
-///
-/// # Errors
-/// The errors of [`gather`].
-#[track_caller]
-pub fn gather_as(
-    op: &'static str,
-    target: Target<'_>,
-    input: View<'_>,
-    dim: usize,
-    index: View<'_>,
-    out: View<'_>,
-) -> Result<()> {
+    let op = "gather";
     check(op, input, index, out)?;
     let ndim = input.sizes().len();
     check_dim(op, dim, ndim)?;
@@ -245,8 +229,8 @@ pub fn gather_as(
 }
 
 /// Copies the rows of the matrix `weight` that `indices` names into `out` (`torch.nn.functional.embedding`). `indices`
-/// has dtype `int32` or `int64` and has any sizes. `out` has the dtype of `weight`, which may be any, and the sizes of
-/// `indices` followed by the size of a row.
+/// has dtype `int32` or `int64` and has any sizes. `out` has the dtype of `weight`, and the sizes of `indices` followed
+/// by the size of a row. All dtypes are supported.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `indices` has a dtype other than `int32` or `int64`.

@@ -156,8 +156,8 @@ cuda_struct! {
 /// position in dimension `dim`. `reduce` combines it with the element there.
 ///
 /// `index` has dtype `int64` and has as many dimensions as `source` and `out`. Each size of `index`
-/// is at most that of `source` and, except in `dim`, at most that of `out`. `source` has the dtype
-/// of `out`, which may be any. Scalars count as tensors of one dimension.
+/// is at most that of `source` and, except in `dim`, at most that of `out`. `source` and `out`
+/// have the same dtype, which can be any dtype. Scalars count as tensors of one dimension.
 ///
 /// On the CPU, floats are added in the order of the indices. A GPU also keeps this order, unless
 /// there are many indices per line and many lines.

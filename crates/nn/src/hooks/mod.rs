@@ -201,7 +201,7 @@ where
 
     /// Registers a function that each backward pass calls with the gradients of the module's inputs and of its outputs,
     /// when both are known (`register_full_backward_hook`). Gradients that the function returns replace the gradients
-    /// of the inputs; `None` keeps those.
+    /// of the inputs; `None` leaves the gradients of the inputs unchanged.
     ///
     /// Each list has one entry for each tensor of the input or output, in the order of [`TensorTree`]. An entry is
     /// `None` if the tensor requires no gradient or none arrived. If no input requires a gradient, the hook runs when

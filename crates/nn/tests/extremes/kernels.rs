@@ -17,7 +17,6 @@ pub(crate) const KERNELS: &[Case] = cases! {
     "index_select" |at, n| to(zeros([2, 3], at)?, |t, out| indexing::index_select(t, m(at).as_view(), n.u, at2(at).as_view(), out))?;
     "index_select_sizes" |at, n| { indexing::index_select_sizes(&[2, 3], n.u, &[2])?; };
     "index_select_sizes" |at, n| { indexing::index_select_sizes(&[n.u, 3], 0, &[n.u])?; };
-    "gather_as" |at, n| to(zeros([2], at)?, |t, out| indexing::gather_as("gather_as", t, m(at).as_view(), n.u, at2(at).as_view(), out))?;
     "gather" |at, n| to(zeros([2], at)?, |t, out| indexing::gather(t, m(at).as_view(), n.u, at2(at).as_view(), out))?;
     "embedding_sizes" |at, n| { indexing::embedding_sizes(&[n.u, n.u], &[n.u])?; };
     "randint" |at, n| to(zeros([2, 3], at)?, |t, out| random::randint(t, out, n.l, n.l))?;

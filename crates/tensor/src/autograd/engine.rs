@@ -67,7 +67,8 @@ fn address(node: &Arc<GradNode>) -> NodeAddress {
 /// The order is total: the highest priority first, then the earliest arrival.
 struct ReadyNode {
     node: Arc<GradNode>,
-    /// The sequence number, or 0 for an op in a graph that other threads recorded, too.
+    /// The highest for an accumulator, so that gradients are added to leaves as early as possible. Otherwise the
+    /// sequence number, or 0 in a graph of which other threads recorded a part.
     priority: u64,
     /// Number of nodes that became ready earlier in this pass.
     arrival: u64,
@@ -218,8 +219,11 @@ fn run_pass(
 
 impl BackwardPass {
     fn push_ready(&mut self, node: Arc<GradNode>) {
-        let by_number = self.is_recorded_here || node.is_accumulator();
-        let priority = if by_number { node.sequence_nr } else { 0 };
+        let priority = match node.recorded {
+            None => u64::MAX,
+            Some((_, number)) if self.is_recorded_here => number,
+            Some(_) => 0,
+        };
         self.ready.push(ReadyNode { node, priority, arrival: self.arrivals });
         self.arrivals += 1;
     }
@@ -241,7 +245,7 @@ impl BackwardPass {
         }
         let thread = current_thread();
         while let Some(node) = stack.pop() {
-            self.is_recorded_here &= node.thread == thread || node.is_accumulator();
+            self.is_recorded_here &= node.recorded.is_none_or(|(by, _)| by == thread);
             for edge in node.inputs.iter().filter_map(|input| input.edge.as_ref()) {
                 match self.progress.entry(address(&edge.node)) {
                     Entry::Occupied(mut found) => found.get_mut().dependencies += 1,

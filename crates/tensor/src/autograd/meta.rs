@@ -334,8 +334,7 @@ impl Tensor {
 impl GradNode {
     fn accumulator(leaf: &Tensor) -> Self {
         Self {
-            sequence_nr: super::node::ACCUMULATOR,
-            thread: super::node::current_thread(),
+            recorded: None,
             name: "AccumulateGrad",
             call: Site::here("AccumulateGrad"),
             stream: leaf.current_stream(),

@@ -72,11 +72,9 @@ pub(super) struct NodeInput {
 
 /// A recorded op, or the accumulator of a leaf.
 pub(crate) struct GradNode {
-    /// Counts the nodes of the recording thread. In a pass over nodes of the calling thread alone, the ready node with
-    /// the highest number runs first.
-    pub(super) sequence_nr: u64,
-    /// The thread that recorded the node.
-    pub(super) thread: ThreadId,
+    /// The thread that recorded the op, and the op's number among those that the thread recorded. `None` for an
+    /// accumulator.
+    pub(super) recorded: Option<(ThreadId, u64)>,
     /// The op's name without PyTorch's suffix: `mul` for `MulBackward0`.
     pub(super) name: &'static str,
     /// The public call that recorded the op.
@@ -91,10 +89,6 @@ pub(crate) struct GradNode {
     pub(super) kind: NodeKind,
     pub(super) hooks: Mutex<Vec<NodeHook>>,
 }
-
-/// Sequence number of all accumulators. It is the highest, so that gradients are added to leaves as early as
-/// possible.
-pub(super) const ACCUMULATOR: u64 = u64::MAX;
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
@@ -127,13 +121,9 @@ impl GradNode {
         outputs: usize,
         grad_fn: Arc<dyn GradFn>,
     ) -> Self {
-        let (sequence_nr, thread) = (next_sequence_nr(), current_thread());
+        let recorded = Some((current_thread(), next_sequence_nr()));
         let (kind, hooks) = (NodeKind::op(grad_fn), Mutex::default());
-        Self { sequence_nr, thread, name, call, stream, inputs, outputs, kind, hooks }
-    }
-
-    pub(super) fn is_accumulator(&self) -> bool {
-        matches!(self.kind, NodeKind::Accumulator(_))
+        Self { recorded, name, call, stream, inputs, outputs, kind, hooks }
     }
 
     /// Computes the gradients of the inputs.
@@ -168,7 +158,7 @@ impl GradNode {
 
     /// Returns PyTorch's name of the node: `MulBackward0` for `mul`.
     pub(super) fn title(&self) -> String {
-        if self.is_accumulator() || self.name == "CopySlices" {
+        if self.recorded.is_none() || self.name == "CopySlices" {
             return self.name.to_string();
         }
         let mut title = String::new();

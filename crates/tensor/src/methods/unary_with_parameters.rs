@@ -181,14 +181,9 @@ impl Tensor {
     /// one address.
     #[track_caller]
     pub fn hardtanh_(&self, options: impl IntoOptions<HardtanhOptions>) -> Result<&Self> {
-        let _call = CallScope::enter("hardtanh_");
+        let name = "hardtanh_";
         let HardtanhOptions { min_val, max_val } = options.into_options();
-        self.hardtanh_as("hardtanh_", [min_val, max_val])
-    }
-
-    #[track_caller]
-    fn hardtanh_as(&self, name: &'static str, bounds: [f64; 2]) -> Result<&Self> {
-        let [min, max] = self.bounds(name, bounds)?;
+        let [min, max] = self.bounds(name, [min_val, max_val])?;
         let operands = [self.into(), min.into(), max.into()];
         let (op, backward) = (&table::CLAMP, Some(&table::HARDTANH));
         apply_in_place_as(op, backward, name, self, &operands, self.dtype())?;
@@ -227,7 +222,7 @@ impl Tensor {
     #[track_caller]
     pub fn relu6_(&self) -> Result<&Self> {
         let _call = CallScope::enter("relu6_");
-        self.hardtanh_as("relu6_", [0.0, 6.0])
+        self.hardtanh_(HardtanhOptions::new().min_val(0.0).max_val(6.0))
     }
 
     /// `log(self / (1 - self))` (`torch.logit`). With `eps`, elements are first clamped to the range from `eps`

@@ -132,7 +132,7 @@ impl Error {
     #[must_use]
     pub fn of(mut self, op: &'static str) -> Self {
         if self.0.op.is_empty() || !self.0.kind.is_of_earlier_call() {
-            self.0.op = Site::here(op).or_public().op;
+            self.0.op = Site::public().map_or(op, |call| call.op);
         }
         self
     }
@@ -142,7 +142,7 @@ impl Error {
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         if self.0.location.is_none() || !self.0.kind.is_of_earlier_call() {
-            self.0.location = Some(Site { op: "", location }.or_public().location);
+            self.0.location = Some(Site::public().map_or(location, |call| call.location));
         }
         self
     }

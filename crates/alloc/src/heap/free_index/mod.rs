@@ -15,9 +15,9 @@ pub(crate) enum FreeOrder {
     /// The block with the lowest address first, as in PyTorch.
     #[default]
     Address,
-    /// Among blocks under 64 KiB, the block that was freed last comes first; it is found without
-    /// examining the other blocks of this size, of which there may be thousands. Among larger
-    /// blocks, the lowest address comes first.
+    /// Among blocks under 64 KiB, the block that was freed last comes first. It is found without
+    /// a search through the blocks of this size, which can be thousands. Among larger blocks, the
+    /// lowest address comes first.
     Recent,
 }
 
@@ -163,8 +163,8 @@ impl FreeIndex {
         }
     }
 
-    /// Rebuilds the smallest tree that contains this block and of which one side is much heavier
-    /// than the other, as a scapegoat tree does. The tree needs rebuilding again only after many
+    /// Finds the smallest tree that contains this block and has one side much heavier than the
+    /// other, and rebuilds this tree, as a scapegoat tree does. It needs rebuilding again only after many
     /// insertions, so rebuilding costs a few steps per insertion on average.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {

@@ -106,7 +106,7 @@ fn of_log_probabilities(
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
     let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
-    let picked = input.gather_as(op, dim, &targets.index)?;
+    let picked = input.gather(dim, &targets.index)?;
     let losses = WeightedLosses::of(picked, targets, target.size(), options.weight).of(op)?;
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
@@ -134,7 +134,7 @@ impl ClassTargets {
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
-    let picked = log.gather_as("cross_entropy", dim, index)?;
+    let picked = log.gather(dim, index)?;
     if should_record(&[input]) {
         let saved = PickedLogSoftmax { log: log.clone(), index: index.clone(), dim };
         record_all("cross_entropy", &[&log, &picked], &[input], saved)?;

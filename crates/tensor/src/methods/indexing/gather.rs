@@ -73,18 +73,13 @@ impl Tensor {
     /// than the tensor, or is larger in a dimension other than `dim`. Otherwise the same as [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
-        self.gather_as("gather", dim.into_isize(), index)
-    }
-
-    /// Calls [`Tensor::gather`] on behalf of the op `op`.
-    #[track_caller]
-    pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
+        let op = "gather";
         check_together(op, self, index)?;
-        let dim = self.layout().dim(dim).of(op)?;
+        let dim = self.layout().dim(dim.into_isize()).of(op)?;
         let exec = self.exec()?;
         let out = exec.empty(index.size(), self.dtype()).of(op)?;
         let (from, at, to) = (self.as_view(), index.as_view(), out.as_view());
-        indexing::gather_as(op, exec.target(), from, dim, at, to)?;
+        indexing::gather(exec.target(), from, dim, at, to)?;
         if !out.dtype().is_float() || !should_record(&[self]) {
             return Ok(out);
         }

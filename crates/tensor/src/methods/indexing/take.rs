@@ -6,7 +6,6 @@ use warpline_runtime::broadcast;
 use super::as_indices;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::{CallScope, DType, Error, IntoDim, Result, Tensor};
 
 impl Tensor {
@@ -26,18 +25,17 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Self> {
-        let _call = CallScope::enter("take");
         const OP: &str = "take";
+        let _call = CallScope::enter(OP);
         let index = as_indices(OP, self, index)?;
         let exec = self.exec()?;
-        let linear = exec.empty(index.size(), DType::I64).of(OP)?;
+        let linear = exec.empty(index.size(), DType::I64)?;
         let whole = (0, self.numel());
         linear_index(exec.target(), OP, linear.as_view(), index.as_view(), whole, true)?;
         let sizes: Vec<isize> = index.size().iter().map(|&n| n as isize).collect();
         let linear = linear.reshape(-1isize)?;
-        let picked =
-            self.reshape([self.numel() as isize]).of(OP)?.index_select(0, &linear).of(OP)?;
-        picked.reshape(sizes).of(OP)
+        let picked = self.reshape([self.numel() as isize])?.index_select(0, &linear)?;
+        picked.reshape(sizes)
     }
 
     /// [`Tensor::gather`] with broadcasting: tensor and index broadcast in all dimensions but `dim`
@@ -48,11 +46,11 @@ impl Tensor {
     /// broadcast. [`ErrorKind::InvalidArgument`] if `dim` is given and the numbers of dimensions differ.
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: impl IntoDim) -> Result<Self> {
-        let _call = CallScope::enter("take_along_dim");
         const OP: &str = "take_along_dim";
+        let _call = CallScope::enter(OP);
         let Some(dim) = dim.into_dim() else {
             let flat = |t: &Tensor| t.reshape([t.numel() as isize]);
-            return flat(self).of(OP)?.gather_as(OP, 0, &flat(index).of(OP)?);
+            return flat(self)?.gather(0, &flat(index)?);
         };
         if self.dim() != index.dim() {
             let reason = format!(
@@ -62,7 +60,7 @@ impl Tensor {
             );
             return Err(Error::invalid(OP, reason));
         }
-        let d = self.layout().dim(dim).of(OP)?;
+        let d = self.layout().dim(dim)?;
         let but = |t: &Tensor| {
             let mut sizes = t.size().to_vec();
             if let Some(size) = sizes.get_mut(d) {
@@ -70,11 +68,11 @@ impl Tensor {
             }
             sizes
         };
-        let common = broadcast(&but(self), &but(index)).of(OP)?;
+        let common = broadcast(&but(self), &but(index))?;
         let to = |t: &Tensor| {
             let own = |(k, &n): (usize, &usize)| if k == d { t.size()[d] } else { n } as isize;
             t.expand(common.iter().enumerate().map(own).collect::<Vec<_>>())
         };
-        to(self).of(OP)?.gather_as(OP, dim, &to(index).of(OP)?)
+        to(self)?.gather(dim, &to(index)?)
     }
 }
