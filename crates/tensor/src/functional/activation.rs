@@ -207,15 +207,15 @@ pub fn glu(input: &Tensor, options: impl IntoOptions<GLUOptions>) -> Result<Tens
     let _call = CallScope::enter("glu");
     let GLUOptions { dim } = options.into_options();
     let op = "glu";
-    let d = input.layout().dim(dim).of(op)?;
+    let d = input.layout().dim(dim)?;
     let size = input.size().get(d).copied().unwrap_or(1);
     if !size.is_multiple_of(2) {
         let reason = format!("dimension {d} must have an even size, not {size}");
         return Err(Error::invalid(op, reason));
     }
     let half = size / 2;
-    let gate = input.narrow(dim, half as isize, half).of(op)?.sigmoid().of(op)?;
-    input.narrow(dim, 0, half).of(op)?.mul(&gate).of(op)
+    let gate = input.narrow(dim, half as isize, half)?.sigmoid()?;
+    input.narrow(dim, 0, half)?.mul(&gate)
 }
 
 /// `silu(gate) * up` in one launch: the gate of a feed-forward layer of Llama. `gate` and `up` broadcast, and are

@@ -2,7 +2,6 @@
 
 use super::options::options;
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::{CallScope, DType, Integer, IntoOptions, Result, Tensor, VectorNormOptions};
 
 options! {
@@ -46,13 +45,9 @@ pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) ->
     let NormalizeOptions { p, dim, eps } = options.into_options();
     let op = "normalize";
     autocast_operands!(op, [input] => normalize(input, NormalizeOptions { p, dim, eps }));
-    let x = input.widened().of(op)?;
-    let norm = x
-        .vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(dim))
-        .of(op)?
-        .clamp_min(eps)
-        .of(op)?;
-    x.div(&norm).of(op)?.to(input.dtype()).of(op)
+    let x = input.widened()?;
+    let norm = x.vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(dim))?.clamp_min(eps)?;
+    x.div(&norm)?.to(input.dtype())
 }
 
 /// The cosine of the angle between vectors along a dimension (`torch.nn.functional.cosine_similarity`). A vector
@@ -79,10 +74,10 @@ pub fn cosine_similarity(
     let op = "cosine_similarity";
     autocast_operands!(op, [x1, x2] => cosine_similarity(x1, x2, CosineSimilarityOptions { dim, eps }));
     let dtype: DType = crate::result_type(x1, x2);
-    let sizes = warpline_runtime::broadcast(x1.size(), x2.size()).of(op)?;
+    let sizes = warpline_runtime::broadcast(x1.size(), x2.size())?;
     // `dim` is a dimension of the broadcast shape, so both tensors are broadcast first.
     let unit = NormalizeOptions::new().dim(dim).eps(eps);
-    let a = normalize(&x1.expand(&sizes).of(op)?.widened().of(op)?, unit).of(op)?;
-    let b = normalize(&x2.expand(&sizes).of(op)?.widened().of(op)?, unit).of(op)?;
-    a.mul(&b).of(op)?.sum(dim).of(op)?.to(dtype).of(op)
+    let a = normalize(&x1.expand(&sizes)?.widened()?, unit)?;
+    let b = normalize(&x2.expand(&sizes)?.widened()?, unit)?;
+    a.mul(&b)?.sum(dim)?.to(dtype)
 }

@@ -5,9 +5,8 @@ use std::panic::Location;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::options::{PerDimension, options};
-use super::window::{batched_as, last, not_negative, positive, window, with_batch};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::autograd::{linear, no_grad, record, should_record};
-use crate::called::Called;
 use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Tensor};
 
 options! {
@@ -49,8 +48,8 @@ pub fn unfold(
     kernel_size: impl PerDimension<2>,
     options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
-    let _call = CallScope::enter("unfold");
     const OP: &str = "unfold";
+    let _call = CallScope::enter(OP);
     if input.dim() != 3 && input.dim() != 4 {
         let reason =
             format!("expects an image of 3 or 4 dimensions, not one of sizes {:?}", input.size());
@@ -58,9 +57,7 @@ pub fn unfold(
     }
     let window =
         of_images(OP, input, last(input), kernel_size.per_dimension(), options.into_options())?;
-    let batch = with_batch::<2>(input).of(OP)?;
-    let result = image_to_columns(&batch, window).of(OP)?;
-    batched_as::<2>(result, input).of(OP)
+    batched::<2>(input, |batch| image_to_columns(batch, window))
 }
 
 /// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
@@ -77,8 +74,8 @@ pub fn fold(
     kernel_size: impl PerDimension<2>,
     options: impl IntoOptions<FoldOptions>,
 ) -> Result<Tensor> {
-    let _call = CallScope::enter("fold");
     const OP: &str = "fold";
+    let _call = CallScope::enter(OP);
     let (output_size, kernel_size) = (output_size.per_dimension(), kernel_size.per_dimension());
     let window = of_images(OP, input, output_size, kernel_size, options.into_options())?;
     let fits = match *input.size() {
@@ -96,9 +93,7 @@ pub fn fold(
         );
         return Err(Error::shape(OP, reason));
     }
-    let batch = with_batch::<1>(input).of(OP)?;
-    let result = columns_to_image(&batch, window).of(OP)?;
-    batched_as::<1>(result, input).of(OP)
+    batched::<1>(input, |batch| columns_to_image(batch, window))
 }
 
 #[track_caller]

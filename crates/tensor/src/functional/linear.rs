@@ -6,7 +6,6 @@ use warpline_runtime::{Layout, Sizes};
 
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
-use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{CallScope, Error, IntoOptionalTensor, Result, Tensor};
 
@@ -31,11 +30,11 @@ pub fn linear<'a>(
     weight: &Tensor,
     bias: impl IntoOptionalTensor<'a>,
 ) -> Result<Tensor> {
-    let _call = CallScope::enter("linear");
     let op = "linear";
+    let _call = CallScope::enter(op);
     let bias = bias.into_optional();
     autocast_operands!(op, [input, weight; bias] => linear(input, weight, bias));
-    if let Some(out) = linear_as_one_node(input, weight, bias).of(op)? {
+    if let Some(out) = linear_as_one_node(input, weight, bias)? {
         return Ok(out);
     }
     if input.dtype() != weight.dtype() {
@@ -47,10 +46,10 @@ pub fn linear<'a>(
         );
         return Err(Error::invalid(op, reason));
     }
-    let product = input.matmul(&weight.t().of(op)?).of(op)?;
+    let product = input.matmul(&weight.t()?)?;
     match bias {
         None => Ok(product),
-        Some(bias) => product.add(bias).of(op),
+        Some(bias) => product.add(bias),
     }
 }
 

@@ -5,7 +5,6 @@ use smallvec::SmallVec;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::{CallScope, Error, IntoOptions, IntoSizes, Result, Scalar, Tensor, cat};
 
 /// The values around a padded tensor (`mode` and `value`). `()` stands for zeros.
@@ -73,12 +72,12 @@ pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>)
             continue;
         }
         out = match mode {
-            PadMode::Constant(value) => constant(&out, d, before, after, value).of(op)?,
-            _ => pad_by_gather(&out, d, before, after, mode).of(op)?,
+            PadMode::Constant(value) => constant(&out, d, before, after, value)?,
+            _ => pad_by_gather(&out, d, before, after, mode)?,
         };
     }
     // Without positive padding, `out` is the tensor itself or a view. The result must be a new tensor.
-    if pad.iter().all(|n| *n <= 0) { out.copy().of(op) } else { Ok(out) }
+    if pad.iter().all(|n| *n <= 0) { out.copy() } else { Ok(out) }
 }
 
 #[track_caller]

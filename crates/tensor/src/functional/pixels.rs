@@ -2,7 +2,6 @@
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::{CallScope, Error, Result, Tensor};
 
 /// Splits the sizes into batch sizes and the last three sizes.
@@ -38,9 +37,9 @@ pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
     }
     let c = channels / square;
     let all = batch.iter().product::<usize>();
-    let apart = input.reshape([all, c, r, r, h, w]).of(op)?;
-    let shuffled = apart.permute([0, 1, 4, 2, 5, 3]).of(op)?;
-    shuffled.reshape([&batch[..], &[c, h * r, w * r]].concat()).of(op)
+    let apart = input.reshape([all, c, r, r, h, w])?;
+    let shuffled = apart.permute([0, 1, 4, 2, 5, 3])?;
+    shuffled.reshape([&batch[..], &[c, h * r, w * r]].concat())
 }
 
 /// The inverse of [`pixel_shuffle`] (`torch.nn.functional.pixel_unshuffle`).
@@ -59,7 +58,7 @@ pub fn pixel_unshuffle(input: &Tensor, downscale_factor: usize) -> Result<Tensor
     }
     let (h, w) = (height / r, width / r);
     let all = batch.iter().product::<usize>();
-    let apart = input.reshape([all, c, h, r, w, r]).of(op)?;
-    let shuffled = apart.permute([0, 1, 3, 5, 2, 4]).of(op)?;
-    shuffled.reshape([&batch[..], &[c * r * r, h, w]].concat()).of(op)
+    let apart = input.reshape([all, c, h, r, w, r])?;
+    let shuffled = apart.permute([0, 1, 3, 5, 2, 4])?;
+    shuffled.reshape([&batch[..], &[c * r * r, h, w]].concat())
 }

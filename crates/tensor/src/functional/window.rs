@@ -53,16 +53,11 @@ pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> R
     Ok(window)
 }
 
-// Not a single function with a closure, because the location of the caller would be lost in the closure.
-
-/// Returns a batch of images. Adds the batch dimension to an input without one.
+/// Calls `f` with a batch of images. Adds the batch dimension to an input without one, and removes it from the result.
 #[track_caller]
-pub(super) fn with_batch<const D: usize>(input: &Tensor) -> Result<Tensor> {
-    if input.dim() == D + 2 { Ok(input.clone()) } else { input.unsqueeze(0) }
-}
-
-/// Removes the batch dimension from a result if `input` has none.
-#[track_caller]
-pub(super) fn batched_as<const D: usize>(result: Tensor, input: &Tensor) -> Result<Tensor> {
-    if input.dim() == D + 2 { Ok(result) } else { result.squeeze(0) }
+pub(super) fn batched<const D: usize>(
+    input: &Tensor,
+    f: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if input.dim() == D + 2 { f(input) } else { f(&input.unsqueeze(0)?)?.squeeze(0) }
 }

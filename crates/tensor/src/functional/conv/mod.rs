@@ -5,7 +5,7 @@ mod gradient;
 use std::panic::Location;
 
 use super::options::{PerDimension, options};
-use super::window::{batched_as, last, not_negative, positive, window, with_batch};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::amp::autocast_operands;
 use crate::exec::check_together;
 use crate::{CallScope, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
@@ -211,9 +211,7 @@ fn forward<const D: usize>(
     }
     let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    let batch = with_batch::<D>(input)?;
-    let result = convolution(&batch, weight, bias, geometry)?;
-    batched_as::<D>(result, input)
+    batched::<D>(input, |batch| convolution(batch, weight, bias, geometry))
 }
 
 #[track_caller]
@@ -267,9 +265,7 @@ fn transpose<const D: usize>(
     }
     let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
     let geometry = ConvGeometry { window, dims: D, groups, channels, outputs };
-    let batch = with_batch::<D>(input)?;
-    let result = transposed(&batch, weight, bias, geometry)?;
-    batched_as::<D>(result, input)
+    batched::<D>(input, |batch| transposed(batch, weight, bias, geometry))
 }
 
 /// Returns the extent of a window of `kernel` elements with this dilation.

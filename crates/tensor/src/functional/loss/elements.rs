@@ -102,8 +102,8 @@ pub fn mse_loss(
     let (op, reduction) = ("mse_loss", reduction.into_options());
     autocast_operands!(op, [input, target] => mse_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
-    let losses = input.sub(target).of(op)?.square().of(op)?;
-    reduction.of(op, &losses).of(op)
+    let losses = input.sub(target)?.square()?;
+    reduction.of(op, &losses)
 }
 
 /// The absolute values of the differences (`torch.nn.functional.l1_loss`). Different sizes broadcast, with a
@@ -121,8 +121,8 @@ pub fn l1_loss(
     let (op, reduction) = ("l1_loss", reduction.into_options());
     autocast_operands!(op, [input, target] => l1_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
-    let losses = input.sub(target).of(op)?.abs().of(op)?;
-    reduction.of(op, &losses).of(op)
+    let losses = input.sub(target)?.abs()?;
+    reduction.of(op, &losses)
 }
 
 /// `0.5 * d² / beta` for an absolute difference `d` below `beta`, otherwise `d - 0.5 * beta`
@@ -144,14 +144,14 @@ pub fn smooth_l1_loss(
         return Err(Error::invalid(op, format!("beta must not be negative, but is {beta}")));
     }
     if beta == 0.0 {
-        return l1_loss(input, target, reduction).of(op);
+        return l1_loss(input, target, reduction);
     }
     warn_of_broadcast(op, input, target);
-    let apart = input.sub(target).of(op)?.abs().of(op)?;
-    let near = apart.square().of(op)?.mul(0.5 / beta).of(op)?;
-    let far = apart.sub(0.5 * beta).of(op)?;
-    let losses = where_cond(&apart.lt(beta).of(op)?, &near, &far).of(op)?;
-    reduction.of(op, &losses).of(op)
+    let apart = input.sub(target)?.abs()?;
+    let near = apart.square()?.mul(0.5 / beta)?;
+    let far = apart.sub(0.5 * beta)?;
+    let losses = where_cond(&apart.lt(beta)?, &near, &far)?;
+    reduction.of(op, &losses)
 }
 
 /// `0.5 * d²` for an absolute difference `d` of at most `delta`, otherwise `delta * (d - 0.5 * delta)`
@@ -173,11 +173,11 @@ pub fn huber_loss(
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
     }
     warn_of_broadcast(op, input, target);
-    let apart = input.sub(target).of(op)?.abs().of(op)?;
-    let near = apart.square().of(op)?.mul(0.5).of(op)?;
-    let far = apart.sub(0.5 * delta).of(op)?.mul(delta).of(op)?;
-    let losses = where_cond(&apart.le(delta).of(op)?, &near, &far).of(op)?;
-    reduction.of(op, &losses).of(op)
+    let apart = input.sub(target)?.abs()?;
+    let near = apart.square()?.mul(0.5)?;
+    let far = apart.sub(0.5 * delta)?.mul(delta)?;
+    let losses = where_cond(&apart.le(delta)?, &near, &far)?;
+    reduction.of(op, &losses)
 }
 
 /// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`
@@ -204,10 +204,10 @@ pub fn binary_cross_entropy<'a>(
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
     check_fractions(op, "target", target)?;
-    let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
-    let losses = binary_entropy(&x, &t).of(op)?;
-    let loss = reduction.of_weighted(op, losses, weight).of(op)?;
-    loss.to(input.dtype()).of(op)
+    let (x, t) = (input.widened()?, target.widened()?);
+    let losses = binary_entropy(&x, &t)?;
+    let loss = reduction.of_weighted(op, losses, weight)?;
+    loss.to(input.dtype())
 }
 
 /// Returns `-(t * log(x) + (1 - t) * log(1 - x))`. The gradient is finite where `x` is 0 or 1, as in PyTorch.
@@ -272,15 +272,15 @@ pub fn binary_cross_entropy_with_logits<'a>(
         input, target, BCEWithLogitsLossOptions { weight, reduction, pos_weight }
     ));
     check_sizes(op, input, target)?;
-    let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
-    let log = x.logsigmoid().of(op)?;
+    let (x, t) = (input.widened()?, target.widened()?);
+    let log = x.logsigmoid()?;
     let log = match pos_weight {
         None => log,
-        Some(weight) => weight.sub(1).of(op)?.mul(&t).of(op)?.add(1)?.mul(&log).of(op)?,
+        Some(weight) => weight.sub(1)?.mul(&t)?.add(1)?.mul(&log)?,
     };
-    let losses = t.neg()?.add(1)?.mul(&x).of(op)?.sub(&log).of(op)?;
-    let loss = reduction.of_weighted(op, losses, weight).of(op)?;
-    loss.to(input.dtype()).of(op)
+    let losses = t.neg()?.add(1)?.mul(&x)?.sub(&log)?;
+    let loss = reduction.of_weighted(op, losses, weight)?;
+    loss.to(input.dtype())
 }
 
 /// Fails if a CPU tensor has elements outside the range from 0 to 1, or NaN. Does not check GPU tensors.
@@ -323,13 +323,13 @@ pub fn kl_div(
     let op = "kl_div";
     autocast_operands!(op, [input, target] => kl_div(input, target, KLDivLossOptions { reduction, log_target }));
     let losses = if log_target {
-        target.exp().of(op)?.mul(&target.sub(input).of(op)?).of(op)?
+        target.exp()?.mul(&target.sub(input)?)?
     } else {
-        target.xlogy(target).of(op)?.sub(&target.mul(input).of(op)?).of(op)?
+        target.xlogy(target)?.sub(&target.mul(input)?)?
     };
     if reduction != Reduction::BatchMean {
-        return reduction.of(op, &losses).of(op);
+        return reduction.of(op, &losses);
     }
     let batch = input.size().first().copied().unwrap_or(1);
-    losses.sum(()).of(op)?.div(batch as f64).of(op)
+    losses.sum(())?.div(batch as f64)
 }

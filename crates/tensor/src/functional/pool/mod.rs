@@ -7,7 +7,7 @@ use std::panic::Location;
 use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
-use super::window::{batched_as, last, not_negative, positive, window, with_batch};
+use super::window::{batched, last, not_negative, positive, window};
 use crate::amp::autocast_operands;
 use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Tensor};
 use gradient::{Pooling, averages, largest};
@@ -236,9 +236,7 @@ fn adaptive_average<const D: usize>(
 ) -> Result<Tensor> {
     autocast_operands!(op, [input] => adaptive_average(op, input, output));
     let pooling = adaptive_pool(op, input, output)?;
-    let batch = with_batch::<D>(input)?;
-    let result = averages(&batch, pooling, Divisor::Inside)?;
-    batched_as::<D>(result, input)
+    batched::<D>(input, |batch| averages(batch, pooling, Divisor::Inside))
 }
 
 #[track_caller]
@@ -269,9 +267,7 @@ fn average<const D: usize>(
         None => Divisor::Inside,
     };
     let pooling = Pooling { window, regions: Regions::Moving, dims: D };
-    let batch = with_batch::<D>(input)?;
-    let result = averages(&batch, pooling, divisor)?;
-    batched_as::<D>(result, input)
+    batched::<D>(input, |batch| averages(batch, pooling, divisor))
 }
 
 #[track_caller]

@@ -80,21 +80,21 @@ impl Tensor {
         values: &Tensor,
         accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
-        let _call = CallScope::enter("index_put");
         const OP: &str = "index_put";
+        let _call = CallScope::enter(OP);
         let (this, accumulate) = (self, accumulate.into_options().or(false));
         autocast_operands!(OP, [this, values] => this.index_put(indices, values, accumulate));
         let Some(of) = self.indexed(OP, indices)? else {
             return self.put_all(OP, values, accumulate);
         };
-        let rows = self.as_rows(&of).of(OP)?;
-        let values = of.values(self.size(), values).of(OP)?;
+        let rows = self.as_rows(&of)?;
+        let values = of.values(self.size(), values)?;
         let rows = if accumulate {
             rows.index_add(0, &of.linear, &values)
         } else {
             rows.index_copy(0, &of.linear, &values)
         };
-        of.unflatten_rows(self.size(), &rows.of(OP)?).of(OP)
+        of.unflatten_rows(self.size(), &rows.of(OP)?)
     }
 
     /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`, or with `accumulate` a `+=` that
@@ -111,29 +111,29 @@ impl Tensor {
         values: &Tensor,
         accumulate: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<&Self> {
-        let _call = CallScope::enter("index_put_");
         const OP: &str = "index_put_";
+        let _call = CallScope::enter(OP);
         let accumulate = accumulate.into_options().or(false);
         let _region = keep_operands();
         let Some(of) = self.indexed(OP, indices)? else {
             let all = self.put_all(OP, values, accumulate)?;
-            return self.copy_(&all, ()).of(OP);
+            return self.copy_(&all, ());
         };
-        let moved = self.permute(&of.order[..]).of(OP)?;
+        let moved = self.permute(&of.order[..])?;
         match moved.view(of.merged_sizes(self.size())) {
             Ok(rows) => {
-                let values = of.values(self.size(), values).of(OP)?;
+                let values = of.values(self.size(), values)?;
                 if accumulate {
-                    rows.index_add_(0, &of.linear, &values).of(OP)?;
+                    rows.index_add_(0, &of.linear, &values)?;
                 } else {
-                    rows.index_copy_(0, &of.linear, &values).of(OP)?;
+                    rows.index_copy_(0, &of.linear, &values)?;
                 }
                 Ok(self)
             }
             // The strides do not allow a view that merges the dimensions.
             Err(_) => {
-                let all = self.index_put(indices, values, accumulate).of(OP)?;
-                self.copy_(&all, ()).of(OP)
+                let all = self.index_put(indices, values, accumulate)?;
+                self.copy_(&all, ())
             }
         }
     }

@@ -55,8 +55,8 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bincount<'a>(&self, options: impl IntoOptions<BincountOptions<'a>>) -> Result<Self> {
-        let _call = CallScope::enter("bincount");
         const OP: &str = "bincount";
+        let _call = CallScope::enter(OP);
         let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
@@ -66,12 +66,12 @@ impl Tensor {
             );
             return Err(Error::invalid(OP, reason));
         }
-        let index = self.in_dtype(DType::I64).of(OP)?;
+        let index = self.in_dtype(DType::I64)?;
         self.exec()?.refuse_capture(OP)?;
         let mut length = minlength;
         if self.numel() > 0 {
             let [least, most] = [index.amin(()), index.amax(())];
-            let (least, most) = (least.of(OP)?.item::<i64>().of(OP)?, most.of(OP)?.item::<i64>()?);
+            let (least, most) = (least.of(OP)?.item::<i64>()?, most.of(OP)?.item::<i64>()?);
             if least < 0 {
                 return Err(Error::invalid(
                     OP,
@@ -81,14 +81,14 @@ impl Tensor {
             length = length.max(most as usize + 1);
         }
         let weights = match weights {
-            None => index.ones_like(()).of(OP)?,
+            None => index.ones_like(())?,
             Some(weights) if weights.dtype() == DType::F32 => weights.clone(),
-            Some(weights) => weights.in_dtype(DType::F64).of(OP)?,
+            Some(weights) => weights.in_dtype(DType::F64)?,
         };
         crate::autograd::refuse_gradient(OP, &[&weights])?;
         let index = as_indices(OP, &weights, &index)?;
-        let counts = weights.new_zeros([length], ()).of(OP)?;
-        counts.index_add_(0, &index, &weights).of(OP)?;
+        let counts = weights.new_zeros([length], ())?;
+        counts.index_add_(0, &index, &weights)?;
         Ok(counts)
     }
     /// Counts the elements in each of `bins` intervals of equal width from `min` to `max` (`torch.histc`). If

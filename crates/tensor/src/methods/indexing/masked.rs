@@ -58,14 +58,14 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
-        let _call = CallScope::enter("masked_select");
         const OP: &str = "masked_select";
+        let _call = CallScope::enter(OP);
         check_mask(OP, self, mask)?;
-        let sizes = broadcast(self.size(), mask.size()).of(OP)?;
+        let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
-        let which = mask.expand(&sizes).of(OP)?.nonzero_positions(OP)?;
-        let all = self.expand(&sizes).of(OP)?;
-        all.reshape([all.numel() as isize]).of(OP)?.index_select(0, &which).of(OP)
+        let which = mask.expand(&sizes)?.nonzero_positions(OP)?;
+        let all = self.expand(&sizes)?;
+        all.reshape([all.numel() as isize])?.index_select(0, &which)
     }
 
     /// Replaces the elements where a boolean mask is true with consecutive elements of `source`
@@ -78,32 +78,32 @@ impl Tensor {
     /// ones. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
-        let _call = CallScope::enter("masked_scatter");
         const OP: &str = "masked_scatter";
+        let _call = CallScope::enter(OP);
         check_mask(OP, self, mask)?;
         let (location, expected, actual) = (Location::caller(), self.dtype(), source.dtype());
         if expected != actual {
             return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
         }
-        let sizes = broadcast(self.size(), mask.size()).of(OP)?;
+        let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
-        let mask = mask.expand(&sizes).of(OP)?;
+        let mask = mask.expand(&sizes)?;
         if mask.numel() == 0 {
-            return self.expand(&sizes).of(OP)?.copy().of(OP);
+            return self.expand(&sizes)?.copy();
         }
-        let flat = mask.reshape([mask.numel() as isize]).of(OP)?;
-        let places = flat.cumsum(0).of(OP)?.sub(1).of(OP)?.clamp_min(0).of(OP)?;
+        let flat = mask.reshape([mask.numel() as isize])?;
+        let places = flat.cumsum(0)?.sub(1)?.clamp_min(0)?;
         if source.numel() == 0 {
             // An empty source is valid only if the mask has no true element.
-            if flat.any(()).of(OP)?.item::<bool>().of(OP)? {
+            if flat.any(())?.item::<bool>()? {
                 let reason = "the source has no elements, but the mask selects some";
                 return Err(Error::invalid(OP, reason));
             }
-            return self.expand(&sizes).of(OP)?.copy().of(OP);
+            return self.expand(&sizes)?.copy();
         }
-        let values = source.reshape([source.numel() as isize]).of(OP)?;
-        let values = values.index_select(0, &places).of(OP)?.reshape(&sizes).of(OP)?;
-        where_cond(&mask, &values, self).of(OP)
+        let values = source.reshape([source.numel() as isize])?;
+        let values = values.index_select(0, &places)?.reshape(&sizes)?;
+        where_cond(&mask, &values, self)
     }
 
     /// [`Tensor::masked_scatter`] in place.
@@ -114,10 +114,9 @@ impl Tensor {
     #[track_caller]
     pub fn masked_scatter_(&self, mask: &Tensor, source: &Tensor) -> Result<&Self> {
         let _call = CallScope::enter("masked_scatter_");
-        const OP: &str = "masked_scatter_";
-        mask.layout().expand(self.size()).of(OP)?;
-        let all = self.masked_scatter(mask, source).of(OP)?;
-        self.copy_(&all, ()).of(OP)
+        mask.layout().expand(self.size())?;
+        let all = self.masked_scatter(mask, source)?;
+        self.copy_(&all, ())
     }
 
     /// Returns the row-major positions of the nonzero elements, as `int64`.

@@ -86,9 +86,9 @@ impl Tensor {
         const OP: &str = "scatter_reduce_";
         if should_record_in_place(self, &[src]) {
             // The gradient may read the elements that the op overwrites.
-            let former = self.copy().of(OP)?;
-            let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
-            return self.copy_(&out, ()).of(OP);
+            let former = self.copy()?;
+            let out = former.scatter_reduce(dim, index, src, reduce, include_self)?;
+            return self.copy_(&out, ());
         }
         self.reduce_in(OP, dim, index, src, reduce, include_self)?;
         Ok(self)

@@ -60,9 +60,9 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
-        let _call = CallScope::enter("index_add_scaled");
         let op = "index_add_scaled";
-        self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, false)
+        let _call = CallScope::enter(op);
+        self.added(op, dim.into_isize(), index, &source.mul(alpha.into())?, false)
     }
 
     /// [`Tensor::index_add_scaled`] in place.
@@ -77,9 +77,9 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
-        let _call = CallScope::enter("index_add_scaled_");
         let op = "index_add_scaled_";
-        self.added(op, dim.into_isize(), index, &source.mul(alpha.into()).of(op)?, true)?;
+        let _call = CallScope::enter(op);
+        self.added(op, dim.into_isize(), index, &source.mul(alpha.into())?, true)?;
         Ok(self)
     }
 

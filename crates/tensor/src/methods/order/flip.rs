@@ -86,13 +86,13 @@ impl Tensor {
     /// not one shift per dimension. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Self> {
-        let _call = CallScope::enter("roll");
         const OP: &str = "roll";
+        let _call = CallScope::enter(OP);
         let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
         if dims.is_empty() && shifts.len() == 1 {
-            let flat = self.reshape([self.numel() as isize]).of(OP)?.roll(shifts[0], 0)?;
+            let flat = self.reshape([self.numel() as isize])?.roll(shifts[0], 0)?;
             let sizes: SmallVec<[isize; 6]> = self.size().iter().map(|&n| n as isize).collect();
-            return flat.reshape(&sizes[..]).of(OP);
+            return flat.reshape(&sizes[..]);
         }
         if shifts.len() != dims.len() || dims.is_empty() {
             let reason = format!(
@@ -104,18 +104,18 @@ impl Tensor {
         }
         let mut out = self.clone();
         for (&shift, &dim) in shifts.iter().zip(&dims) {
-            let d = self.layout().dim(dim).of(OP)?;
+            let d = self.layout().dim(dim)?;
             let size = self.size().get(d).map_or(1, |&n| n as isize);
             if size == 0 || self.dim() == 0 {
                 continue;
             }
             // First index of the elements that move to the front.
             let start = (size - shift.rem_euclid(size)) % size;
-            let behind = out.narrow(dim, 0, start as usize).of(OP)?;
-            let front = out.narrow(dim, start, (size - start) as usize).of(OP)?;
-            out = cat(&[front, behind], dim).of(OP)?;
+            let behind = out.narrow(dim, 0, start as usize)?;
+            let front = out.narrow(dim, start, (size - start) as usize)?;
+            out = cat(&[front, behind], dim)?;
         }
-        if out.is_same(self) { self.copy().of(OP) } else { Ok(out) }
+        if out.is_same(self) { self.copy() } else { Ok(out) }
     }
 }
 

@@ -2,7 +2,6 @@
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::{CallScope, Error, Integer, IntoOptions, OrDefault, Result, Tensor};
 
 impl Tensor {
@@ -37,18 +36,18 @@ impl Tensor {
         let _call = CallScope::enter("kthvalue_keepdim");
         let dim = dim.into_options().or(-1);
         const OP: &str = "kthvalue_keepdim";
-        let d = self.layout().dim(dim).of(OP)?;
+        let d = self.layout().dim(dim)?;
         let size = self.size().get(d).copied().unwrap_or(1);
         if k == 0 || k > size {
             let reason = format!("k is {k}, but must be from 1 to {size}");
             return Err(Error::invalid(OP, reason));
         }
-        let (values, indices) = self.sort(dim).of(OP)?;
+        let (values, indices) = self.sort(dim)?;
         if self.dim() == 0 {
             return Ok((values, indices));
         }
         let pick = |t: &Tensor| t.narrow(dim, k as isize - 1, 1)?.copy();
-        Ok((pick(&values).of(OP)?, pick(&indices).of(OP)?))
+        Ok((pick(&values)?, pick(&indices)?))
     }
 
     /// The median along a dimension, and its index (`torch.median` with `dim`). Of two middle elements, the
@@ -73,22 +72,22 @@ impl Tensor {
         let _call = CallScope::enter("median_keepdim");
         let dim = dim.into_isize();
         const OP: &str = "median_keepdim";
-        let d = self.layout().dim(dim).of(OP)?;
+        let d = self.layout().dim(dim)?;
         let size = self.size().get(d).copied().unwrap_or(1);
         if size == 0 {
             return Err(Error::invalid(OP, format!("dimension {dim} has no elements")));
         }
         let middle = (size - 1) / 2;
         if !self.dtype().is_float() || self.dim() == 0 {
-            return self.kthvalue_keepdim(middle + 1, dim).of(OP);
+            return self.kthvalue_keepdim(middle + 1, dim);
         }
-        let (values, indices) = self.sort(dim).of(OP)?;
+        let (values, indices) = self.sort(dim)?;
         // NaNs are sorted last, so the number of other elements is the index of the first NaN.
-        let numbers = self.detach().isnan().of(OP)?.logical_not().of(OP)?;
-        let numbers = numbers.sum_keepdim(dim).of(OP)?;
-        let full = numbers.eq(size as i64).of(OP)?;
-        let place = crate::where_cond(&full, middle as i64, &numbers).of(OP)?;
-        Ok((values.gather(dim, &place).of(OP)?, indices.gather(dim, &place).of(OP)?))
+        let numbers = self.detach().isnan()?.logical_not()?;
+        let numbers = numbers.sum_keepdim(dim)?;
+        let full = numbers.eq(size as i64)?;
+        let place = crate::where_cond(&full, middle as i64, &numbers)?;
+        Ok((values.gather(dim, &place)?, indices.gather(dim, &place)?))
     }
 
     /// The median of all elements (`torch.median`). Of two middle elements, the lower is the median. If there
@@ -99,11 +98,10 @@ impl Tensor {
     #[track_caller]
     pub fn median_all(&self) -> Result<Self> {
         let _call = CallScope::enter("median_all");
-        const OP: &str = "median_all";
         if self.numel() == 0 && self.dtype().is_float() {
-            return self.new_full((), f64::NAN, ()).of(OP);
+            return self.new_full((), f64::NAN, ());
         }
-        Ok(self.reshape([self.numel() as isize]).of(OP)?.median(0).of(OP)?.0)
+        Ok(self.reshape([self.numel() as isize])?.median(0)?.0)
     }
 }
 

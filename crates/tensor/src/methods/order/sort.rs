@@ -94,13 +94,12 @@ impl Tensor {
         let _call = CallScope::enter("topk");
         let TopkOptions { dim, largest } = options.into_options();
         const OP: &str = "topk";
-        let d = self.layout().dim(dim).of(OP)?;
+        let d = self.layout().dim(dim)?;
         let size = self.size().get(d).copied().unwrap_or(1);
         if k > size {
             return Err(Error::invalid(OP, format!("k is {k}, but there are {size} elements")));
         }
-        let (values, indices) =
-            self.sort(SortOptions::new().dim(dim).descending(largest)).of(OP)?;
+        let (values, indices) = self.sort(SortOptions::new().dim(dim).descending(largest))?;
         if k == size {
             return Ok((values, indices));
         }
@@ -108,7 +107,7 @@ impl Tensor {
         let first = |t: &Tensor| {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };
-        Ok((first(&values).of(OP)?.copy().of(OP)?, first(&indices).of(OP)?.copy().of(OP)?))
+        Ok((first(&values)?.copy()?, first(&indices)?.copy()?))
     }
 }
 

@@ -7,7 +7,6 @@ use super::contract::sum_of_products;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::{cast_operands, casts};
-use crate::called::Called;
 use crate::exec::check_together;
 use crate::{CallScope, DiagonalOptions, Error, Result, Tensor};
 
@@ -37,8 +36,8 @@ enum DimLabel {
 /// or in dimensions, or if one letter stands for different sizes. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
-    let _call = CallScope::enter("einsum");
     let op = "einsum";
+    let _call = CallScope::enter(op);
     let operands: Vec<&Tensor> = operands.iter().map(Borrow::borrow).collect();
     if casts()
         && let Some((cast, _closed)) =
@@ -56,7 +55,7 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     };
     let mut aligned = Vec::new();
     for (tensor, labels) in operands.iter().zip(labels) {
-        aligned.push(align(tensor, labels, &order).of(op)?);
+        aligned.push(align(tensor, labels, &order)?);
     }
     check_sizes(equation, &order, &aligned)?;
     let mut rest = aligned.into_iter();
@@ -68,16 +67,16 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
         let later = rest.as_slice();
         let needed = |d: usize| later.iter().any(|t| t.size()[d] != 1);
         let (keep, summed): (Vec<usize>, Vec<usize>) = open.iter().partition(|&&d| needed(d));
-        out = sum_of_products(&out, &next, &summed).of(op)?;
+        out = sum_of_products(&out, &next, &summed)?;
         open = keep;
     }
     let left: Vec<isize> =
         (kept..order.len()).filter(|&d| out.size()[d] != 1).map(|d| d as isize).collect();
     if !left.is_empty() {
-        out = out.sum_keepdim(&left).of(op)?.to(out.dtype()).of(op)?;
+        out = out.sum_keepdim(&left)?.to(out.dtype())?;
     }
     let sizes = out.size()[..kept].to_vec();
-    out.reshape(&sizes).of(op)
+    out.reshape(&sizes)
 }
 
 /// The labels of an equation.

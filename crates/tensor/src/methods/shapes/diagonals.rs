@@ -77,14 +77,14 @@ impl Tensor {
         } else {
             let mut sizes: SmallVec<[usize; 6]> = self.size().into();
             sizes[self.dim() - 1] = beside;
-            let zeros = self.new_zeros(&sizes[..], ()).of(op)?;
+            let zeros = self.new_zeros(&sizes[..], ())?;
             let parts = if offset > 0 { [&zeros, self] } else { [self, &zeros] };
-            cat(&parts, -1).of(op)?
+            cat(&parts, -1)?
         };
-        let row = self.arange_on_device(0, size).of(op)?.unsqueeze(1)?;
-        let column = self.arange_on_device(-offset, size).of(op)?;
-        let matrices = columns.unsqueeze(-2)?.masked_fill(&column.ne(&row)?, 0).of(op)?;
-        matrices.movedim([-2, -1], [dim1, dim2]).of(op)
+        let row = self.arange_on_device(0, size)?.unsqueeze(1)?;
+        let column = self.arange_on_device(-offset, size)?;
+        let matrices = columns.unsqueeze(-2)?.masked_fill(&column.ne(&row)?, 0)?;
+        matrices.movedim([-2, -1], [dim1, dim2])
     }
 }
 

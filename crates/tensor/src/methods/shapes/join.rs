@@ -221,7 +221,7 @@ pub fn meshgrid<T: Borrow<Tensor>>(
     for (d, tensor) in tensors.iter().enumerate() {
         let mut own = vec![1; sizes.len()];
         own[d] = sizes[d];
-        grids.push(tensor.reshape(&own).of(op)?.expand(signed(&sizes)).of(op)?);
+        grids.push(tensor.reshape(&own)?.expand(signed(&sizes))?);
     }
     if exchanged {
         grids.swap(0, 1);

@@ -4,7 +4,6 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{CallScope, Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
 
@@ -84,21 +83,21 @@ impl Tensor {
     /// result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
-        let _call = CallScope::enter("repeat_interleave");
         let op = "repeat_interleave";
+        let _call = CallScope::enter(op);
         let (t, d) = match dim.into_dim() {
-            None => (self.reshape([-1]).of(op)?, 0),
-            Some(dim) if self.dim() == 0 => (self.reshape([1])?, self.layout().dim(dim).of(op)?),
-            Some(dim) => (self.clone(), self.layout().dim(dim).of(op)?),
+            None => (self.reshape([-1])?, 0),
+            Some(dim) if self.dim() == 0 => (self.reshape([1])?, self.layout().dim(dim)?),
+            Some(dim) => (self.clone(), self.layout().dim(dim)?),
         };
         let mut sizes = signed(t.size());
         let times = checked_count(op, repeats, &t)?;
         sizes.insert(d + 1, times);
-        let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
+        let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes)?;
         sizes.remove(d + 1);
         sizes[d] = sizes[d].saturating_mul(times);
-        let out = expanded.reshape(&sizes).of(op)?;
-        if repeats == 1 { out.copy().of(op) } else { copy_if_view(out) }
+        let out = expanded.reshape(&sizes)?;
+        if repeats == 1 { out.copy() } else { copy_if_view(out) }
     }
 }
 

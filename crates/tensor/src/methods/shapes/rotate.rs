@@ -4,7 +4,6 @@ use smallvec::{SmallVec, smallvec};
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::functional::options::{from_integer, options};
 use crate::{CallScope, Error, Integer, IntoDims, IntoOptions, Result, Tensor};
 
@@ -42,7 +41,7 @@ impl Tensor {
         let &[from, to] = &dims[..] else {
             return Err(Error::invalid(op, format!("expects two dimensions, not {dims:?}")));
         };
-        let (from, to) = (self.layout().dim(from).of(op)?, self.layout().dim(to).of(op)?);
+        let (from, to) = (self.layout().dim(from)?, self.layout().dim(to)?);
         if from == to {
             return Err(Error::invalid(
                 op,
@@ -51,10 +50,10 @@ impl Tensor {
         }
         let (from, to) = (from as isize, to as isize);
         match k.into_isize().rem_euclid(4) {
-            0 => self.copy().of(op),
-            1 => self.flip(to).of(op)?.transpose(from, to).of(op),
-            2 => self.flip([from, to]).of(op),
-            _ => self.flip(from).of(op)?.transpose(from, to).of(op),
+            0 => self.copy(),
+            1 => self.flip(to)?.transpose(from, to),
+            2 => self.flip([from, to]),
+            _ => self.flip(from)?.transpose(from, to),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Reductions that ignore NaN, and others.
 
 use crate::amp::keep_operands;
-use crate::called::Called;
 use crate::functional::options::options;
 use crate::{CallScope, DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
 
@@ -111,8 +110,8 @@ impl Tensor {
     #[track_caller]
     pub fn aminmax_keepdim(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
         let _call = CallScope::enter("aminmax_keepdim");
-        let (op, dim) = ("aminmax_keepdim", dim.into_dim());
-        Ok((self.amin_keepdim(dim).of(op)?, self.amax_keepdim(dim).of(op)?))
+        let dim = dim.into_dim();
+        Ok((self.amin_keepdim(dim)?, self.amax_keepdim(dim)?))
     }
 
     /// The number of nonzero elements over dimensions, as `int64` (`torch.count_nonzero`).

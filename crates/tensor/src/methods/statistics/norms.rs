@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 use crate::amp::autocast_operands;
 use crate::autograd::should_record;
-use crate::called::Called;
 use crate::functional::options::{from_number, options};
 use crate::{
     CallScope, DType, Error, ErrorKind, IntoDims, IntoOptions, OrDefault, Result, Tensor, cat,
@@ -186,10 +185,10 @@ impl Tensor {
         // Uses a matrix product for many rows, as PyTorch does. It takes less memory and is slightly less
         // exact.
         if p == 2.0 && (rows > 25 || others > 25) {
-            return self.distances_by_product(other).of(op);
+            return self.distances_by_product(other);
         }
-        let apart = self.unsqueeze(-2)?.sub(&other.unsqueeze(-3)?).of(op)?;
-        apart.norm_over(op, p, &[-1], false).of(op)
+        let apart = self.unsqueeze(-2)?.sub(&other.unsqueeze(-3)?)?;
+        apart.norm_over(op, p, &[-1], false)
     }
 
     /// Returns the square roots of `|a|² + |b|² - 2ab`, computed as one matrix product.
