@@ -15,7 +15,7 @@ use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, StreamHandle};
 
 use warpline_runtime::launch::{self, CollectiveCalls, address};
-use warpline_runtime::{DType, Device, ErrorKind, Operand, Result, Site, Target, View};
+use warpline_runtime::{DType, Device, Error, ErrorKind, Operand, Result, Site, Target, View};
 
 pub use warpline_runtime::launch::TrackedCommunicator;
 
@@ -171,10 +171,16 @@ pub struct GroupMember {
 ///
 /// # Errors
 /// The same as [`run`], except [`ErrorKind::RuntimeMismatch`], [`ErrorKind::Driver`] and the errors of
-/// the launch.
+/// the launch. [`ErrorKind::InvalidArgument`] if the group has no rank with the number of `member`.
 #[track_caller]
 pub fn check(name: &'static str, member: GroupMember, ops: &[CollectiveOp<'_>]) -> Result<()> {
-    ops.iter().try_for_each(|op| check::call(name, member, op))?;
+    if member.rank >= member.ranks {
+        let reason = format!("there is no rank {} among {} ranks", member.rank, member.ranks);
+        return Err(Error::invalid(name, reason));
+    }
+    for op in ops {
+        check::call(name, member, op)?;
+    }
     check::group(name, member, ops)
 }
 

@@ -1,8 +1,8 @@
 //! Finds the parameters that the tables' calls replace by an extreme number, in the source of the tables.
 //!
-//! A call covers a parameter if the argument in its place contains the number `n` of the row. Calls in functions of
-//! these files count too: there, the parameters that the row gives the number stand for `n`, and so do the variables
-//! that are made from them.
+//! A call covers a parameter if the argument in its place contains the number `n` of the row, and a struct's field if
+//! the field's value contains it. Calls in functions of these files count too: there, the parameters that the row gives
+//! the number stand for `n`, and so do the variables that are made from them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,8 +13,13 @@ use super::parser;
 use super::sources::Parameter;
 
 /// The sources of the tables.
-const TABLES: [&str; 3] =
-    [include_str!("cases.rs"), include_str!("kernels.rs"), include_str!("modules.rs")];
+const TABLES: [&str; 5] = [
+    include_str!("cases.rs"),
+    include_str!("devices.rs"),
+    include_str!("kernels.rs"),
+    include_str!("modules.rs"),
+    include_str!("numbers.rs"),
+];
 
 /// A function of the tables' files: the names of its parameters, and its body.
 type Helper = (Vec<String>, TokenStream);
@@ -24,7 +29,7 @@ type Helper = (Vec<String>, TokenStream);
 pub(crate) struct Coverage {
     /// The name of a row, and the position of an argument.
     arguments: HashSet<(String, usize)>,
-    /// The name of a type that the call names, and of the setter.
+    /// The name of a type that the call names, and of the setter or the field.
     setters: HashSet<(String, String)>,
 }
 
@@ -92,6 +97,15 @@ impl Coverage {
         depth: usize,
     ) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for field in tokens.split(|token| is_mark(token, ',')) {
+            if let [Ident(name), value @ ..] = field
+                && value.first().is_none_or(|token| is_mark(token, ':'))
+                && has_any(field, number)
+            {
+                let fields = types.iter().map(|owner| (owner.clone(), name.to_string()));
+                self.setters.extend(fields);
+            }
+        }
         for statement in tokens.split(|token| is_mark(token, ';')) {
             // A variable that is made from the number stands for the number.
             if let [Ident(word), names @ ..] = statement

@@ -8,9 +8,11 @@
 
 mod cases;
 mod coverage;
+mod devices;
 mod kernels;
 mod memory;
 mod modules;
+mod numbers;
 #[allow(dead_code)] // other test programs read more of a function
 #[path = "../common/sources.rs"]
 mod parser;
@@ -92,7 +94,15 @@ impl Summarize for () {
 }
 
 fn all() -> Vec<Case> {
-    [cases::TENSORS, cases::FUNCTIONS, kernels::KERNELS, modules::MODULES].concat()
+    [
+        cases::TENSORS,
+        cases::FUNCTIONS,
+        devices::DEVICES,
+        kernels::KERNELS,
+        modules::MODULES,
+        numbers::NUMBERS,
+    ]
+    .concat()
 }
 
 /// Largest amount of memory for one call, in bytes.
@@ -223,7 +233,9 @@ const PREPARATION: &str = "preparation";
 
 /// Functions whose errors have another name: that of PyTorch's function, of the op that the function takes as an
 /// argument, or of the type that the function builds.
-const OTHER_NAMES: [(&str, &str); 7] = [
+const OTHER_NAMES: [(&str, &str); 9] = [
+    ("arange_start", "arange"),
+    ("arange_start_step", "arange"),
     ("batch_size", "DataLoader"),
     ("index_select_sizes", "index_select"),
     // The step after the load.

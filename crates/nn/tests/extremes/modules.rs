@@ -1,13 +1,15 @@
 //! Calls of `warpline-nn`.
 
+use std::collections::BTreeMap;
+
 use warpline::{Result, Tensor, ones};
 use warpline_nn::Module;
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
-    ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
-    CosineAnnealingWarmRestartsOptions, LBFGS, LBFGSOptions, LinearLR, LinearLROptions,
-    MultiStepLR, OneCycleLR, Optimizer, ReduceLROnPlateau, ReduceLROnPlateauOptions, SGD,
-    Scheduler, SequentialLR, StepLR,
+    Adam, ConstantLR, ConstantLROptions, CosineAnnealingLR, CosineAnnealingWarmRestarts,
+    CosineAnnealingWarmRestartsOptions, GroupState, LBFGS, LBFGSOptions, LinearLR, LinearLROptions,
+    MultiStepLR, OneCycleLR, Optimizer, OptimizerState, ReduceLROnPlateau,
+    ReduceLROnPlateauOptions, SGD, Scheduler, SequentialLR, StepLR,
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
@@ -61,6 +63,16 @@ pub(crate) const MODULES: &[Case] = cases! {
     "LBFGS::new" |at, n| minimized(at, LBFGSOptions::new().history_size(n.u))?;
     "GradScaler::new" |at, n| scaled(at, GradScalerOptions::new().growth_interval(n.l), |_| {})?;
     "set_growth_interval" |at, n| scaled(at, GradScalerOptions::new(), |s| s.set_growth_interval(n.l))?;
+    "load_state_dict" |at, n| restored(at, |_| OptimizerState { state: [(n.u, BTreeMap::new())].into(), ..Default::default() })?;
+    "load_state_dict" |at, n| restored(at, |state| {
+        let group = GroupState { params: vec![n.u], ..state.param_groups[0].clone() };
+        OptimizerState { param_groups: vec![group], ..state }
+    })?;
+    "load_state_dict" |at, n| restored(at, |mut state| {
+        let steps = warpline::tensor(n.l, "cpu").expect("a number");
+        state.state.get_mut(&0).expect("a state").insert("step".into(), steps);
+        state
+    })?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(StepLR::new(o, 2, 0.5)?, n.l))?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(MultiStepLR::new(o, &[2], 0.5)?, n.l))?;
     "load_state_dict" |at, n| stepped(at, |o| resumed(LinearLR::new(o, ())?, n.l))?;
@@ -158,6 +170,18 @@ fn scaled(at: &str, options: GradScalerOptions, set: impl FnOnce(&mut GradScaler
     scaler.step(&mut sgd)?;
     scaler.update()?;
     scaler.get_scale()
+}
+
+/// Returns the parameter after a step of Adam, of which an edited state is loaded, and another step.
+fn restored(at: &str, edit: impl FnOnce(OptimizerState) -> OptimizerState) -> Result<Tensor> {
+    let weight = ones([1], at)?.requires_grad_(true)?.clone();
+    let mut adam = Adam::new(vec![weight.clone()], ())?;
+    weight.sum(())?.backward()?;
+    adam.step()?;
+    let state = edit(adam.state_dict()?);
+    adam.load_state_dict(&state)?;
+    adam.step()?;
+    Ok(weight.detach())
 }
 
 /// Makes a scheduler continue at an epoch.

@@ -1,4 +1,4 @@
-//! Finds the integer parameters of public functions, and the integer options, in the sources.
+//! Finds the integer parameters of public functions, the integer options and the public integer fields, in the sources.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("SimulatedOptions::new", "the number of devices is that of `simulated`"),
     ("priority", "a priority, which is clamped; needs a GPU's stream"),
     ("group", "a number of a group, which the scheduler's constructor checks"),
-    ("exclusive_stream", "a priority, which is clamped; needs a GPU's stream"),
+    ("exclusive_stream", "a priority, which is clamped; a row replaces the device"),
     ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),
     ("has_attention", "reads a device's properties"),
@@ -31,13 +31,14 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),
     ("dtype", "indices of an op's own inputs"),
-    ("device", "indices of an op's own inputs"),
     ("get", "returns `None` for an index out of range"),
     ("Unflatten::new", "stores its arguments for `unflatten`, whose rows call it too"),
+    ("Progress", "a report, which no function takes"),
+    ("ParamState", "a state that an update rule keeps for itself"),
 ];
 
 /// Types of parameters that contain integers.
-const TYPES: [&str; 15] = [
+const TYPES: [&str; 17] = [
     "usize",
     "isize",
     "i64",
@@ -53,20 +54,22 @@ const TYPES: [&str; 15] = [
     "IntoIndices",
     "PerDimension",
     "Window",
+    "CudaDeviceArg",
+    "Scalar",
 ];
 
-/// An integer that users can pass: a parameter of a function, or an option that has a setter.
+/// An integer that users can pass: a parameter of a function, an option that has a setter, or a public field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) file: String,
-    /// The name of the function in the table. The name of the type for an option.
+    /// The name of the function in the table. The name of the type for an option or a field.
     pub(crate) owner: String,
-    /// The position in the list of parameters, without `self`. `None` for an option.
+    /// The position in the list of parameters, without `self`. `None` for an option or a field.
     pub(crate) position: Option<usize>,
     pub(crate) name: String,
 }
 
-/// Returns all integer parameters and options of the public interface.
+/// Returns all integer parameters, options and fields of the public interface.
 pub(crate) fn parameters() -> Vec<Parameter> {
     // Cargo runs tests in the folder of the package.
     let crates = Path::new("..");
@@ -82,7 +85,7 @@ pub(crate) fn parameters() -> Vec<Parameter> {
     found
 }
 
-/// Returns a file's integer parameters and options, except those of functions whose names a macro generates.
+/// Returns a file's integer parameters, options and fields, except those of functions whose names a macro generates.
 fn in_text(file: &str, text: &str) -> Vec<Parameter> {
     let mut found = Vec::new();
     for function in parser::functions(text).into_iter().filter(|f| !f.from_macro) {
@@ -105,9 +108,12 @@ fn in_text(file: &str, text: &str) -> Vec<Parameter> {
             name,
         }));
     }
-    options(text.parse().expect("a Rust file"), &mut |owner, name| {
+    let tokens: TokenStream = text.parse().expect("a Rust file");
+    let mut add = |owner, name| {
         found.push(Parameter { file: file.to_owned(), owner, position: None, name });
-    });
+    };
+    options(tokens.clone(), &mut add);
+    fields(tokens, &mut add);
     found
 }
 
@@ -159,6 +165,36 @@ fn options(tokens: TokenStream, found: &mut impl FnMut(String, String)) {
     }
 }
 
+/// Calls `found` with the type and the name of each public integer field of a public struct.
+fn fields(tokens: TokenStream, found: &mut impl FnMut(String, String)) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        match &tokens[at..] {
+            [Ident(word), Ident(item), Ident(owner), rest @ ..]
+                if word == "pub" && item == "struct" =>
+            {
+                let end = |token: &&TokenTree| matches!(token, Group(_)) || is_mark(token, ';');
+                let Some(Group(body)) = rest.iter().find(end) else { continue };
+                let body: Vec<TokenTree> = body.stream().into_iter().collect();
+                let is_pub = |token: &TokenTree| matches!(token, Ident(word) if word == "pub");
+                for field in body.split(is_pub).skip(1) {
+                    let [Ident(name), colon, kind @ ..] = field else { continue };
+                    let rest = parser::text(kind.iter().cloned().collect());
+                    let kind = split_list(&rest).first().copied().unwrap_or_default();
+                    if is_mark(colon, ':') && words(kind).any(|word| TYPES.contains(&word)) {
+                        found(owner.to_string(), name.to_string());
+                    }
+                }
+            }
+            _ => {
+                if let Group(group) = token {
+                    fields(group.stream(), found);
+                }
+            }
+        }
+    }
+}
+
 fn is_mark(token: &TokenTree, mark: char) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
 }
@@ -177,17 +213,20 @@ fn qualified(function: Function) -> Option<String> {
 }
 
 #[test]
-fn the_scanner_finds_integer_parameters_and_options() {
+fn the_scanner_finds_integer_parameters_options_and_fields() {
     let text = "pub fn a(x: usize) {} pub fn b(y: f32) {}\n\
         impl T { pub fn c<D: X + IntoDim>(&self, f: impl Fn(u8) -> u8, dim: D, (n, m): (u64, u64)) {} }\n\
         fn d(n: usize) {}\n\
         crate::__options! { #[derive(Debug)] Options [] [] { /// An option.\n\
-        eps: f64 = 1e-5, f64; width: Option<usize> = None, usize => Some; dim: isize = 1, impl IntoDim; } }";
+        eps: f64 = 1e-5, f64; width: Option<usize> = None, usize => Some; dim: isize = 1, impl IntoDim; } }\n\
+        /// A struct.\npub struct S<'a> { /// A size.\npub sizes: [usize; 3], /// A name.\npub name: &'a str,\n\
+        /// A value.\nvalue: i64, /// A number.\npub number: Option<Scalar>, other: u64 }";
     let found: Vec<String> = in_text("", text)
         .into_iter()
         .map(|p| format!("{} {:?} {}", p.owner, p.position, p.name))
         .collect();
-    let options = ["Options None width", "Options None dim"];
     let parameters = ["a Some(0) x", "c Some(1) dim", "c Some(2) m"];
-    assert_eq!(found, [&parameters[..], &options].concat());
+    let options = ["Options None width", "Options None dim"];
+    let fields = ["S None sizes", "S None number"];
+    assert_eq!(found, [&parameters[..], &options, &fields].concat());
 }

@@ -29,7 +29,8 @@ use warpline_cuda_sys_safe::DeviceProperties;
 use crate::ambient::CurrentRuntime;
 use crate::called::Called as _;
 use crate::{
-    Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime,
+    CallScope, Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy,
+    runtime,
 };
 
 pub use graph::{
@@ -189,7 +190,9 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
 /// if no GPU can be used.
 #[track_caller]
 pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    let call = CallScope::enter("with_device");
     let _guard = self::device(device)?;
+    drop(call);
     f()
 }
 
