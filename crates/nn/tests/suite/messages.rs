@@ -1,8 +1,6 @@
 //! Errors of modules, losses and schedules name the called item and the line of the call.
 
-use std::panic::Location;
-
-use warpline::{DType, Result, Tensor, ones, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, ones, tensor};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_nn::optim::{
@@ -16,26 +14,7 @@ use warpline_nn::{
 };
 
 use crate::boxes::SimBox;
-
-/// Asserts that a call failed, and that the error names `op` and the caller's line.
-#[track_caller]
-fn refused<T>(op: &str, result: Result<T>) -> String {
-    let here = Location::caller();
-    let error = result.err().unwrap_or_else(|| panic!("{op}: no error"));
-    let text = error.to_string();
-    let at = error.location().unwrap_or_else(|| panic!("{op}: no line: {text}"));
-    assert_eq!((at.file(), at.line()), (here.file(), here.line()), "{op}: {text}");
-    let named = text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})"));
-    assert!(named, "{op}: {text}");
-    text
-}
-
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    with_runtime(&simulated(2)?, || {
-        test("cpu")?;
-        test("cuda")
-    })
-}
+use crate::common::bad_calls::{everywhere, on_gpu, refused};
 
 #[test]
 fn modules_fail_under_their_own_names() -> Result<()> {
@@ -204,4 +183,14 @@ fn schedules_fail_under_their_own_names() -> Result<()> {
         refused("SGD", sgd.set_setting(0, "no such setting", 0.1));
         Ok(())
     })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_modules_fail_under_their_own_names() {
+    on_gpu(&[
+        modules_fail_under_their_own_names,
+        a_bilinear_map_refuses_batches_that_differ,
+        schedules_fail_under_their_own_names,
+    ]);
 }

@@ -1,6 +1,7 @@
 //! Runtimes for tests, and the folder of the goldens.
 #![allow(dead_code)] // each test binary uses its part
 
+pub(crate) mod bad_calls;
 pub(crate) mod sources;
 
 use std::path::PathBuf;

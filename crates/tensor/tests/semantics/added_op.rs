@@ -1,8 +1,10 @@
 //! An op that this crate adds to the library's, by an entry as in `docs/add-an-op.md`.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
-use warpline::{DType, Result, Tensor, apply_elementwise, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, apply_elementwise, tensor};
 use warpline_kernels::elementwise_ops;
+
+use crate::common::bad_calls::everywhere;
 
 elementwise_ops! {
     // SAFETY: CUDA's expression is arithmetic on the operands.
@@ -17,11 +19,6 @@ elementwise_ops! {
     }
     /// `x` where `c` holds, else 0.
     KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } }, gradients(g) { x: c.select(g, 0.0) }
-}
-
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    test("cpu")?;
-    with_runtime(&simulated(1)?, || test("cuda"))
 }
 
 #[test]

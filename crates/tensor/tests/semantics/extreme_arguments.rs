@@ -7,18 +7,13 @@ use warpline::functional::{
     conv_transpose1d, conv1d, fold, max_pool2d, unfold,
 };
 use warpline::{
-    DiagonalOptions, DiffOptions, ErrorKind, Result, ResultExt, arange, ones, simulated, tensor,
-    tril_indices, triu_indices, with_runtime, zeros,
+    DiagonalOptions, DiffOptions, ErrorKind, Result, ResultExt, arange, ones, tensor, tril_indices,
+    triu_indices, zeros,
 };
 
-const STEPS: [usize; 6] = [1 << 31, (1 << 31) + 1, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX];
+use crate::common::bad_calls::everywhere;
 
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        test("cpu")?;
-        test("cuda")
-    })
-}
+const STEPS: [usize; 6] = [1 << 31, (1 << 31) + 1, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX];
 
 /// A stride matters only with more than one window, and a dilation only with more than one element
 /// of a kernel.

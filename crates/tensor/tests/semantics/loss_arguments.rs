@@ -12,7 +12,7 @@ use warpline::functional::{
 };
 use warpline::{DType, Result, ones, tensor, zeros};
 
-use crate::messages::{everywhere, refused};
+use crate::common::bad_calls::{everywhere, refused};
 
 /// Collects the texts of warnings.
 #[derive(Clone, Default)]

@@ -1,7 +1,6 @@
 //! Error messages name the called op, the fault, and the line of the call.
 
 use std::error::Error as _;
-use std::panic::Location;
 
 use warpline::cuda::PoolOptions;
 use warpline::data::{DataLoader, Dataset};
@@ -13,28 +12,7 @@ use warpline::{
 use warpline_runtime::View;
 use warpline_runtime::iter::halves;
 
-/// Asserts that the error names the op and this call's line. Returns the message.
-#[track_caller]
-pub(crate) fn refused<T>(op: &str, result: Result<T>) -> String {
-    let here = Location::caller();
-    let error = result.err().unwrap_or_else(|| panic!("{op}: no error"));
-    let text = error.to_string();
-    let at = error.location().unwrap_or_else(|| panic!("{op}: no line: {text}"));
-    assert_eq!((at.file(), at.line()), (here.file(), here.line()), "{op}: {text}");
-    let named = text.starts_with(&format!("{op}: "));
-    assert!(named || text.contains(&format!("(in {op})")), "{op}: {text}");
-    assert!(text.matches(&format!("{op}: ")).count() <= 1, "once: {text}");
-    let ends = [format!("(called at {at})"), format!("in the call at {at}")];
-    assert!(ends.iter().any(|end| text.ends_with(end)), "{text}");
-    text
-}
-
-pub(crate) fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    with_runtime(&simulated(2)?, || {
-        test("cpu")?;
-        test("cuda")
-    })
-}
+use crate::common::bad_calls::{everywhere, on_gpu, refused};
 
 const HUGE: &[usize] = &[usize::MAX, 2];
 
@@ -413,4 +391,15 @@ fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<
         assert!(!report.contains("src/methods/print.rs"), "{report}");
         Ok(())
     })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_ops_fail_under_their_own_names() {
+    on_gpu(&[
+        factories_fail_under_their_own_names,
+        views_fail_under_their_own_names,
+        ops_fail_under_their_own_names,
+        without_memory_the_op_the_size_and_the_line_are_named,
+    ]);
 }

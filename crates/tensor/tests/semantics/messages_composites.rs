@@ -9,7 +9,7 @@ use warpline::{
     DType, ErrorKind, Result, Tensor, cuda, ones, simulated, tensor, with_runtime, zeros,
 };
 
-use crate::messages::{everywhere, refused};
+use crate::common::bad_calls::{everywhere, on_gpu, refused};
 
 /// Reads a result. On a GPU, an index out of range is reported here as an error of the original
 /// call.
@@ -103,16 +103,14 @@ impl Function for Misfit {
 
 #[test]
 fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        for at in ["cpu", "cuda"] {
-            let x = ones([2, 2], at)?.requires_grad_(true)?;
-            let y = Misfit.apply(&[&x])?.remove(0).sum(())?;
-            let error = y.backward().expect_err("it does not fit");
-            let text = error.to_string();
-            assert!(text.starts_with("misfit: its gradient failed: matmul: "), "{text}");
-            let at = error.location().expect("a line");
-            assert!(at.file().ends_with("messages_composites.rs"), "{text}");
-        }
+    everywhere(|at| {
+        let x = ones([2, 2], at)?.requires_grad_(true)?;
+        let y = Misfit.apply(&[&x])?.remove(0).sum(())?;
+        let error = y.backward().expect_err("it does not fit");
+        let text = error.to_string();
+        assert!(text.starts_with("misfit: its gradient failed: matmul: "), "{text}");
+        let at = error.location().expect("a line");
+        assert!(at.file().ends_with("messages_composites.rs"), "{text}");
         Ok(())
     })
 }
@@ -176,37 +174,39 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
 /// index.
 #[test]
 fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        let far = tensor([7i64, 0], "cuda")?;
-        let table = ones([2, 3], "cuda")?.requires_grad_(true)?;
-        let grad = |result: Tensor| -> Result<Vec<f64>> {
-            result.sum(())?.backward()?;
-            read(Ok(table.grad().expect("a gradient")))
-        };
-        let plain = CrossEntropyLossOptions::default();
-        refused("embedding", grad(functional::embedding(&far, &table, ())?));
-        table.set_grad(None)?;
-        refused("index_select", grad(table.index_select(0, &far)?));
-        table.set_grad(None)?;
-        refused("take", grad(table.take(&far)?));
-        table.set_grad(None)?;
-        refused("cross_entropy", grad(functional::cross_entropy(&table, &far, plain)?));
-        table.set_grad(None)?;
-        let nll = NLLLossOptions::default();
-        refused("nll_loss", grad(functional::nll_loss(&table, &far, nll)?));
-        table.set_grad(None)?;
-        let wide = tensor([[7i64, 0, 0]], "cuda")?;
-        refused("take_along_dim", grad(table.take_along_dim(&wide, 0)?));
-        table.set_grad(None)?;
-        let next = table.add(1)?;
-        // The calls' results were never read, so `synchronize` reports a failure: the first one.
-        // All others then count as reported.
-        let error = cuda::synchronize(()).expect_err("failures that were not reported").to_string();
-        assert!(error.starts_with("embedding: "), "{error}");
-        cuda::synchronize(())?;
-        assert_eq!(read(Ok(next))?, [2.0; 6]);
-        Ok(())
-    })
+    with_runtime(&simulated(1)?, index_failures_after_a_pass)
+}
+
+fn index_failures_after_a_pass() -> Result<()> {
+    let far = tensor([7i64, 0], "cuda")?;
+    let table = ones([2, 3], "cuda")?.requires_grad_(true)?;
+    let grad = |result: Tensor| -> Result<Vec<f64>> {
+        result.sum(())?.backward()?;
+        read(Ok(table.grad().expect("a gradient")))
+    };
+    let plain = CrossEntropyLossOptions::default();
+    refused("embedding", grad(functional::embedding(&far, &table, ())?));
+    table.set_grad(None)?;
+    refused("index_select", grad(table.index_select(0, &far)?));
+    table.set_grad(None)?;
+    refused("take", grad(table.take(&far)?));
+    table.set_grad(None)?;
+    refused("cross_entropy", grad(functional::cross_entropy(&table, &far, plain)?));
+    table.set_grad(None)?;
+    let nll = NLLLossOptions::default();
+    refused("nll_loss", grad(functional::nll_loss(&table, &far, nll)?));
+    table.set_grad(None)?;
+    let wide = tensor([[7i64, 0, 0]], "cuda")?;
+    refused("take_along_dim", grad(table.take_along_dim(&wide, 0)?));
+    table.set_grad(None)?;
+    let next = table.add(1)?;
+    // The calls' results were never read, so `synchronize` reports a failure: the first one.
+    // All others then count as reported.
+    let error = cuda::synchronize(()).expect_err("failures that were not reported").to_string();
+    assert!(error.starts_with("embedding: "), "{error}");
+    cuda::synchronize(())?;
+    assert_eq!(read(Ok(next))?, [2.0; 6]);
+    Ok(())
 }
 
 /// A function whose backward pass selects rows.
@@ -243,4 +243,19 @@ fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
         )?;
         again[0].sum(())?.backward()
     })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_composed_functions_and_gradients_fail_under_their_own_names() {
+    on_gpu(&[
+        // First, because it expects that no earlier failure is left for `synchronize`.
+        index_failures_after_a_pass,
+        indices_out_of_range_name_the_function_that_was_called,
+        functions_that_consist_of_others_fail_under_their_own_names,
+        a_gradient_fails_under_the_name_and_at_the_line_of_its_op,
+        passes_fail_under_their_own_names,
+        a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint,
+        ops_of_the_program_in_a_gradient_name_their_own_calls,
+    ]);
 }

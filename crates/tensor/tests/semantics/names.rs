@@ -12,12 +12,7 @@ use warpline::{
     tensor, with_runtime, zeros,
 };
 
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        test("cpu")?;
-        test("cuda")
-    })
-}
+use crate::common::bad_calls::everywhere;
 
 #[test]
 #[allow(clippy::needless_borrows_for_generic_args)] // it shows that either does

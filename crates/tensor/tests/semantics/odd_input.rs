@@ -6,12 +6,7 @@ use warpline::{
     tensor, with_runtime, zeros,
 };
 
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
-    with_runtime(&simulated(1)?, || {
-        test("cpu")?;
-        test("cuda")
-    })
-}
+use crate::common::bad_calls::everywhere;
 
 #[test]
 fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
