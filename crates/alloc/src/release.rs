@@ -6,9 +6,7 @@
 //! and is also counted by `refused_releases`. Refused releases are retried at misses and when the
 //! cache is emptied.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use warpline_sync::Mutex;
+use warpline_sync::{CaughtPanic, Mutex};
 
 use crate::core::Core;
 use crate::heap::ReleasedSegment;
@@ -173,12 +171,8 @@ fn release_now<B: Backend>(
 ) -> Vec<ReleasedSegment<B::Memory>> {
     let mut refused = Vec::new();
     for ReleasedSegment { kind, size, oversize, refused: before, stream, memory } in released {
-        let freed = source::inside(|| catch_unwind(AssertUnwindSafe(|| B::free(memory))));
-        let freed = freed.unwrap_or_else(|payload| {
-            // Dropping the panic's payload could also panic.
-            std::mem::forget(payload);
-            Ok(())
-        });
+        let freed = source::inside(|| CaughtPanic::catch(|| B::free(memory)));
+        let freed = freed.unwrap_or(Ok(()));
         let mut global = lock(&core.global);
         let Err(memory) = freed else {
             if !gone {

@@ -57,7 +57,9 @@ impl NewFile {
             begin(SaveCall::Create)?;
             match OpenOptions::new().write(true).create_new(true).open(&temporary) {
                 Ok(file) => {
-                    return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
+                    let new = Self { file, temporary, path: path.to_owned(), committed: false };
+                    new.copy_permissions()?;
+                    return Ok(new);
                 }
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS =>
@@ -69,8 +71,20 @@ impl NewFile {
         }
     }
 
+    /// Gives the file the permissions of the file that it replaces, before anything is written.
+    fn copy_permissions(&self) -> io::Result<()> {
+        #[cfg(unix)]
+        if let Ok(previous) = fs::symlink_metadata(&self.path)
+            && previous.is_file()
+            && previous.permissions() != self.file.metadata()?.permissions()
+        {
+            self.file.set_permissions(previous.permissions())?;
+        }
+        Ok(())
+    }
+
     /// Restricts reading and writing to the file's owner (mode 0600) on Unix; does nothing on other systems. Default:
-    /// the permissions that the process's umask allows.
+    /// the permissions of the previous file, or if there is none, those that the process's umask allows.
     ///
     /// # Errors
     /// The system's error if the permissions cannot be set.
@@ -251,6 +265,24 @@ mod tests {
         first.commit().unwrap();
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
         assert_eq!(fs::read_to_string(elsewhere).unwrap(), "mine");
+    }
+
+    /// A private file does not become readable for others.
+    #[test]
+    #[cfg(unix)]
+    fn a_replaced_file_keeps_its_permissions() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = Folder::new();
+        let path = folder.0.join("a");
+        for mode in [0o600, 0o640, 0o400] {
+            save(&path, "old").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            save(&path, "new").unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -10,8 +10,11 @@
 
 #![forbid(unsafe_code)]
 
+mod caught_panic;
 #[cfg(shuttle)]
 mod checked;
+
+pub use caught_panic::CaughtPanic;
 
 #[cfg(shuttle)]
 pub use checked::{LazyLock, OnceLock, let_others_run};

@@ -85,6 +85,14 @@ impl Tensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Returns a number that all handles of this tensor share, and no other tensor has while this one exists
+    /// (Python's `id`).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Returns the tensor as a [`View`], which functions of `warpline_kernels` and ops of other crates take.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {

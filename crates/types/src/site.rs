@@ -27,19 +27,38 @@ impl Site {
     #[inline]
     #[must_use]
     pub fn or_public(self) -> Self {
-        Self::public().unwrap_or(self)
+        match SCOPE.get() {
+            None => self,
+            Some(Scope::Call(site)) => site,
+            Some(Scope::TraitObject { file, caller }) => {
+                let location = if self.location.file() == file { caller } else { self.location };
+                Self { location, ..self }
+            }
+        }
     }
 
     /// Returns the site of the public call in progress on this thread.
     #[inline]
     pub(crate) fn public() -> Option<Self> {
-        PUBLIC.get()
+        match SCOPE.get() {
+            Some(Scope::Call(site)) => Some(site),
+            _ => None,
+        }
     }
 }
 
+/// What a [`CallScope`] does to the sites of calls inside it.
+#[derive(Clone, Copy, Debug)]
+enum Scope {
+    /// All calls have the site of this public call.
+    Call(Site),
+    /// Calls that are located in `file` have the location `caller`.
+    TraitObject { file: &'static str, caller: &'static Location<'static> },
+}
+
 thread_local! {
-    /// The public call in progress on this thread, if it is made of other calls.
-    static PUBLIC: Cell<Option<Site>> = const { Cell::new(None) };
+    /// The scope of the public call in progress on this thread, if there is one.
+    static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
 }
 
 /// A public call that is made of other calls, until this value is dropped. Errors, launches and recorded ops of the
@@ -63,7 +82,7 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "the scope ends when this value is dropped"]
 pub struct CallScope {
-    outer: Option<Site>,
+    outer: Option<Scope>,
     /// The scope belongs to the thread that entered it.
     not_send: PhantomData<*const ()>,
 }
@@ -73,9 +92,24 @@ impl CallScope {
     #[inline]
     #[track_caller]
     pub fn enter(op: &'static str) -> Self {
-        let outer = PUBLIC.get();
-        if outer.is_none() {
-            PUBLIC.set(Some(Site::here(op)));
+        let outer = SCOPE.get();
+        if !matches!(outer, Some(Scope::Call(_))) {
+            SCOPE.set(Some(Scope::Call(Site::here(op).or_public())));
+        }
+        Self { outer, not_send: PhantomData }
+    }
+
+    /// Enters a call of a method of a trait object. Such a call loses its caller's location. The method's
+    /// implementation in the source file `file` calls the object's own method, whose calls are then located in `file`;
+    /// in this scope they have the location of the call to the `#[track_caller]` function that calls `trait_object`.
+    /// Other locations stay, so that calls in the program's implementations of the trait have their own lines.
+    #[inline]
+    #[track_caller]
+    pub fn trait_object(file: &'static str) -> Self {
+        let outer = SCOPE.get();
+        if !matches!(outer, Some(Scope::Call(_))) {
+            let caller = Site::here("").or_public().location;
+            SCOPE.set(Some(Scope::TraitObject { file, caller }));
         }
         Self { outer, not_send: PhantomData }
     }
@@ -83,19 +117,19 @@ impl CallScope {
     /// Enters the call at `site`, also inside another scope. A gradient runs in the scope of its forward call.
     #[inline]
     pub fn at(site: Site) -> Self {
-        Self { outer: PUBLIC.replace(Some(site)), not_send: PhantomData }
+        Self { outer: SCOPE.replace(Some(Scope::Call(site))), not_send: PhantomData }
     }
 
     /// Leaves all scopes, to call a function of the program.
     #[inline]
     pub fn none() -> Self {
-        Self { outer: PUBLIC.replace(None), not_send: PhantomData }
+        Self { outer: SCOPE.replace(None), not_send: PhantomData }
     }
 }
 
 impl Drop for CallScope {
     #[inline]
     fn drop(&mut self) {
-        PUBLIC.set(self.outer);
+        SCOPE.set(self.outer);
     }
 }

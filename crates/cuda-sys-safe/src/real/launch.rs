@@ -1,10 +1,10 @@
 //! Work that takes more than one driver call: copies, launches, host functions, modules.
 
 use std::ffi::c_void;
-use std::panic::AssertUnwindSafe;
 
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUstream};
 use smallvec::SmallVec;
+use warpline_sync::CaughtPanic;
 
 use super::CudaDriver;
 use super::raw::raw_stream;
@@ -233,11 +233,8 @@ impl CudaDriver {
 extern "C" fn run_boxed(data: *mut c_void) {
     // SAFETY: `enqueue_host` leaked this box, and the driver calls this function once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-    // A panic must not unwind into the driver. The panic hook has already reported it. The payload
-    // is leaked, because dropping it could panic again.
-    if let Err(payload) = std::panic::catch_unwind(AssertUnwindSafe(*f)) {
-        std::mem::forget(payload);
-    }
+    // A panic must not unwind into the driver. The panic hook has already reported it.
+    let _ = CaughtPanic::catch(*f);
 }
 
 fn address(ptr: *mut u8) -> CUdeviceptr {

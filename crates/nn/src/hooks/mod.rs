@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use warpline::autograd::{HookHandle, HookList};
+use warpline::autograd::{HookHandle, HookList, Reclaimed};
 use warpline::{Result, Tensor};
 
 pub use backward::Grads;
@@ -20,7 +20,8 @@ pub use tensors::TensorTree;
 
 use crate::{Forward, Module, Visitor, VisitorMut};
 
-/// Hooks with their numbers, in the order of their registration.
+/// Hooks with their numbers, in the order of their registration. Each hook owns the program's function as a
+/// [`Reclaimed`], because the function may own a module with hooks, to any depth.
 type Numbered<F> = Vec<(u64, Arc<F>)>;
 type PreHook<M, I> = dyn Fn(&M, &I) -> Result<Option<I>> + Send + Sync;
 type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Sync;
@@ -184,7 +185,9 @@ where
         hook: impl Fn(&M, &I) -> Result<Option<I>> + Send + Sync + 'static,
     ) -> HookHandle {
         let handle = self.handle();
-        self.hooks.lists().before.push((handle.id(), Arc::new(hook)));
+        let hook = Reclaimed::new(hook);
+        let hook = Arc::new(move |module: &M, input: &I| hook(module, input));
+        self.hooks.lists().before.push((handle.id(), hook));
         handle
     }
 
@@ -195,7 +198,10 @@ where
         hook: impl Fn(&M, &I, &M::Output) -> Result<Option<M::Output>> + Send + Sync + 'static,
     ) -> HookHandle {
         let handle = self.handle();
-        self.hooks.lists().after.push((handle.id(), Arc::new(hook)));
+        let hook = Reclaimed::new(hook);
+        let hook =
+            Arc::new(move |module: &M, input: &I, output: &M::Output| hook(module, input, output));
+        self.hooks.lists().after.push((handle.id(), hook));
         handle
     }
 
@@ -232,7 +238,9 @@ where
         hook: impl Fn(&Grads, &Grads) -> Result<Option<Vec<Option<Tensor>>>> + Send + Sync + 'static,
     ) -> HookHandle {
         let handle = self.handle();
-        self.hooks.lists().backward.push((handle.id(), Arc::new(hook)));
+        let hook = Reclaimed::new(hook);
+        let hook = Arc::new(move |inputs: &Grads, outputs: &Grads| hook(inputs, outputs));
+        self.hooks.lists().backward.push((handle.id(), hook));
         handle
     }
 

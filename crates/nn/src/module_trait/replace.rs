@@ -3,37 +3,23 @@
 use std::collections::{HashMap, HashSet};
 
 use warpline::autograd::mark_moved;
-use warpline::{DType, Device, MemoryFormat, Result, Tensor, TensorOptions};
+use warpline::{Device, MemoryFormat, Result, Tensor, TensorOptions};
 
 use super::{Member, MemberMut, Module, Visitor, VisitorMut};
 
-/// The identity of a tensor: address, dtype, sizes, strides, and whether the tensor requires a gradient. The last part
-/// distinguishes a parameter from a buffer in the same memory.
-type TensorIdentity = (u64, DType, Vec<usize>, Vec<isize>, bool);
-
-fn identity(tensor: &Tensor) -> TensorIdentity {
-    let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
-    // On a GPU, all tensors without elements have the same address.
-    let address = match tensor.numel() {
-        0 => tensor.storage().key() as u64,
-        _ => tensor.data_ptr(),
-    };
-    (address, tensor.dtype(), size, stride, tensor.requires_grad())
-}
-
-/// The set of tensors that a visit has seen.
+/// The set of tensors that a visit has seen. Tensors that share memory are different, as in PyTorch.
 #[derive(Default)]
-pub(super) struct SeenTensors(HashSet<TensorIdentity>);
+pub(super) struct SeenTensors(HashSet<usize>);
 
 impl SeenTensors {
     /// Adds a tensor. Returns `true` if it is new.
     pub(super) fn insert(&mut self, tensor: &Tensor) -> bool {
-        self.0.insert(identity(tensor))
+        self.0.insert(tensor.id())
     }
 }
 
-/// Replacements for a module's tensors, all computed before the first tensor is replaced.
-pub(super) struct Replacements(HashMap<TensorIdentity, Tensor>);
+/// Replacements for a module's tensors by [`Tensor::id`], all computed before the first tensor is replaced.
+pub(super) struct Replacements(HashMap<usize, Tensor>);
 
 impl Replacements {
     /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
@@ -44,11 +30,11 @@ impl Replacements {
         let (mut new, mut failed) = (HashMap::new(), None);
         module.visit(&mut Visitor::new(&mut |_, member| {
             let Some(tensor) = member.tensor() else { return };
-            if failed.is_some() || new.contains_key(&identity(tensor)) {
+            if failed.is_some() || new.contains_key(&tensor.id()) {
                 return;
             }
             match f(matches!(member, Member::Parameter(_)), tensor) {
-                Ok(other) => drop(new.insert(identity(tensor), other)),
+                Ok(other) => drop(new.insert(tensor.id(), other)),
                 Err(error) => failed = Some(error),
             }
         }));
@@ -59,10 +45,8 @@ impl Replacements {
     pub(super) fn apply(self, module: &mut (impl Module + ?Sized)) {
         module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
             let Some(old) = member.tensor() else { return };
-            let old_identity = identity(old);
-            let Some(new) = self.0.get(&old_identity) else { return };
-            // An unchanged tensor keeps its identity, even if other tensors share its memory.
-            if identity(new) == old_identity {
+            let Some(new) = self.0.get(&old.id()) else { return };
+            if new.is_same(old) {
                 return;
             }
             if matches!(member, MemberMut::Parameter(_)) {
@@ -81,7 +65,7 @@ pub(super) fn replacement(
 ) -> Result<Tensor> {
     let data = tensor.detach();
     let new = f(&data)?;
-    if identity(&new) == identity(&data) {
+    if new.is_same(&data) {
         return Ok(tensor.clone());
     }
     if !tensor.requires_grad() {

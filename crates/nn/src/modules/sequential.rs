@@ -1,9 +1,11 @@
 //! Sequences of modules.
 
 use std::fmt;
+use std::mem;
 use std::ops::{Index, IndexMut};
 
-use warpline::{Result, Tensor};
+use warpline::autograd::drop_in_turn;
+use warpline::{CallScope, Result, Tensor};
 
 use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
 
@@ -12,6 +14,10 @@ use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
 pub trait Layer: Module + Forward<Tensor, Output = Tensor> + Send + Sync {
     /// Returns a clone that shares parameters and buffers.
     fn boxed_clone(&self) -> Box<dyn Layer>;
+
+    /// Calls [`Forward::forward`], which is located in this file.
+    #[doc(hidden)]
+    fn forward_boxed(&self, x: Tensor) -> Result<Tensor>;
 }
 
 impl<M> Layer for M
@@ -20,6 +26,10 @@ where
 {
     fn boxed_clone(&self) -> Box<dyn Layer> {
         Box::new(self.clone())
+    }
+
+    fn forward_boxed(&self, x: Tensor) -> Result<Tensor> {
+        self.forward(x)
     }
 }
 
@@ -56,7 +66,8 @@ impl Forward<Tensor> for Box<dyn Layer> {
 
     #[track_caller]
     fn forward(&self, x: Tensor) -> Result<Tensor> {
-        (**self).forward(x)
+        let _call = CallScope::trait_object(file!());
+        (**self).forward_boxed(x)
     }
 }
 
@@ -87,6 +98,13 @@ impl Forward<Tensor> for Box<dyn Layer> {
 #[derive(Clone, Default)]
 pub struct Sequential {
     layers: Vec<Hooked<Box<dyn Layer>>>,
+}
+
+impl Drop for Sequential {
+    fn drop(&mut self) {
+        // A sequence may be an element of a sequence, to any depth.
+        drop_in_turn(mem::take(&mut self.layers));
+    }
 }
 
 impl Sequential {

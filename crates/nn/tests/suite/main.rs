@@ -6,6 +6,7 @@
 mod common;
 mod autocast;
 mod boxes;
+mod chains;
 mod files;
 mod from_pytorch;
 mod hooks;

@@ -9,8 +9,9 @@ use warpline_nn::optim::{
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, ConvTranspose2d, CrossEntropyLoss, Embedding, GRU, GRUCell,
-    GroupNorm, InstanceNorm2d, LSTM, LSTMCell, LayerNorm, Linear, MSELoss, MultiheadAttention,
-    PReLU, PReLUOptions, RNN, RNNCell, TransformerEncoder, TransformerEncoderLayer,
+    GroupNorm, InstanceNorm2d, LSTM, LSTMCell, Layer, LayerNorm, Linear, MSELoss,
+    MultiheadAttention, PReLU, PReLUOptions, RNN, RNNCell, ReLU, Sequential, TransformerEncoder,
+    TransformerEncoderLayer,
 };
 
 use crate::boxes::SimBox;
@@ -52,6 +53,15 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         }
         let text = refused("RNNCell", rnn.forward(&ones([2, 5], at)?, None));
         assert!(text.contains("[batch, 3] or [3], not [2, 5]"), "{text}");
+        let boxed: Box<dyn Layer> = Box::new(Linear::new(4, 2, at)?);
+        refused("linear", boxed.forward(x.clone()));
+        let nested = Sequential::new().with(ReLU).with(Sequential::new().with(boxed));
+        refused("linear", nested.forward(&x));
+        refused("linear", nested.clone().with(ReLU).forward(&x));
+        refused(
+            "embedding",
+            read(Sequential::new().with(Embedding::new(3, 2, at)?).forward(&index)),
+        );
         let double = ones([2, 4], (DType::F64, at))?;
         let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
         let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";

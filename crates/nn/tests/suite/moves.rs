@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline::autograd::HookHandle;
+use warpline::autograd::{HookHandle, no_grad};
 use warpline::{DType, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions, ones, randn, zeros};
 use warpline_nn::optim::{Optimizer, SGD, SGDOptions, clip_grad_norm_};
 use warpline_nn::{Buffer, Linear, Module, Parameter};
@@ -265,5 +265,28 @@ fn an_old_optimizer_fails_after_share_memory_and_set_data() -> Result<()> {
         net.share_memory()?;
         sgd(&net)?.step()
     });
+    Ok(())
+}
+
+/// Parameters are tied if they are one tensor. Two parameters over the same memory have gradients of their own.
+#[test]
+fn parameters_that_share_memory_stay_two_parameters() -> Result<()> {
+    #[derive(Module)]
+    struct Two {
+        first: Parameter,
+        second: Parameter,
+    }
+    let shared = ones([2], ())?;
+    let (first, second) = (Parameter::new(shared.clone())?, Parameter::new(shared)?);
+    first.set_grad(&ones([2], ())?)?;
+    second.set_grad(&ones([2], ())?.mul(5)?)?;
+    let mut two = Two { first, second };
+    assert_eq!(two.parameters().len(), 2);
+    two.to(DType::F64)?;
+    let params = two.parameters();
+    let grads = params.iter().map(|p| p.grad().expect("a gradient").to_vec::<f64>());
+    assert_eq!(grads.collect::<Result<Vec<_>>>()?, [[1.0, 1.0], [5.0, 5.0]]);
+    no_grad(|| two.first.fill_(3).map(drop))?;
+    assert_eq!(two.second.to_vec::<f64>()?, [1.0, 1.0], "as in PyTorch, the copies share nothing");
     Ok(())
 }

@@ -108,14 +108,14 @@ fn program_of_the_saver() {
     }
 }
 
-/// Returns a folder and a number of rounds. Prefers a folder in memory, because a save syncs twice, which takes
-/// milliseconds on a disk. The atomicity towards other processes does not depend on the file system.
-fn in_memory(name: &str) -> (Folder, usize) {
+/// Number of rounds of savers.
+const ROUNDS: usize = 1000;
+
+/// Returns a folder in memory where the system has one, because a save syncs twice, which takes milliseconds on a disk.
+/// The atomicity towards other processes does not depend on the file system.
+fn in_memory(name: &str) -> Folder {
     let memory = Path::new("/dev/shm");
-    match memory.is_dir() {
-        true => (Folder::below(memory, name), 1000),
-        false => (Folder::new(name), 50),
-    }
+    if memory.is_dir() { Folder::below(memory, name) } else { Folder::new(name) }
 }
 
 /// Lets 8 threads and 4 processes save at the same time, and calls `check` after each round.
@@ -170,9 +170,9 @@ fn rounds(path: &Path, rounds: usize, check: impl Fn()) {
 
 #[test]
 fn threads_and_processes_that_save_to_one_path_leave_one_whole_model() {
-    let (folder, count) = in_memory("at-once");
+    let folder = in_memory("at-once");
     let path = folder.file("model.safetensors");
-    rounds(&path, count, || {
+    rounds(&path, ROUNDS, || {
         assert!(number(&path) < 12);
         assert_eq!(names(&folder.0), ["model.safetensors".to_owned()].into());
     });
@@ -180,9 +180,9 @@ fn threads_and_processes_that_save_to_one_path_leave_one_whole_model() {
 
 #[test]
 fn threads_and_processes_that_save_shards_to_one_folder_leave_one_whole_model() {
-    let (folder, count) = in_memory("shards-at-once");
+    let folder = in_memory("shards-at-once");
     let index = folder.file("model.safetensors.index.json");
-    rounds(&folder.0, count / 10, || {
+    rounds(&folder.0, ROUNDS / 10, || {
         assert!(number(&index) < 12);
         let names = names(&folder.0);
         let text = fs::read_to_string(&index).unwrap();
@@ -194,11 +194,11 @@ fn threads_and_processes_that_save_shards_to_one_folder_leave_one_whole_model() 
 /// The index and the shards may be replaced during a load.
 #[test]
 fn a_load_during_saves_of_shards_finds_one_whole_model() {
-    let (folder, count) = in_memory("shards-read");
+    let folder = in_memory("shards-read");
     save_sharded(&model(0), &folder.0, 900).unwrap();
     let path = folder.0.to_str().unwrap().to_owned();
     let mut saver = Saver::start(&[("SAVER_PATH", &path), ("SAVER_MODEL", "1")]);
-    for _ in 0..count {
+    for _ in 0..ROUNDS {
         saver.go();
         assert!(number(&folder.file("model.safetensors.index.json")) < 2);
         saver.wait();

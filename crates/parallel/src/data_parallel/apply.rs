@@ -6,7 +6,6 @@
 //! on another thread are reset after the job (`stream::apart`). The caller waits for all replicas. If several replicas
 //! fail, the failure of the lowest-numbered replica is returned, or its panic is resumed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 use std::{hint, thread};
@@ -15,6 +14,7 @@ use warpline::autograd::Modes;
 use warpline::{Result, Runtime, cuda, with_runtime};
 use warpline_nn::Forward;
 use warpline_stream::{CheckOwner, Stream, apart};
+use warpline_sync::CaughtPanic;
 
 use super::DataParallelError;
 
@@ -44,11 +44,8 @@ impl Worker {
         let work = move || {
             while let Some(message) = next_message(&received) {
                 if let WorkerMessage::Job(job) = message {
-                    // `apart` resets the state that the job leaves on the thread. Leak the payload of a panic, because
-                    // dropping it could panic again.
-                    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(job))) {
-                        std::mem::forget(payload);
-                    }
+                    // `apart` resets the state that the job leaves on the thread, also after a panic.
+                    let _ = CaughtPanic::catch(|| apart(job));
                 }
             }
         };
@@ -149,7 +146,7 @@ where
             Some(Ok(Err(source))) => {
                 return Err(DataParallelError::Replica { replica, device, source }.into());
             }
-            Some(Err(panic)) => resume_unwind(panic),
+            Some(Err(panic)) => panic.resume(),
             None => {
                 let reason = "it has ended".into();
                 return Err(DataParallelError::Thread { device, reason }.into());
@@ -159,7 +156,7 @@ where
     Ok(outputs)
 }
 
-type ReplicaResult<T> = thread::Result<warpline::Result<T>>;
+type ReplicaResult<T> = Result<warpline::Result<T>, CaughtPanic>;
 
 fn run_replica<M, I>(
     runtime: &Runtime,
@@ -170,8 +167,8 @@ fn run_replica<M, I>(
 where
     M: Forward<I>,
 {
-    // Unwind safe: a panic can leave only the replica in an inconsistent state, and the replica is dropped.
-    catch_unwind(AssertUnwindSafe(|| {
+    // A panic can leave only the replica in an inconsistent state, and the replica is dropped.
+    CaughtPanic::catch(|| {
         with_runtime(runtime, || cuda::with_stream(stream, move || replica.forward(input)))
-    }))
+    })
 }

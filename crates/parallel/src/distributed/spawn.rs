@@ -1,9 +1,9 @@
 //! Ranks that are threads of one process, for tests and examples.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use warpline::{Error, Result, simulated, with_runtime};
+use warpline_sync::CaughtPanic;
 
 use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_process_group};
 
@@ -43,23 +43,23 @@ pub fn spawn<R: Send>(
         with_runtime(&simulated(0)?, || {
             let group = init_process_group(options)?;
             let shared = Arc::clone(group.shared());
-            let result = catch_unwind(AssertUnwindSafe(|| f(group)));
+            let result = CaughtPanic::catch(|| f(group));
             match &result {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => shared.report_failure(&error.to_string()),
                 Err(_) => shared.report_failure("it panicked"),
             }
-            result.unwrap_or_else(|panic| resume_unwind(panic))
+            result.unwrap_or_else(|panic| panic.resume())
         })
     };
     let joined: Vec<_> = std::thread::scope(|scope| {
         let run = &run;
         let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
-        threads.into_iter().map(|thread| thread.join()).collect()
+        threads.into_iter().map(|thread| thread.join().map_err(CaughtPanic::new)).collect()
     });
     let (mut results, mut failed): (_, Option<(usize, Error)>) = (Vec::with_capacity(ranks), None);
     for (rank, joined) in joined.into_iter().enumerate() {
-        match joined.unwrap_or_else(|panic| resume_unwind(panic)) {
+        match joined.unwrap_or_else(|panic| panic.resume()) {
             Ok(result) => results.push(result),
             Err(error) => {
                 let derived = |error: &Error| GroupError::failure(error).is_some();

@@ -215,6 +215,21 @@ fn spawn_resumes_the_panic_of_a_rank() {
     assert!(text.contains("rank 1 panics"), "{text}");
 }
 
+/// The payload of a rank's panic belongs to the program, and its drop may panic.
+#[test]
+fn spawn_leaks_the_panics_that_it_does_not_resume() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the payload's drop");
+        }
+    }
+    let ranks = || spawn(3, |_| -> Result<()> { std::panic::panic_any(Payload) });
+    let panic = std::panic::catch_unwind(ranks).unwrap_err();
+    assert!(panic.is::<Payload>());
+    std::mem::forget(panic);
+}
+
 #[test]
 fn each_spawned_rank_has_generators_of_its_own() {
     let values = spawn(2, |group| {

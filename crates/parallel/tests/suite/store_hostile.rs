@@ -201,7 +201,7 @@ fn the_keys_that_clients_wait_for_are_bounded() {
     // The server may still read the last requests.
     let begun = Instant::now();
     while clients.iter().filter(waits).count() > 32 {
-        assert!(begun.elapsed() < Duration::from_secs(5), "more than 512 MiB of keys are held");
+        assert!(begun.elapsed() < Duration::from_secs(40), "more than 512 MiB of keys are held");
         std::thread::sleep(Duration::from_millis(5));
     }
     TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap().set("other", b"v").unwrap();

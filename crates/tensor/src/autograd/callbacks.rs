@@ -4,9 +4,25 @@ use std::cell::RefCell;
 
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::autograd::drop_in_turn;
 use crate::{Error, Result};
 
-type Callback = Box<dyn FnOnce() -> Result<()>>;
+/// A function of the program, which is dropped in turn if it is not called.
+struct Callback(Option<Box<dyn FnOnce() -> Result<()>>>);
+
+impl Callback {
+    fn call(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |function| function())
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if let Some(function) = self.0.take() {
+            drop_in_turn(function);
+        }
+    }
+}
 
 thread_local! {
     /// A list of callbacks for each pass that this thread runs, the innermost last.
@@ -39,12 +55,20 @@ thread_local! {
 /// [`ErrorKind::Gradient`] if this thread runs no backward pass.
 #[track_caller]
 pub fn queue_callback(callback: impl FnOnce() -> Result<()> + 'static) -> Result<()> {
-    let queued = QUEUED.with_borrow_mut(|passes| {
-        passes.last_mut().map(|callbacks| callbacks.push(Box::new(callback)))
+    let mut callback = Some(Callback(Some(Box::new(callback))));
+    QUEUED.with_borrow_mut(|passes| {
+        if let Some(callbacks) = passes.last_mut() {
+            callbacks.extend(callback.take());
+        }
     });
-    queued.ok_or_else(|| {
-        Error::gradient("queue_callback", "this thread runs no backward pass; call it in a hook")
-    })
+    // A callback that is left is dropped without the borrow.
+    match callback {
+        None => Ok(()),
+        Some(_) => Err(Error::gradient(
+            "queue_callback",
+            "this thread runs no backward pass; call it in a hook",
+        )),
+    }
 }
 
 /// Runs a pass, then the callbacks that were queued during the pass.
@@ -74,6 +98,6 @@ pub(super) fn with_callbacks<R>(pass: impl FnOnce() -> Result<R>) -> Result<R> {
         if callbacks.is_empty() {
             return Ok(result);
         }
-        callbacks.into_iter().try_for_each(|callback| callback())?;
+        callbacks.into_iter().try_for_each(Callback::call)?;
     }
 }

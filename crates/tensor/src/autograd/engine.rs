@@ -6,14 +6,15 @@
 //! arrived, on the stream of its op. The calling thread runs all nodes. Launches return at once, so one
 //! thread keeps several devices busy.
 //!
-//! If the calling thread recorded the whole graph, the ready node with the highest sequence number runs first, as in
-//! PyTorch, so the op that was recorded last runs first. If other threads recorded a part of the graph, sequence
-//! numbers are not used, because each thread numbers only its own ops: a comparison across threads would compare how
-//! many ops each thread has recorded in its life. Ready nodes then run in the order in which they became ready, which
-//! follows the order of the roots and of each node's edges.
+//! If one thread recorded the whole graph, the ready node with the highest sequence number runs first, as in PyTorch,
+//! so the op that was recorded last runs first. If several threads recorded parts of the graph, sequence numbers are
+//! not used, because each thread numbers only its own ops: a comparison across threads would compare how many ops each
+//! thread has recorded in its life. Ready nodes then run in the order in which they became ready, which follows the
+//! order of the roots and of each node's edges.
 //!
-//! In both cases accumulators run before other nodes. The order depends neither on addresses nor on thread timing, and
-//! not on how other threads share the recording. Sums and the order of hook calls are therefore reproducible.
+//! In both cases accumulators run before other nodes. The order depends neither on addresses nor on thread timing, nor
+//! on the thread that calls `backward`, nor on how several threads share the recording. Sums and the order of hook
+//! calls are therefore reproducible.
 //!
 //! # Streams
 //!
@@ -42,9 +43,9 @@ use super::callbacks::with_callbacks;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode::{self, ModeGuard};
-use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec, current_thread};
+use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec};
 use crate::called::Called;
-use crate::{CallScope, Error, ErrorKind, Result, Runtime, Tensor};
+use crate::{CallScope, Error, ErrorKind, Result, Runtime, Site, Tensor};
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +69,7 @@ fn address(node: &Arc<GradNode>) -> NodeAddress {
 struct ReadyNode {
     node: Arc<GradNode>,
     /// The highest for an accumulator, so that gradients are added to leaves as early as possible. Otherwise the
-    /// sequence number, or 0 in a graph of which other threads recorded a part.
+    /// sequence number, or 0 in a graph that several threads recorded.
     priority: u64,
     /// Number of nodes that became ready earlier in this pass.
     arrival: u64,
@@ -113,8 +114,8 @@ struct BackwardPass {
     progress: HashMap<NodeAddress, NodeProgress, BuildAddressHasher>,
     ready: BinaryHeap<ReadyNode>,
     arrivals: u64,
-    /// Whether the calling thread recorded all nodes that the pass can reach.
-    is_recorded_here: bool,
+    /// Whether one thread recorded all nodes that the pass can reach.
+    has_one_recorder: bool,
     /// The nodes that lead to the requested inputs. `None`: run all nodes.
     needed: Option<HashSet<NodeAddress, BuildAddressHasher>>,
     captured: Vec<Option<Tensor>>,
@@ -179,7 +180,7 @@ fn run_pass(
         progress: HashMap::default(),
         ready: BinaryHeap::new(),
         arrivals: 0,
-        is_recorded_here: true,
+        has_one_recorder: true,
         needed: None,
         captured: vec![None; inputs.map_or(0, <[_]>::len)],
         leaf_streams: Vec::new(),
@@ -221,7 +222,7 @@ impl BackwardPass {
     fn push_ready(&mut self, node: Arc<GradNode>) {
         let priority = match node.recorded {
             None => u64::MAX,
-            Some((_, number)) if self.is_recorded_here => number,
+            Some((_, number)) if self.has_one_recorder => number,
             Some(_) => 0,
         };
         self.ready.push(ReadyNode { node, priority, arrival: self.arrivals });
@@ -243,9 +244,11 @@ impl BackwardPass {
         for node in seeds {
             self.progress.entry(address(node)).or_default();
         }
-        let thread = current_thread();
+        let mut recorder = None;
         while let Some(node) = stack.pop() {
-            self.is_recorded_here &= node.recorded.is_none_or(|(by, _)| by == thread);
+            if let Some((thread, _)) = node.recorded {
+                self.has_one_recorder &= *recorder.get_or_insert(thread) == thread;
+            }
             for edge in node.inputs.iter().filter_map(|input| input.edge.as_ref()) {
                 match self.progress.entry(address(&edge.node)) {
                     Entry::Occupied(mut found) => found.get_mut().dependencies += 1,
@@ -314,7 +317,12 @@ impl BackwardPass {
         let (mut grads, captures) =
             (std::mem::take(&mut progress.grads), std::mem::take(&mut progress.captures));
         grads.resize(node.outputs, None);
-        with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads))?;
+        // The program made no call of an accumulator.
+        let site = match &node.kind {
+            NodeKind::Accumulator(_) => Site { op: self.op, location: self.location },
+            NodeKind::Op(_) => node.call,
+        };
+        with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
         let captured = !captures.is_empty();
         for (output, place) in captures {
             if let (Some(slot), Some(grad)) = (self.captured.get_mut(place), grads.get(output)) {

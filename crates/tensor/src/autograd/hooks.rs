@@ -8,9 +8,7 @@ use smallvec::SmallVec;
 use super::meta::AutogradMeta;
 use super::moved::check_not_moved;
 use super::node::{Edge, GradNode, NodeKind, TensorSpec};
-#[cfg(doc)]
-use crate::ErrorKind;
-use crate::{Error, Result, Tensor};
+use crate::{Error, ErrorKind, Result, Site, Tensor};
 
 /// A function that is called with a gradient and may return a replacement.
 pub(super) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
@@ -128,8 +126,8 @@ impl std::fmt::Debug for HookHandle {
 }
 
 /// Calls the hooks of a node, and of its leaf if the node is an accumulator, with the gradients that have
-/// arrived.
-pub(super) fn call_hooks(node: &Arc<GradNode>, grads: &mut [Option<Tensor>]) -> Result<()> {
+/// arrived. A tensor that cannot replace a gradient is an error of the call at `site`.
+pub(super) fn call_hooks(node: &GradNode, grads: &mut [Option<Tensor>], site: Site) -> Result<()> {
     let hooks: SmallVec<[_; 1]> = {
         let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
         let (keep, see): (Vec<&NodeHook>, Vec<&NodeHook>) =
@@ -138,12 +136,12 @@ pub(super) fn call_hooks(node: &Arc<GradNode>, grads: &mut [Option<Tensor>]) -> 
     };
     for (output, call) in hooks {
         if let Some(Some(grad)) = grads.get_mut(output) {
-            replace_with_returned(node, grad, call(grad)?)?;
+            replace_with_returned(site, grad, call(grad)?)?;
         }
     }
     if let (NodeKind::Accumulator(leaf), [Some(grad)]) = (&node.kind, grads) {
         for call in AutogradMeta::of(leaf).hooks().iter().flat_map(|hooks| hooks.grad()) {
-            replace_with_returned(node, grad, call(grad)?)?;
+            replace_with_returned(site, grad, call(grad)?)?;
         }
     }
     Ok(())
@@ -178,16 +176,12 @@ impl GradNode {
 
 /// Replaces a gradient with the tensor that a hook returned, if any. Fails if their sizes, dtypes or devices
 /// differ.
-fn replace_with_returned(
-    node: &GradNode,
-    grad: &mut Tensor,
-    returned: Option<Tensor>,
-) -> Result<()> {
+fn replace_with_returned(site: Site, grad: &mut Tensor, returned: Option<Tensor>) -> Result<()> {
     let Some(other) = returned else { return Ok(()) };
     let (own, new) = (TensorSpec::of(grad), TensorSpec::of(&other));
     if own != new {
         let reason = format!("a hook returned {new} as a replacement for {own}");
-        return Err(node.error(reason));
+        return Err(Error::new(ErrorKind::Gradient { reason }, site));
     }
     *grad = other;
     Ok(())

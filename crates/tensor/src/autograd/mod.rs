@@ -52,13 +52,14 @@ pub use mode::{
 };
 pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
+#[doc(hidden)]
+pub use reclaim::{Reclaimed, drop_in_turn};
 pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::{AutogradSlot, LeafCast};
 pub(crate) use mode::{AutocastMode, AutocastModes};
 pub(crate) use op_backward::{NodeInputs, OpBackward, linear};
-pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
     check_in_place, record, record_all, record_in_place, record_overwritten, refuse_gradient,
     should_record, should_record_in_place,

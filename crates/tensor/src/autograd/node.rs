@@ -101,7 +101,7 @@ fn next_sequence_nr() -> u64 {
 }
 
 /// Returns the id of this thread, without the reference count that `thread::current` changes.
-pub(super) fn current_thread() -> ThreadId {
+fn current_thread() -> ThreadId {
     THREAD.with(|&id| id)
 }
 

@@ -4,7 +4,7 @@
 //! inputs, its gradient function with the saved tensors, and its hooks. Gradient functions and hooks
 //! own user values, which may own further tensors. The length of such a chain is unbounded, so each
 //! drop moves its values to a list of the thread, which drops one value at a time. Sources of memory
-//! pools use the same list. If the `Drop` of a user value panics, the rest of the list is dropped
+//! pools, modules, schedulers and stores use the same list. If the `Drop` of a user value panics, the rest of the list is dropped
 //! before the panic continues.
 //!
 //! Invariant: user values are dropped without a lock. Hooks, gradients and saved tensors are moved out
@@ -12,11 +12,13 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::mem::{self, ManuallyDrop};
+use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
+
+use warpline_sync::CaughtPanic;
 
 use super::meta::AutogradMeta;
 use super::node::NodeParts;
@@ -28,11 +30,18 @@ use super::node::NodeParts;
 pub(super) enum DeferredDrop {
     Node(NodeParts),
     Meta(Box<AutogradMeta>),
-    Value(Arc<dyn Any + Send + Sync>),
+    Shared(Arc<dyn Any + Send + Sync>),
+    Owned(Box<dyn Any>),
 }
 
-/// A user value outside of the graph that may own tensors. [`reclaim`] drops the value.
-pub(crate) struct Reclaimed<T: Send + Sync + 'static> {
+/// Drops a value at once, or after the value that this thread is currently dropping. For the `Drop` of types that may
+/// own further values of the same type, in chains of any length.
+pub fn drop_in_turn(value: impl Any) {
+    reclaim(DeferredDrop::Owned(Box::new(value)));
+}
+
+/// A user value outside of the graph that may own tensors, or further values of its kind. It is dropped in turn.
+pub struct Reclaimed<T: Send + Sync + 'static> {
     value: Arc<T>,
     /// Declared after `value`, and therefore dropped last.
     _last: LastReference,
@@ -41,9 +50,16 @@ pub(crate) struct Reclaimed<T: Send + Sync + 'static> {
 struct LastReference(Option<Arc<dyn Any + Send + Sync>>);
 
 impl<T: Send + Sync> Reclaimed<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Wraps a value.
+    pub fn new(value: T) -> Self {
         let value = Arc::new(value);
         Self { _last: LastReference(Some(Arc::clone(&value) as _)), value }
+    }
+}
+
+impl<T: Send + Sync> fmt::Debug for Reclaimed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reclaimed").finish_non_exhaustive()
     }
 }
 
@@ -58,7 +74,7 @@ impl<T: Send + Sync> Deref for Reclaimed<T> {
 impl Drop for LastReference {
     fn drop(&mut self) {
         if let Some(last) = self.0.take() {
-            reclaim(DeferredDrop::Value(last));
+            reclaim(DeferredDrop::Shared(last));
         }
     }
 }
@@ -88,16 +104,13 @@ pub(super) fn reclaim(owned: DeferredDrop) {
         return;
     }
     while let Some(owned) = next {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owned))) {
-            // Leaks a replaced payload, whose own `Drop` might panic.
-            mem::forget(panic.replace(payload));
+        if let Err(next) = CaughtPanic::catch(|| drop(owned)) {
+            panic = Some(next);
         }
         next = DEFERRED.with_borrow_mut(|deferred| deferred.as_mut().and_then(|list| list.pop()));
     }
     drop(DEFERRED.take().map(ManuallyDrop::into_inner));
-    match panic {
-        Some(payload) if thread::panicking() => mem::forget(payload),
-        Some(payload) => resume_unwind(payload),
-        None => {}
+    if let Some(panic) = panic.filter(|_| !thread::panicking()) {
+        panic.resume();
     }
 }

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use warpline_runtime::Runtime;
 use warpline_stream::CheckOwner;
+use warpline_sync::CaughtPanic;
 
 use super::sampler::draw;
 use super::{Collate, Dataset, PinMemory, RandomSampler, Sampler};
@@ -308,13 +309,9 @@ impl<B: Send + 'static> LoaderWorker<B> {
 }
 
 impl<B> LoaderWorker<B> {
-    /// Joins an ended worker, and returns its panic message.
-    fn panic_message(&mut self) -> String {
-        let panic = self.thread.take().and_then(|t| t.join().err());
-        let text = panic.as_ref().and_then(|p| {
-            p.downcast_ref::<String>().map(String::as_str).or_else(|| p.downcast_ref().copied())
-        });
-        text.unwrap_or("it said nothing").to_owned()
+    /// Joins the worker. Returns its panic, if it panicked.
+    fn join(&mut self) -> Option<CaughtPanic> {
+        self.thread.take()?.join().err().map(CaughtPanic::new)
     }
 }
 
@@ -322,9 +319,7 @@ impl<B> Drop for LoaderWorker<B> {
     fn drop(&mut self) {
         // Close the channel first, so that a worker that is blocked on sending ends.
         self.batches = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let _ = self.join();
     }
 }
 
@@ -363,7 +358,8 @@ impl<D: Dataset> Iterator for Batches<D> {
             return received;
         }
         self.next = self.job.batches;
-        let why = worker.panic_message();
+        let panic = worker.join();
+        let why = panic.as_ref().and_then(CaughtPanic::message).unwrap_or("it said nothing");
         let reason = format!("the worker of batch {batch} panicked: {why}");
         Some(Err(Error::invalid("DataLoader", reason)))
     }

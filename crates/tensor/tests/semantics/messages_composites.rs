@@ -144,6 +144,10 @@ fn passes_fail_under_their_own_names() -> Result<()> {
         refused("requires_grad_", ones([2], (DType::I64, at))?.requires_grad_(true));
         refused("set_grad", x.set_grad(&ones([3], at)?));
         refused("register_hook", ones([2], at)?.register_hook(|_| Ok(None)));
+        let hook = x.register_hook(|grad| grad.unsqueeze(0).map(Some))?;
+        let text = refused("backward", x.sum(())?.backward());
+        assert!(text.contains("a hook returned"), "{text}");
+        hook.remove();
         refused("add_", x.add_(1));
         no_grad(|| x.add_(1).map(drop))
     })

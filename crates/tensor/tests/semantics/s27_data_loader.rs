@@ -346,6 +346,36 @@ fn s27_a_dataset_that_panics_does_not_hang() {
     });
 }
 
+/// The payload of a worker's panic belongs to the program, and its drop may panic.
+#[test]
+fn s27_a_worker_whose_panic_cannot_be_dropped_does_not_abort_the_process() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the payload's drop");
+        }
+    }
+    struct Panicking;
+    impl Dataset for Panicking {
+        type Sample = Tensor;
+        fn len(&self) -> usize {
+            8
+        }
+        fn get(&self, _: usize) -> Result<Tensor> {
+            std::panic::panic_any(Payload)
+        }
+    }
+    within_a_minute(|| {
+        cpu(|_| {
+            let loader = DataLoader::new(Panicking).batch_size(1)?.num_workers(3);
+            let first = loader.iter()?.next().expect("a batch");
+            let error = first.expect_err("a panic").to_string();
+            assert!(error.contains("panicked: it said nothing"), "{error}");
+            Ok(())
+        });
+    });
+}
+
 #[test]
 fn s27_dropping_the_iterator_early_joins_the_workers() {
     /// Sets a flag when the last worker has dropped it.

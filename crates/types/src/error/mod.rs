@@ -142,7 +142,7 @@ impl Error {
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         if self.0.location.is_none() || !self.0.kind.is_of_earlier_call() {
-            self.0.location = Some(Site::public().map_or(location, |call| call.location));
+            self.0.location = Some(Site { op: "", location }.or_public().location);
         }
         self
     }

@@ -6,8 +6,9 @@ mod groups;
 mod kernels;
 mod share;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+use warpline_sync::CaughtPanic;
 
 use super::state::SimState;
 use super::state::graph::{GraphNode, GraphNodes, OpProgress, RunningReplay};
@@ -223,7 +224,7 @@ impl SimState {
             // A group runs in several steps, in `run_group`.
             DeviceWork::Group(_) => Ok(0.0),
             DeviceWork::Kernel(launch) => {
-                let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
+                let ran = CaughtPanic::catch(|| self.run_kernel(device, launch));
                 ran.unwrap_or_else(|_| {
                     Err(RunError {
                         code: CudaCode::LAUNCH_FAILED,
@@ -323,10 +324,7 @@ enum RunOutcome {
 
 /// Runs a host function and catches its panic.
 pub(super) fn run_host(f: HostFn) {
-    // The payload is leaked, because dropping it could panic again.
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
-        std::mem::forget(payload);
-    }
+    let _ = CaughtPanic::catch(f);
 }
 
 /// Returns the time of a copy in microseconds: a start, plus the time at the speed of link or

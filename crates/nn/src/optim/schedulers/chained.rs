@@ -4,6 +4,7 @@ use std::f64::consts::PI;
 use std::fmt;
 use std::sync::Arc;
 
+use warpline::autograd::Reclaimed;
 use warpline::{Error, IntoOptions, Result};
 
 use super::{
@@ -72,7 +73,7 @@ impl<S: LRSchedule> Scheduler for Chained<S> {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         check_groups(S::NAME, optimizer, self.base_lrs.len())?;
-        self.last_epoch += 1;
+        self.last_epoch = self.last_epoch.saturating_add(1);
         for (group, &base) in self.base_lrs.iter().enumerate() {
             let lr = self.schedule.next(group, self.last_epoch, optimizer.lr(group), base);
             optimizer.set_lr(group, lr).here()?;
@@ -174,6 +175,12 @@ pub struct Cosine {
 
 /// A function of the epoch.
 type Lambda = Arc<dyn Fn(i64) -> f64 + Send + Sync>;
+
+/// Returns a function that is dropped in turn, because it may own a scheduler of functions, to any depth.
+fn shared(lambda: impl Fn(i64) -> f64 + Send + Sync + 'static) -> Lambda {
+    let lambda = Reclaimed::new(lambda);
+    Arc::new(move |epoch| lambda(epoch))
+}
 
 /// Schedule of [`LambdaLR`].
 #[derive(Clone)]
@@ -306,7 +313,7 @@ impl LambdaLR {
         lambda: impl Fn(i64) -> f64 + Send + Sync + 'static,
         options: impl IntoOptions<LambdaLROptions>,
     ) -> Result<Self> {
-        let mut lambdas = vec![Arc::new(lambda) as Lambda; optimizer.group_count()];
+        let mut lambdas = vec![shared(lambda); optimizer.group_count()];
         for (group, lambda) in options.into_options().groups {
             let count = lambdas.len();
             let Some(own) = lambdas.get_mut(group) else {
@@ -339,7 +346,7 @@ impl LambdaLROptions {
         group: usize,
         lambda: impl Fn(i64) -> f64 + Send + Sync + 'static,
     ) -> Self {
-        self.groups.push((group, Arc::new(lambda)));
+        self.groups.push((group, shared(lambda)));
         self
     }
 }

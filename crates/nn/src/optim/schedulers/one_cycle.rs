@@ -138,7 +138,7 @@ impl Scheduler for OneCycleLR {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         check_groups(NAME, optimizer, self.max_lrs.len())?;
-        self.last_epoch += 1;
+        self.last_epoch = self.last_epoch.saturating_add(1);
         self.set(optimizer)
     }
 

@@ -70,7 +70,7 @@ impl ReduceLROnPlateau {
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer, metric: f64) -> Result<()> {
         check_groups(NAME, optimizer, self.last_lr.len())?;
-        self.last_epoch += 1;
+        self.last_epoch = self.last_epoch.saturating_add(1);
         if self.is_better(metric) {
             (self.best, self.bad_epochs) = (metric, 0);
         } else {

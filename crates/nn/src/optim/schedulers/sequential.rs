@@ -1,7 +1,9 @@
 //! Sequences of schedulers.
 
 use std::fmt;
+use std::mem;
 
+use warpline::autograd::drop_in_turn;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
@@ -15,6 +17,13 @@ pub struct SequentialLR {
     schedulers: Vec<Box<dyn Scheduler>>,
     milestones: Vec<i64>,
     last_epoch: i64,
+}
+
+impl Drop for SequentialLR {
+    fn drop(&mut self) {
+        // A sequence may be one of its schedulers, to any depth.
+        drop_in_turn(mem::take(&mut self.schedulers));
+    }
 }
 
 impl SequentialLR {
@@ -55,7 +64,7 @@ impl SequentialLR {
 impl Scheduler for SequentialLR {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.last_epoch += 1;
+        self.last_epoch = self.last_epoch.saturating_add(1);
         let at = self.at();
         if at > 0 && self.milestones[at - 1] == self.last_epoch {
             self.schedulers[at].restart(optimizer).here()

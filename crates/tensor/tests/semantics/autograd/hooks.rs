@@ -191,6 +191,62 @@ fn a_failed_pass_drops_its_callbacks_and_a_failed_callback_fails_the_pass() {
     });
 }
 
+/// Runs a function when it is dropped.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+#[test]
+fn a_callback_outside_of_a_pass_is_dropped_where_its_drop_can_run_a_pass() {
+    common::cpu(|_| {
+        let y = leaf(&[3.0])?;
+        let inner = y.clone();
+        let owned = OnDrop(move || {
+            let run = || inner.square()?.sum(())?.backward();
+            run().expect("a pass");
+            assert!(queue_callback(|| Ok(())).is_err(), "no pass is running");
+        });
+        let outside = queue_callback(move || {
+            let _owned = &owned;
+            Ok(())
+        });
+        assert!(outside.is_err());
+        assert_eq!(grad(&y)?, [6.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn callbacks_whose_drops_panic_do_not_abort_the_process() {
+    common::cpu(|_| {
+        for hook_panics in [false, true] {
+            let x = leaf(&[1.0])?;
+            x.register_post_accumulate_grad_hook(move |_| {
+                for _ in 0..3 {
+                    let owned = OnDrop(|| panic!("the drop of a callback"));
+                    queue_callback(move || {
+                        let _owned = &owned;
+                        Ok(())
+                    })?;
+                }
+                assert!(!hook_panics, "the hook");
+                Err(warpline::Error::invalid("hook", "it fails"))
+            })?;
+            let pass = || x.square()?.sum(())?.backward();
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pass)).unwrap_err();
+            let expected = if hook_panics { "the hook" } else { "the drop of a callback" };
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&expected));
+            // The next pass has no callbacks left.
+            leaf(&[1.0])?.square()?.sum(())?.backward()?;
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn reachable_leaves_are_those_that_get_a_gradient() {
     common::cpu(|_| {

@@ -1,8 +1,8 @@
 //! A backward pass runs its nodes in PyTorch's order, the same in each run.
 //!
 //! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
-//! order of their creation, and accumulators have the highest number. If other threads recorded a
-//! part of the graph, ready nodes run in the order in which they became ready.
+//! order of their creation, and accumulators have the highest number. If several threads recorded
+//! parts of the graph, ready nodes run in the order in which they became ready.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
@@ -89,8 +89,7 @@ impl OpGraph {
         Self { ops, roots }
     }
 
-    /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
-    fn run(&self) -> Result<PassRecord> {
+    fn record(&self) -> Result<RecordedGraph> {
         let log = Log::default();
         let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
         let leaves = leaves.collect::<Result<Vec<_>>>()?;
@@ -100,17 +99,12 @@ impl OpGraph {
             let mix = WeightedSum { name: format!("op {i}"), log: log.clone() };
             made.push(mix.apply(&inputs)?.remove(0));
         }
-        let start = tensor([1.1f32, 0.9], ())?;
-        let roots: Vec<&Tensor> = self.roots.iter().map(|&root| &made[root]).collect();
-        let given = vec![Some(&start); roots.len()];
-        backward(&roots, BackwardTensorsOptions::new().grad_tensors(&given))?;
-        let bits = |leaf: &Tensor| {
-            let grad = leaf.grad()?.to_vec::<f32>().expect("a gradient");
-            Some(grad.into_iter().map(f32::to_bits).collect())
-        };
-        let gradients = leaves.iter().map(bits).collect();
-        let order = std::mem::take(&mut *log.lock().unwrap());
-        Ok((order, gradients))
+        let roots = self.roots.iter().map(|&root| made[root].clone()).collect();
+        Ok(RecordedGraph { leaves, roots, log })
+    }
+
+    fn run(&self) -> Result<PassRecord> {
+        self.record()?.run_pass()
     }
 
     /// Computes the order by PyTorch's rule from the lists alone.
@@ -155,6 +149,31 @@ impl OpGraph {
     }
 }
 
+struct RecordedGraph {
+    leaves: Vec<Tensor>,
+    roots: Vec<Tensor>,
+    log: Log,
+}
+
+impl RecordedGraph {
+    /// Runs a backward pass, which keeps the graph.
+    fn run_pass(&self) -> Result<PassRecord> {
+        self.leaves.iter().try_for_each(|leaf| leaf.set_grad(None).map(drop))?;
+        let start = tensor([1.1f32, 0.9], ())?;
+        let roots: Vec<&Tensor> = self.roots.iter().collect();
+        let given = vec![Some(&start); roots.len()];
+        let options = BackwardTensorsOptions::new().grad_tensors(&given).retain_graph(true);
+        backward(&roots, options)?;
+        let bits = |leaf: &Tensor| {
+            let grad = leaf.grad()?.to_vec::<f32>().expect("a gradient");
+            Some(grad.into_iter().map(f32::to_bits).collect())
+        };
+        let gradients = self.leaves.iter().map(bits).collect();
+        let order = std::mem::take(&mut *self.log.lock().unwrap());
+        Ok((order, gradients))
+    }
+}
+
 #[test]
 fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
     common::cpu(|_| {
@@ -183,6 +202,22 @@ fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_s
                 scope.spawn(|| warpline::with_runtime(&world.runtime, || again(125)));
             }
         });
+        Ok(())
+    });
+}
+
+#[test]
+fn a_graph_gives_the_same_bits_in_the_same_order_from_any_thread() {
+    common::cpu(|world| {
+        for seed in 0..50 {
+            let graph = OpGraph::new(seed).record()?;
+            let own = graph.run_pass()?;
+            let other = thread::scope(|scope| {
+                let run = || warpline::with_runtime(&world.runtime, || graph.run_pass());
+                scope.spawn(run).join().expect("no panic")
+            })?;
+            assert_eq!(own, other, "seed {seed}");
+        }
         Ok(())
     });
 }

@@ -1,0 +1,79 @@
+//! Chains of modules and of schedulers, of any length, are dropped without recursion.
+
+use std::any::Any;
+
+use warpline::{Result, Tensor, ones};
+use warpline_nn::optim::{LambdaLR, SGD, Scheduler, SequentialLR, StepLR};
+use warpline_nn::{Hooked, ReLU, Sequential};
+
+/// Each kind of chain: a value that owns the former one.
+type Link = fn(Box<dyn Any>) -> Result<Box<dyn Any>>;
+
+fn owned<T: 'static>(former: Box<dyn Any>) -> T {
+    *former.downcast().expect("the same kind")
+}
+
+/// Modules and schedulers that own modules and schedulers of their kind.
+const CHAINS: &[(&str, Link)] = &[
+    ("sequences", |former| {
+        Ok(Box::new(Sequential::new().with(ReLU).with(owned::<Sequential>(former))))
+    }),
+    ("modules in forward hooks", |former| {
+        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+        hooked.register_forward_hook(move |_, _, _| Ok(Some(former.forward(ones([1], ())?)?)));
+        Ok(Box::new(hooked))
+    }),
+    ("modules in forward pre-hooks", |former| {
+        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+        hooked.register_forward_pre_hook(move |_, _| Ok(Some(former.forward(ones([1], ())?)?)));
+        Ok(Box::new(hooked))
+    }),
+    ("modules in backward hooks", |former| {
+        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+        hooked.register_full_backward_hook(move |_, _| {
+            former.forward(ones([1], ())?)?;
+            Ok(None)
+        });
+        Ok(Box::new(hooked))
+    }),
+    ("schedulers of functions", |former| {
+        let former = owned::<LambdaLR>(former);
+        Ok(Box::new(LambdaLR::new(&mut sgd()?, move |_| former.last_lr()[0], ())?))
+    }),
+    ("sequences of schedulers", |former| {
+        let former: Box<dyn Scheduler> = Box::new(owned::<SequentialLR>(former));
+        Ok(Box::new(SequentialLR::new(&mut sgd()?, vec![former], &[])?))
+    }),
+];
+
+fn sgd() -> Result<SGD> {
+    SGD::new(vec![ones([1], ())?.requires_grad_(true)?.clone()], ())
+}
+
+#[test]
+fn chains_of_modules_and_schedulers_are_dropped_without_recursion() {
+    let starts: [fn() -> Result<Box<dyn Any>>; 6] = [
+        || Ok(Box::new(Sequential::new())),
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        || Ok(Box::new(LambdaLR::new(&mut sgd()?, |_| 1.0, ())?)),
+        || {
+            let step: Box<dyn Scheduler> = Box::new(StepLR::new(&mut sgd()?, 1, 0.5)?);
+            Ok(Box::new(SequentialLR::new(&mut sgd()?, vec![step], &[])?))
+        },
+    ];
+    for ((kind, link), start) in CHAINS.iter().zip(starts) {
+        // A drop that recursed would need more than this stack.
+        let small = std::thread::Builder::new().stack_size(256 << 10);
+        let chain = small.spawn(move || -> Result<()> {
+            let mut end = start()?;
+            for _ in 0..8_000 {
+                end = link(end)?;
+            }
+            drop(end);
+            Ok(())
+        });
+        chain.expect("a thread").join().expect("no overflow").expect(kind);
+    }
+}
