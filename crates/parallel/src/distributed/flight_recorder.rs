@@ -392,7 +392,10 @@ mod tests {
         assert_eq!(found(&[(1, same.clone())]), []);
         let differing = found(&[(1, same.clone()), (2, other)]);
         assert_eq!(differing.len(), 1);
-        assert_eq!(differing[0].to_string(), "rank 2 called x as collective number 2 at main.rs:2:1");
+        assert_eq!(
+            differing[0].to_string(),
+            "rank 2 called x as collective number 2 at main.rs:2:1"
+        );
         let differing = found(&[(1, behind), (2, same), (3, vec![])]);
         assert_eq!(differing.iter().map(|d| d.rank).collect::<Vec<_>>(), [1, 3]);
         assert!(differing[0].call.contains("its last call was a, number 1"), "{}", differing[0]);

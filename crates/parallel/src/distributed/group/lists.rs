@@ -286,8 +286,10 @@ impl ProcessGroup {
             Some(_) => {
                 Err(self.invalid(op, format!("only rank {root} may pass a list of tensors")))
             }
-            None => Err(self
-                .invalid(op, "this rank must pass a list of tensors, one for each rank".into())),
+            None => {
+                Err(self
+                    .invalid(op, "this rank must pass a list of tensors, one for each rank".into()))
+            }
         }
     }
 }

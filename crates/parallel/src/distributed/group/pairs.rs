@@ -72,7 +72,9 @@ impl ProcessGroup {
         const NAME: &str = "batch_isend_irecv";
         let location = Location::caller();
         if calls.is_empty() {
-            return Err(self.invalid(NAME, "the batch must have at least one send or receive".into()));
+            return Err(
+                self.invalid(NAME, "the batch must have at least one send or receive".into())
+            );
         }
         let op = |call: &P2p<'_>| match *call {
             P2p::Send(tensor, peer) => (tensor.clone(), peer, true),

@@ -209,7 +209,12 @@ fn connect_nccl(
             message => message?,
         };
         let bytes = message.as_slice().try_into();
-        let text = || format!("rank 0 could not create NCCL's unique id: {}", String::from_utf8_lossy(&message));
+        let text = || {
+            format!(
+                "rank 0 could not create NCCL's unique id: {}",
+                String::from_utf8_lossy(&message)
+            )
+        };
         UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
     };
     let comm = Communicator::new(driver, device, &id, world_size, rank, deadline.left());

@@ -137,7 +137,9 @@ pub enum StoreError {
         max: usize,
     },
     /// The store has no room for a value.
-    #[error("{op}: the store has no room for this value, because it may hold at most {max} bytes; delete keys")]
+    #[error(
+        "{op}: the store has no room for this value, because it may hold at most {max} bytes; delete keys"
+    )]
     Full {
         /// Name of the operation, such as `get`.
         op: &'static str,

@@ -75,9 +75,7 @@ pub(super) fn greet(
     stream.read_exact(&mut proof)?;
     match verify(secret, Role::Server, nonces, &proof) {
         true => Ok(()),
-        false => {
-            Err(ConnectError::Secret("the server does not know this process's secret".into()))
-        }
+        false => Err(ConnectError::Secret("the server does not know this process's secret".into())),
     }
 }
 
