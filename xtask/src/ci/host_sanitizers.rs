@@ -6,7 +6,7 @@ use xshell::{Shell, cmd};
 
 use super::CiStep;
 
-/// The host's target. Cargo builds build scripts and macros without the sanitizer only if the target is named.
+/// The host's target. Cargo builds build scripts and macros without the sanitizer only if `--target` is given.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The tests that run under AddressSanitizer: all tests of these crates that compile no program themselves.

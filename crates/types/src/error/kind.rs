@@ -275,7 +275,7 @@ pub enum ErrorKind {
         second: DType,
     },
     /// The requested type cannot hold the value of an element.
-    #[error("the value {value} of {dtype} does not fit {asked}")]
+    #[error("the {dtype} value {value} cannot be represented in {asked}")]
     ValueDoesNotFit {
         /// The value.
         value: Scalar,
@@ -400,7 +400,7 @@ impl ErrorKind {
         Self::DeviceMismatch { first, second, parameter: String::new() }
     }
 
-    /// Creates an error of this kind in a call of `op`, located as by [`Site::here`].
+    /// Creates an error of this kind in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]
