@@ -1,4 +1,5 @@
-//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | mutants | ci`.
+//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op |
+//! mutants | ci`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Trains the network of `train_digits` (in `warpline-nn`) on two or more ranks. Each rank has its own part of each epoch.
+//! Trains the network of `train_digits` (in `warpline-nn`) on two or more ranks. Each rank has its own part of each
+//! epoch.
 //!
 //! On CPUs: `cargo build --release -p warpline-parallel --example train_digits_ddp --bin warpline-run`, then
 //! `target/release/warpline-run --nproc 2 target/release/examples/train_digits_ddp`. On simulated GPUs, add `--driver

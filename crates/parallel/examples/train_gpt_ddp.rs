@@ -1,5 +1,5 @@
-//! Trains the GPT of `train_gpt` (in `warpline-nn`) on two or more ranks, and continues from its last checkpoint after a
-//! failure. Each rank draws its own batches.
+//! Trains the GPT of `train_gpt` (in `warpline-nn`) on two or more ranks, and continues from its last checkpoint after
+//! a failure. Each rank draws its own batches.
 //!
 //! ```text
 //! cargo build --release -p warpline-parallel --example train_gpt_ddp --bin warpline-run

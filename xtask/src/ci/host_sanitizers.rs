@@ -28,7 +28,7 @@ const ADDRESS: &[&str] = &[
     "--tests",
     "--",
     "--skip",
-    "safe_code_cannot_vouch_for_work",
+    "safe_code_cannot_make_claims_about_work",
 ];
 
 /// The tests that run under valgrind, which is about thirty times slower: unit tests of the crates that access raw

@@ -88,7 +88,8 @@ impl PinnedCompiler {
     }
 }
 
-/// Returns the library and the include folder of the installation in `target/nvrtc`. Downloads them if they are missing.
+/// Returns the library and the include folder of the installation in `target/nvrtc`. Downloads them if they are
+/// missing.
 fn downloaded_paths(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let dir = root.join("target/nvrtc");
     let library = dir.join(NVRTC_VERSION).join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");

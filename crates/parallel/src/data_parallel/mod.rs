@@ -70,8 +70,8 @@ pub struct DataParallel<M> {
 }
 
 impl<M: Module> DataParallel<M> {
-    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their indices
-    /// and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
+    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their
+    /// indices and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
     ///
     /// # Errors [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its
     /// source: [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,

@@ -256,7 +256,8 @@ impl Ranks {
         child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
     }
 
-    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is set.
+    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is
+    /// set.
     ///
     /// # Errors
     /// The system's error if the state of a rank cannot be queried.

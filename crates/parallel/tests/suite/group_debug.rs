@@ -82,7 +82,8 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
             let rank = group.rank();
             let of = |count: usize, dtype| zeros([count], (dtype, group.device()));
             let (three, four, int) = (of(3, DType::F32)?, of(4, DType::F32)?, of(3, DType::I32)?);
-            // Receive with a different count, then with a different dtype: both ranks get the error, and neither launches.
+            // Receive with a different count, then with a different dtype: both ranks get the error, and neither
+            // launches.
             for wrong in [&four, &int] {
                 match rank {
                     0 => {

@@ -168,7 +168,7 @@ fn events() -> Vec<Regression> {
     let wait = |stream, event| EventWait { stream, event };
     vec![
         Regression {
-            name: "an event of an ended capture cannot be waited for",
+            name: "an event of an ended capture can be neither waited for nor timed, until it is recorded again",
             devices: 1,
             steps: vec![
                 create(STREAM, false),
@@ -196,7 +196,7 @@ fn events() -> Vec<Regression> {
             ],
         },
         Regression {
-            name: "an event of an invalidated capture is still a captured event",
+            name: "an event of an invalidated capture can be neither queried nor timed",
             devices: 1,
             steps: after(
                 vec![create(OTHER, true), event(EVENT)],

@@ -21,7 +21,7 @@ fn refused(stream: Id) -> Step {
     LaunchRefused { stream, shape: BadShape::NoThreads }
 }
 
-/// Invalidates the captures of this thread that are not relaxed.
+/// Returns a step that invalidates the captures of this thread that are not relaxed.
 fn invalidate() -> Step {
     PoolCreate { pool: POOL, device: 0 }
 }
@@ -101,7 +101,10 @@ fn before_arguments() -> Vec<Regression> {
         ("an empty memset uses the default stream", memset(0, 1, 0, 0)),
         ("a memset at an odd address uses the default stream", memset(1, 2, 2, 0)),
         ("a copy of no bytes uses the default stream", nothing(BUF, BUF, By::Stream(0))),
-        ("a synchronous copy of no bytes uses the default stream", nothing(BUF, BUF, By::Device(0))),
+        (
+            "a synchronous copy of no bytes uses the default stream",
+            nothing(BUF, BUF, By::Device(0)),
+        ),
         ("a refused launch uses the default stream", refused(0)),
         ("the default stream cannot be captured", BeginCapture { stream: 0, mode: ThreadLocal }),
         ("the default stream cannot be synchronized", StreamSynchronize { stream: 0 }),
@@ -163,7 +166,7 @@ fn events() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "INVALID_VALUE", "invalidated"],
         },
         Regression {
-            name: "querying an event of an ended capture invalidates no other capture",
+            name: "synchronizing with an event of an ended capture invalidates no other capture",
             devices: 1,
             steps: after(
                 vec![

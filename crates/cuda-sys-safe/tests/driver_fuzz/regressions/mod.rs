@@ -87,7 +87,7 @@ fn first() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "true"],
         },
         Regression {
-            name: "destroying a stream with pending work does not change a capture",
+            name: "destroying a stream that joined a capture does not change the capture, even with pending work",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: false, priority: 0 },

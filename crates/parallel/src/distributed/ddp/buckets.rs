@@ -125,8 +125,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// Makes the current stream wait for all streams that wrote gradients. Under `SyncPolicy::Manual`, nothing else orders
-    /// the reduction after them.
+    /// Makes the current stream wait for all streams that wrote gradients. Under `SyncPolicy::Manual`, nothing else
+    /// orders the reduction after them.
     pub(super) fn wait_for_gradients(&mut self) -> Result<()> {
         let streams = std::mem::take(&mut self.streams);
         if streams.is_empty() {

@@ -89,8 +89,8 @@ pub use options::DdpOptions;
 /// creating the `DistributedDataParallel`. If the loss is a mean over the rank's part of the batch, and all parts have
 /// the same size, the gradients are those of the mean over the whole batch.
 ///
-/// Each forward pass in which gradients are recorded must be followed by a backward pass that reaches all parameters, on
-/// all ranks, unless [`DdpOptions::find_unused_parameters`] or [`DdpOptions::static_graph`] is set.
+/// Each forward pass in which gradients are recorded must be followed by a backward pass that reaches all parameters,
+/// on all ranks, unless [`DdpOptions::find_unused_parameters`] or [`DdpOptions::static_graph`] is set.
 pub struct DistributedDataParallel<M> {
     module: M,
     reducer: Arc<Reducer>,

@@ -2,15 +2,16 @@
 //!
 //! A collective is one or two exchanges. In an exchange, each rank sends one message to each peer and receives one from
 //! each peer; a message holds the parts of all calls of the collective, in their order. The first exchange brings the
-//! ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines the inputs in the order
-//! of ranks and sends the result to all ranks, so every rank has the same bits.
+//! ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines the inputs in the
+//! order of ranks and sends the result to all ranks, so every rank has the same bits.
 //!
 //! A channel leads from one rank to another. Its messages are cut into pieces, which are numbered per channel. The
-//! receiver deletes a piece and acknowledges it; the sender writes a piece only after the acknowledgement of the previous
-//! one. The store therefore holds at most one piece per channel.
+//! receiver deletes a piece and acknowledges it; the sender writes a piece only after the acknowledgement of the
+//! previous one. The store therefore holds at most one piece per channel.
 //!
-//! Invariant: an exchange does not deadlock if all ranks make matching calls. A rank writes its k-th pieces to all peers
-//! before it reads the k-th pieces of its peers, so by induction on k each awaited piece and acknowledgement comes.
+//! Invariant: an exchange does not deadlock if all ranks make matching calls. A rank writes its k-th pieces to all
+//! peers before it reads the k-th pieces of its peers, so by induction on k each awaited piece and acknowledgement
+//! comes.
 //!
 //! Invariant: a call that fails leaves its tensors unchanged. They are written after the last exchange. A failure
 //! within an exchange fails the group, because the ranks may then have counted different numbers of pieces.

@@ -1,6 +1,7 @@
 //! Forms process groups.
 //!
-//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store of that environment.
+//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store of that
+//! environment.
 //!
 //! With NCCL, rank 0 publishes NCCL's unique id in the store. On the CPU, the store itself connects the ranks. The n-th
 //! attempts of all ranks to form a group are the n-th round, in which these ranks meet. A process whose group has

@@ -60,8 +60,8 @@ impl From<Duration> for EnvironmentOptions {
 
 impl InitOptions {
     /// Creates options with the defaults. All ranks meet in `store`. `rank` is the number of this rank, from 0 to
-    /// `world_size - 1`, and differs from rank to rank; `world_size` is the number of ranks, at least 1. The ranks may be
-    /// threads of one process, each with its own group.
+    /// `world_size - 1`, and differs from rank to rank; `world_size` is the number of ranks, at least 1. The ranks may
+    /// be threads of one process, each with its own group.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         Self {
@@ -119,8 +119,9 @@ impl InitOptions {
         self
     }
 
-    /// Sets the rank whose process hosts the store. Errors can then name that rank if the store is lost, and a CPU group
-    /// that is dropped on that rank waits for the other ranks, as the store may end with the process. Default: none.
+    /// Sets the rank whose process hosts the store. Errors can then name that rank if the store is lost, and a CPU
+    /// group that is dropped on that rank waits for the other ranks, as the store may end with the process. Default:
+    /// none.
     #[must_use]
     pub fn store_host(mut self, rank: impl Into<Option<usize>>) -> Self {
         self.store_host = rank.into();

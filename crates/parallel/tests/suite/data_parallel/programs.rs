@@ -94,7 +94,8 @@ fn any(devices: usize) -> TestResult {
     Ok(())
 }
 
-/// Under `SyncPolicy::Manual`, the program orders the streams for its own tensors only. The library must order the streams for the copies.
+/// Under `SyncPolicy::Manual`, the program orders the streams for its own tensors only. The library must order the
+/// streams for the copies.
 fn no_race(devices: usize) -> TestResult {
     let net = DataParallel::new(Counts::new(0)?, ())?;
     let mut model = Model { weight: 2.0, count: 0.0 };

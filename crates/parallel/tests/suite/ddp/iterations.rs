@@ -86,7 +86,8 @@ fn branches(group: &ProcessGroup) -> Result<Branches> {
     Ok(Branches { left: parameter(1.0)?, right: parameter(2.0)?, swapped })
 }
 
-/// If each rank reduced its gradients in the order of their arrival, the ranks would add gradients of different parameters.
+/// If each rank reduced its gradients in the order of their arrival, the ranks would add gradients of different
+/// parameters.
 #[test]
 fn reductions_are_in_the_order_of_buckets_whatever_arrives_first() {
     let check = |ranks: &Ranks| {

@@ -162,8 +162,8 @@ impl Reducer {
         self.is_first_static(&self.state())
     }
 
-    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration. Called by all
-    /// ranks before a forward pass.
+    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration. Called by
+    /// all ranks before a forward pass.
     pub(super) fn rebuild(&self) -> Result<()> {
         let mut state = self.state();
         if state.unfinished {
