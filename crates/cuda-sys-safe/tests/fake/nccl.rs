@@ -92,8 +92,8 @@ pub extern "C" fn fake_waiting() -> usize {
     WAITING.load(SeqCst)
 }
 
-/// Stalls a communicator: the next one that is created, after skipping `after` of them, never
-/// becomes ready.
+/// Stalls a communicator, which then never becomes ready. The next `after` communicators that are created are skipped;
+/// the communicator after them is stalled.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_stall(after: usize) {
     STALLED.store(NUMBER.load(SeqCst) + after + 1, SeqCst);

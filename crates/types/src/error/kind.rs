@@ -275,7 +275,7 @@ pub enum ErrorKind {
         second: DType,
     },
     /// The requested type cannot hold the value of an element.
-    #[error("the {dtype} value {value} cannot be represented in {asked}")]
+    #[error("the value {value} of {dtype} does not fit {asked}")]
     ValueDoesNotFit {
         /// The value.
         value: Scalar,

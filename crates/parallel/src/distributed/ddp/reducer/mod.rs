@@ -38,7 +38,7 @@ struct ReducerState {
     next_bucket: usize,
     /// Whether gradients are to be reduced in the coming backward pass.
     expects_gradients: bool,
-    /// Whether gradients have been put into buckets that `finish` has not given back yet.
+    /// Whether gradients were put into buckets and `finish` has not run since then.
     unfinished: bool,
     /// Whether the gradient of each parameter is in its bucket, in this iteration.
     ready: Vec<bool>,
