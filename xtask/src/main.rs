@@ -1,4 +1,5 @@
-//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op | mutants | ci`.
+//! Warpline's maintenance commands: `cargo xtask ptx | tidy | prose | gpu-test | package | outside | custom-op |
+//! mutants | ci`.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +41,7 @@ enum Command {
     Outside(outside::Args),
     /// Test a crate that defines its own op against the packages
     CustomOp(outside::Args),
-    /// Bring former bugs back in a copy, and count the random programs that find each
+    /// Bring former bugs back in a copy, and count the random programs that it takes to find each
     Mutants(mutants::Args),
     /// Run the checks and tests of continuous integration
     Ci(ci::Args),

@@ -1,4 +1,5 @@
-//! `cargo xtask mutants`: brings former bugs back, one by one, and says how many random programs find each.
+//! `cargo xtask mutants`: brings former bugs back, one by one, and prints how many random programs it takes to find
+//! each.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ const COPY: &str = "target/mutants";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Number of programs that have to find a bug
+    /// Maximum number of programs to run for each bug
     #[arg(long, default_value_t = 100_000)]
     programs: u64,
     /// Only patches whose file name contains this text
@@ -46,8 +47,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Copies the workspace. Files that are equal keep their times, so that Cargo rebuilds only what
-/// differs.
+/// Copies the workspace. Files that are equal keep their modification times, so that Cargo rebuilds only the changed
+/// crates.
 fn update(root: &Path, copy: &Path) -> Result<()> {
     for path in workspace::files(root, &[])? {
         let to = copy.join(workspace::relative(root, &path));
@@ -73,7 +74,8 @@ fn apply(copy: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs programs, and returns how many it took to find a bug.
+/// Runs programs until one finds the bug. Returns the number of programs that were run, or `None` if no program found
+/// the bug.
 fn find(copy: &Path, programs: u64) -> Result<Option<u64>> {
     let output = Command::new(workspace::cargo())
         .args(["test", "-p", "warpline", "--test", "programs", "--", "--exact", "random_programs"])

@@ -16,7 +16,7 @@ use warpline_cuda_sys_safe::{PointerKind, real};
 fn gpu_a_pinned_block_of_one_gib_is_reused() {
     const GIB: usize = 1 << 30;
     let driver = real::load().expect("this test needs a GPU");
-    // Creates the context, so that the first measurement does not include it.
+    // Create the context first, so that the first measurement does not include its creation.
     drop(HostMemory::pinned(&driver, 0, 4096).unwrap());
     let timed = |f: &mut dyn FnMut()| {
         let start = Instant::now();

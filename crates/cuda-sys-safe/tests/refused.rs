@@ -40,7 +40,7 @@ fn pages_stay_mapped_until_they_are_unregistered() {
     refuse(&sim, CallKind::HostUnregister, ALWAYS);
     drop(memory);
     assert_eq!(sim.usage().host_registrations, 1);
-    assert!(mapped(at), "another mapping could come to lie where the driver writes");
+    assert!(mapped(at), "a new mapping could get the addresses that the driver writes to");
     let of = |kind| driver.refused().of(kind);
     let one = RefusedCount { count: 1, bytes: 16 * MIB };
     assert_eq!(of(ReleaseKind::RegisteredMemory), one);
@@ -102,7 +102,7 @@ fn one_of_each(driver: &Arc<dyn Driver>) {
 }
 
 #[test]
-fn whatever_is_refused_is_kept_counted_and_released_later() {
+fn refused_releases_are_kept_counted_and_retried() {
     for &call in CallKind::ALL.iter().filter(|call| call.is_release()) {
         if call == CallKind::IpcCloseMem {
             continue; // the simulator cannot open IPC handles
@@ -123,7 +123,7 @@ fn whatever_is_refused_is_kept_counted_and_released_later() {
 }
 
 #[test]
-fn the_next_release_or_allocation_of_a_kind_tries_again() {
+fn the_next_release_or_allocation_of_a_kind_retries() {
     let (sim, driver) = world();
     let alloc = || DeviceMemory::new(&driver, 0, MIB).unwrap();
     let (a, b, c) = (alloc(), alloc(), alloc());
@@ -140,7 +140,7 @@ fn the_next_release_or_allocation_of_a_kind_tries_again() {
 }
 
 #[test]
-fn a_refused_release_costs_others_one_call() {
+fn a_refused_release_costs_other_releases_one_call() {
     let (sim, driver) = world();
     let all: Vec<_> = (0..100).map(|_| DeviceMemory::new(&driver, 0, 512).unwrap()).collect();
     refuse(&sim, CallKind::MemFree, ALWAYS);
@@ -226,7 +226,7 @@ fn objects_of_a_lost_device_are_not_kept() {
 }
 
 #[test]
-fn threads_that_try_again_at_once_release_once() {
+fn threads_that_retry_at_the_same_time_release_once() {
     let (sim, driver) = world();
     let all: Vec<_> = (0..200).map(|_| DeviceMemory::new(&driver, 0, 512).unwrap()).collect();
     refuse(&sim, CallKind::MemFree, 200);

@@ -101,8 +101,9 @@ impl NewFile {
     /// at the path is itself replaced.
     ///
     /// # Errors
-    /// The error of syncing the file, of renaming it or of syncing the folder. After an error the previous file is still at the path, unless only the sync of the folder
-    /// failed. In that case the new file is at the path, but a power loss may restore the previous file.
+    /// The system's error if the file cannot be synced or renamed, or the folder cannot be synced. After an error the
+    /// previous file is still at the path, unless only the sync of the folder failed. In that case the new file is at
+    /// the path, but a power loss may restore the previous file.
     pub fn commit(mut self) -> io::Result<()> {
         begin(SaveCall::Sync)?;
         self.file.sync_all()?;

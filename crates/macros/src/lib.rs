@@ -22,8 +22,8 @@ pub fn expr(input: TokenStream) -> TokenStream {
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own: its members have the names that they would have without the enum.
 ///
-/// `Display` writes the tree of modules. `#[module(extra_repr = path)]` on the type names a function from `&Self` to the
-/// `String` of settings that stands between the parentheses.
+/// `Display` writes the tree of modules. `#[module(extra_repr = path)]` on the type names a function that takes `&Self`
+/// and returns a `String` of settings, which is printed between the parentheses.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -160,7 +160,7 @@ impl<'a> Arm<'a> {
         Ok(Self { path, variant, members })
     }
 
-    /// Returns the member that stands in the enum's place.
+    /// Returns the field whose module is the module of the enum, if the variant has exactly one unnamed field.
     fn only_member(&self) -> Option<&ArmMember<'a>> {
         match &self.members[..] {
             [one] if self.variant.is_some() && one.name.is_empty() => Some(one),

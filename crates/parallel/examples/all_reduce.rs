@@ -1,8 +1,8 @@
 //! All-reduce of two or more ranks. Each rank is a process with its own GPU.
 //!
-//! On simulated GPUs: `cargo run -p warpline-parallel --example all_reduce -- --ranks 2 --driver sim`; on real GPUs the
-//! same with `--driver cuda`. Under a launcher, such as `torchrun --no-python`, the program runs as one rank and starts
-//! no processes.
+//! On simulated GPUs: `cargo run -p warpline-parallel --example all_reduce -- --ranks 2 --driver sim`; on real GPUs,
+//! use `--driver cuda` instead. Under a launcher, such as `torchrun --no-python`, the program runs as one rank and
+//! starts no processes.
 
 use std::process::ExitCode;
 
@@ -56,12 +56,12 @@ fn rank(size: usize) -> Result<(), Box<dyn std::error::Error>> {
     let (rank, ranks) = (group.rank(), group.world_size());
     cuda::set_device(group.device())?;
 
-    // Runs on the current stream, like any op, before later work on the stream.
+    // Runs on the current stream, like any op.
     let x = full([size], rank as f64 + 1.0, "cuda")?;
     group.all_reduce(&x, ())?;
     let sum = (x.sum(())? / size as f64)?.item::<f32>()?;
 
-    // Runs on the group's own stream, concurrently with other work, until `wait`.
+    // Runs on the group's own stream, concurrently with later work on the current stream, until `wait`.
     let y = full([size], rank as f64, "cuda")?;
     let work = group.all_reduce(&y, ReduceOptions::new().op(ReduceOp::Max).async_op(true))?;
     let squares = (&x * &x)?;

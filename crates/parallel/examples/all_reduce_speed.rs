@@ -7,9 +7,9 @@
 //!     --kib 4,64 --runs 5 --loops 2
 //! ```
 //!
-//! For each size and way of calling, prints three medians: the time from a call to the synchronisation of the stream,
-//! with all ranks starting at the same time; the time per call in a loop that ends with one synchronisation; and the
-//! host's time per call in that loop.
+//! For each size and method, prints three medians: the time from a call to the synchronisation of the stream, with all
+//! ranks starting at the same time; the time per call in a loop that ends with one synchronisation; and the host's time
+//! per call in that loop.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -75,7 +75,8 @@ impl SpinBarrier {
 /// A way to call an all-reduce: its name and the call.
 type Method<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
 
-/// Times of each method: of a single call, per call in a loop, and the host's share of the latter.
+/// Times of each method: the time of a single call, the time per call in a loop, and the host's time per call in the
+/// loop.
 type Times = Vec<[Duration; 3]>;
 
 fn median(times: &mut [Duration]) -> Duration {

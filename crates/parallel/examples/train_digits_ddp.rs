@@ -1,8 +1,9 @@
-//! Trains the network of `train_digits` (in `warpline-nn`) on two or more ranks. Each rank has its own part of each epoch.
+//! Trains the network of `train_digits` (in `warpline-nn`) on two or more ranks. Each rank has its own part of each
+//! epoch.
 //!
 //! On CPUs: `cargo build --release -p warpline-parallel --example train_digits_ddp --bin warpline-run`, then
-//! `target/release/warpline-run --nproc 2 target/release/examples/train_digits_ddp`. On simulated GPUs, add `--driver sim`
-//! after `warpline-run`, and `--backend nccl` at the end; on real GPUs only the latter.
+//! `target/release/warpline-run --nproc 2 target/release/examples/train_digits_ddp`. On simulated GPUs, add `--driver
+//! sim` after `warpline-run`, and `--backend nccl` at the end. On real GPUs, add only `--backend nccl`.
 
 #[path = "../../nn/examples/data/digits.rs"]
 mod digits;
@@ -40,7 +41,7 @@ fn main() -> anyhow::Result<()> {
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());
     let (learned, held_out) = digits()?;
 
-    let mut net = DistributedDataParallel::new(network(device)?, group.clone(), ())?; // the line that PyTorch adds, too
+    let mut net = DistributedDataParallel::new(network(device)?, group.clone(), ())?; // PyTorch also needs this additional line
     let mut optimizer = AdamW::new(net.parameters(), AdamWOptions::new().lr(args.lr))?;
     for epoch in 0..args.epochs {
         let sampler = DistributedSampler::new(learned.1.numel(), ranks, rank)?;
@@ -65,11 +66,11 @@ fn main() -> anyhow::Result<()> {
     }
     let right = accuracy(net.module_mut(), &held_out, device)?;
     println!(
-        "rank {rank}: {:.1} % of {} held-out images are read rightly",
+        "rank {rank}: {:.1} % of {} held-out images are classified correctly",
         100.0 * right,
         held_out.1.numel()
     );
     group.barrier()?;
-    anyhow::ensure!(right > 0.8, "the network has not learned to read");
+    anyhow::ensure!(right > 0.8, "the network has not learned to classify digits");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Trains the GPT of `train_gpt` (in `warpline-nn`) on two or more ranks, and continues from its last checkpoint after a
-//! failure. Each rank draws its own batches.
+//! Trains the GPT of `train_gpt` (in `warpline-nn`) on two or more ranks, and continues from its last checkpoint after
+//! a failure. Each rank draws its own batches.
 //!
 //! ```text
 //! cargo build --release -p warpline-parallel --example train_gpt_ddp --bin warpline-run
@@ -86,12 +86,12 @@ fn main() -> anyhow::Result<()> {
     let seed = args.seed + rank as u64;
     let settings = Settings { batch_size: args.batch_size, steps: args.steps, lr: args.lr, seed };
     let pieces = Pieces::new(characters.encode(text), sizes.context)?;
-    // The line that differs from the training on one device.
+    // This line differs from the training on one device.
     let model = || DistributedDataParallel::new(Gpt::new(&sizes, device)?, group.clone(), ());
     let mut training = Training::new(pieces, model, &settings, device)?;
     if let Some(path) = args.checkpoint.as_ref().filter(|path| path.exists()) {
         checkpoint::resume(&mut training, path)?;
-        // The file has the generators of rank 0.
+        // The checkpoint has the generator states of rank 0, so seed the generators of this rank anew.
         warpline::manual_seed(seed + u64::from(training.step));
         training.generator.manual_seed(seed + u64::from(training.step));
         training.seek(training.generator.get_state()?, 0)?;

@@ -1,5 +1,5 @@
 //! The cost of a collective does not grow with the number of outstanding collectives. The driver completes no work. The
-//! test measures allocated bytes, because a growing list is reallocated.
+//! test measures allocated bytes, because a list that grows is reallocated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;

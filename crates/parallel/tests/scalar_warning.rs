@@ -1,4 +1,5 @@
-//! The warning that `DataParallel` logs once per process. The test is the only one in its process.
+//! `DataParallel` logs its warning about scalar outputs once per process. The test needs its own process, because the
+//! warning is logged only once.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -58,7 +59,7 @@ impl Forward<(Tensor, bool)> for Sums {
 }
 
 #[test]
-fn scalars_that_are_gathered_are_warned_of_once() {
+fn gathering_scalars_logs_one_warning() {
     let runtime = open("sim:2,lazy", &RuntimeConfig::default()).unwrap();
     let warnings = Warnings::default();
     let found = Arc::clone(&warnings.0);

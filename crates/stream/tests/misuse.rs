@@ -2,6 +2,6 @@
 //! code.
 
 #[test]
-fn safe_code_cannot_vouch_for_work() {
+fn safe_code_cannot_make_claims_about_work() {
     trybuild::TestCases::new().compile_fail("tests/misuse/*.rs");
 }

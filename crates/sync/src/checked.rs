@@ -7,7 +7,8 @@ use shuttle::sync::atomic::{AtomicBool, Ordering};
 
 /// Marks a point where the checker may switch to another thread. Does nothing in builds without the checker.
 pub fn let_others_run() {
-    // The checker may switch threads at any access to an atomic. A yield would mean that this thread has to wait.
+    // The checker may switch threads at any access to an atomic. A yield would tell the checker that this thread has to
+    // wait.
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 

@@ -47,7 +47,7 @@ impl Site {
     }
 }
 
-/// What a [`CallScope`] does to the sites of calls inside it.
+/// The sites of calls inside a [`CallScope`].
 #[derive(Clone, Copy, Debug)]
 enum Scope {
     /// All calls have the site of this public call.
@@ -61,11 +61,11 @@ thread_local! {
     static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
 }
 
-/// A public call that is made of other calls, until this value is dropped. Errors, launches and recorded ops of the
-/// calls inside have the name and the location of the outermost public call, which is the only one that the program
-/// knows.
+/// The scope of a public call that consists of other calls. Until this value is dropped, errors, launches and recorded
+/// ops of the inner calls have the name and the location of the outermost public call, because the program knows only
+/// that call.
 ///
-/// Calls of the program's own functions belong outside of all scopes ([`CallScope::none`]).
+/// Call the program's own functions, such as closures and hooks, outside all scopes ([`CallScope::none`]).
 ///
 /// ```
 /// use warpline_types::{CallScope, Error};
@@ -88,7 +88,8 @@ pub struct CallScope {
 }
 
 impl CallScope {
-    /// Enters the call of `op`, located as by [`Site::here`]. Changes nothing inside another scope.
+    /// Enters the scope of a call of `op`, with the location that [`Site::here`] returns. Changes nothing inside
+    /// another scope.
     #[inline]
     #[track_caller]
     pub fn enter(op: &'static str) -> Self {
@@ -114,7 +115,8 @@ impl CallScope {
         Self { outer, not_send: PhantomData }
     }
 
-    /// Enters the call at `site`, also inside another scope. A gradient runs in the scope of its forward call.
+    /// Enters the scope of the call at `site`, even inside another scope. A gradient runs in the scope of its forward
+    /// call.
     #[inline]
     pub fn at(site: Site) -> Self {
         Self { outer: SCOPE.replace(Some(Scope::Call(site))), not_send: PhantomData }

@@ -6,7 +6,7 @@ use xshell::{Shell, cmd};
 
 use super::CiStep;
 
-/// The host's target. Cargo builds build scripts and macros without the sanitizer only if the target is named.
+/// The host's target. Cargo builds build scripts and macros without the sanitizer only if `--target` is given.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The tests that run under AddressSanitizer: all tests of these crates that compile no program themselves.
@@ -28,7 +28,7 @@ const ADDRESS: &[&str] = &[
     "--tests",
     "--",
     "--skip",
-    "safe_code_cannot_vouch_for_work",
+    "safe_code_cannot_make_claims_about_work",
 ];
 
 /// The tests that run under valgrind, which is about thirty times slower: unit tests of the crates that access raw

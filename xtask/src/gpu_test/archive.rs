@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_of_one_name_are_refused() {
+    fn targets_with_the_same_name_are_refused() {
         let from = temp();
         let root = from.path();
         let tests = vec![binary(root, "warpline"), binary(root, "warpline")];

@@ -130,8 +130,8 @@ struct ArtifactProfile {
     test: bool,
 }
 
-/// Runs cargo and returns the programs that it built. Always builds with `--workspace`: a build of some crates alone may
-/// enable other features in their dependencies, and would compile these again.
+/// Runs cargo and returns the programs that it built. Always builds with `--workspace`: a build of some crates alone
+/// may enable other features in their dependencies, and would compile these again.
 fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
     let output = Command::new(workspace::cargo())
         .args(args)

@@ -17,11 +17,12 @@ const PROGRAM: &str = "compute-sanitizer";
 /// Folders where the CUDA toolkit installs the program.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"];
 
-/// Tests that observe large products while they run. Under the tools each launch is synchronous.
+/// Tests that need a large matrix product to be still running when a later call returns. They fail under the tools,
+/// which make each launch synchronous.
 const NEED_OVERLAP: [&str; 2] =
     ["gpu_s07_ops_return_before_they_run", "gpu_s12_streams_overlap_past_a_wait"];
-/// Tests whose large products take minutes each under racecheck, which would check kernels of cuBLAS, not of this
-/// workspace.
+/// Tests whose large matrix products take minutes each under racecheck. Racecheck would only check kernels of cuBLAS
+/// there, not kernels of this workspace.
 const LARGE_PRODUCTS: [&str; 8] = [
     "gpu_s13_synchronize_waits_for_all_streams",
     "gpu_s13_an_event_covers_earlier_work",

@@ -19,7 +19,7 @@ pub(super) struct FuzzOptions {
     /// Instead of the tests, run N random driver programs that end with a sticky error, each in a new process
     #[arg(long, value_name = "N")]
     pub(super) fuzz_sticky: Option<u64>,
-    /// Seed of the first program; each further program has the next number
+    /// Seed of the first program; each further program has the next seed
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(super) seed: u64,
     /// Generate no steps of these groups, such as "captures,pools"

@@ -2,8 +2,8 @@
 //!
 //! The name of a GPU test begins with `gpu_`, or with `gpu2_`, `gpu3_` and so on if the test needs several GPUs. Each
 //! test sees exactly as many GPUs as its name declares, so a test that opens more fails. GPU tests are `#[ignore]`d, so
-//! that `cargo test` passes without a GPU. They open the driver that `WARPLINE_DRIVER` names: `sim:N`, or the real driver
-//! if the variable is unset.
+//! that `cargo test` passes without a GPU. They open the driver that `WARPLINE_DRIVER` names: `sim:N`, or the real
+//! driver if the variable is unset.
 //!
 //! A target is built if one of its files contains `fn gpu_…`. Tests that need a real GPU, not a simulated one, are in a
 //! test target whose name begins with `gpu_`.

@@ -16,7 +16,7 @@ const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// Folders of a crate that its package must contain completely. A build does not reveal every missing file:
 /// `warpline-kernels` builds without its PTX, but has no kernels then.
 const COMPLETE_FOLDERS: [&str; 3] = ["src", "ptx", "docs"];
-/// Macros that read the file which their argument names.
+/// Macros that read the file that their argument names.
 const INCLUDES: [&str; 3] = ["include_str", "include_bytes", "include"];
 
 /// Returns the faults of the package of the crate in `dir`. `package` is the folder that the package is unpacked into,

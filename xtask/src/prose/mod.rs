@@ -1,7 +1,7 @@
 //! `cargo xtask prose`: counts words that make comments and pages hard to read.
 //!
-//! The counts help editors; they are not a check. A sentence with such a word may be clear, and a sentence without any
-//! may be hard to read. Words in code blocks and inline code are not counted.
+//! The counts help editors; they are not a check. A sentence with such a word may be clear, and a sentence without such
+//! words may be hard to read. Words in code blocks and inline code are not counted.
 
 mod comments;
 mod words;

@@ -127,12 +127,12 @@ fn find_fault(
         return Ok(Some("the source or the compiler's options have changed"));
     }
     if source::cubin_hash_in(&text) != Some(&source::cubin_hash(&cubin)) {
-        return Ok(Some("the .cubin comes from another compilation"));
+        return Ok(Some("the .cubin comes from a different compilation"));
     }
     if let Some(compiler) = compiler
         && compile(compiler, module)? != (text, cubin)
     {
-        return Ok(Some("a new compilation gives another result"));
+        return Ok(Some("a new compilation gives a different result"));
     }
     Ok(None)
 }
@@ -196,7 +196,7 @@ mod tests {
         assert!(sources.join("unary/neg.ptx").exists());
         assert!(sources.join("unary/neg.sm90.cubin").exists());
         fs::write(sources.join("unary/neg.sm90.cubin"), b"other").unwrap();
-        assert!(!checks(dir.path()), "the machine code is of another compilation");
+        assert!(!checks(dir.path()), "the machine code comes from a different compilation");
     }
 
     #[test]

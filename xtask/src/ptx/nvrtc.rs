@@ -10,7 +10,7 @@ use xshell::{Shell, cmd};
 
 use super::source::{CUBIN_ARCHITECTURE, OPTIONS, PTX_ARCHITECTURE, PtxModule};
 
-/// NVRTC 12.0 writes PTX ISA 8.0, which drivers from 525 on load.
+/// NVRTC 12.0 writes PTX ISA 8.0, which drivers from version 525 on can load.
 pub(super) const NVRTC_VERSION: &str = "12.0.140";
 /// Version of the CUDA runtime package, which has headers such as `cuda_fp16.h`.
 pub(super) const RUNTIME_VERSION: &str = "12.0.146";
@@ -45,7 +45,7 @@ impl PinnedCompiler {
         let (major, minor) = nvrtc.version();
         ensure!(
             NVRTC_VERSION.starts_with(&format!("{major}.{minor}.")),
-            "{} is NVRTC {major}.{minor}, but the committed PTX is made with {NVRTC_VERSION}",
+            "{} is NVRTC {major}.{minor}, but {NVRTC_VERSION} compiles the committed PTX",
             library.display()
         );
         ensure!(include.join("cuda_fp16.h").is_file(), "{} has no cuda_fp16.h", include.display());
@@ -67,7 +67,7 @@ impl PinnedCompiler {
         // `Nvrtc::version` has no patch version; the header of the PTX has it.
         ensure!(
             ptx.contains(&format!("V{NVRTC_VERSION}")),
-            "this NVRTC has another patch version than {NVRTC_VERSION}, which makes the committed PTX"
+            "the patch version of this NVRTC is not that of {NVRTC_VERSION}, which compiles the committed PTX"
         );
         let options = self.options(module, CUBIN_ARCHITECTURE);
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -88,7 +88,8 @@ impl PinnedCompiler {
     }
 }
 
-/// Returns the library and the include folder of the installation in `target/nvrtc`. Downloads them if they are missing.
+/// Returns the library and the include folder of the installation in `target/nvrtc`. Downloads them if they are
+/// missing.
 fn downloaded_paths(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let dir = root.join("target/nvrtc");
     let library = dir.join(NVRTC_VERSION).join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");

@@ -16,7 +16,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/runtime/src/graph/mod.rs", "graph replays that use memory kept by the graph"),
     ("crates/runtime/src/host/", "host views of storages, under the storages' locks"),
     ("crates/runtime/src/storage/", "data that locks guard and threads share"),
-    ("crates/runtime/src/semaphore/mod.rs", "words that streams write and wait for"),
+    ("crates/runtime/src/semaphore/mod.rs", "semaphore values that streams write and wait for"),
     ("crates/runtime/src/testing.rs", "test access to the bytes of tensors"),
     ("crates/runtime/src/graph/philox.rs", "the launch that sets the random generator's offset"),
     ("crates/runtime/src/iter/", "launches of elementwise kernels"),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_comment_of_a_static_stands_above_it() {
+    fn the_comment_of_a_static_is_above_it() {
         assert_eq!(rules(DRIVER, "// SAFETY: a\nstatic A: B =\n    unsafe { B::new() };\n"), []);
         assert_eq!(
             rules(DRIVER, "/// A.\n// SAFETY: a\nstatic A: B =\n    unsafe { B::new() };\n"),

@@ -15,14 +15,15 @@ pub fn check_state(allocator: &CachingAllocator<Fake>) {
     let (arenas, whole): (Vec<_>, Vec<_>) = snapshot.iter().partition(|s| s.is_expandable);
     let held: BTreeMap<u64, usize> =
         whole.iter().map(|segment| (segment.address, segment.total_size)).collect();
-    assert_eq!(held, world.live, "segments are what the backend gave");
+    assert_eq!(held, world.live, "the segments are not the allocations of the backend");
     // For each page, the start and end offsets of the parts that segments cover.
     let mut owned: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
     for segment in &arenas {
         let mut at = segment.address;
         let end = segment.address + segment.total_size as u64;
         while at < end {
-            let (page, offset) = world.page_at(at).expect("what is not mapped is in no block");
+            let (page, offset) =
+                world.page_at(at).expect("every part of an arena segment is mapped");
             let size = (world.pages[&page] as u64 - offset).min(end - at);
             owned.entry(page).or_default().push((offset, offset + size));
             at += size;
@@ -31,10 +32,14 @@ pub fn check_state(allocator: &CachingAllocator<Fake>) {
     for parts in owned.values_mut() {
         parts.sort_unstable();
         let apart = parts.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-        assert!(apart, "memory serves two addresses at once");
+        assert!(apart, "two addresses of segments have the same memory");
     }
     let reserved: usize = arenas.iter().map(|segment| segment.total_size).sum();
-    assert_eq!(reserved, world.pages.values().sum::<usize>(), "all pages are somewhere");
+    assert_eq!(
+        reserved,
+        world.pages.values().sum::<usize>(),
+        "the reserved bytes are not those of all pages"
+    );
     for (kind, pick) in [(PoolKind::Small, 0), (PoolKind::Large, 1)] {
         let mut sums = [0i64; 9];
         for segment in snapshot.iter().filter(|segment| segment.segment_type == kind) {
@@ -46,10 +51,10 @@ pub fn check_state(allocator: &CachingAllocator<Fake>) {
             let mut at = segment.address;
             let mut last_free = false;
             for block in &segment.blocks {
-                assert_eq!(block.address, at, "blocks cover their segment");
+                assert_eq!(block.address, at, "the blocks do not cover their segment");
                 at += block.size as u64;
                 let free = block.state == BlockState::Free;
-                assert!(!(free && last_free), "free neighbours are merged");
+                assert!(!(free && last_free), "adjacent free blocks are not merged");
                 last_free = free;
                 if free && segment.blocks.len() > 1 && !segment.is_expandable {
                     sums[7] += 1;
@@ -125,7 +130,7 @@ impl Owned {
         for (page, start, end) in memory {
             let before = owned.range(..(page, end)).next_back();
             let apart = before.is_none_or(|(&(other, _), &last)| other != page || last <= start);
-            assert!(apart, "{start:#x} of page {page:#x} is in two hands");
+            assert!(apart, "{start:#x} of page {page:#x} belongs to two blocks");
             owned.insert((page, start), end);
         }
     }

@@ -437,7 +437,7 @@ impl Drop for Range {
         let mut world = self.world.world();
         let size = world.ranges.remove(&self.address).unwrap() as u64;
         let inside = world.mappings.range(self.address..self.address + size).next();
-        assert!(inside.is_none(), "addresses went while something was mapped there");
+        assert!(inside.is_none(), "addresses were released while a mapping was there");
     }
 }
 
@@ -452,7 +452,7 @@ impl Drop for Page {
         assert!(world.pages.remove(&self.number).is_some());
         world.frees += 1;
         let mapped = world.mappings.values().any(|&(_, page)| page == self.number);
-        assert!(!mapped, "a page went while it was mapped");
+        assert!(!mapped, "a page was released while it was mapped");
     }
 }
 

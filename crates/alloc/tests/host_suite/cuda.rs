@@ -107,7 +107,7 @@ fn streams_of_a_peer_device_may_use_a_block() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_the_drivers_error() {
+fn a_missing_device_is_a_driver_error() {
     let driver = driver(1);
     let allocator =
         CudaAllocator::new(CudaBackend::new(driver.clone(), 3), AllocatorConfig::default());
@@ -139,7 +139,7 @@ fn lazy() -> (Arc<SimDriver>, Arc<dyn Driver>) {
 }
 
 #[test]
-fn a_stream_of_another_driver_keeps_nothing_from_going_back() {
+fn a_stream_of_another_driver_does_not_block_releases() {
     let (_, driver) = lazy();
     let (_, other) = lazy();
     for options in ["policy:default", "policy:torch", "expandable_segments:True"] {

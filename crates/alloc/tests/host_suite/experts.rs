@@ -67,7 +67,7 @@ fn steps_do_not_recur() {
 }
 
 #[test]
-fn headroom_spares_mappings() {
+fn headroom_saves_mappings() {
     let trace = trace("moe:recomputed:1:12");
     let mapped = |options: &str, most: f64| {
         let stats = replayed(&trace, options);
@@ -75,11 +75,14 @@ fn headroom_spares_mappings() {
         stats.num_remaps
     };
     let [tight, wide] = [mapped("", 1.02), mapped("headroom_percent:5", 1.05)];
-    assert!(tight > 1000 && wide < 50, "{tight} pages mapped anew, {wide} with headroom");
+    assert!(
+        tight > 1000 && wide < 50,
+        "{tight} pages were remapped without headroom, {wide} with headroom"
+    );
 }
 
 #[test]
-fn larger_pages_spare_mappings() {
+fn larger_pages_save_mappings() {
     let trace = trace("moe:capacity:1:40");
     let mapped = |options: &str| {
         let stats = replayed(&trace, options);
@@ -87,5 +90,8 @@ fn larger_pages_spare_mappings() {
         stats.num_remaps
     };
     let [small, large] = [mapped(""), mapped("page_size_mb:32")];
-    assert!(large > 0 && large < small / 4, "{small} pages mapped anew, {large} of the larger");
+    assert!(
+        large > 0 && large < small / 4,
+        "{small} small pages and {large} large pages were remapped"
+    );
 }

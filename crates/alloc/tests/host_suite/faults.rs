@@ -162,7 +162,7 @@ fn run(options: &str, pages: bool, fail: Option<(Range<usize>, FakeError)>) -> (
 }
 
 #[test]
-fn whichever_call_fails_nothing_is_lost_or_given_out_twice() {
+fn if_any_call_fails_no_memory_is_lost_or_allocated_twice() {
     for options in OPTIONS {
         for pages in [false, true] {
             let (calls, refused) = run(options, pages, None);
@@ -176,7 +176,7 @@ fn whichever_call_fails_nothing_is_lost_or_given_out_twice() {
                     }
                 }
             }
-            assert!(more > 10, "faults make requests fail");
+            assert!(more > 10, "too few faults made requests fail");
         }
     }
 }

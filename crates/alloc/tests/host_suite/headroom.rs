@@ -56,7 +56,7 @@ fn streams_that_take_turns_without_end_get_pages_of_their_own() {
 }
 
 #[test]
-fn a_full_device_is_not_asked_again_and_again() {
+fn a_full_device_is_not_asked_repeatedly() {
     let fake = Fake::with_pages(202 * PAGE);
     let mut churn = Churn::new(&fake);
     churn.run(&fake, 1000);
@@ -82,7 +82,7 @@ fn resetting_sums_does_not_change_the_reserved_memory() {
         churn.allocator.memory_reserved()
     };
     let expected = reserved(false);
-    assert!(expected <= (200 + 4 + 12) * PAGE, "each remap is paid for");
+    assert!(expected <= (200 + 4 + 12) * PAGE, "more memory is reserved than the headroom allows");
     assert_eq!(reserved(true), expected);
 }
 

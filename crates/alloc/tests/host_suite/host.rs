@@ -89,7 +89,7 @@ fn host_memory_in_use_by_a_stream_is_not_reused() {
 
 /// PyTorch stops at the first pending event, on any stream.
 #[test]
-fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
+fn a_stuck_stream_keeps_only_its_own_blocks() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     // Test streams whose events are older than the stuck stream's, and streams whose events are
@@ -114,7 +114,7 @@ fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
         fake.complete(2);
     }
     let stats = cache.stats();
-    assert_eq!(stats.num_host_alloc, 2, "the other stream's block was used again each time");
+    assert_eq!(stats.num_host_alloc, 2, "the other stream's block was not reused each time");
     assert!(stats.active_requests.current <= 2);
     cache.empty_cache();
     assert_eq!(fake.world().used(), 20 * MIB);
@@ -126,7 +126,7 @@ fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
 /// Waits first for the stream with the most recent event, so that a stream that completes soon is
 /// tried before a stuck stream.
 #[test]
-fn under_pressure_a_stuck_stream_is_waited_for_last() {
+fn if_memory_is_short_a_stuck_stream_is_waited_for_last() {
     let fake = Fake::new(60 * MIB);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [stuck, other] = [1, 2].map(|stream| {
@@ -142,7 +142,7 @@ fn under_pressure_a_stuck_stream_is_waited_for_last() {
 }
 
 #[test]
-fn an_event_that_cannot_be_asked_holds_up_no_other() {
+fn a_failed_event_query_does_not_block_other_events() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [a, b] = [(); 2].map(|()| cache.alloc(20 * MIB).unwrap());
@@ -156,7 +156,7 @@ fn an_event_that_cannot_be_asked_holds_up_no_other() {
     assert_eq!(cache.stats().active_requests.current, 2);
     fake.complete(1);
     cache.empty_cache();
-    assert_eq!(cache.stats().active_requests.current, 2, "unknown is not done");
+    assert_eq!(cache.stats().active_requests.current, 2, "blocks of unknown state count as in use");
     fake.world().fail_query = None;
     cache.empty_cache();
     assert_eq!((cache.stats().active_requests.current, fake.world().used()), (0, 0));
@@ -215,12 +215,12 @@ fn empty_cache_leaves_memory_in_use() {
 }
 
 #[test]
-fn under_pressure_the_cache_is_emptied_and_streams_waited_for() {
+fn if_memory_is_short_the_cache_is_emptied_and_streams_are_synchronized() {
     let fake = Fake::new(20 * MIB);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     drop(cache.alloc(1024).unwrap());
     let big = cache.alloc(20 * MIB).unwrap();
-    assert_eq!(fake.world().used(), 20 * MIB, "the small segment went back");
+    assert_eq!(fake.world().used(), 20 * MIB, "the small segment was not released");
     let address = place(&big);
     big.record_use(&1);
     fake.launch(1);
@@ -230,7 +230,7 @@ fn under_pressure_the_cache_is_emptied_and_streams_waited_for() {
 
 /// A shared segment is larger than its first block, unless memory is short.
 #[test]
-fn a_segment_is_as_small_as_it_must_be() {
+fn segments_are_smaller_when_memory_is_short() {
     let fake = Fake::new(8192);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     let a = cache.alloc(4096).unwrap();
@@ -255,7 +255,7 @@ fn failures_are_typed_and_harmless() {
 }
 
 #[test]
-fn a_lost_device_keeps_nothing() {
+fn a_lost_device_keeps_no_memory() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     let [a, b] = [cache.alloc(512).unwrap(), cache.alloc(512).unwrap()];
@@ -272,7 +272,7 @@ fn a_lost_device_keeps_nothing() {
 }
 
 #[test]
-fn the_cache_waits_for_streams_before_its_memory_goes() {
+fn the_cache_waits_for_streams_before_it_releases_memory() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
     let block = cache.alloc(512).unwrap();

@@ -21,7 +21,7 @@ fn sim(devices: usize) -> (Arc<SimDriver>, Arc<dyn Driver>) {
 }
 
 #[test]
-fn blocks_are_apart_and_page_locked() {
+fn blocks_do_not_overlap_and_are_page_locked() {
     let (sim, driver) = sim(1);
     let cache = cache(&driver, "");
     let blocks = [1000, 4096, 1 << 20, 9 << 20].map(|bytes| cache.alloc(bytes).unwrap());
@@ -43,7 +43,7 @@ fn blocks_are_apart_and_page_locked() {
 }
 
 #[test]
-fn whether_to_register_is_an_option() {
+fn registration_is_an_option() {
     let (sim, driver) = sim(1);
     let always = cache(&driver, "pinned_use_cuda_host_register:True,pinned_num_register_threads:4");
     drop(always.alloc(100).unwrap());
@@ -72,7 +72,7 @@ fn memory_that_cannot_be_registered_is_allocated() {
 }
 
 #[test]
-fn asking_whether_memory_is_pinned_makes_no_context() {
+fn is_pinned_creates_no_context() {
     let (sim, driver) = sim(2);
     let word = 7u64;
     let address = (&raw const word).addr() as u64;

@@ -167,7 +167,7 @@ impl Model {
         assert!(now.0 >= live.0 + waiting.0 && now.1 >= live.1 + waiting.1);
         assert!(now.2 >= live.2 + waiting.2);
         if polled && self.clean {
-            assert_eq!(now.1, live.1 + waiting.1, "what is done is free");
+            assert_eq!(now.1, live.1 + waiting.1, "completed blocks are not free");
         }
         if let Some(cap) = self.cap {
             let busy: BTreeSet<u64> =
@@ -199,7 +199,7 @@ impl Model {
         assert!(self.pending.is_empty());
         let stats = self.cache.stats();
         let live: i64 = self.live.iter().map(|(block, _)| block.size() as i64).sum();
-        assert_eq!(stats.active_bytes.current, live, "everything freed has come back");
+        assert_eq!(stats.active_bytes.current, live, "a freed block is still active");
         self.live.clear();
         self.cache.empty_cache();
         assert_eq!(self.fake.world().used(), 0);

@@ -25,7 +25,7 @@ fn every_option_is_read() {
 }
 
 #[test]
-fn a_bad_one_is_named() {
+fn an_invalid_option_is_named_in_the_error() {
     for (text, key, value) in [
         ("pinned_use_cuda_host_register:1", "pinned_use_cuda_host_register", "1"),
         ("pinned_use_background_threads:yes", "pinned_use_background_threads", "yes"),
@@ -49,7 +49,7 @@ fn a_bad_one_is_named() {
 }
 
 #[test]
-fn at_most_so_much_is_cached() {
+fn the_cache_keeps_at_most_the_configured_size() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), host("pinned_max_cached_size_mb:100"));
     let blocks = [60, 50, 40].map(|mib| cache.alloc(mib * MIB).unwrap());
@@ -57,7 +57,11 @@ fn at_most_so_much_is_cached() {
     drop(a);
     assert_eq!(fake.world().used(), 150 * MIB);
     drop(b);
-    assert_eq!(fake.world().used(), 90 * MIB, "the 60 went, as 110 are more than 100");
+    assert_eq!(
+        fake.world().used(),
+        90 * MIB,
+        "the block of 60 MiB was not released, although 110 MiB exceed the limit"
+    );
     drop(c);
     assert_eq!(fake.world().used(), 90 * MIB);
     // A block larger than the limit is released at once, as in PyTorch.
@@ -111,7 +115,7 @@ fn a_reserve_serves_requests_that_fit_and_stays() {
 
 /// If the reserve segment does not fit, requests get ordinary segments.
 #[test]
-fn a_reserve_is_not_insisted_on() {
+fn a_reserve_segment_that_does_not_fit_is_skipped() {
     let fake = Fake::new(32 * MIB);
     let cache = HostCache::new(fake.clone(), host("pinned_reserve_segment_size_mb:64"));
     let _block = cache.alloc(20 * MIB).unwrap();
@@ -119,7 +123,7 @@ fn a_reserve_is_not_insisted_on() {
 }
 
 #[test]
-fn threads_are_as_asked_or_as_many_as_pay() {
+fn the_number_of_registration_threads_is_set_or_depends_on_the_size() {
     let auto = HostConfig::default();
     assert_eq!(auto.threads_for(4096, 64), 1);
     assert_eq!(auto.threads_for(64 * MIB, 64), 4);

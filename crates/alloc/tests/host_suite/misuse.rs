@@ -45,7 +45,7 @@ fn an_observer_that_panicked_is_notified_of_the_next_failure() {
 }
 
 #[test]
-fn a_callback_that_misses_too_is_not_called_for_itself() {
+fn a_cache_miss_in_a_callback_does_not_call_the_callback_again() {
     let allocator = Fake::new(500 * MIB).allocator("");
     let (inner, calls) = (allocator.clone(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&calls);
@@ -58,7 +58,7 @@ fn a_callback_that_misses_too_is_not_called_for_itself() {
 }
 
 #[test]
-fn nothing_is_led_to_a_pool_of_another_allocator() {
+fn requests_are_not_routed_to_a_pool_of_another_allocator() {
     let [fake, foreign] = [(); 2].map(|()| Fake::new(1 << 40));
     let [allocator, other] = [&fake, &foreign].map(|fake| fake.allocator(""));
     let pool = other.new_pool(PoolOptions::default());
@@ -156,7 +156,7 @@ fn waits_are_made_without_the_lock_that_hits_take() {
         let other = allocator.malloc(20 * MIB, &1).unwrap();
         assert!(pages || other.size() >= 20 * MIB);
         drop((kept, rest, other));
-        assert!(backend.2.load(Ordering::Relaxed) > 0, "{options}: nothing was waited for");
+        assert!(backend.2.load(Ordering::Relaxed) > 0, "{options}: the allocator did not wait");
     }
 }
 
@@ -180,7 +180,7 @@ fn memory_of_another_stream_that_cannot_be_ordered_stays_where_it_is() {
 }
 
 #[test]
-fn addresses_that_nothing_uses_make_room_for_others() {
+fn unused_address_ranges_are_released_for_new_ranges() {
     for options in ["policy:default", "expandable_segments:True"] {
         let fake = Fake::with_pages(100 * MIB);
         fake.world().max_ranges = 1;
@@ -195,7 +195,7 @@ fn addresses_that_nothing_uses_make_room_for_others() {
 }
 
 #[test]
-fn a_failure_to_ask_names_the_request() {
+fn a_failed_memory_query_names_the_request() {
     let fake = Fake::new(MIB);
     let allocator = fake.allocator("per_process_memory_fraction:0.5");
     fake.world().fail_calls = Some((0..1, FakeError::Fault));
@@ -278,7 +278,7 @@ fn odd_options_are_harmless() {
 
 /// Uses a device that reports `usize::MAX` bytes of memory.
 #[test]
-fn a_device_without_end_overflows_nothing() {
+fn a_device_with_maximal_memory_causes_no_overflow() {
     for options in ["policy:default", "expandable_segments:True", "policy:torch"] {
         let fake = Fake::with_pages(usize::MAX);
         for options in [options.to_owned(), format!("{options},per_process_memory_fraction:0.5")] {
@@ -292,7 +292,7 @@ fn a_device_without_end_overflows_nothing() {
 proptest! {
     /// Parsing any text returns usable options or an error that quotes part of the text.
     #[test]
-    fn any_text_is_options_or_a_named_error(
+    fn any_text_gives_options_or_an_error_that_quotes_it(
         parts in proptest::collection::vec(proptest::sample::select(vec![
             "max_split_size_mb", "roundup_power2_divisions", "pinned_reserve_segment_size_mb",
             "garbage_collection_threshold", "per_process_memory_fraction", "policy", "backend",

@@ -38,7 +38,7 @@ fn the_error_states_the_facts_and_leaves_everything_usable() {
 }
 
 #[test]
-fn cached_memory_is_given_back_and_the_request_tried_again() {
+fn cached_memory_is_released_and_the_request_is_retried() {
     let fake = Fake::new(100 * MIB);
     let allocator = fake.allocator("");
     drop(allocator.malloc(60 * MIB, &1).unwrap());
@@ -149,7 +149,7 @@ fn callbacks_are_asked_before_the_backend() {
 }
 
 #[test]
-fn oversize_segments_go_before_everything_else_does() {
+fn oversize_segments_are_released_first() {
     let fake = Fake::new(200 * MIB);
     let allocator = fake.allocator("max_split_size_mb:40");
     drop([50, 60].map(|mib| allocator.malloc(mib * MIB, &0).unwrap()));
@@ -213,7 +213,7 @@ fn garbage_is_not_collected_without_a_fraction() {
 }
 
 #[test]
-fn another_failure_of_the_backend_is_passed_on() {
+fn other_failures_of_the_backend_are_returned() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     fake.world().fail_alloc = Some(FakeError::Fault);

@@ -49,7 +49,7 @@ fn the_last_block_freed_by_another_thread_gives_everything_back() {
 }
 
 #[test]
-fn threads_free_while_the_allocator_goes() {
+fn threads_free_blocks_while_the_allocator_is_dropped() {
     for round in 0..200 {
         for options in POLICIES {
             let fake = Fake::with_pages(1 << 30);
@@ -118,7 +118,7 @@ fn an_allocator_sees_no_blocks_of_another() {
 /// Drops the last block of a stream, which waits for the device. Meanwhile another thread raises
 /// the peaks, which locks all shards.
 #[test]
-fn a_shard_that_goes_waits_without_its_lock() {
+fn a_dropped_shard_waits_without_its_lock() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     let last = allocator.malloc(40 * MIB, &0).unwrap();
@@ -135,11 +135,11 @@ fn a_shard_that_goes_waits_without_its_lock() {
             let _ = done.send(());
         });
         let waited = added_up.recv_timeout(std::time::Duration::from_secs(5));
-        waited.expect("a wait holds a lock that others take");
+        waited.expect("the wait holds a lock that other threads need");
     };
     fake.world().after_sync = Some(Act(Box::new(free)));
     drop(last);
-    assert!(fake.world().after_sync.is_none(), "nothing was waited for");
+    assert!(fake.world().after_sync.is_none(), "the drop did not wait for the device");
     drop(rest);
     assert_eq!(fake.world().used(), 0);
 }

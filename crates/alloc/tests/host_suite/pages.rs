@@ -66,7 +66,7 @@ fn addresses_that_work_may_still_use_stay_mapped() {
 }
 
 #[test]
-fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
+fn new_pages_save_calls_if_free_memory_is_unusable() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     // Half of each page is free, but no page is free as a whole.
@@ -96,7 +96,7 @@ fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
 }
 
 #[test]
-fn neither_a_request_that_fails_nor_peaks_that_start_anew_cost_memory() {
+fn failed_requests_and_reset_peaks_cost_no_memory() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     let page = || allocator.malloc(PAGE, &0).unwrap();
@@ -236,7 +236,7 @@ fn pages_of_another_size_are_left_alone_when_the_options_change() {
 }
 
 #[test]
-fn a_request_for_which_there_is_no_memory_makes_no_pages() {
+fn a_request_that_cannot_be_served_creates_no_pages() {
     for options in ["policy:default", "policy:default,per_process_memory_fraction:0.75"] {
         let fake = Fake::with_pages(2048 * MIB);
         let allocator = fake.allocator(options);
@@ -253,7 +253,7 @@ fn a_request_for_which_there_is_no_memory_makes_no_pages() {
 }
 
 #[test]
-fn pages_of_a_stream_that_asks_for_nothing_any_more_serve_others() {
+fn pages_of_an_idle_stream_serve_other_streams() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     let block = allocator.malloc(400 * MIB, &1).unwrap();
@@ -261,7 +261,7 @@ fn pages_of_a_stream_that_asks_for_nothing_any_more_serve_others() {
     fake.launch_on(0, &block);
     drop(block);
     fake.complete(0);
-    // Stream 0 has completed its use, and stream 1 makes no request that would poll.
+    // The use by stream 0 is complete, but no request of stream 1 has polled for the completion.
     let _block = allocator.malloc(400 * MIB, &0).unwrap();
     assert!(allocator.memory_reserved() <= 410 * MIB, "{}", allocator.memory_reserved());
 }

@@ -21,7 +21,7 @@ fn segments_come_in_three_sizes() {
 }
 
 #[test]
-fn the_figures_of_the_cuda_note() {
+fn the_figures_are_those_of_pytorchs_cuda_note() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let block = allocator.malloc(300 * 300 * 300 * 4, &0).unwrap();
@@ -69,7 +69,7 @@ fn order_of_reuse(allocator: &CachingAllocator<Fake>) -> [usize; 4] {
 }
 
 #[test]
-fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
+fn among_equal_small_blocks_the_last_freed_is_reused_first_except_under_torch() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
     assert_eq!(order_of_reuse(&allocator), [2, 6, 0, 4]);
@@ -141,7 +141,7 @@ fn streams_and_pools_do_not_share() {
 }
 
 #[test]
-fn a_request_of_nothing_gets_nothing() {
+fn a_request_of_zero_bytes_allocates_nothing() {
     let fake = Fake::new(0);
     let allocator = fake.allocator("");
     let block = allocator.malloc(0, &7).unwrap();
@@ -285,7 +285,7 @@ fn events_are_used_again_and_polled_only_while_some_are_pending() {
 }
 
 #[test]
-fn polling_stops_at_the_first_event_that_has_not_come() {
+fn polling_stops_at_the_first_pending_event() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let blocks: Vec<_> = (0..5).map(|_| allocator.malloc(512, &0).unwrap()).collect();
@@ -445,7 +445,7 @@ fn blocks_outlive_their_allocator() {
 }
 
 #[test]
-fn pending_streams_are_waited_for_before_memory_goes() {
+fn pending_streams_are_waited_for_before_memory_is_released() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let block = allocator.malloc(512, &0).unwrap();

@@ -58,7 +58,7 @@ fn a_stream_can_be_routed_for_all_threads_and_the_last_route_wins() {
 }
 
 #[test]
-fn a_pool_keeps_its_memory_and_goes_with_its_last_block() {
+fn a_pool_keeps_its_memory_until_its_last_block_is_freed() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let pool = allocator.new_pool(PoolOptions::default());
@@ -68,7 +68,11 @@ fn a_pool_keeps_its_memory_and_goes_with_its_last_block() {
     };
     drop(a);
     allocator.empty_cache();
-    assert_eq!(allocator.memory_reserved(), 80 * MIB, "a pool in use keeps what is free");
+    assert_eq!(
+        allocator.memory_reserved(),
+        80 * MIB,
+        "a pool in use does not keep its free memory"
+    );
     drop(pool);
     assert_eq!(allocator.memory_reserved(), 50 * MIB);
     check_state(&allocator);
@@ -122,7 +126,7 @@ fn a_pool_can_have_a_backend_of_its_own() {
 }
 
 #[test]
-fn nothing_goes_back_and_no_event_is_touched_while_a_capture_is_under_way() {
+fn during_a_capture_no_memory_is_released_and_no_event_is_used() {
     let fake = Fake::new(200 * MIB);
     let allocator = fake.allocator("");
     drop(allocator.malloc(30 * MIB, &1).unwrap());

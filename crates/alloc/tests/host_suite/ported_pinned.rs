@@ -56,6 +56,10 @@ fn pinned_memory_use_background_threads() {
     let other = cache.alloc(5 * MIB).unwrap();
     assert_ne!(address(&other), first, "a copy still uses it");
     fake.complete(1);
-    assert_eq!(address(&cache.alloc(5 * MIB).unwrap()), first, "nobody has to wait for it");
+    assert_eq!(
+        address(&cache.alloc(5 * MIB).unwrap()),
+        first,
+        "the freed block was not reused at once"
+    );
     assert_eq!(fake.world().syncs, 0);
 }

@@ -29,7 +29,10 @@ fn mempool_with_allocator() {
         let allocator = fake.allocator("");
         let pool = allocator.new_pool_over(special.clone(), PoolOptions::default());
         assert_eq!(pool.use_count(), 1);
-        assert!(special.world().asked.is_empty(), "nothing was asked for yet");
+        assert!(
+            special.world().asked.is_empty(),
+            "the pool requested memory before its first block"
+        );
         let first = {
             let _route = allocator.use_pool(&pool);
             assert_eq!(pool.use_count(), 2, "the route counts");
@@ -42,7 +45,7 @@ fn mempool_with_allocator() {
             let _route = allocator.use_pool(&pool);
             assert_eq!(count(&allocator, &pool), 1);
             let second = allocator.malloc(MIB, &0).unwrap();
-            assert_eq!(count(&allocator, &pool), 1, "it fits beside the first");
+            assert_eq!(count(&allocator, &pool), 1, "the block does not fit beside the first");
             [second, allocator.malloc(MIB, &0).unwrap()]
         };
         assert_eq!(count(&allocator, &pool), 2);
@@ -91,10 +94,10 @@ fn mempool_limited_memory() {
         assert!(allocator.malloc(40 * MIB, &0).is_err(), "all is in use");
         drop((a, b));
         let c = allocator.malloc(30 * MIB, &0).unwrap();
-        assert_eq!(c.address(), addresses.1, "it serves the request");
+        assert_eq!(c.address(), addresses.1, "the freed block does not serve the request");
         let error = allocator.malloc(30 * MIB, &0).unwrap_err();
-        assert!(error.is_out_of_memory(), "the other pool does not lend: {error}");
-        assert!(within(&shares, 40).is_err(), "and who asks for one pool gets no other's");
+        assert!(error.is_out_of_memory(), "another pool must not serve the request: {error}");
+        assert!(within(&shares, 40).is_err(), "a request in one pool got memory of the other pool");
         assert_eq!((count(&allocator, &keeps), count(&allocator, &shares)), (1, 1));
         drop(c);
         let (a, b) = (within(&keeps, 40).unwrap(), within(&shares, 40).unwrap());
@@ -170,7 +173,7 @@ fn mempool_no_split() {
         assert_eq!(again.each_ref().map(|block| block.size()), [2 * MIB; 2]);
         let segments = segments_of(&allocator, whole.id());
         assert!(segments.iter().all(|segment| segment.blocks.len() == 1));
-        assert_eq!(segments.len(), 2, "what is free is used again");
+        assert_eq!(segments.len(), 2, "free memory was not reused");
         check_state(&allocator);
     }
 }
@@ -225,7 +228,7 @@ fn mempool_ctx_multithread() {
             thread.join().unwrap()
         });
         let after = [0, pool.id(), nested.1.id()].map(|id| segments_of(&allocator, id).len());
-        assert_eq!(after, [1, 1, 1], "a thread's requests are led by its own routes");
+        assert_eq!(after, [1, 1, 1], "a thread's requests did not follow its own routes");
         drop((outside, nested));
         check_state(&allocator);
     }
@@ -244,7 +247,7 @@ fn mempool_emptycache_multithread() {
                         let _route = allocator.use_pool(&pool);
                         drop(allocator.malloc(16, &stream).unwrap());
                         allocator.empty_cache();
-                        assert_eq!(count(allocator, &pool), 1, "it keeps what it has");
+                        assert_eq!(count(allocator, &pool), 1, "the pool did not keep its memory");
                         let block = allocator.malloc(16, &stream).unwrap();
                         assert_eq!(count(allocator, &pool), 1);
                         drop(block);

@@ -29,7 +29,10 @@ fn memory_snapshot() {
             (BlockState::Allocated, 30 * MIB)
         );
         assert!(name_this_file(&of(address).frames), "{policy}: {:?}", of(address).frames);
-        assert!(of(before.address()).frames.is_empty(), "it came before the recording");
+        assert!(
+            of(before.address()).frames.is_empty(),
+            "the block was allocated before the recording"
+        );
 
         let mut file = Vec::new();
         snapshot.write_pickle(&mut file).unwrap();
@@ -80,7 +83,7 @@ fn memory_snapshot_max_entries() {
         assert_eq!(snapshot.device_traces[0].len(), max_entries);
         let mut blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
         let found = blocks.find(|found| found.address == block.address()).unwrap();
-        assert!(name_this_file(&found.frames), "who holds memory is known");
+        assert!(name_this_file(&found.frames), "the holder of the memory is not known");
     }
 }
 
@@ -109,6 +112,6 @@ fn memory_snapshot_skip_actions() {
         }
         let mut blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
         let found = blocks.find(|found| found.address == kept.address()).unwrap();
-        assert!(name_this_file(&found.frames), "what lives is known all the same");
+        assert!(name_this_file(&found.frames), "the live block has no frames");
     }
 }

@@ -50,7 +50,11 @@ fn addresses_that_are_still_mapped_are_not_mapped_again() {
         // refused pages.
         let asked = fake.world().asked.len();
         let block = allocator.malloc(20 * MIB, &0).unwrap();
-        assert_eq!(fake.world().asked.len(), asked, "{options}: what could not go serves again");
+        assert_eq!(
+            fake.world().asked.len(),
+            asked,
+            "{options}: refused memory does not serve the request"
+        );
         drop(block);
         drop(allocator.malloc(200 * MIB, &0).unwrap());
         check_state(&allocator);
@@ -64,7 +68,7 @@ fn addresses_that_are_still_mapped_are_not_mapped_again() {
 }
 
 #[test]
-fn a_refused_segment_counts_and_serves_and_goes_later() {
+fn a_refused_segment_is_counted_reused_and_released_later() {
     let fake = Fake::new(100 * MIB);
     let allocator = fake.allocator("policy:torch");
     let address = allocator.malloc(40 * MIB, &0).unwrap().address();
@@ -152,7 +156,7 @@ fn a_cache_of_host_memory_keeps_refused_releases() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_waited_for_keeps_only_its_own() {
+fn a_stream_that_cannot_be_waited_for_keeps_only_its_own_memory() {
     for options in OPTIONS {
         let fake = Fake::with_pages(1 << 40);
         fake.world().foreign = vec![7];
@@ -175,7 +179,7 @@ fn a_stream_that_cannot_be_waited_for_keeps_only_its_own() {
 }
 
 #[test]
-fn an_event_that_cannot_be_asked_keeps_no_later_ones() {
+fn a_failed_event_query_does_not_block_later_events() {
     let fake = Fake::new(1 << 30);
     let allocator = fake.allocator("policy:torch");
     let blocks = [0, 1].map(|_| allocator.malloc(40 * MIB, &0).unwrap());
@@ -193,7 +197,7 @@ fn an_event_that_cannot_be_asked_keeps_no_later_ones() {
 
 /// The fake backend fails if pages are unmapped while work uses them.
 #[test]
-fn unrecorded_work_is_waited_for_before_pages_go() {
+fn unrecorded_work_is_waited_for_before_pages_are_released() {
     let fake = Fake::with_pages(1 << 40);
     fake.world().waits_for_device = true;
     let allocator = fake.allocator("policy:default");
@@ -205,7 +209,7 @@ fn unrecorded_work_is_waited_for_before_pages_go() {
     fake.world().fail_device_wait = Some(FakeError::Fault);
     let reserved = allocator.memory_reserved();
     allocator.empty_cache();
-    assert_eq!(allocator.memory_reserved(), reserved, "nothing goes that may be in use");
+    assert_eq!(allocator.memory_reserved(), reserved, "memory that may be in use was released");
     check_state(&allocator);
     fake.world().fail_device_wait = None;
     allocator.empty_cache();
@@ -292,7 +296,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
-    fn refused_releases_give_no_byte_out_twice_and_all_goes_in_the_end(
+    fn after_refused_releases_no_byte_is_allocated_twice_and_all_memory_is_released_in_the_end(
         steps in prop::collection::vec(any_step(), 1..120),
         options in prop::sample::select(&OPTIONS[..]),
         pages in prop::bool::weighted(0.8),

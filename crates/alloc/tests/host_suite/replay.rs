@@ -83,7 +83,7 @@ fn a_free_that_never_completes_lasts_to_the_end() {
 }
 
 #[test]
-fn lines_that_are_not_a_traces_are_named() {
+fn invalid_lines_of_a_trace_are_named() {
     refuses(b"a,0,1,0\nx,0,,\n", "t.csv: line 2: unknown operation `x`: expected `a`, `f` or `c`");
     refuses(b"op,id\n", "t.csv: line 1: unknown operation `op`: expected `a`, `f` or `c`");
     refuses(b"a\n", "t.csv: line 1: `a` lacks an id");
@@ -104,7 +104,7 @@ fn lines_that_are_not_a_traces_are_named() {
 }
 
 #[test]
-fn ids_out_of_turn_are_named() {
+fn ids_in_the_wrong_order_are_named() {
     refuses(b"a,4,8,0\n\na,4,8,0\n", "t.csv: line 3: id 4 is allocated twice");
     refuses(b"a,4,8,0\nf,4,,\nf,4,,\n", "t.csv: line 3: id 4 is freed twice");
     refuses(b"a,4,8,0\nf,4,,\nc,4,,\nf,4,,\n", "t.csv: line 4: id 4 is freed twice");
@@ -113,7 +113,7 @@ fn ids_out_of_turn_are_named() {
 }
 
 #[test]
-fn text_without_end_is_refused() {
+fn text_beyond_the_limits_is_refused() {
     refuses(
         format!("a,0,8,0\na,1,{},0\n", "0".repeat(1 << 20)).as_bytes(),
         "t.csv: line 2: the line is longer than 128 bytes",
@@ -158,7 +158,7 @@ const LATE: &str = "a,0,16777216,0\nf,0,,\na,1,16777216,0\nf,1,,\na,2,16777216,0
                     f,2,,\nc,2,,\nc,1,,\na,3,16777216,0\nf,3,,\nc,3,,\n";
 
 #[test]
-fn memory_comes_back_where_its_completion_stands() {
+fn memory_becomes_free_at_its_completion_line() {
     let trace = read(LATE);
     let plain = replayed(&trace, Schedule::Eager, |_| Ok(())).unwrap();
     assert_eq!(plain.end.num_device_alloc, 1);

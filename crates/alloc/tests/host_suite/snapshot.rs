@@ -180,7 +180,7 @@ print(total, type(s['segments'][0]['segment_pool_id']).__name__, s['segments'][1
 }
 
 #[test]
-fn odd_texts_are_written_as_they_are() {
+fn unusual_texts_are_written_unchanged() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     allocator.record_memory_history(Some(TraceConfig::default()));

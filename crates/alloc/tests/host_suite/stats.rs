@@ -22,7 +22,7 @@ fn one_byte_allocated_and_freed_restores_the_counter() {
 }
 
 #[test]
-fn peaks_and_sums_start_anew() {
+fn peaks_and_sums_can_be_reset() {
     let allocator = Fake::new(1 << 40).allocator("");
     let kept = allocator.malloc(1024, &0).unwrap();
     drop(allocator.malloc(2 * MIB, &0).unwrap());

@@ -130,7 +130,7 @@ fn options_may_change_while_blocks_live() {
 }
 
 #[test]
-fn a_driver_without_pools_says_so() {
+fn a_driver_without_pools_is_an_error() {
     let program = Program::new(SimConfig::new(1));
     let fault = Fault::new(CallKind::MempoolCreate, CudaCode::NOT_SUPPORTED);
     program.sim.inject(fault);

@@ -62,7 +62,7 @@ fn compare(policy: Policy, mode: &str, compare: impl Fn(&str, &MemoryStats, &Val
 }
 
 #[test]
-fn torch_is_pytorch() {
+fn the_torch_policy_matches_pytorch() {
     compare(Policy::Torch, "default", |name, stats, reference| {
         let reserved = stats.reserved_bytes.all.peak;
         assert_eq!(reserved, reference["peak_reserved"], "{name}: peak reserved");
@@ -76,7 +76,7 @@ fn torch_is_pytorch() {
 }
 
 #[test]
-fn torch_expandable_is_pytorch() {
+fn the_torch_expandable_policy_matches_pytorch() {
     compare(Policy::TorchExpandable, "expandable", |name, stats, reference| {
         let reserved = stats.reserved_bytes.all.peak;
         assert_eq!(reserved, reference["peak_reserved"], "{name}: peak reserved");

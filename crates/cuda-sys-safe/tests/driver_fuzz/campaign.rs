@@ -184,7 +184,7 @@ impl Campaign {
             *left = left.saturating_sub(began.elapsed());
             drop(left);
             if keep.len() < steps.len() && again(&keep, PATIENCE[1]).is_none() {
-                note = "what it was shrunk to does not differ each time".to_owned();
+                note = "the shrunk program does not differ in each run".to_owned();
             }
         } else if class == PROCESS_ENDED {
             note = self.rerun_history(served);

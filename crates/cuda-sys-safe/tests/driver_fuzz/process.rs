@@ -162,7 +162,8 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(20));
             ended = self.child.try_wait().ok().flatten();
         }
-        let how = ended.map_or("it still runs and says nothing".to_owned(), |s| s.to_string());
+        let how =
+            ended.map_or("the process still runs and prints nothing".to_owned(), |s| s.to_string());
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         let said: String = errors.iter().map(|line| format!("\n   | {line}")).collect();
         let at = match self.at.parse::<usize>() {

@@ -159,7 +159,7 @@ impl Report {
         );
         let left = campaign.programs.saturating_sub(self.agree + differ + once + late);
         if left > 0 {
-            println!("{left} programs were not run in the time there was");
+            println!("{left} programs were not run, because the time was over");
         }
         differ == 0 && (once + left == 0 || !strict)
     }
@@ -169,7 +169,7 @@ fn print(class: &str, found: &Class) {
     let mut text =
         format!("\n== {class}\n   in the program of seed {}\n   {}\n", found.seed, found.text);
     if !found.again.repeats {
-        text += "   it does not come again each time, so it was not shrunk\n";
+        text += "   the difference does not repeat in each run, so the program was not shrunk\n";
     }
     if !found.again.note.is_empty() {
         text += &format!("   {}\n", found.again.note);

@@ -92,8 +92,8 @@ pub extern "C" fn fake_waiting() -> usize {
     WAITING.load(SeqCst)
 }
 
-/// Stalls a communicator: the next one that is created, after skipping `after` of them, never
-/// becomes ready.
+/// Stalls a communicator, which then never becomes ready. The next `after` communicators that are created are skipped;
+/// the communicator after them is stalled.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_stall(after: usize) {
     STALLED.store(NUMBER.load(SeqCst) + after + 1, SeqCst);
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn ncclCommSplit(
     let Some(whole) = (unsafe { Comm::of(whole) }) else { return INVALID_USAGE };
     let mut splitting = lock(&whole.splitting);
     if whole.to_ask.load(SeqCst) > 0 || splitting.is_some() || whole.blocking {
-        return misuse("a split of what is not ready, or blocks");
+        return misuse("a split of a communicator that is not ready or that blocks");
     }
     whole.to_ask.store(ASKED, SeqCst);
     if color < 0 {
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_uint {
         unsafe { *slot.load(SeqCst) = part.load(SeqCst) };
     }
     if comm.inside.load(SeqCst) > 0 {
-        misuse("an abort that frees what a call uses");
+        misuse("an abort that frees a communicator in use");
     }
     WAITING.fetch_add(1, SeqCst);
     while comm.blocking && GRAPH.load(SeqCst) {
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn ncclAllReduce(
         std::thread::yield_now();
     }
     if comm.to_ask.load(SeqCst) > 0 {
-        return misuse("a call before the last one is through");
+        return misuse("a call before the previous call is complete");
     }
     if never_blocks() {
         comm.to_ask.store(if HANG.load(SeqCst) { usize::MAX } else { ASKED }, SeqCst);

@@ -175,7 +175,7 @@ fn gpu_properties_need_no_context() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_memory_is_taken_and_given_back() {
+fn gpu_memory_is_allocated_and_freed() {
     let (_one, driver) = gpu();
     let before = driver.mem_info(0).unwrap();
     let own_before = driver.process_memory(0);
@@ -366,7 +366,7 @@ fn gpu_kernels_read_their_parameters() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_bad_modules_say_why() {
+fn gpu_errors_of_bad_modules_have_the_compilers_log() {
     let (_one, driver) = gpu();
     let text = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry f() { nonsense; }\n";
     let error = Module::load_ptx(&driver, 0, text).unwrap_err();

@@ -47,8 +47,8 @@ fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<
 /// when the capture is over, and later objects of that kind can be created and released.
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_refused_releases_can_be_tried_again() {
-    in_child("gpu_refused_releases_can_be_tried_again", || {
+fn gpu_refused_releases_can_be_retried() {
+    in_child("gpu_refused_releases_can_be_retried", || {
         let driver = real::load().unwrap();
         let (own, captured) = (stream(&driver), stream(&driver));
         let (from, captured) = (own.handle(), captured.handle());
@@ -90,8 +90,8 @@ fn gpu_refused_releases_can_be_tried_again() {
 /// freed.
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_pools_go_after_their_memory() {
-    in_child("gpu_pools_go_after_their_memory", || {
+fn gpu_pools_are_destroyed_after_their_memory() {
+    in_child("gpu_pools_are_destroyed_after_their_memory", || {
         let driver = real::load().unwrap();
         for _ in 0..50 {
             let stream = stream(&driver);

@@ -80,7 +80,7 @@ impl Drop for Fake {
 }
 
 #[test]
-fn a_stub_library_is_named_as_one() {
+fn a_stub_library_is_named_in_the_error() {
     let fake = Fake::new("stub");
     fake.answer("cuInit", 34);
     let error = fake.load().unwrap_err();
@@ -89,7 +89,7 @@ fn a_stub_library_is_named_as_one() {
 }
 
 #[test]
-fn no_device_is_an_error_of_its_own() {
+fn no_device_has_its_own_error() {
     let fake = Fake::new("no-device");
     fake.answer("cuInit", 100);
     let error = fake.load().unwrap_err();
@@ -103,7 +103,7 @@ fn no_device_is_an_error_of_its_own() {
 }
 
 #[test]
-fn contexts_are_made_once_and_only_on_need() {
+fn contexts_are_created_once_and_only_on_demand() {
     let fake = Fake::new("contexts");
     let driver = fake.load().unwrap();
     assert_eq!((driver.device_count(), driver.version().unwrap()), (2, 12040));
@@ -176,7 +176,7 @@ fn a_sticky_error_loses_every_device_for_good() {
 }
 
 #[test]
-fn other_errors_pass() {
+fn other_errors_do_not_lose_the_device() {
     let fake = Fake::new("pass");
     let driver = fake.load().unwrap();
     for code in [2, 1, 400, 700_000] {
@@ -214,7 +214,7 @@ fn an_old_driver_fails_only_in_calls_that_it_lacks() {
 }
 
 #[test]
-fn modules_get_text_that_ends_and_say_why_not() {
+fn modules_get_terminated_text_and_errors_have_the_compilers_log() {
     let fake = Fake::new("modules");
     let driver = fake.load().unwrap();
     // A slice without a NUL. The fake library returns the length of the text that it reads.

@@ -66,8 +66,8 @@ fn a_library_that_is_too_old_is_refused() {
 }
 
 #[test]
-fn the_oldest_that_will_do_is_taken() {
-    with_fakes("the_oldest_that_will_do_is_taken", 21_800, |driver| {
+fn the_oldest_supported_version_is_accepted() {
+    with_fakes("the_oldest_supported_version_is_accepted", 21_800, |driver| {
         assert_eq!(driver.nccl().unwrap().version().unwrap(), 21_800);
     });
 }
@@ -139,8 +139,8 @@ fn communicators_of_one_device_take_turns() {
 }
 
 #[test]
-fn communicators_of_different_devices_do_not() {
-    with_fakes("communicators_of_different_devices_do_not", 22_800, |driver| {
+fn communicators_of_different_devices_do_not_take_turns() {
+    with_fakes("communicators_of_different_devices_do_not_take_turns", 22_800, |driver| {
         // Repeat until two threads have been in calls at the same time.
         for _ in 0..100 {
             use_at_once(driver, &[0, 1]);
@@ -148,33 +148,37 @@ fn communicators_of_different_devices_do_not() {
                 return;
             }
         }
-        panic!("a device waits for another one's turn");
+        panic!("no two devices were in calls at the same time");
     });
 }
 
 #[test]
-fn a_communicator_is_three_of_nccls_own_and_so_is_each_part() {
-    with_fakes("a_communicator_is_three_of_nccls_own_and_so_is_each_part", 22_800, |driver| {
-        let comm = Communicator::new(driver, 0, &ID, 4, 2, LIMIT).unwrap();
-        assert_eq!((comm.rank(), comm.ranks()), (2, 4));
-        let three = "init 1: non-blocking\n\
+fn each_communicator_and_each_part_consists_of_three_nccl_communicators() {
+    with_fakes(
+        "each_communicator_and_each_part_consists_of_three_nccl_communicators",
+        22_800,
+        |driver| {
+            let comm = Communicator::new(driver, 0, &ID, 4, 2, LIMIT).unwrap();
+            assert_eq!((comm.rank(), comm.ranks()), (2, 4));
+            let three = "init 1: non-blocking\n\
                      split 1, color 0, key 2, to 2: non-blocking, sharing\n\
                      split 2, color 0, key 2, to 3: blocking\n";
-        assert_eq!(log(), three);
-        assert!(comm.split(None, 0, LIMIT).unwrap().is_none());
-        assert_eq!(log(), "split 1, no color\n");
-        let part = comm.split(Some(7), 3, LIMIT).unwrap().unwrap();
-        let three = "split 1, color 7, key 3, to 4: non-blocking\n\
+            assert_eq!(log(), three);
+            assert!(comm.split(None, 0, LIMIT).unwrap().is_none());
+            assert_eq!(log(), "split 1, no color\n");
+            let part = comm.split(Some(7), 3, LIMIT).unwrap().unwrap();
+            let three = "split 1, color 7, key 3, to 4: non-blocking\n\
                      split 4, color 0, key 3, to 5: non-blocking, sharing\n\
                      split 5, color 0, key 3, to 6: blocking\n";
-        assert_eq!(log(), three);
-        comm.abort();
-        assert_eq!(log(), "abort 2\nabort 1\nabort 3\n");
-        enqueue(&part).unwrap();
-        part.abort();
-        assert_eq!(log(), "abort 5\nabort 4\nabort 6\n");
-        assert_eq!((counted("fake_misuses"), counted("fake_alive")), (0, 0));
-    });
+            assert_eq!(log(), three);
+            comm.abort();
+            assert_eq!(log(), "abort 2\nabort 1\nabort 3\n");
+            enqueue(&part).unwrap();
+            part.abort();
+            assert_eq!(log(), "abort 5\nabort 4\nabort 6\n");
+            assert_eq!((counted("fake_misuses"), counted("fake_alive")), (0, 0));
+        },
+    );
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn a_communicator_that_is_never_ready_is_given_up_at_any_stage() {
             }
         }
         drop(whole);
-        until("all but what nobody came for is freed", || counted("fake_alive") <= 1);
+        until("all communicators except the stalled one are freed", || counted("fake_alive") <= 1);
         assert_eq!(counted("fake_misuses"), 0);
     });
 }

@@ -34,7 +34,7 @@ fn is_refused(answer: &Result<()>) -> bool {
 }
 
 #[test]
-fn a_wait_takes_no_stream_into_a_capture_unasked() {
+fn a_wait_does_not_make_a_stream_join_a_capture_implicitly() {
     let (_, driver) = sim();
     let (captured, other, event) = (stream(&driver), stream(&driver), event(&driver));
     let capture = begin(&captured);

@@ -57,7 +57,11 @@ fn shared_memory_shows_both_sides_writes_and_outlives_its_maker() {
     assert_eq!([0, 1].map(|at| byte(&maker, &here, at)), [9, 7]);
 
     let free = |driver: &Arc<dyn Driver>| driver.mem_info(0).unwrap().free;
-    assert_eq!(free(&peer) - free(&maker), 2 * PAGE, "it counts where it was made");
+    assert_eq!(
+        free(&peer) - free(&maker),
+        2 * PAGE,
+        "the memory counts on the driver that created it"
+    );
     drop((here, made));
     assert_eq!(free(&peer), free(&maker));
     drop(maker);
@@ -142,7 +146,7 @@ fn gpu_a_descriptor_of_other_memory_is_refused() {
 }
 
 #[test]
-fn drivers_that_cannot_share_say_so() {
+fn drivers_that_cannot_share_memory_return_an_error() {
     let null: Arc<dyn Driver> = Arc::new(null::NullDriver::new(1));
     let error = PhysicalMemory::shareable(&null, 0, PAGE).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::NOT_SUPPORTED));

@@ -261,7 +261,7 @@ fn allocations_count_against_the_capacity() {
 }
 
 #[test]
-fn contexts_are_made_on_first_need() {
+fn contexts_are_created_on_first_use() {
     let (_, driver) = sim(2, Schedule::Eager);
     driver.properties(1).unwrap();
     driver.pointer_kind(0x1000).unwrap();
@@ -358,7 +358,7 @@ fn frees_wait_for_the_device() {
     set(&non_blocking(&driver, 0), &memory, 1);
     set(&non_blocking(&driver, 1), &far, 1);
     drop(other);
-    assert_eq!(sim.pending(), 1, "its own device only");
+    assert_eq!(sim.pending(), 1, "the free waited for another device, too");
     assert_eq!(sim.usage().host_waits, 1);
 }
 
@@ -504,7 +504,7 @@ fn host_functions_of_a_lost_device_are_dropped() {
     unsafe { driver.launch_host_func(stream.handle(), Box::new(f)) }.unwrap();
     sim.lose_device(0, CudaCode::DEVICE_UNAVAILABLE);
     assert!(heard.recv().is_err(), "dropped, not run");
-    assert_eq!(sim.usage().host_allocations, 0, "what it held was released");
+    assert_eq!(sim.usage().host_allocations, 0, "the function's memory was not released");
 }
 
 #[test]

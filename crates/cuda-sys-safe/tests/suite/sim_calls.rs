@@ -157,7 +157,7 @@ fn every_kind_of_call_can_fail() {
 }
 
 #[test]
-fn threads_share_a_box() {
+fn threads_share_a_simulator() {
     let sim = SimConfig { schedule: Schedule::Seeded(5), ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let ran = AtomicUsize::new(0);
@@ -214,14 +214,14 @@ fn captures_keep_to_their_thread() {
     let unsupported = Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED);
 
     begin(CaptureMode::ThreadLocal);
-    assert_eq!(elsewhere(&alloc), None, "only its own thread is bound");
+    assert_eq!(elsewhere(&alloc), None, "the capture restricts other threads");
     let wrong = elsewhere(&|| end().err().and_then(|e| e.code()));
     assert_eq!(wrong, Some(CudaCode::STREAM_CAPTURE_WRONG_THREAD));
     // SAFETY: the graph was just captured.
     unsafe { driver.graph_destroy(end().unwrap()) }.unwrap();
 
     begin(CaptureMode::Global);
-    assert_eq!(elsewhere(&alloc), unsupported, "every thread is bound");
+    assert_eq!(elsewhere(&alloc), unsupported, "the capture does not restrict other threads");
     let code = end().unwrap_err().code();
     assert_eq!(code, Some(CudaCode::STREAM_CAPTURE_INVALIDATED));
 
@@ -236,7 +236,7 @@ fn captures_keep_to_their_thread() {
 }
 
 #[test]
-fn a_capture_goes_with_its_stream_or_device() {
+fn a_capture_ends_with_its_stream_or_device() {
     let sim = SimConfig { isolate_faults: true, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let stream = || Stream::new(&driver, 1, StreamFlags::default()).unwrap();
@@ -257,7 +257,7 @@ fn a_capture_goes_with_its_stream_or_device() {
 
 /// Simulates a system that cannot map memory twice.
 #[test]
-fn a_device_without_virtual_memory_says_so() {
+fn a_device_without_virtual_memory_returns_errors() {
     let mut config = SimConfig::new(1);
     config.properties.virtual_memory_management = false;
     let driver: Arc<dyn Driver> = config.build();

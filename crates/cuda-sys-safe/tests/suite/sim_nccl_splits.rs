@@ -82,7 +82,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 }
 
 #[test]
-fn a_part_that_is_dropped_before_it_is_made_is_missed() {
+fn a_rank_that_drops_an_unfinished_part_is_named() {
     for schedule in schedules() {
         let ranks = Ranks::new(schedule);
         let gone = ranks.split(0);
@@ -103,7 +103,7 @@ fn a_part_that_is_dropped_before_it_is_made_is_missed() {
 
 /// Rank 0 leaves one of two unfinished splits. Only that split fails.
 #[test]
-fn the_right_one_of_two_parts_is_missed() {
+fn only_the_part_that_a_rank_has_left_fails() {
     for schedule in schedules() {
         let ranks = Ranks::new(schedule);
         let first = [ranks.split(0), ranks.split(1), ranks.split(2)];
@@ -121,7 +121,7 @@ fn the_right_one_of_two_parts_is_missed() {
 }
 
 #[test]
-fn a_rank_that_dies_in_a_split_is_missed_in_the_part() {
+fn a_rank_that_dies_in_a_split_is_named_in_the_part() {
     for schedule in schedules() {
         let ranks = Ranks::new(schedule);
         ranks.split(0);
@@ -158,7 +158,7 @@ const CHILD: &str = "WARPLINE_TEST_NCCL_SPLIT";
 
 /// A rank in another process aborts, or its process ends, during a split.
 #[test]
-fn ranks_of_other_processes_are_missed_too() {
+fn ranks_that_leave_in_other_processes_are_named() {
     let join = |id: &UniqueId, rank| {
         let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(1) }.build();
         let driver: Arc<dyn Driver> = sim.clone();
@@ -189,7 +189,7 @@ fn ranks_of_other_processes_are_missed_too() {
     for (how, why) in [("gives up", "rank 1 of 2 has aborted"), ("ends", "rank 1 of 2 has died")] {
         let id = SimConfig::new(1).build().nccl().unwrap().unique_id().unwrap();
         let text: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = crate::named(module_path!(), "ranks_of_other_processes_are_missed_too");
+        let name = crate::named(module_path!(), "ranks_that_leave_in_other_processes_are_named");
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args([&name, "--exact", "--nocapture"])
             .env(CHILD, format!("{how} {text}"))

@@ -9,7 +9,8 @@ use warpline_parallel::distributed::launch::Launcher;
 
 /// Starts a program as several ranks on this host. Each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 /// and a new WARPLINE_SECRET in its environment. Each line of output is printed after `[rank]: `. If a rank fails, the
-/// other ranks are killed, and with --max-restarts, all ranks are started again. The exit code is that of the failed rank.
+/// other ranks are killed. With --max-restarts, all ranks are then started again. The exit code is that of the failed
+/// rank.
 #[derive(Parser)]
 #[command(name = "warpline-run", version)]
 struct Args {

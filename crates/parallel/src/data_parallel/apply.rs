@@ -2,9 +2,9 @@
 //!
 //! Each device but the first has a thread. The thread is woken when the forward pass begins, polls for its job for
 //! about 50 µs, and then sleeps. The first replica runs on the caller's thread. Each replica runs with the caller's
-//! runtime and the caller's current stream of the replica's device. The current device and streams that a module sets
-//! on another thread are reset after the job (`stream::apart`). The caller waits for all replicas. If several replicas
-//! fail, the failure of the lowest-numbered replica is returned, or its panic is resumed.
+//! runtime and the caller's current stream of the replica's device. The current device and the current streams that a
+//! module sets on such a thread are reset after the job (`stream::apart`). The caller waits for all replicas. If
+//! several replicas fail, the failure of the lowest-numbered replica is returned, or its panic is resumed.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
@@ -101,9 +101,8 @@ pub(super) struct ReplicaCall<'a, M, I> {
 /// on the threads of their devices. Returns the outputs in order, after all calls have ended and all replicas have been
 /// dropped.
 ///
-/// # Errors
-/// [`DataParallelError::Replica`] for the first failed call, [`DataParallelError::Thread`] if its thread has ended. If
-/// the first failed call panicked, the panic is resumed.
+/// # Errors [`DataParallelError::Replica`] for the first failed call, or [`DataParallelError::Thread`] if the thread of
+/// that call has ended. If the first failed call panicked, the panic is resumed.
 #[track_caller]
 pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],

@@ -27,12 +27,11 @@ pub struct GatherTo {
 pub trait Gather: Sized + Send + 'static {
     /// Gathers the outputs of the replicas, in order. `outputs` has at least one element.
     ///
-    /// # Errors
-    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
-    /// [`DataParallelError::GatherFromCpu`] if a tensor is on the CPU, [`DataParallelError::GatherShapes`] if tensors
-    /// differ in a size other than that of the dimension, [`DataParallelError::GatherStructure`] if lists, maps or
-    /// options differ in structure. [`ErrorKind::DimOutOfRange`](warpline::ErrorKind::DimOutOfRange) if the tensors do
-    /// not have the dimension; errors of the copies.
+    /// # Errors [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its
+    /// source: [`DataParallelError::GatherFromCpu`] if a tensor is on the CPU, [`DataParallelError::GatherShapes`] if
+    /// tensors differ in a size other than that of the dimension, [`DataParallelError::GatherStructure`] if lists, maps
+    /// or options differ in structure. [`ErrorKind::DimOutOfRange`](warpline::ErrorKind::DimOutOfRange) if the tensors
+    /// do not have the dimension; errors of [`Tensor::new_empty`] and [`Tensor::copy_`].
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self>;
 }
 
@@ -45,7 +44,7 @@ impl Gather for Tensor {
             return Err(DataParallelError::GatherFromCpu { replica }.into());
         }
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
-            // Python, too, shows a warning once.
+            // Warn once, because Python also shows a repeated warning only once.
             static WARNED: Once = Once::new();
             WARNED.call_once(|| tracing::warn!("{SCALAR_WARNING}"));
             for output in &mut outputs {
@@ -92,7 +91,8 @@ impl Function for Concatenation {
 
     fn forward(&self, _save: &mut ToSave, parts: &[&Tensor]) -> Result<Vec<Tensor>> {
         let joined = parts[0].new_empty(&self.sizes, self.device)?;
-        // Enqueue the copies between devices first. The host waits only if the result is in host memory.
+        // Enqueue the copies from other devices first, because they take longer than copies within a device. The host
+        // waits only if the result is in host memory.
         for to_same_device in [false, true] {
             let mut start = 0;
             for part in parts {
@@ -223,5 +223,5 @@ fn structure_error(reason: String) -> Error {
 
 #[track_caller]
 fn no_outputs_error() -> Error {
-    structure_error("there are none".into())
+    structure_error("there are no outputs".into())
 }

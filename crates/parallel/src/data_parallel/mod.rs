@@ -70,15 +70,14 @@ pub struct DataParallel<M> {
 }
 
 impl<M: Module> DataParallel<M> {
-    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their indices
-    /// and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
+    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their
+    /// indices and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
     ///
-    /// # Errors
-    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
-    /// [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,
+    /// # Errors [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its
+    /// source: [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,
     /// [`DataParallelError::OutputDevice`] if the output device is a negative number other than -1,
     /// [`DataParallelError::Thread`] if a thread cannot be started.
-    /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no GPU with an index;
+    /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no GPU with one of the given indices;
     /// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the output device is not a
     /// device name; errors of [`Module::to`].
     #[track_caller]
@@ -126,8 +125,8 @@ impl<M> DataParallel<M> {
         self.output_device
     }
 
-    /// Computes the module's output. The input may have any type that implements [`Scatter`]. Several arguments are a
-    /// tuple. No argument is `()`, which runs a single replica.
+    /// Computes the module's output. The input may have any type that implements [`Scatter`]. Pass several arguments as
+    /// a tuple. For a module without arguments, pass `()`; only the first replica then runs.
     ///
     /// # Errors
     /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
@@ -166,7 +165,7 @@ impl<M> DataParallel<M> {
         };
         if inputs.is_empty() || inputs.len() > self.device_ids.len() {
             let reason = format!(
-                "the input gives {} pieces for the devices {:?}",
+                "the input was split into {} chunks for the devices {:?}; there must be at least one chunk, and at most one per device",
                 inputs.len(),
                 self.device_ids
             );

@@ -5,9 +5,9 @@
 //! `Version` of the copy or of the original has changed, or if the program kept a tensor of an earlier replica. Each
 //! launch, copy, replay and host access that writes to a tensor changes its version.
 //!
-//! Invariant: a copy is up to date or is renewed. The version of the original is read before the copy is enqueued, so a
-//! concurrent write counts as a later write. No other code has access to a copy while it is written. Captures are
-//! refused, because captured copies run only in replays.
+//! Invariant: a replica uses only copies that are up to date. The version of the original is read before the copy is
+//! enqueued, so a concurrent write counts as a later write. No other code has access to a copy while it is written.
+//! Captures are refused, because captured copies run only in replays.
 //!
 //! Under `SyncPolicy::Manual` the program orders its own tensors with its current streams, as in PyTorch. The cached
 //! copies are ordered here: a forward pass on different streams than the last one makes its streams wait for the last

@@ -16,7 +16,7 @@ pub struct ScatterTo<'a> {
 }
 
 impl ScatterTo<'_> {
-    /// Returns the number of devices, which is the largest number of chunks.
+    /// Returns the number of devices, which is the maximum number of chunks.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.device_ids.len()

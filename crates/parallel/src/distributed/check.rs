@@ -9,8 +9,8 @@ use super::{GroupError, RankCall, Result, StoreError};
 /// Longest wait for the store before the group's failure is checked again.
 const STORE_WAIT: Duration = Duration::from_millis(100);
 
-/// Waits for the matching calls of the other ranks and compares them with this rank's call. Returns `false` without a
-/// comparison if the launch will refuse the call.
+/// Waits for the matching calls of the other ranks and compares them with this rank's call. If the launch will refuse
+/// the call, returns `false` without a comparison.
 pub(super) fn compare(group: &GroupShared, seq: u64, call: &Signature) -> Result<bool> {
     let differing = match call.peer {
         None => compare_collective(group, seq, call)?,
@@ -99,8 +99,8 @@ fn encode(call: &Signature, ranks: usize) -> String {
     text
 }
 
-/// Compares sends and receives. The n-th send from one rank to another must match the n-th receive there. Returns the
-/// calls that differ, or `None` if the launch will refuse the call.
+/// Compares sends and receives. The n-th send from one rank to another must match the other rank's n-th receive from
+/// the sender. Returns the calls that differ, or `None` if the launch will refuse the call.
 fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<RankCall>>> {
     let (store, rank, ranks) = (&group.parts.store, group.rank(), group.ranks());
     let calls = if call.parts.is_empty() { std::slice::from_ref(call) } else { &call.parts };
@@ -125,7 +125,7 @@ fn compare_pairs(group: &GroupShared, call: &Signature) -> Result<Option<Vec<Ran
     let mut differing = Vec::new();
     for (call, peer, key) in waiting {
         let value = wait_for_text(group, &key)?;
-        // No other rank reads this key.
+        // Delete the key, which no other rank reads.
         store.delete(&key)?;
         let (content, theirs) = value.split_once('\n').unwrap_or((&value, ""));
         if content != call.content() {

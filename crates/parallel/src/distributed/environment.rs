@@ -35,7 +35,7 @@ const LOCAL_RANK: [&str; LAUNCHERS] =
     ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
 impl Environment {
-    /// Returns the index of the rank's device. `None` if the environment names none.
+    /// Returns the index of the rank's device. `None` if the environment has no local rank.
     pub(super) fn device(&self, devices: usize) -> Result<Option<usize>> {
         match self.local_rank {
             // A launcher may make only its own device visible to each rank.
@@ -114,7 +114,7 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
     if world_size.is_none() {
         problems.0.push(format!("{} is not set", names(&WORLD_SIZE)[0]));
     }
-    const COUNT: &str = "a number from 0 on";
+    const COUNT: &str = "a non-negative integer";
     let rank_name = rank.as_ref().map_or("RANK", |(name, _)| name);
     let rank = rank.and_then(|(name, text)| problems.number::<usize>(name, &text, COUNT));
     let world_size = world_size.and_then(|(name, text)| {
@@ -127,7 +127,7 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
     let local_rank = local_rank.and_then(|(name, text)| problems.number(name, &text, COUNT));
     let agent = problems.text(read, "TORCHELASTIC_USE_AGENT_STORE");
     let agent = agent.is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    const PORT: &str = "a port, a number up to 65535";
+    const PORT: &str = "a port number from 0 to 65535";
     let port = match own_port {
         Some(text) => problems.number::<u16>("WARPLINE_MASTER_PORT", &text, PORT),
         None => {
@@ -161,7 +161,7 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
         Some("DETAIL") => true,
         Some(other) => {
             let text =
-                format!("WARPLINE_DISTRIBUTED_DEBUG is {other:?}; there are OFF, INFO, DETAIL");
+                format!("WARPLINE_DISTRIBUTED_DEBUG is {other:?}; it must be OFF, INFO or DETAIL");
             problems.0.push(text);
             false
         }

@@ -26,7 +26,7 @@ use super::StoreError;
 pub enum GroupError {
     /// Environment variables that describe this process's rank are missing or invalid.
     #[error(
-        "{}. A launcher sets these (`warpline-run`, `torchrun --no-python`, \
+        "{}. A launcher sets these variables (`warpline-run`, `torchrun --no-python`, \
          `srun`, `mpirun`); or pass the values to `InitOptions::new`", problems.join("; ")
     )]
     Environment {
@@ -34,7 +34,7 @@ pub enum GroupError {
         problems: Vec<String>,
     },
     /// The group could not be formed, for example because not all ranks arrived in time.
-    #[error("rank {rank} of {world_size}: {reason}{}", RankList(missing, "; not heard of: "))]
+    #[error("rank {rank} of {world_size}: {reason}{}", RankList(missing, "; missing: "))]
     Init {
         /// The rank that reports the error.
         rank: usize,
@@ -67,7 +67,7 @@ pub enum GroupError {
     Mismatch {
         /// The rank that reports the error.
         rank: usize,
-        /// Number of the collective in the group.
+        /// Sequence number of the collective in the group.
         seq: u64,
         /// Call of this rank.
         call: String,
@@ -129,8 +129,8 @@ impl fmt::Display for RankCall {
     }
 }
 
-/// The failure for which a group's communicator was aborted. All further calls on the group fail with it. The process
-/// can continue and form a new group.
+/// The failure for which a group's communicator was aborted. All further calls on the group return this failure. The
+/// process can continue and form a new group.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Name of the group.
@@ -139,7 +139,7 @@ pub struct Failure {
     pub rank: usize,
     /// The oldest unfinished call of this rank, or its last call if all are finished. Empty if there is no call.
     pub op: String,
-    /// Number of that call in the group.
+    /// Sequence number of that call in the group.
     pub seq: u64,
     /// Source location of that call.
     pub location: String,
@@ -159,11 +159,11 @@ impl fmt::Display for Failure {
         if !self.op.is_empty() {
             write!(f, "{}, number {}, called at {}: ", self.op, self.seq, self.location)?;
         }
-        write!(f, "{}{}", self.reason, RankList(&self.missing, "; not heard of: "))?;
+        write!(f, "{}{}", self.reason, RankList(&self.missing, "; missing: "))?;
         for differing in &self.differing {
             write!(f, "; {differing}")?;
         }
-        f.write_str(". The group was aborted; make a new group to go on")
+        f.write_str(". The group was aborted; create a new group to continue")
     }
 }
 

@@ -1,5 +1,5 @@
 //! The flight recorder: a record of each rank's last calls on a group, and the comparison of the ranks' records. Sends
-//! and receives are numbered separately for each sender and receiver.
+//! and receives are numbered separately for each pair of sender and receiver.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
@@ -16,7 +16,7 @@ use super::signature::Signature;
 const MAX_FINISHED: usize = 256;
 /// Number of calls after which a new call polls for finished calls.
 const POLL_INTERVAL: u64 = 16;
-/// Number of calls that one poll examines at a time.
+/// Number of calls that a poll examines in each step.
 const POLL_WINDOW: usize = 2 * POLL_INTERVAL as usize;
 
 /// The state of a call.
@@ -53,13 +53,13 @@ pub(super) struct FlightRecorder {
     pairs: HashMap<(usize, bool), u64>,
     /// Number of entries at the front that are done.
     finished: usize,
-    /// Completion of the calls, which tracks the validity of their results. It counts from 1, so call `id` has number
-    /// `id + 1`.
+    /// Tracks which calls are complete, and so which results are valid. Calls are counted from 1 here: call `id` has
+    /// number `id + 1`.
     completion: Completion,
 }
 
 impl FlightRecorder {
-    /// Adds a call. Returns its id and its sequence number.
+    /// Adds a call. Returns the call's id and sequence number.
     pub(super) fn begin(
         &mut self,
         signature: Signature,
@@ -80,7 +80,7 @@ impl FlightRecorder {
         (id, seq)
     }
 
-    /// Returns the completion of the calls, which tracks the validity of their results.
+    /// Returns the [`Completion`] that tracks which calls are complete, and so which results are valid.
     pub(super) fn completion(&self) -> &Completion {
         &self.completion
     }
@@ -252,7 +252,7 @@ pub(super) fn differences(
             let theirs = calls.iter().find(|c| c.peer.is_none() && c.seq == call.seq)?;
             (theirs.text != call.text).then(|| {
                 let call = format!(
-                    "called {} as number {} at {}",
+                    "called {} as collective number {} at {}",
                     theirs.text, theirs.seq, theirs.location
                 );
                 RankCall { rank: *rank, call }
@@ -276,7 +276,7 @@ pub(super) fn differences(
 
 fn last(calls: &[PublishedCall]) -> String {
     match calls.last() {
-        None => "it has called nothing on the group".into(),
+        None => "it has made no call on the group".into(),
         Some(call) => format!(
             "its last call was {}, number {}, at {}, {}",
             call.text,
@@ -392,7 +392,10 @@ mod tests {
         assert_eq!(found(&[(1, same.clone())]), []);
         let differing = found(&[(1, same.clone()), (2, other)]);
         assert_eq!(differing.len(), 1);
-        assert_eq!(differing[0].to_string(), "rank 2 called x as number 2 at main.rs:2:1");
+        assert_eq!(
+            differing[0].to_string(),
+            "rank 2 called x as collective number 2 at main.rs:2:1"
+        );
         let differing = found(&[(1, behind), (2, same), (3, vec![])]);
         assert_eq!(differing.iter().map(|d| d.rank).collect::<Vec<_>>(), [1, 3]);
         assert!(differing[0].call.contains("its last call was a, number 1"), "{}", differing[0]);

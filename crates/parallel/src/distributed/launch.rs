@@ -46,7 +46,7 @@ pub struct Launcher {
     ranks: usize,
     keep_going: bool,
     max_restarts: usize,
-    /// Number of restarts before this one.
+    /// Number of restarts so far.
     restarts: usize,
     on_line: OnLine,
 }
@@ -57,7 +57,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 
 impl Launcher {
-    /// Creates a launch of `program` with this number of ranks.
+    /// Creates a launcher of `program` with this number of ranks.
     pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Self {
         Self {
             program: program.into(),
@@ -93,7 +93,7 @@ impl Launcher {
         self.env("WARPLINE_DRIVER", if spec == "sim" { devices.as_str() } else { spec })
     }
 
-    /// Lets the other ranks continue after a rank has failed. Default: false, they are killed.
+    /// Sets whether the other ranks continue after a rank has failed. With `false`, they are killed. Default: `false`.
     #[must_use]
     pub fn keep_going(mut self, keep_going: bool) -> Self {
         self.keep_going = keep_going;
@@ -145,7 +145,7 @@ impl Launcher {
     /// cannot be started; [`io::ErrorKind::Other`] if the store cannot be hosted. No rank keeps running after an error.
     pub fn spawn(self) -> io::Result<Ranks> {
         if self.ranks == 0 {
-            let text = "at least one rank has to be started";
+            let text = "at least one rank must be started";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let secret = Secret::random().map_err(io::Error::other)?;
@@ -164,7 +164,7 @@ impl Launcher {
             let mut command = Command::new(&self.program);
             command.args(&self.args).stdin(Stdio::null());
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            // An outer launcher may have set these for its own store.
+            // An outer launcher may have set these variables for its own store.
             for name in ["TORCHELASTIC_USE_AGENT_STORE", "WARPLINE_MASTER_PORT"] {
                 command.env_remove(name);
             }
@@ -249,14 +249,15 @@ pub struct Ranks {
 impl Ranks {
     /// Kills a rank.
     ///
-    /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if it cannot be killed.
+    /// # Errors [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if the rank cannot be
+    /// killed.
     pub fn kill(&mut self, rank: usize) -> io::Result<()> {
         let child = self.children.get_mut(rank);
         child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
     }
 
-    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is set.
+    /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is
+    /// set.
     ///
     /// # Errors
     /// The system's error if the state of a rank cannot be queried.
@@ -323,8 +324,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the exit code of the run: that of the first rank that failed, or 0. As in a shell, the exit code of a
-    /// rank that a signal has ended is 128 plus the number of the signal.
+    /// Returns the exit code of the run: that of the first rank that failed, or 0. If a signal has ended that rank, the
+    /// exit code is 128 plus the number of the signal, as in a shell.
     #[must_use]
     pub fn code(&self) -> i32 {
         let Some(status) = self.first_failed.and_then(|rank| self.statuses.get(rank)) else {

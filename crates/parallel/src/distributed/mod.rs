@@ -4,10 +4,10 @@
 //! # Security on a network
 //!
 //! Ranks meet in a [`Store`]. A [`TcpStore`] on a network requires the job's [`Secret`] (`WARPLINE_SECRET`) from every
-//! client, because a client that can write to the store determines which addresses NCCL connects to. After the proof of
-//! the secret, the store's messages are not encrypted; those of a group on the CPU are its tensors. NCCL's connections, which carry the tensors, are neither
-//! authenticated nor encrypted: make NCCL's ports unreachable for others on the job's network. `NCCL_SOCKET_IFNAME`
-//! selects NCCL's network interface.
+//! client, because a client that can write to the store determines which addresses NCCL connects to. The store's
+//! messages are not encrypted. A group on the CPU sends its tensors in these messages. A group on GPUs sends its
+//! tensors over NCCL's connections, which are neither authenticated nor encrypted: block access to NCCL's ports from
+//! outside the job. `NCCL_SOCKET_IFNAME` selects NCCL's network interface.
 
 use warpline::{Error, Result};
 

@@ -84,7 +84,8 @@ impl Signature {
         self
     }
 
-    /// Adds the calls of a replay. If one of them is a send or receive, other ranks need not make a matching call.
+    /// Adds the calls of a replay. If one of the calls is a send or receive, other ranks need not replay a matching
+    /// graph, so the replay is not numbered as a collective.
     pub(super) fn calls(mut self, calls: &CallNames) -> Self {
         let alone = calls.iter().any(|call| matches!(*call, "send" | "recv" | "batch_isend_irecv"));
         self.peer = alone.then_some((usize::MAX, true));

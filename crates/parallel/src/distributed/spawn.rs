@@ -10,7 +10,7 @@ use super::{Backend, GroupError, HashStore, InitOptions, ProcessGroup, init_proc
 /// Runs a closure as each rank of a group on the CPU (`torch.multiprocessing.spawn` with the backend `gloo`). Returns
 /// the results in the order of ranks.
 ///
-/// The ranks are threads of this process. Each has a runtime of its own without GPUs, so `manual_seed` of one rank does
+/// The ranks are threads of this process. Each rank has its own runtime without GPUs, so `manual_seed` on one rank does
 /// not affect the others. If a rank returns an error or panics, the calls of the other ranks fail.
 ///
 /// ```

@@ -1,9 +1,9 @@
 //! The watchdog: a thread per group that detects calls that hang and aborts the group.
 //!
-//! The watchdog acts if a call is older than the timeout, NCCL reports an error, or another rank has reported a
-//! failure. It publishes this rank's record, reads the other ranks' records, determines which rank is missing or
-//! differs, and aborts the communicator. It keeps the group alive until the group's work is done, so dropping a group
-//! neither waits nor cuts off work.
+//! The watchdog aborts the group if a call is older than the timeout, NCCL reports an error, or another rank has
+//! reported a failure. It publishes this rank's record, reads the other ranks' records, determines which rank is
+//! missing or made a different call, and aborts the communicator. It keeps the group alive until the group's work is
+//! done, so dropping a group neither waits nor cancels work.
 //!
 //! Invariant: aborted results are not read. The results of a collective, and everything computed from them, are marked
 //! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog first records the completed
@@ -20,7 +20,7 @@ use super::group::GroupShared;
 use super::store::Deadline;
 use super::{Failure, GroupError, StoreError};
 
-/// Prefix of the reason if the failure is only a timeout.
+/// First words of the reason for a timeout.
 const TIMED_OUT: &str = "it was not done within";
 /// Key that the first rank to detect a failure sets in the store.
 const FAILED: &str = "failed";
@@ -29,7 +29,7 @@ const FAILED: &str = "failed";
 /// answer delays the detection of a timeout.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the time that the other ranks have to publish their records.
+/// Returns the time limit within which the other ranks must publish their records.
 pub(super) fn publish_timeout(timeout: Duration) -> Duration {
     timeout.clamp(Duration::from_secs(1), Duration::from_secs(30))
 }
@@ -77,14 +77,15 @@ fn watch(group: &GroupShared) {
             if unfinished.is_none() {
                 return;
             }
-            // The group was dropped, so no call wakes the watchdog any more.
+            // No further call can wake the watchdog, because the group was dropped. Poll often, so that the thread ends
+            // soon.
             tick = Duration::from_millis(2);
             std::thread::sleep(tick);
         }
     }
 }
 
-/// Makes the watchdogs of all ranks fail the group, for a reason that lies outside of its calls.
+/// Makes the watchdogs of all ranks fail the group for a reason other than a failed call.
 pub(super) fn report_failure(group: &GroupShared, reason: &str) {
     let report = format!("rank {} reported: {reason}", group.rank());
     // Without the store, the other ranks' calls end at their timeout.

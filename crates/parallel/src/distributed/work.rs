@@ -55,8 +55,8 @@ impl Work {
         Self { group, done, id, seq, tensors }
     }
 
-    /// Returns the number of the collective in the group. For a send or receive, the number between the two ranks, in
-    /// that direction.
+    /// Returns the sequence number of the collective in the group, from 1 on. For a send or receive, returns the
+    /// sequence number among the calls between the two ranks in that direction.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq

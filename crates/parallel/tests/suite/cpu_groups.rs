@@ -41,7 +41,7 @@ fn invalid_calls_on_cpus_are_refused_and_change_nothing() {
                 "cuda:0",
             ),
             (group.broadcast(&x, 2, ()), "no rank 2"),
-            (group.all_gather(&list, &x, ()), "one for each of the 2 ranks"),
+            (group.all_gather(&list, &x, ()), "but must have 2, one for each rank"),
             (group.all_gather_into_tensor(&x, &x, ()), "as many elements"),
             (
                 group.all_to_all_single(&x, &x, AllToAllOptions::new().input_split_sizes(&[1, 2])),
@@ -243,8 +243,8 @@ fn each_spawned_rank_has_generators_of_its_own() {
     assert_ne!(values[0], values[1]);
 }
 
-/// The last call is a broadcast, which the root ends without the other ranks. The root hosts the store, and ends it at
-/// once.
+/// The last call is a broadcast, which the root completes without waiting for the other ranks. The root hosts the store
+/// and drops it at once.
 #[test]
 fn the_host_of_the_store_waits_for_the_last_call_of_the_other_ranks() {
     for round in 0..12 {

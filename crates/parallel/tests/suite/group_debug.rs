@@ -46,7 +46,7 @@ fn debug_mode_names_the_differing_ranks_and_launches_nothing() {
             assert!(error.to_string().contains("all_reduce(float32[3], Sum)"), "{error}");
             assert!(error.to_string().contains("broadcast(float32[3], root 0)"), "{error}");
             assert_eq!(values(&x)?, [1.0; 3]);
-            // Dtype, shape, reduction and root are compared, too.
+            // Debug mode also compares dtype, shape, reduction and root.
             let y = zeros([3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
             assert!(group.all_reduce(&y, ReduceOptions::new().async_op(true)).is_err());
             let y = zeros([if rank == 2 { 3 } else { 4 }], group.device())?;
@@ -82,7 +82,8 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
             let rank = group.rank();
             let of = |count: usize, dtype| zeros([count], (dtype, group.device()));
             let (three, four, int) = (of(3, DType::F32)?, of(4, DType::F32)?, of(3, DType::I32)?);
-            // Receive with another count and another dtype: both ranks get the error, and neither launches.
+            // Receive with a different count, then with a different dtype: both ranks get the error, and neither
+            // launches.
             for wrong in [&four, &int] {
                 match rank {
                     0 => {
@@ -95,7 +96,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                     _ => {}
                 }
             }
-            // Receive in another order, in one batch: the single sends do not match.
+            // Receive in a different order, in one batch: the single sends do not match.
             match rank {
                 0 => {
                     mismatch(group.send(&three, 1, false));
@@ -107,7 +108,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
                 }
                 _ => {}
             }
-            // Matching calls work after the mismatches, also sends of a rank to itself.
+            // After the mismatches, matching calls work, including sends of a rank to itself.
             let (x, y) = (at(&group, rank)?, at(&group, 9)?);
             let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
             for shift in 0..3 {
@@ -181,7 +182,7 @@ fn debug_mode_compares_the_content_of_each_transfer_not_the_splits() {
     });
 }
 
-/// A store that tracks its keys of comparisons.
+/// A store that tracks the keys that comparisons use.
 #[derive(Debug, Default)]
 struct KeyTrackingStore {
     store: HashStore,
@@ -249,6 +250,6 @@ fn debug_mode_leaves_nothing_in_the_store_between_replays() {
             }
         });
         let left = listed.keys.lock().unwrap();
-        assert_eq!(left.len(), 2, "each rank's last: {left:?}");
+        assert_eq!(left.len(), 2, "only the last key of each rank should be left: {left:?}");
     });
 }

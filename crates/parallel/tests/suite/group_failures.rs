@@ -157,7 +157,7 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
         };
         match computed {
             Ok((sum, y, copy)) => {
-                refused("what depends on a result", sum.item::<f32>().err());
+                refused("a value computed from a result", sum.item::<f32>().err());
                 refused("the sum", y.to_vec::<f32>().err());
                 refused("a copy", copy.to_vec::<f32>().err());
             }

@@ -72,9 +72,9 @@ fn a_replay_hangs(ranks: &Ranks) {
         assert!(failure.location.contains("group_replays.rs:"), "{error}");
         let differing: Vec<_> = failure.differing.iter().map(|d| d.rank).collect();
         assert_eq!(differing, [1], "{error}");
-        refused("what the graph computed from it", "all_reduce", y.to_vec::<f32>());
+        refused("a value that the graph computed from the result", "all_reduce", y.to_vec::<f32>());
         refused(
-            "what was computed later",
+            "a value computed later",
             "all_reduce",
             later.and_then(|t: Tensor| t.item::<f32>()),
         );
@@ -139,7 +139,7 @@ fn a_graph_of_two_groups_is_watched_by_each() {
 
 /// A replay of sends and receives uses up no sequence number of the collectives.
 #[test]
-fn replays_of_sends_are_numbered_apart() {
+fn replays_of_sends_are_numbered_separately() {
     schedules(&[3], |ranks| {
         ranks.run(|group| {
             let (x, y) = (at(&group, group.rank())?, at(&group, 7)?);

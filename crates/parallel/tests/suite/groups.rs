@@ -131,7 +131,7 @@ pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()
     if ranks == 1 {
         return group.barrier();
     }
-    // Send around the ring: by single sends and receives in one direction, and by a batch in the other direction.
+    // Send around the ring of ranks: single sends and receives in one direction, a batch in the other direction.
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     let (mine, theirs) = (at(group, rank)?, zeros([3], group.device())?);
     if rank == 0 {
@@ -205,7 +205,7 @@ fn invalid_calls_are_refused_and_change_nothing() {
                 (group.all_reduce(&x.t()?, ()), "contiguous"),
                 (group.all_reduce(&zeros([2], "cpu")?, ReduceOptions::new().async_op(true)), "cpu"),
                 (group.broadcast(&x, 2, ()), "no rank 2"),
-                (group.all_gather(&list, &x, ()), "one for each of the 2 ranks"),
+                (group.all_gather(&list, &x, ()), "but must have 2, one for each rank"),
                 (group.reduce_scatter(&x, &list, ()), "one for each"),
                 (group.all_to_all(&list, &list, ()), "one for each"),
                 (group.all_gather_into_tensor(&x, &x, ()), "as many elements"),
@@ -225,7 +225,7 @@ fn invalid_calls_are_refused_and_change_nothing() {
                     ),
                     "[1, 2]",
                 ),
-                (group.gather(&x, None, group.rank(), ()), "has to be given here"),
+                (group.gather(&x, None, group.rank(), ()), "must pass a list of tensors"),
                 (group.scatter(&x, Some(&list), 1 - group.rank(), ()), "only rank"),
                 (group.gather(&x, None, 7, ()), "no rank 7"),
                 (group.send(&x, group.rank(), false), "itself"),
@@ -243,8 +243,8 @@ fn invalid_calls_are_refused_and_change_nothing() {
     });
 }
 
-/// Asynchronous work waits for earlier work on the current stream, and `wait` makes later work wait for it. Under
-/// `SyncPolicy::Manual` there is no other ordering.
+/// Asynchronous work waits for earlier work on the current stream, and `Work::wait` makes later work wait for the
+/// asynchronous work. Under `SyncPolicy::Manual` there is no other ordering.
 #[test]
 fn async_work_is_ordered_by_wait_alone() {
     for seed in 0..crate::group_support::number("WARPLINE_SCHEDULES", 8) {

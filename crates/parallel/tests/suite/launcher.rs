@@ -42,7 +42,7 @@ fn when_a_rank_fails_the_others_are_killed_and_its_code_is_returned() {
 }
 
 #[test]
-fn a_rank_that_a_signal_ends_counts_as_in_a_shell() {
+fn a_rank_that_a_signal_ends_has_the_exit_code_of_a_shell() {
     let (code, ..) = warpline_run(&["-n", "2", "sh", "-c", "kill -9 $$"]);
     assert_eq!(code, Some(137));
 }
@@ -63,7 +63,7 @@ fn failed_ranks_are_started_again_up_to_a_limit() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn a_missing_program_is_named_in_the_error() {
     let (code, _, err) = warpline_run(&["-n", "2", "/no/such/program"]);
     assert_eq!(code, Some(1));
     assert!(err.contains("/no/such/program"), "{err}");

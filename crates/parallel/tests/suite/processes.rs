@@ -13,7 +13,7 @@ use crate::ddp::killed;
 use crate::ddp::model::{small_buckets, train, train_alone};
 use crate::group_support::{LONG, gpu_spec, number};
 
-/// Environment variable with the part that a rank runs.
+/// Environment variable with the name of the test program that a rank runs.
 const PART: &str = "WARPLINE_TEST_PART";
 /// Line that a rank prints before it is killed.
 const READY: &str = "ready to be killed";
@@ -191,7 +191,7 @@ fn one_is_killed(driver: &str, ranks: usize, victim: usize) {
 }
 
 #[test]
-fn processes_come_together() {
+fn processes_form_a_group() {
     for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
         all_go_well(&format!("sim:3,seed={seed}"), 3, "sums");
     }
@@ -221,7 +221,7 @@ fn a_killed_process_is_named_by_all_others_which_continue() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn gpu2_processes_come_together() {
+fn gpu2_processes_form_a_group() {
     all_go_well(&gpu_spec(), 2, "sums");
 }
 

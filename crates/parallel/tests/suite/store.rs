@@ -153,7 +153,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_store_is_a_map(program in prop::collection::vec((0..2usize, op()), 1..30)) {
+    fn every_store_behaves_like_a_map(program in prop::collection::vec((0..2usize, op()), 1..30)) {
         for (name, ends, _kept) in stores() {
             let mut map = HashMap::new();
             for (at, (end, op)) in program.iter().enumerate() {
@@ -316,7 +316,7 @@ impl Store for EchoStore {
 }
 
 #[test]
-fn programs_may_have_stores_of_their_own() {
+fn programs_can_define_their_own_stores() {
     let store = PrefixStore::new("a", Arc::new(EchoStore));
     assert_eq!(store.get("k", NONE).unwrap(), b"a/k");
     assert!(store.check(&["k", "l"]).unwrap());
@@ -324,7 +324,7 @@ fn programs_may_have_stores_of_their_own() {
 }
 
 #[test]
-fn prefixes_keep_apart() {
+fn prefixes_separate_keys() {
     let below: Arc<dyn Store> = Arc::new(HashStore::new());
     let [a, b] = ["a", "b"].map(|prefix| PrefixStore::new(prefix, Arc::clone(&below)));
     a.set("k", b"1").unwrap();
@@ -333,7 +333,7 @@ fn prefixes_keep_apart() {
 }
 
 #[test]
-fn many_clients_count_to_one_number() {
+fn many_clients_increment_one_counter() {
     const CLIENTS: i64 = 32;
     const EACH: i64 = 25;
     for (name, ends, _kept) in stores() {
@@ -356,7 +356,7 @@ fn many_clients_count_to_one_number() {
 }
 
 #[test]
-fn a_record_that_a_killed_process_left_half_written_is_passed_over() {
+fn an_incomplete_record_of_a_killed_process_is_skipped() {
     let file = TempFile::new();
     FileStore::open(&file.0).unwrap().set("whole", b"1").unwrap();
     let whole = std::fs::read(&file.0).unwrap();
@@ -373,7 +373,7 @@ fn a_record_that_a_killed_process_left_half_written_is_passed_over() {
         let again = FileStore::open(&file.0).unwrap();
         assert!(again.check(&["whole", "next"]).unwrap(), "{cut}");
     }
-    // Cut the file within its first bytes, too.
+    // Also truncate the file within its first bytes.
     for cut in 0..8 {
         std::fs::write(&file.0, &whole[..cut]).unwrap();
         let store = FileStore::open(&file.0).unwrap();
@@ -383,7 +383,7 @@ fn a_record_that_a_killed_process_left_half_written_is_passed_over() {
 }
 
 #[test]
-fn a_file_of_something_else_is_refused() {
+fn a_file_that_is_not_a_store_is_refused() {
     let file = TempFile::new();
     std::fs::write(&file.0, "some other file's text").unwrap();
     let error = FileStore::open(&file.0).unwrap_err();

@@ -167,7 +167,10 @@ fn values_count_until_they_are_sent() {
         if let Err(error) = host.set("k", &value) {
             break error;
         }
-        assert!(clients.len() * MAX_VALUE <= MAX_STORED, "replies of any size are held");
+        assert!(
+            clients.len() * MAX_VALUE <= MAX_STORED,
+            "the server held replies beyond its limit"
+        );
         // Read only the beginning of the reply.
         let mut client = client_that_sends(&host, &message(&get));
         client.read_exact(&mut [0; 5]).unwrap();
@@ -201,7 +204,10 @@ fn the_keys_that_clients_wait_for_are_bounded() {
     // The server may still read the last requests.
     let begun = Instant::now();
     while clients.iter().filter(waits).count() > 32 {
-        assert!(begun.elapsed() < Duration::from_secs(40), "more than 512 MiB of keys are held");
+        assert!(
+            begun.elapsed() < Duration::from_secs(40),
+            "the server held more than 512 MiB of keys"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap().set("other", b"v").unwrap();

@@ -27,7 +27,7 @@ fn connect_raw(address: (&'static str, u16)) -> TcpStream {
 }
 
 #[test]
-fn only_clients_with_the_secret_get_in() {
+fn only_clients_with_the_secret_are_accepted() {
     let (host, secret, address) = host();
     TcpStore::connect(address, TcpStoreOptions::new().secret(&secret).timeout(LONG))
         .unwrap()

@@ -91,7 +91,8 @@ impl GraphReplay<'_> {
         }
         let mut all = !attaches;
         loop {
-            // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept.
+            // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are
+            // kept.
             match unsafe { self.attempt(stream, site, policy, [attaches, all]) }? {
                 Attempt::Launched => return Ok(()),
                 Attempt::Overtaken => {}
@@ -171,9 +172,9 @@ impl GraphReplay<'_> {
             work.inputs = inputs;
             guard = Some(begun);
         }
-        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are kept. The replay is recorded as a
-        // use of the storages below, before their locks are released, so their memory is not reused
-        // before the replay is complete.
+        // SAFETY: the caller guarantees that `uses` and `communicators` are complete and that pool and modules are
+        // kept. The replay is recorded as a use of the storages below, before their locks are released, so their memory
+        // is not reused before the replay is complete.
         let (own, op) = match unsafe { self.submit(stream, site, guard.as_ref()) } {
             Ok(launched) => launched,
             Err(Unlaunched::Failed(error)) => return Err(error),

@@ -143,8 +143,8 @@ impl Precision {
         self.lock().is_tf32(PrecisionOf::Rnn)
     }
 
-    /// Returns a part's precision, from its own setting or its parents': `ieee`, `tf32`, `bf16`, or `none` if nothing is
-    /// set.
+    /// Returns a part's precision, from its own setting or its parents': `ieee`, `tf32`, `bf16`, or `none` if nothing
+    /// is set.
     #[must_use]
     pub fn fp32_precision(&self, of: PrecisionOf) -> &'static str {
         match self.lock().resolve(of) {

@@ -45,7 +45,7 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
             work(&stream, || ());
         }
     };
-    // A wait for the last operation records an event after that operation, and an event after the waiting
+    // A wait for the last operation records an event after that operation. It also records an event after the waiting
     // stream's last work.
     assert_eq!(records(&|| other.wait_for(&stream, last).unwrap()), 2);
     assert_eq!(records(&|| enqueue(10)), 0);
@@ -59,13 +59,13 @@ fn a_stream_records_events_only_for_waits_and_after_a_late_wait() {
     assert_eq!(records(&|| enqueue(1000)), 64);
 }
 
-/// Another stream waits once per step of a thousand operations for the 990th of them, after all.
+/// In each step, a stream enqueues a thousand operations, and then another stream waits for the 990th.
 #[test]
 fn a_stream_soon_records_the_events_of_late_waits_that_keep_coming() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();
     let [from, to] = [(); 2].map(|()| device.exclusive_stream(0).unwrap());
-    // The records that the operations of a step make, and whether the wait covers no later ones.
+    // Returns the number of events that a step records, and whether the wait covers no later operations.
     let step = || {
         let before = driver.calls("event_record");
         let ops: Vec<_> = (0..1000).map(|_| work(&from, || ())).collect();
@@ -83,7 +83,7 @@ fn a_stream_soon_records_the_events_of_late_waits_that_keep_coming() {
         step();
         assert_eq!(step().0, 64);
     }
-    // An event right after an operation this old would be gone, so the wait leads to none.
+    // An event right after such an old operation would have been recycled, so the wait does not cause new events.
     let old = from.last_op() + 10;
     (0..200_000).for_each(|_| _ = work(&from, || ()));
     to.wait_for(&from, old).unwrap();

@@ -92,8 +92,8 @@ pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumb
     op
 }
 
-/// Makes `to` wait for an operation of `from` that a later one follows, so that the next operations
-/// of `from` have an op event each.
+/// Makes `to` wait for an operation of `from` that is not the last, so that each of the next operations of `from` gets
+/// an op event.
 pub(crate) fn wait_late(to: &Stream, from: &Stream) {
     let early = work(from, || ());
     work(from, || ());

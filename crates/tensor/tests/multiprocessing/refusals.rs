@@ -83,7 +83,7 @@ fn a_tensor_arrives_on_the_same_gpu_whatever_its_number() {
 }
 
 #[test]
-fn a_device_without_virtual_memory_says_so() {
+fn a_device_without_virtual_memory_returns_errors() {
     let mut config = SimConfig::new(1);
     config.properties.virtual_memory_management = false;
     let runtime = warpline::Runtime::new(config.build(), warpline::RuntimeConfig::default());

@@ -400,7 +400,7 @@ impl ErrorKind {
         Self::DeviceMismatch { first, second, parameter: String::new() }
     }
 
-    /// Creates an error of this kind in a call of `op`, located as by [`Site::here`].
+    /// Creates an error of this kind in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]

@@ -47,8 +47,8 @@ struct ErrorInner {
 }
 
 impl Error {
-    /// Creates an error of the call at a site. Inside of a [`CallScope`](crate::CallScope), the error is of the scope's
-    /// call.
+    /// Creates an error of the call at `site`. Inside a [`CallScope`](crate::CallScope), creates an error of the
+    /// scope's call instead.
     #[cold]
     #[must_use]
     pub fn new(kind: ErrorKind, site: Site) -> Self {
@@ -56,8 +56,8 @@ impl Error {
         Self(Box::new(ErrorInner { kind, op, location: Some(location), source: None }))
     }
 
-    /// Creates an error of the call of the [`CallScope`](crate::CallScope), or outside of all scopes an error without an
-    /// op and a location. [`Error::of`] and [`Error::at`] set them later.
+    /// Creates an error of the call of the current [`CallScope`](crate::CallScope). Outside all scopes, creates an
+    /// error without an op and a location; [`Error::of`] and [`Error::at`] set them later.
     #[cold]
     #[must_use]
     pub fn unlocated(kind: ErrorKind) -> Self {
@@ -67,12 +67,12 @@ impl Error {
         }
     }
 
-    /// Creates an error without an op and a location, also inside of a scope.
+    /// Creates an error without an op and a location, even inside a [`CallScope`](crate::CallScope).
     fn without_call(kind: ErrorKind, source: Option<Arc<dyn StdError + Send + Sync>>) -> Self {
         Self(Box::new(ErrorInner { kind, op: "", location: None, source }))
     }
 
-    /// Creates an [`ErrorKind::InvalidArgument`] in a call of `op`, located as by [`Site::here`].
+    /// Creates an [`ErrorKind::InvalidArgument`] in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]
@@ -80,7 +80,7 @@ impl Error {
         ErrorKind::InvalidArgument { reason: reason.into() }.of(op)
     }
 
-    /// Creates an [`ErrorKind::ShapeMismatch`] in a call of `op`, located as by [`Site::here`].
+    /// Creates an [`ErrorKind::ShapeMismatch`] in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]
@@ -88,7 +88,7 @@ impl Error {
         ErrorKind::ShapeMismatch { reason: reason.into() }.of(op)
     }
 
-    /// Creates an [`ErrorKind::Gradient`] in a call of `op`, located as by [`Site::here`].
+    /// Creates an [`ErrorKind::Gradient`] in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]
@@ -96,7 +96,7 @@ impl Error {
         ErrorKind::Gradient { reason: reason.into() }.of(op)
     }
 
-    /// Creates an [`ErrorKind::Capture`] in a call of `op`, located as by [`Site::here`].
+    /// Creates an [`ErrorKind::Capture`] in a call of `op`, with the location that [`Site::here`] returns.
     #[cold]
     #[must_use]
     #[track_caller]
@@ -127,8 +127,8 @@ impl Error {
         self
     }
 
-    /// Sets the op, or inside of a [`CallScope`](crate::CallScope) the scope's op. An error that belongs to an earlier
-    /// call (such as [`ErrorKind::IndexCheck`]) keeps its op.
+    /// Sets the op. Inside a [`CallScope`](crate::CallScope), sets the scope's op instead. An error that belongs to an
+    /// earlier call (such as [`ErrorKind::IndexCheck`]) keeps its op.
     #[must_use]
     pub fn of(mut self, op: &'static str) -> Self {
         if self.0.op.is_empty() || !self.0.kind.is_of_earlier_call() {
@@ -137,8 +137,9 @@ impl Error {
         self
     }
 
-    /// Sets the source location of the call, or inside of a [`CallScope`](crate::CallScope) the scope's location.
-    /// Closures and methods of trait objects do not know their caller's location. An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
+    /// Sets the source location of the call. Inside a [`CallScope`](crate::CallScope), sets the scope's location
+    /// instead. Closures and methods of trait objects need this function, because they do not know their caller's
+    /// location. An error that belongs to an earlier call (such as [`ErrorKind::IndexCheck`]) keeps its location.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
         if self.0.location.is_none() || !self.0.kind.is_of_earlier_call() {
@@ -197,7 +198,8 @@ impl Error {
 }
 
 /// Writes the message: the op, the source's message (the kind's text if there is no source), and the location of the
-/// call. [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and [`ErrorKind::Collective`] print both texts.
+/// call. For [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and [`ErrorKind::Collective`], the message has both the
+/// source's message and the kind's text.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ErrorInner { kind, op, location, source } = &*self.0;
@@ -265,7 +267,7 @@ impl From<DriverError> for Error {
             DriverError::InvalidVariable(variable) => {
                 Self::without_call(ErrorKind::InvalidVariable, Some(Arc::new(*variable)))
             }
-            // Whoever called the driver sets the op: an error without one is of a stream's work.
+            // The function that called the driver sets the op. If no op is set, the error is that of work on a stream.
             source => Self::without_call(ErrorKind::Driver, Some(Arc::new(source))),
         }
     }

@@ -75,7 +75,7 @@ fn a_source_is_found_through_the_error_that_wraps_it() {
     assert!(outer.driver_error().is_some());
     assert_eq!(outer.find::<Error>().map(Error::op), Some("empty"));
     assert_eq!(outer.to_string().matches(&location.to_string()).count(), 1, "{outer}");
-    assert!(outer.source().is_none(), "the message has all of it: {outer}");
+    assert!(outer.source().is_none(), "the message already contains the source's message: {outer}");
 }
 
 #[test]

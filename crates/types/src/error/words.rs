@@ -20,7 +20,7 @@ impl fmt::Display for NegativeSizes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.iter().find(|&&size| size < -1) {
             None if self.0.contains(&-1) && self.0.contains(&0) => {
-                f.write_str(": beside a size of 0, -1 can be any size; give the size")
+                f.write_str(": -1 can be any size, because another size is 0; give the size")
             }
             None => Ok(()),
             Some(size) => {

@@ -68,13 +68,13 @@ fn unsafe_calls() -> Vec<Regression> {
     let pool = || PoolCreate { pool: 22, device: 0 };
     vec![
         Regression {
-            name: "pools are not made while a capture is under way, nor once it is spoiled",
+            name: "pools cannot be created during a capture, valid or invalidated",
             devices: 1,
             steps: captured(true, Global, vec![pool(), pool()]),
             results: &["ok", "ok", UNSUPPORTED, UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "other streams are not waited for while a capture is under way",
+            name: "other streams cannot be synchronized during a capture",
             devices: 1,
             steps: after(
                 vec![create(OTHER, true)],
@@ -85,7 +85,7 @@ fn unsafe_calls() -> Vec<Regression> {
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "other streams are not asked about while a capture is under way",
+            name: "other streams cannot be queried during a capture",
             devices: 1,
             steps: after(
                 vec![create(OTHER, true)],
@@ -96,7 +96,7 @@ fn unsafe_calls() -> Vec<Regression> {
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "other streams are waited for and asked about while a relaxed capture is under way",
+            name: "other streams can be synchronized and queried during a relaxed capture",
             devices: 1,
             steps: after(
                 vec![create(OTHER, true)],
@@ -107,7 +107,7 @@ fn unsafe_calls() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "true", "ok", "active"],
         },
         Regression {
-            name: "graphs are not instantiated while a capture is under way, but destroyed",
+            name: "graphs cannot be instantiated during a capture, but can be destroyed",
             devices: 1,
             steps: after(
                 vec![
@@ -122,13 +122,13 @@ fn unsafe_calls() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "ok", "invalidated"],
         },
         Regression {
-            name: "a device is not its own peer, whatever is captured",
+            name: "a device is not its own peer, even during a capture",
             devices: 1,
             steps: captured(true, ThreadLocal, vec![PeerEnable { device: 0, peer: 0 }]),
             results: &["ok", "ok", "PEER_ACCESS_UNSUPPORTED", "active"],
         },
         Regression {
-            name: "peers are not opened while a capture of another device is under way",
+            name: "peer access cannot be enabled during a capture on another device",
             devices: 2,
             steps: vec![
                 StreamCreate { stream: STREAM, device: 1, non_blocking: true, priority: 0 },
@@ -139,7 +139,7 @@ fn unsafe_calls() -> Vec<Regression> {
             results: &["ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "mappings are made and removed while a capture is under way",
+            name: "memory can be mapped and unmapped during a capture",
             devices: 1,
             steps: captured(
                 false,
@@ -168,7 +168,7 @@ fn events() -> Vec<Regression> {
     let wait = |stream, event| EventWait { stream, event };
     vec![
         Regression {
-            name: "an event of a capture that has ended stands for nothing",
+            name: "an event of an ended capture can be neither waited for nor timed, until it is recorded again",
             devices: 1,
             steps: vec![
                 create(STREAM, false),
@@ -196,7 +196,7 @@ fn events() -> Vec<Regression> {
             ],
         },
         Regression {
-            name: "an event of a capture that is spoiled stands for nothing",
+            name: "an event of an invalidated capture can be neither queried nor timed",
             devices: 1,
             steps: after(
                 vec![create(OTHER, true), event(EVENT)],
@@ -224,13 +224,13 @@ fn events() -> Vec<Regression> {
             ],
         },
         Regression {
-            name: "the default stream waits for nothing while a blocking stream is captured",
+            name: "the default stream cannot wait for an event while a blocking stream is captured",
             devices: 1,
             steps: after(vec![event(EVENT)], false, Global, vec![wait(0, EVENT)]),
             results: &["ok", "ok", "ok", IMPLICIT, "invalidated"],
         },
         Regression {
-            name: "streams of a spoiled capture wait for nothing, not even what was never recorded",
+            name: "streams of an invalidated capture cannot wait for an event, even one that was never recorded",
             devices: 1,
             steps: after(
                 vec![
@@ -257,7 +257,7 @@ fn events() -> Vec<Regression> {
             ],
         },
         Regression {
-            name: "an event for other processes is not waited for in a capture",
+            name: "a capture cannot wait for an interprocess event",
             devices: 1,
             steps: after(
                 vec![EventCreate { event: EVENT, device: 0, timing: false, interprocess: true }],
@@ -277,13 +277,13 @@ fn copies() -> Vec<Regression> {
     let now = By::Device(0);
     vec![
         Regression {
-            name: "synchronous copies use the default stream: refused while a blocking one is captured",
+            name: "a synchronous copy is refused while a blocking stream is captured",
             devices: 1,
             steps: after(vec![device()], false, ThreadLocal, vec![copy(BUF, BUF, now)]),
             results: &["ok", "ok", "ok", IMPLICIT, "invalidated"],
         },
         Regression {
-            name: "synchronous copies use the default stream: others may be captured",
+            name: "a synchronous copy is allowed while a non-blocking stream is captured",
             devices: 1,
             steps: after(
                 vec![device(), pinned(), pageable(22)],
@@ -294,7 +294,7 @@ fn copies() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "active"],
         },
         Regression {
-            name: "copies from and to pageable memory are captured",
+            name: "copies from and to pageable memory can be captured",
             devices: 1,
             steps: after(
                 vec![device(), pinned(), pageable(22), pageable(23)],
@@ -309,7 +309,7 @@ fn copies() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "active"],
         },
         Regression {
-            name: "copies between devices are not captured",
+            name: "copies between devices cannot be captured",
             devices: 2,
             steps: after(
                 vec![device(), MemAlloc { buf: 22, device: 1, bytes: 128 }],
@@ -337,7 +337,7 @@ fn refused_work() -> Vec<Regression> {
     };
     vec![
         Regression {
-            name: "a launch that is refused spoils the capture",
+            name: "a refused launch invalidates the capture",
             devices: 1,
             steps: captured(
                 true,
@@ -347,7 +347,7 @@ fn refused_work() -> Vec<Regression> {
             results: &["ok", "ok", "INVALID_VALUE", "invalidated"],
         },
         Regression {
-            name: "graphs are not launched in a capture, whether it is spoiled or not",
+            name: "graphs cannot be launched in a capture, valid or invalidated",
             devices: 1,
             steps: after(
                 executable(),
@@ -361,7 +361,7 @@ fn refused_work() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", UNSUPPORTED, UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "host functions are not captured, whether the capture is spoiled or not",
+            name: "host functions cannot be captured, in a valid or invalidated capture",
             devices: 1,
             steps: after(
                 vec![MemAlloc { buf: BUF, device: 0, bytes: 64 }],

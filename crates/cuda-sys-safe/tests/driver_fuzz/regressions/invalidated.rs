@@ -21,8 +21,8 @@ fn refused(stream: Id) -> Step {
     LaunchRefused { stream, shape: BadShape::NoThreads }
 }
 
-/// Invalidates the captures of this thread that are not relaxed.
-fn spoil() -> Step {
+/// Returns a step that invalidates the captures of this thread that are not relaxed.
+fn invalidate() -> Step {
     PoolCreate { pool: POOL, device: 0 }
 }
 
@@ -49,14 +49,14 @@ pub(super) fn all() -> Vec<Regression> {
 fn before_arguments() -> Vec<Regression> {
     let mut all = vec![
         Regression {
-            name: "a spoiled capture is noticed before bad arguments and empty work",
+            name: "the error of an invalidated capture comes before that of bad arguments and before empty work",
             devices: 1,
             steps: after(
                 vec![device()],
                 true,
                 ThreadLocal,
                 vec![
-                    spoil(),
+                    invalidate(),
                     StreamPriority { stream: STREAM },
                     memset(1, 4, 2, STREAM),
                     memset(0, 1, 0, STREAM),
@@ -78,18 +78,18 @@ fn before_arguments() -> Vec<Regression> {
             ],
         },
         Regression {
-            name: "a spoiled capture is noticed before an event's device",
+            name: "the error of an invalidated capture comes before that of a wrong event device",
             devices: 2,
             steps: after(
                 vec![EventCreate { event: EVENT, device: 1, timing: true, interprocess: false }],
                 true,
                 Global,
-                vec![spoil(), EventRecord { event: EVENT, stream: STREAM }],
+                vec![invalidate(), EventRecord { event: EVENT, stream: STREAM }],
             ),
             results: &["ok", "ok", "ok", UNSUPPORTED, INVALIDATED, "invalidated"],
         },
         Regression {
-            name: "a memset at an odd address spoils no capture",
+            name: "a misaligned memset does not invalidate a capture",
             devices: 1,
             steps: after(vec![device()], true, ThreadLocal, vec![memset(1, 4, 2, STREAM)]),
             results: &["ok", "ok", "ok", "INVALID_VALUE", "active"],
@@ -97,14 +97,17 @@ fn before_arguments() -> Vec<Regression> {
     ];
     // Each of these calls runs on the default stream while a blocking stream is captured.
     let implicit = [
-        ("the default stream is not asked for its priority", StreamPriority { stream: 0 }),
+        ("the priority of the default stream cannot be queried", StreamPriority { stream: 0 }),
         ("an empty memset uses the default stream", memset(0, 1, 0, 0)),
         ("a memset at an odd address uses the default stream", memset(1, 2, 2, 0)),
         ("a copy of no bytes uses the default stream", nothing(BUF, BUF, By::Stream(0))),
-        ("a synchronous copy of no bytes does too", nothing(BUF, BUF, By::Device(0))),
-        ("a launch that is refused uses the default stream", refused(0)),
-        ("the default stream is not captured", BeginCapture { stream: 0, mode: ThreadLocal }),
-        ("the default stream is not waited for", StreamSynchronize { stream: 0 }),
+        (
+            "a synchronous copy of no bytes uses the default stream",
+            nothing(BUF, BUF, By::Device(0)),
+        ),
+        ("a refused launch uses the default stream", refused(0)),
+        ("the default stream cannot be captured", BeginCapture { stream: 0, mode: ThreadLocal }),
+        ("the default stream cannot be synchronized", StreamSynchronize { stream: 0 }),
     ];
     all.extend(implicit.map(|(name, step)| Regression {
         name,
@@ -125,19 +128,19 @@ fn which() -> Vec<Regression> {
     };
     vec![
         Regression {
-            name: "waiting for a captured stream spoils its capture alone",
+            name: "synchronizing a captured stream invalidates only its own capture",
             devices: 1,
             steps: two(ThreadLocal, Global, true, vec![StreamSynchronize { stream: STREAM }]),
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "active", "invalidated"],
         },
         Regression {
-            name: "asking about a captured stream spoils its capture alone",
+            name: "querying a captured stream invalidates only its own capture",
             devices: 1,
             steps: two(ThreadLocal, ThreadLocal, true, vec![StreamQuery { stream: OTHER }]),
             results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated", "active"],
         },
         Regression {
-            name: "using the default stream spoils the captures of all blocking streams",
+            name: "using the default stream invalidates the captures of all blocking streams",
             devices: 1,
             steps: two(Relaxed, ThreadLocal, false, vec![memset(0, 1, 8, 0)]),
             results: &["ok", "ok", "ok", "ok", "ok", IMPLICIT, "invalidated", "invalidated"],
@@ -152,7 +155,7 @@ fn events() -> Vec<Regression> {
     let synchronize = EventSynchronize { event: EVENT };
     vec![
         Regression {
-            name: "asking about a captured event spoils its capture, by whatever mode",
+            name: "querying a captured event invalidates its capture in every mode",
             devices: 1,
             steps: after(
                 vec![event(EVENT)],
@@ -163,7 +166,7 @@ fn events() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "INVALID_VALUE", "invalidated"],
         },
         Regression {
-            name: "an event of a capture that is over spoils no other",
+            name: "synchronizing with an event of an ended capture invalidates no other capture",
             devices: 1,
             steps: after(
                 vec![
@@ -180,7 +183,7 @@ fn events() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "INVALID_VALUE", "active"],
         },
         Regression {
-            name: "a captured event has no time, which spoils nothing",
+            name: "a captured event has no elapsed time, and asking for one invalidates nothing",
             devices: 1,
             steps: after(
                 vec![event(EVENT)],
@@ -191,7 +194,7 @@ fn events() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "active"],
         },
         Regression {
-            name: "that an event keeps no times is noticed before that it is captured",
+            name: "the error of an event without timing comes before that of a captured event",
             devices: 1,
             steps: after(
                 vec![untimed(EVENT), untimed(EVENT + 1)],
@@ -202,7 +205,7 @@ fn events() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE", "active"],
         },
         Regression {
-            name: "an event for other processes is not recorded in a capture",
+            name: "an interprocess event cannot be recorded in a capture",
             devices: 1,
             steps: after(
                 vec![EventCreate { event: EVENT, device: 0, timing: false, interprocess: true }],
@@ -220,19 +223,19 @@ fn pools() -> Vec<Regression> {
     let alloc = |stream| AllocAsync { buf: HOST, pool: POOL, bytes: 64, stream };
     vec![
         Regression {
-            name: "nothing is allocated of pools while a capture of another stream is under way",
+            name: "no pool memory can be allocated during a capture of another stream",
             devices: 1,
             steps: after(vec![pool(), create(OTHER, true)], true, Global, vec![alloc(OTHER)]),
             results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "nothing is allocated on the default stream while a capture is under way",
+            name: "no memory can be allocated on the default stream during a capture",
             devices: 1,
             steps: after(vec![pool()], true, Global, vec![alloc(0)]),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "nothing is freed on other streams while a capture is under way",
+            name: "no memory can be freed on another stream during a capture",
             devices: 1,
             steps: after(
                 vec![device(), create(OTHER, false)],
@@ -243,7 +246,7 @@ fn pools() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "pools are not changed while a capture is under way",
+            name: "pools cannot be changed during a capture",
             devices: 1,
             steps: after(
                 vec![pool()],
@@ -254,7 +257,7 @@ fn pools() -> Vec<Regression> {
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Regression {
-            name: "pools are not destroyed while a capture is under way",
+            name: "pools cannot be destroyed during a capture",
             devices: 1,
             steps: after(vec![pool()], true, ThreadLocal, vec![PoolDestroy { pool: POOL }]),
             results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],

@@ -17,7 +17,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["PEER_ACCESS_UNSUPPORTED"],
         },
         Regression {
-            name: "page-locked memory of the driver is not registered, memory of the program but once",
+            name: "the driver's page-locked memory cannot be registered, and a program's memory only once",
             devices: 1,
             steps: vec![
                 HostAlloc { buf: 10, device: 0, bytes: 256 },
@@ -29,7 +29,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "INVALID_VALUE", "ok", "ok", "HOST_MEMORY_ALREADY_REGISTERED"],
         },
         Regression {
-            name: "memory is shared with other processes by any address in it, and not opened here",
+            name: "an interprocess handle can be created from any address in an allocation, and cannot be opened in the same process",
             devices: 1,
             steps: vec![
                 MemAlloc { buf: 10, device: 0, bytes: 512 },
@@ -39,7 +39,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "INVALID_CONTEXT", "INVALID_CONTEXT"],
         },
         Regression {
-            name: "nothing can be allocated from a pool, and not otherwise",
+            name: "zero bytes can be allocated from a pool, but not from the device",
             devices: 1,
             steps: vec![
                 PoolCreate { pool: 10, device: 0 },
@@ -50,7 +50,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "INVALID_VALUE", "INVALID_VALUE"],
         },
         Regression {
-            name: "memory that is not of a pool is freed in stream order too",
+            name: "memory of cuMemAlloc can be freed in stream order",
             devices: 1,
             steps: vec![
                 MemAlloc { buf: 10, device: 0, bytes: 64 },
@@ -59,7 +59,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok"],
         },
         Regression {
-            name: "addresses that nothing is mapped to are unmapped",
+            name: "reserved addresses without a mapping can be unmapped",
             devices: 1,
             steps: vec![
                 Reserve { range: 10, device: 0, pages: 2, odd: 0 },
@@ -68,7 +68,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok"],
         },
         Regression {
-            name: "a copy between host memories waits for what comes before it on its stream",
+            name: "a host-to-host copy waits for earlier work on its stream",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: false, priority: -5 },
@@ -79,7 +79,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok, waited"],
         },
         Regression {
-            name: "a pool's memory is allocated on another device's stream",
+            name: "pool memory can be allocated on a stream of another device",
             devices: 2,
             steps: vec![
                 PoolCreate { pool: 20, device: 0 },
@@ -88,7 +88,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok"],
         },
         Regression {
-            name: "a device does not set memory that it has no access to",
+            name: "a device cannot set memory that it cannot access",
             devices: 2,
             steps: vec![
                 StreamCreate { stream: 10, device: 1, non_blocking: true, priority: 0 },

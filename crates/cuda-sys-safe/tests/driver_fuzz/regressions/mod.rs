@@ -48,7 +48,7 @@ fn first() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "STREAM_CAPTURE_IMPLICIT"],
         },
         Regression {
-            name: "a host function's panic goes no further",
+            name: "a panic of a host function does not reach the driver",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
@@ -59,7 +59,7 @@ fn first() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok"],
         },
         Regression {
-            name: "the default stream waits for blocking streams, and a free for the device",
+            name: "the default stream waits for blocking streams, and a free waits for the device",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: false, priority: 0 },
@@ -72,7 +72,7 @@ fn first() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "false", "ok, waited"],
         },
         Regression {
-            name: "a stream that waits for an event waits for nothing else",
+            name: "a wait for an event does not wait for other work",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 10, device: 0, non_blocking: true, priority: 0 },
@@ -87,7 +87,7 @@ fn first() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "true"],
         },
         Regression {
-            name: "a destroyed stream leaves a capture as it is, whatever it still has to do",
+            name: "destroying a stream that joined a capture does not change the capture, even with pending work",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: false, priority: 0 },

@@ -11,7 +11,7 @@ fn at(buf: Id, at: usize) -> Place {
 pub(super) fn all() -> Vec<Regression> {
     vec![
         Regression {
-            name: "memory of the driver cannot be unregistered, as it was not registered",
+            name: "the driver's page-locked memory cannot be unregistered",
             devices: 1,
             steps: vec![
                 HostAlloc { buf: 13, device: 0, bytes: 256 },
@@ -22,7 +22,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "INVALID_VALUE", "ok", "HOST_MEMORY_NOT_REGISTERED"],
         },
         Regression {
-            name: "freeing no bytes in stream order does nothing",
+            name: "freeing an empty allocation in stream order does nothing",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 11, device: 0, non_blocking: true, priority: 0 },
@@ -33,7 +33,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok"],
         },
         Regression {
-            name: "freeing a pool's memory at once waits for nothing",
+            name: "a synchronous free of pool memory does not wait",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
@@ -46,7 +46,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok"],
         },
         Regression {
-            name: "a copy of pageable memory at once waits for blocking streams",
+            name: "a synchronous copy of pageable memory waits for blocking streams",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 10, device: 0, non_blocking: false, priority: 0 },
@@ -58,7 +58,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok, waited"],
         },
         Regression {
-            name: "mapping more than there is from an offset is not supported",
+            name: "mapping more than the memory's size at an offset is not supported",
             devices: 1,
             steps: vec![
                 Reserve { range: 12, device: 0, pages: 2, odd: 0 },
@@ -68,7 +68,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "NOT_SUPPORTED"],
         },
         Regression {
-            name: "no time between events that keep none, captured or not",
+            name: "events without timing have no elapsed time, captured or not",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
@@ -82,7 +82,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE"],
         },
         Regression {
-            name: "whether releases of page-locked memory wait is not compared on two devices",
+            name: "on two devices, waits of releases of page-locked memory are not compared",
             devices: 2,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
@@ -100,7 +100,7 @@ pub(super) fn all() -> Vec<Regression> {
             results: &["ok", "ok", "ok", "ok", "ok", "-", "-", "ok", "ok", "ok"],
         },
         Regression {
-            name: "memory is freed whatever device is named, and its own is waited for",
+            name: "a free with another device's index frees the memory and waits for the memory's own device",
             devices: 2,
             steps: vec![
                 StreamCreate { stream: 9, device: 1, non_blocking: true, priority: 0 },

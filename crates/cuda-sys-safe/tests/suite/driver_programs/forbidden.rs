@@ -23,7 +23,7 @@ fn during<T>(
         let seen = result.as_ref().map_or_else(name, |_| "ok".to_owned());
         let kept =
             driver.end_capture(stream.handle()).is_ok_and(|g| driver.graph_destroy(g).is_ok());
-        t.say(what, (seen, if kept { "captured" } else { "spoiled" }));
+        t.say(what, (seen, if kept { "captured" } else { "invalidated" }));
         Ok(result.ok())
     }
 }
@@ -81,14 +81,14 @@ programs! {
         during(t, (&a, ThreadLocal), "with a thread-local capture", || elsewhere(Global))?;
     } => [
         "load a module: (\"ok\", \"captured\")",
-        "unload it: (\"STREAM_CAPTURE_UNSUPPORTED\", \"spoiled\")",
+        "unload it: (\"STREAM_CAPTURE_UNSUPPORTED\", \"invalidated\")",
         "set an attribute: (\"ok\", \"captured\")",
-        "trim a pool: (\"STREAM_CAPTURE_UNSUPPORTED\", \"spoiled\")",
+        "trim a pool: (\"STREAM_CAPTURE_UNSUPPORTED\", \"invalidated\")",
         "destroy a graph: (\"ok\", \"captured\")",
-        "an executable: (\"STREAM_CAPTURE_UNSUPPORTED\", \"spoiled\")",
+        "an executable: (\"STREAM_CAPTURE_UNSUPPORTED\", \"invalidated\")",
         "share memory: (\"ok\", \"captured\")",
         "ask for free memory: (\"ok\", \"captured\")",
-        "query in another thread: (\"STREAM_CAPTURE_UNSUPPORTED\", \"spoiled\")",
+        "query in another thread: (\"STREAM_CAPTURE_UNSUPPORTED\", \"invalidated\")",
         "in another, thread-local: (\"ok\", \"captured\")",
         "with a thread-local capture: (\"ok\", \"captured\")",
     ]

@@ -30,7 +30,7 @@ programs! {
         rank.meet();
         comm.abort();
         t.say("aborted", comm.is_aborted());
-        t.call("what stood has ended", rank.stream.synchronize());
+        t.call("the blocked work has ended", rank.stream.synchronize());
         comm.abort();
         t.call("enqueue", rank.enqueue_on(&comm, &[sum(rank)], &rank.stream));
         t.call("state", comm.state());
@@ -41,7 +41,7 @@ programs! {
         t.call("its parent", rank.enqueue(&[sum(rank)]));
     } => [
         "aborted: true",
-        "what stood has ended: ok",
+        "the blocked work has ended: ok",
         "enqueue: ncclInvalidUsage",
         "state: ncclInvalidUsage",
         "split: ncclInvalidUsage",
@@ -58,10 +58,10 @@ programs! {
         rank.meet();
         let aborted = std::thread::scope(|scope| scope.spawn(|| comm.abort()).join().is_ok());
         t.say("aborted", aborted);
-        t.call("what stood has ended", rank.stream.synchronize());
+        t.call("the blocked work has ended", rank.stream.synchronize());
         t.call("enqueue", rank.enqueue_on(&comm, &[sum(rank)], &rank.stream));
         rank.meet();
-    } => ["aborted: true", "what stood has ended: ok", "enqueue: ncclInvalidUsage"]
+    } => ["aborted: true", "the blocked work has ended: ok", "enqueue: ncclInvalidUsage"]
 
     abort_of_a_first_call([2, 3], rank, t) {
         let comm = rank.comm.split(Some(0), 0, LIMIT)?.expect("it has a color");
@@ -81,13 +81,13 @@ programs! {
             let _ = call.join().expect("no panic");
         });
         rank.meet();
-        t.call("what stood has ended", rank.stream.synchronize());
+        t.call("the blocked work has ended", rank.stream.synchronize());
         t.call("state", comm.state());
         rank.meet();
         t.call("its parent", rank.enqueue(&[sum(rank)]));
         t.call("is done", rank.stream.synchronize());
     } => [
-        "what stood has ended: ok",
+        "the blocked work has ended: ok",
         "state: ncclInvalidUsage",
         "its parent: ok",
         "is done: ok",
@@ -121,7 +121,7 @@ programs! {
                 std::thread::yield_now();
             }
             // NCCL's abort may wait until the graph is destroyed.
-            t.call("what stood has ended", rank.stream.synchronize());
+            t.call("the blocked work has ended", rank.stream.synchronize());
             t.call("another replay", replay().map(drop));
             // SAFETY: the replays have ended.
             t.call("destroy the executable", unsafe { driver.graph_exec_destroy(exec) });
@@ -131,7 +131,7 @@ programs! {
         t.call("is done", rank.stream.synchronize());
     } => [
         "a replay: ok",
-        "what stood has ended: ok",
+        "the blocked work has ended: ok",
         "another replay: ncclInvalidUsage",
         "destroy the executable: ok",
         "its parent: ok",
@@ -148,8 +148,8 @@ programs! {
         drop(comm);
         t.call("a clone keeps it", clone.while_usable(|| ()));
         drop(clone);
-        t.say("what stood has ended", rank.is_soon_idle()?);
+        t.say("the blocked work has ended", rank.is_soon_idle()?);
         rank.meet();
         t.call("its parent", rank.enqueue(&[sum(rank)]));
-    } => ["a clone keeps it: ok", "what stood has ended: true", "its parent: ok"]
+    } => ["a clone keeps it: ok", "the blocked work has ended: true", "its parent: ok"]
 }

@@ -41,7 +41,7 @@ impl Transcript {
         if got == expected {
             self.right += 1;
         } else {
-            self.lines.push(format!("{}: {got:?} in place of {expected:?}", what()));
+            self.lines.push(format!("{}: {got:?} instead of {expected:?}", what()));
         }
     }
 

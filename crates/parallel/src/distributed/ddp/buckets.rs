@@ -14,12 +14,12 @@ pub(super) struct NamedParameter {
     pub(super) tensor: Tensor,
 }
 
-/// A tensor as the assignment to buckets sees it.
+/// The properties of a tensor that determine its bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorSize {
     dtype: DType,
     device: Device,
-    /// Size of the elements, in bytes.
+    /// Size of all elements, in bytes.
     bytes: usize,
 }
 
@@ -30,8 +30,8 @@ impl TensorSize {
     }
 }
 
-/// Assigns tensors to buckets (`compute_bucket_assignment_by_size`). `order` has the indices of the tensors in the order
-/// in which they enter the buckets; the default is their own order.
+/// Assigns tensors to buckets (`compute_bucket_assignment_by_size`). `order` has the indices of the tensors in the
+/// order in which they enter the buckets. Default: the order of `tensors`.
 ///
 /// A bucket has tensors of one dtype and device. It is closed once its size reaches the capacity. The n-th bucket of a
 /// dtype and device has the n-th of `capacities`; the last capacity applies to all further buckets. Buckets are sorted
@@ -79,7 +79,7 @@ pub(super) struct Bucket {
     /// Indices of the parameters.
     pub(super) parameters: Vec<usize>,
     pub(super) buffer: Tensor,
-    /// The part of `buffer` of each parameter, with the parameter's sizes and strides.
+    /// Views of `buffer`: the gradient of each parameter, with the parameter's sizes and strides.
     pub(super) views: Vec<Tensor>,
     /// Number of parameters whose gradients are not in the buffer yet.
     pub(super) pending: usize,
@@ -99,7 +99,7 @@ impl Bucket {
         let buffer = zeros([count], (first.dtype(), first.device()))?;
         let mut start = 0;
         let views = tensors().map(|tensor| {
-            // Strides of a gradient: those of the parameter, if it is dense.
+            // A gradient has the strides of its parameter, if the parameter is dense.
             let strides = match tensor.is_contiguous() {
                 true => tensor.stride().to_vec(),
                 false => tensor.detach().empty_like(())?.stride().to_vec(),
@@ -125,8 +125,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// Makes the current stream wait for all streams that wrote gradients. Under `SyncPolicy::Manual`, nothing else orders
-    /// the reduction after them.
+    /// Makes the current stream wait for all streams that wrote gradients. Under `SyncPolicy::Manual`, nothing else
+    /// orders the reduction after them.
     pub(super) fn wait_for_gradients(&mut self) -> Result<()> {
         let streams = std::mem::take(&mut self.streams);
         if streams.is_empty() {
@@ -137,10 +137,10 @@ impl Bucket {
     }
 }
 
-/// The bucket of a parameter, and the parameter's place in it.
+/// The index of a parameter's bucket, and the parameter's index in that bucket.
 pub(super) type BucketPlace = (usize, usize);
 
-/// Makes the buckets of an assignment. Returns them with the place of each parameter.
+/// Creates the buckets of an assignment. Also returns the place of each parameter.
 pub(super) fn make_buckets(
     assignment: Vec<Vec<usize>>,
     all: &[NamedParameter],
@@ -163,7 +163,7 @@ pub(super) fn make_buckets(
     Ok((buckets, places))
 }
 
-/// Returns whether a gradient is a part of a bucket.
+/// Returns whether `grad` is the same memory as `view`, with the same strides.
 pub(super) fn is_view(grad: &Tensor, view: &Tensor) -> bool {
     let place = |tensor: &Tensor| (tensor.storage_offset(), tensor.stride().to_vec());
     grad.storage().same_as(view.storage()) && place(grad) == place(view)

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use warpline::{Device, Error, ErrorKind};
 
-/// The reason why [`DistributedDataParallel`](super::DistributedDataParallel) failed: the source of an error of the kind
-/// [`ErrorKind::ProcessGroup`]. A failed all-reduce is a [`GroupError`](crate::distributed::GroupError), whose call
-/// names the bucket and its parameters.
+/// The reason why [`DistributedDataParallel`](super::DistributedDataParallel) failed: the source of an error of the
+/// kind [`ErrorKind::ProcessGroup`]. A failed all-reduce is a [`GroupError`](crate::distributed::GroupError), whose
+/// call names the bucket and its parameters.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DdpError {

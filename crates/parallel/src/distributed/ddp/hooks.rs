@@ -44,7 +44,7 @@ impl GradBucket {
         &self.buffer
     }
 
-    /// Returns the part of the buffer of each parameter.
+    /// Returns views of the buffer: the gradient of each parameter.
     #[must_use]
     pub fn gradients(&self) -> &[Tensor] {
         &self.gradients
@@ -66,8 +66,8 @@ impl GradBucket {
     }
 }
 
-/// The outcome of a communication hook: a tensor with as many elements as the bucket's buffer. It becomes the gradients
-/// once the work is done, converted to their dtype.
+/// The outcome of a communication hook: a tensor with as many elements as the bucket's buffer. Once the work is done,
+/// its elements become the gradients, converted to the dtype of the bucket.
 #[allow(missing_debug_implementations)] // `Debug` of a tensor reads elements that may still be in flight
 pub struct BucketReduction {
     pub(super) tensor: Tensor,
@@ -92,7 +92,8 @@ impl From<Tensor> for BucketReduction {
 /// A communication hook.
 pub(super) type CommHook = dyn Fn(&GradBucket) -> Result<BucketReduction> + Send + Sync;
 
-/// Computes the mean over all ranks (`allreduce_hook`), as without a hook: divides by the number of ranks, then sums.
+/// Computes the mean over all ranks (`allreduce_hook`): divides by the number of ranks, then sums. This is also done if
+/// no hook is registered.
 ///
 /// # Errors
 /// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.

@@ -30,8 +30,8 @@ warpline::__options! {
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Runs a training loop whose number of iterations may differ between ranks (`join`). A rank that has left the loop
-    /// contributes zeros to the reductions of the other ranks until all have left it. Then all ranks get the model of
-    /// the rank that left last. All ranks call this function.
+    /// contributes zeros to the reductions of the other ranks until all ranks have left it. Then all ranks get the
+    /// model of the rank that left last. All ranks must call this function.
     ///
     /// ```
     /// use warpline::ones;
@@ -51,8 +51,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// The errors of `f`, after which this rank takes part in nothing more. Otherwise
+    /// # Errors The errors of `f`. This rank then takes part in no further collectives. Otherwise
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`DdpError::EarlyTermination`] if
     /// [`JoinOptions::throw_on_early_termination`] is set and a rank has left; errors of the collectives
     /// ([`ProcessGroup::all_reduce`](crate::distributed::ProcessGroup::all_reduce)).
@@ -108,7 +107,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.all_reduce_number(usize::from(reduces), ReduceOp::Sum).map(drop)
     }
 
-    /// Makes the collectives of an iteration of the other ranks.
+    /// Takes part in the collectives of one iteration of the other ranks.
     fn shadow_iteration(&self) -> Result<()> {
         self.reducer.rebuild()?;
         if self.copies_buffers() {
@@ -120,7 +119,7 @@ impl<M: Module> DistributedDataParallel<M> {
         if reduces { self.reducer.shadow() } else { Ok(()) }
     }
 
-    /// Returns the highest of the ranks for which `candidate` is true.
+    /// Returns the highest rank for which `candidate` is true.
     pub(super) fn last_rank(&self, candidate: bool) -> Result<usize> {
         let number = if candidate { self.group().rank() + 1 } else { 0 };
         Ok(read_number(&self.all_reduce_number(number, ReduceOp::Max)?)?.saturating_sub(1))

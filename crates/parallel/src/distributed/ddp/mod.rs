@@ -8,7 +8,7 @@
 //! | `mod.rs` | construction, forward pass, `no_sync` |
 //! | `sync.rs` | comparison of the ranks' models, broadcast of parameters and buffers |
 //! | `buckets.rs` | assignment of parameters to buckets, and the buckets' memory |
-//! | `reducer.rs` | an iteration: gradients into buckets, reductions in order, gradients back |
+//! | `reducer/` | an iteration: gradients into buckets, reductions in order, gradients back |
 //! | `hooks.rs` | communication hooks |
 //! | `join.rs` | uneven inputs |
 //!
@@ -16,18 +16,18 @@
 //!
 //! 1. `call` rebuilds the buckets if due, copies the buffers of rank 0, runs the module, and calls `Reducer::prepare`
 //!    with the outputs.
-//! 2. In the backward pass, the hook of each parameter calls `Reducer::gradient_arrived` after the accumulation. It
-//!    copies the gradient to its bucket, and launches the reductions of complete buckets on the group's own stream. The
-//!    backward pass goes on meanwhile.
-//! 3. The last launch queues `Reducer::finish` as a callback at the end of the backward pass. It makes the caller's
-//!    stream wait for the reductions, on the GPU, and copies the means to the gradients.
+//! 2. In the backward pass, the hook of each parameter calls `Reducer::gradient_arrived` after the accumulation. This
+//!    function copies the gradient to its bucket, and launches the reductions of complete buckets on the group's own
+//!    stream. The backward pass continues meanwhile.
+//! 3. The last launch queues `Reducer::finish` as a callback at the end of the backward pass. The callback makes the
+//!    caller's stream wait for the reductions, on the GPU, and copies the means to the gradients.
 //!
 //! The hooks have only weak references to the reducer, and the reducer owns the parameters, so there is no reference
 //! cycle. Dropping the `DistributedDataParallel` removes the hooks.
 //!
 //! # Invariants
 //!
-//! - All ranks make the same collectives in the same order. The constructor compares everything that determines this
+//! - All ranks call the same collectives in the same order. The constructor compares everything that determines this
 //!   order: options, names, shapes and dtypes. The order of rebuilt buckets is that of rank 0.
 //! - A mean is a division followed by a sum, as in PyTorch, so that sums in half precision do not overflow.
 //! - In a captured iteration the host never waits. In other iterations it waits only for the rebuilding of buckets and
@@ -85,12 +85,12 @@ pub use options::DdpOptions;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
-/// The module must be on the group's device. Build the optimizer from the module's parameters, before or after this
-/// call. It needs no change. A loss that is a mean over the rank's part of the batch gives the gradients of the mean
-/// over the whole batch, if all parts have the same size.
+/// The module must be on the group's device. Create an ordinary optimizer from the module's parameters, before or after
+/// creating the `DistributedDataParallel`. If the loss is a mean over the rank's part of the batch, and all parts have
+/// the same size, the gradients are those of the mean over the whole batch.
 ///
-/// Each forward pass in which gradients are recorded must be followed by a backward pass that reaches all parameters, on
-/// all ranks, unless [`DdpOptions::find_unused_parameters`] or [`DdpOptions::static_graph`] is set.
+/// Each forward pass in which gradients are recorded must be followed by a backward pass that reaches all parameters,
+/// on all ranks, unless [`DdpOptions::find_unused_parameters`] or [`DdpOptions::static_graph`] is set.
 pub struct DistributedDataParallel<M> {
     module: M,
     reducer: Arc<Reducer>,
@@ -104,8 +104,8 @@ pub struct DistributedDataParallel<M> {
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Compares the models of all ranks, copies the parameters and buffers of rank 0 to the other ranks in pieces of
-    /// 250 MiB, and registers a hook on each parameter. All ranks call this function, in the same order relative to
-    /// their other calls on the group.
+    /// 250 MiB, and registers a hook on each parameter. All ranks must call this function, in the same order relative
+    /// to their other calls on the group.
     ///
     /// # Errors
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a [`DdpError`] as its source:
@@ -167,7 +167,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Computes the module's output from this rank's input, and prepares the reduction of gradients in the backward
-    /// pass. Several arguments are a tuple.
+    /// pass. Pass several arguments as a tuple.
     ///
     /// # Errors
     /// The same as [`DistributedDataParallel::call`] and [`Forward::forward`] of the module.
@@ -180,7 +180,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.call(|module| module.forward(input))
     }
 
-    /// Runs a forward pass that `forward` computes with the module, for modules that do not implement [`Forward`].
+    /// Runs the closure `forward` as the forward pass. Use this function for modules that do not implement [`Forward`].
     ///
     /// # Errors
     /// The errors of `forward`. [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source
@@ -200,7 +200,7 @@ impl<M: Module> DistributedDataParallel<M> {
             self.reducer.rebuild()?;
         }
         if self.copies_buffers() {
-            // Under `join`, rank 0 may have left the loop and have old buffers.
+            // Under `join`, rank 0 may have left the loop, so that its buffers are out of date.
             let src = if join.is_some() { self.last_rank(true)? } else { 0 };
             broadcast_coalesced(self.group(), &self.module.buffers(), src)?;
         }
@@ -274,8 +274,8 @@ impl<M> DistributedDataParallel<M> {
     }
 
     /// Runs `f`, in which backward passes accumulate gradients and do not reduce them (`no_sync`). The next backward
-    /// pass after `f` reduces the accumulated gradients. The forward passes must be within `f`, too. All ranks must use
-    /// `no_sync` in the same iterations.
+    /// pass after `f` reduces the accumulated gradients. `f` must also run the forward passes of these backward passes.
+    /// All ranks must use `no_sync` in the same iterations.
     ///
     /// ```
     /// use warpline::{Result, full};
@@ -303,7 +303,7 @@ impl<M> DistributedDataParallel<M> {
 
     /// Sets the function that reduces each bucket (`register_comm_hook`). All ranks must set the same function, between
     /// two iterations. Default: the mean over all ranks ([`allreduce_hook`]). The module
-    /// [`ddp`](crate::distributed::ddp) has others.
+    /// [`ddp`](crate::distributed::ddp) has other hooks.
     ///
     /// The function may return any tensor with as many elements as the bucket's buffer. It must not use this
     /// `DistributedDataParallel`.
@@ -376,9 +376,9 @@ impl<M> fmt::Debug for DistributedDataParallel<M> {
     }
 }
 
-/// Passes outputs and their gradients on. Its backward pass, which comes before those of all other ops, queues the
-/// reduction of all buckets at the end of the whole backward pass. A hook of a parameter could not do this, because it
-/// may run in a backward pass of a checkpoint.
+/// Returns its inputs and their gradients unchanged. The backward pass of this function runs before those of all other
+/// ops, and queues the reduction of all buckets at the end of the whole backward pass. A hook of a parameter could not
+/// do this, because it may run in a backward pass of a checkpoint.
 struct ReduceAtEnd(Arc<Reducer>);
 
 impl Function for ReduceAtEnd {

@@ -42,7 +42,7 @@ impl DdpOptions {
         self.static_graph || !self.find_unused_parameters
     }
 
-    /// Returns the capacities of the first buckets, in bytes; the last one holds for all further buckets.
+    /// Returns the capacities of the first buckets, in bytes. The last capacity applies to all further buckets.
     pub(super) fn capacities(&self) -> Vec<usize> {
         match self.bucket_cap_mb {
             // The conversion saturates: a negative capacity is 0, which makes a bucket for each parameter.

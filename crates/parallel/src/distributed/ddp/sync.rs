@@ -10,7 +10,7 @@ use super::buckets::{TensorSize, assign_buckets};
 /// Largest piece of a broadcast, in bytes.
 pub(super) const BROADCAST_PIECE: usize = 250 << 20;
 
-/// Compares the lines of a description between the ranks. Each rank reports its first difference from each other rank.
+/// Compares a text line by line between the ranks. Each rank reports its first difference from each other rank.
 #[track_caller]
 pub(super) fn check_equal(group: &ProcessGroup, lines: &[String]) -> Result<()> {
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());

@@ -18,8 +18,8 @@ warpline::__options! {
     ReduceOptions [] [] {
         /// Sets how elements are combined. Default: [`ReduceOp::Sum`].
         op: ReduceOp = ReduceOp::Sum, ReduceOp;
-        /// Sets whether the current stream continues without a wait for the result, until [`Work::wait`]. Default:
-        /// `false`.
+        /// Sets whether the call runs concurrently with the current stream, which waits for the result only at
+        /// [`Work::wait`]. Default: `false`.
         async_op: bool = false, bool;
     }
 }
@@ -31,7 +31,7 @@ impl From<ReduceOp> for ReduceOptions {
 }
 
 impl ProcessGroup {
-    /// Reduces the tensors of all ranks, in place, and leaves the result on every rank
+    /// Reduces the tensors of all ranks element by element, and overwrites the tensor of every rank with the result
     /// (`torch.distributed.all_reduce`).
     ///
     /// # Errors
@@ -78,7 +78,8 @@ impl ProcessGroup {
         self.all_reduce_coalesced_at(name, tensors, options.into_options(), Location::caller())
     }
 
-    /// Reduces a tensor like [`ProcessGroup::all_reduce`] with `async_op`. Errors and records of the call have `label`.
+    /// Reduces a tensor like [`ProcessGroup::all_reduce`] with `async_op`. Errors and the flight recorder describe the
+    /// call with `label`.
     #[track_caller]
     pub(in crate::distributed) fn all_reduce_labeled(
         &self,
@@ -126,8 +127,8 @@ impl ProcessGroup {
         self.launch((signature, async_op), location, smallvec![tensor.clone()], &[op])
     }
 
-    /// Reduces the tensors of all ranks, in place, and leaves the result on rank `dst` (`torch.distributed.reduce`).
-    /// The tensors of the other ranks do not change.
+    /// Reduces the tensors of all ranks element by element, and overwrites the tensor of rank `dst` with the result
+    /// (`torch.distributed.reduce`). The tensors of the other ranks do not change.
     ///
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)

@@ -2,18 +2,19 @@
 //!
 //! A collective is one or two exchanges. In an exchange, each rank sends one message to each peer and receives one from
 //! each peer; a message holds the parts of all calls of the collective, in their order. The first exchange brings the
-//! ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines the inputs in the order
-//! of ranks and sends the result to all ranks, so every rank has the same bits.
+//! ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines the inputs in the
+//! order of ranks and sends the result to all ranks, so every rank has the same bits.
 //!
 //! A channel leads from one rank to another. Its messages are cut into pieces, which are numbered per channel. The
-//! receiver deletes a piece and acknowledges it; the sender writes a piece only after the acknowledgement of the previous
-//! one. The store therefore holds at most one piece per channel.
+//! receiver deletes a piece and acknowledges it; the sender writes a piece only after the acknowledgement of the
+//! previous one. The store therefore holds at most one piece per channel.
 //!
-//! Invariant: an exchange does not deadlock if all ranks make matching calls. A rank writes its k-th pieces to all peers
-//! before it reads the k-th pieces of its peers, so by induction on k each awaited piece and acknowledgement comes.
+//! Invariant: an exchange does not deadlock if all ranks make matching calls. A rank writes its k-th pieces to all
+//! peers before it reads the k-th pieces of its peers, so by induction on k each awaited piece and acknowledgement
+//! comes.
 //!
-//! Invariant: a call that fails leaves its tensors unchanged. They are written after the last exchange. A failure within
-//! an exchange fails the group, because the ranks' channels are then at different pieces.
+//! Invariant: a call that fails leaves its tensors unchanged. They are written after the last exchange. A failure
+//! within an exchange fails the group, because the ranks may then have counted different numbers of pieces.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
@@ -32,12 +33,12 @@ use super::super::work::{CallTensors, CompletionPoint};
 use super::super::{Result, Work, check};
 use super::{GroupShared, ProcessGroup};
 
-/// A rank's ends of the channels between CPUs.
+/// A rank's ends of its channels to and from the other ranks.
 #[derive(Debug)]
 pub(in crate::distributed) struct CpuTransport {
     rank: usize,
     ranks: usize,
-    /// Number of pieces so far, by peer and whether this rank sends.
+    /// Number of pieces sent or received so far, by peer and whether this rank sends.
     pieces: Mutex<HashMap<(usize, bool), u64>>,
 }
 
@@ -84,7 +85,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Receives a part like `view` from each of `peers`.
+    /// Expects a part with the dtype and size of `view` from each of `peers`.
     fn receive(&mut self, peers: impl IntoIterator<Item = usize>, view: View<'_>) {
         peers.into_iter().for_each(|peer| self.receives[peer].push(shape(view)));
     }
@@ -229,7 +230,8 @@ impl CpuTransport {
                     continue;
                 }
                 message.extend(self.take(group, *peer)?);
-                // Compare the first piece, because a message of another call may have another length.
+                // Compare the header in the first piece already, because the message of a different call may have a
+                // different length.
                 let compared = header.len().min(size);
                 if start == 0 && message.get(..compared) != header.as_bytes().get(..compared) {
                     return Err(differs(call, *peer, message));
@@ -314,7 +316,7 @@ fn differs(call: &str, peer: usize, message: &[u8]) -> Error {
 }
 
 impl ProcessGroup {
-    /// Runs a call to its end.
+    /// Runs a call. Returns when the call is done.
     pub(super) fn run_on_cpu(
         &self,
         cpu: &CpuTransport,

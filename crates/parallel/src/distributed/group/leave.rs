@@ -1,8 +1,8 @@
 //! The end of a CPU group: the rank that hosts the store leaves last.
 //!
-//! A collective between CPUs is done on a rank when that rank has its result. Other ranks may still have to read theirs
-//! from the store, which ends with the process of its host. So each rank tells the store when it has dropped the group,
-//! and the host waits for the other ranks.
+//! A collective between CPUs is done on a rank when that rank has its result. Other ranks may still have to read their
+//! results from the store, which ends with the process that hosts it. So each rank sets a key when it has dropped the
+//! group, and the host waits for the keys of the other ranks.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const RANK_TIMEOUT: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(100);
 
 impl GroupShared {
-    /// Tells the store that this rank has dropped the group. On the host of the store, waits for the other ranks, unless
-    /// the group has failed.
+    /// Records in the store that this rank has dropped the group. On the host of the store, waits for the other ranks,
+    /// unless the group has failed.
     pub(super) fn leave(&self) {
         let (parts, rank) = (&self.parts, self.rank());
         let (Transport::Cpu(_), Some(host)) = (&parts.transport, parts.store_host) else { return };
@@ -26,8 +26,8 @@ impl GroupShared {
         let deadline = Deadline::after(if hosts { HOST_TIMEOUT } else { RANK_TIMEOUT });
         let left = |rank| format!("left/{rank}");
         // The store may be gone. Then there is nothing to wait for.
-        let told = deadline.bound(|| parts.store.set(&left(rank), b""));
-        if !hosts || told.is_err() || std::thread::panicking() {
+        let recorded = deadline.bound(|| parts.store.set(&left(rank), b""));
+        if !hosts || recorded.is_err() || std::thread::panicking() {
             return;
         }
         let others: Vec<_> = (0..self.ranks()).filter(|other| *other != rank).map(left).collect();

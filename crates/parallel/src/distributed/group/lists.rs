@@ -34,7 +34,7 @@ impl ProcessGroup {
         let (found, wanted) = (list.len(), self.world_size());
         Err(self.invalid(
             op,
-            format!("{what} has {found} tensors; one for each of the {wanted} ranks is needed"),
+            format!("{what} has {found} tensors, but must have {wanted}, one for each rank"),
         ))
     }
 
@@ -135,9 +135,9 @@ impl ProcessGroup {
     /// Sends a part of `input` to each rank, and concatenates the received parts in `output`
     /// (`torch.distributed.all_to_all_single`).
     ///
-    /// # Errors
-    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
-    /// if there is not one split per rank, or the splits do not add up to the first size;
+    /// # Errors The same as [`ProcessGroup::all_reduce`];
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is not one split per rank, or the
+    /// splits do not add up to the size of the first dimension;
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` and `output` share
     /// memory.
     #[track_caller]
@@ -159,7 +159,7 @@ impl ProcessGroup {
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)
     }
 
-    /// Splits a tensor into the parts of all ranks.
+    /// Splits a tensor along the first dimension into one part per rank.
     #[track_caller]
     fn parts(
         &self,
@@ -247,8 +247,7 @@ impl ProcessGroup {
     /// Copies `inputs[r]` of rank `src` to `tensor` of rank `r` (`torch.distributed.scatter`). Only rank `src` passes a
     /// list; the other ranks pass `None`.
     ///
-    /// # Errors
-    /// The same as [`ProcessGroup::gather`], with `src` in the place of `dst`.
+    /// # Errors The same as [`ProcessGroup::gather`], with `src` instead of `dst`.
     #[track_caller]
     pub fn scatter(
         &self,
@@ -285,10 +284,12 @@ impl ProcessGroup {
             }
             None if self.rank() != root => Ok(&[]),
             Some(_) => {
-                Err(self.invalid(op, format!("a list was given, but only rank {root} gives one")))
+                Err(self.invalid(op, format!("only rank {root} may pass a list of tensors")))
             }
-            None => Err(self
-                .invalid(op, "a list of tensors, one for each rank, has to be given here".into())),
+            None => {
+                Err(self
+                    .invalid(op, "this rank must pass a list of tensors, one for each rank".into()))
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Process groups: one rank's handle, and the launch of its calls.
 //!
-//! `ProcessGroup::launch` gives a call its number. In debug mode it compares the call with the other ranks' calls
-//! through the store (`check.rs`; sends and receives are compared by their number between two ranks). Then the group's
-//! `Transport` carries it out. With NCCL, the call is one launch of one NCCL group, on the current stream, or with
-//! `async_op` on the group's own stream; the record keeps the completion event of the operation (`OpEvent`), which can
-//! be queried without the stream's lock. On the CPU (`cpu.rs`), the call exchanges the bytes through the store, and is
-//! done when the function returns.
+//! `ProcessGroup::launch` gives a call its sequence number. In debug mode it compares the call with the other ranks'
+//! calls through the store (`check.rs`; a send is compared with the receive that has the same number between the two
+//! ranks). Then the group's `Transport` carries out the call. With NCCL, the call is one launch of one NCCL group, on
+//! the current stream, or with `async_op` on the group's own stream; the flight recorder keeps the completion event of
+//! the operation (`OpEvent`), which can be queried without the stream's lock. On the CPU (`cpu.rs`), the call exchanges
+//! the bytes through the store, and is done when the function returns.
 //!
 //! Invariant: a host wait on a group's work ends. The wait alternately checks whether the work is done and whether the
 //! group has failed. The failure is set before the communicator is aborted, so aborted work is never taken for
@@ -56,9 +56,9 @@ pub(super) use transport::Transport;
 /// All ranks must make the same calls in the same order, each with tensors on its own device. A call returns before the
 /// collective is done. Without `async_op` the collective is enqueued on the current stream, like any op. With
 /// `async_op` it is enqueued on the group's own stream, after the earlier work on the current stream. [`Work::wait`]
-/// then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that use its
-/// tensors also wait without that call. A call of [`Backend::Cpu`] returns when the collective is done, with `async_op`
-/// too.
+/// then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that use the
+/// collective's tensors also wait without that call. With [`Backend::Cpu`], a call returns only when the collective is
+/// done, even if `async_op` is set.
 ///
 /// A call without `async_op` may be captured in a graph, which keeps the group alive. Each replay counts as one call,
 /// with the same timeout.
@@ -120,7 +120,7 @@ pub(super) struct GroupShared {
 /// Requests to the watchdog.
 #[derive(Debug, Default)]
 pub(super) struct WatchdogRequests {
-    /// The last handle was dropped.
+    /// Whether the last handle was dropped.
     pub(super) stop: bool,
     /// Message of a failed launch.
     pub(super) launch_error: Option<String>,

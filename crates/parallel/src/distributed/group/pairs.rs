@@ -45,8 +45,7 @@ impl ProcessGroup {
 
     /// Receives a tensor from rank `src` (`torch.distributed.recv`; with `async_op`, `irecv`).
     ///
-    /// # Errors
-    /// The same as [`ProcessGroup::send`], with `src` in the place of `dst`.
+    /// # Errors The same as [`ProcessGroup::send`], with `src` instead of `dst`.
     #[track_caller]
     pub fn recv(
         &self,
@@ -64,16 +63,18 @@ impl ProcessGroup {
     /// Runs several sends and receives in one launch on the group's stream, without an order among them
     /// (`torch.distributed.batch_isend_irecv`). Not all ranks need to take part.
     ///
-    /// # Errors
-    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
-    /// if `calls` is empty, a rank does not exist, or the sends to this rank do not match the receives from it;
+    /// # Errors The same as [`ProcessGroup::all_reduce`];
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `calls` is empty, a rank does not exist,
+    /// or the batch's sends from this rank to itself do not match its receives from itself;
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
     #[track_caller]
     pub fn batch_isend_irecv(&self, calls: &[P2p<'_>]) -> Result<Work> {
         const NAME: &str = "batch_isend_irecv";
         let location = Location::caller();
         if calls.is_empty() {
-            return Err(self.invalid(NAME, "at least one send or receive has to be given".into()));
+            return Err(
+                self.invalid(NAME, "the batch must have at least one send or receive".into())
+            );
         }
         let op = |call: &P2p<'_>| match *call {
             P2p::Send(tensor, peer) => (tensor.clone(), peer, true),
@@ -85,7 +86,7 @@ impl ProcessGroup {
             false => CollectiveOp::Recv { output: tensor.as_view(), peer: *peer },
         });
         let ops: Vec<_> = ops.collect();
-        // The call has no single peer.
+        // A batch may have several peers. `usize::MAX` keeps the batch out of the numbering of collectives.
         let mut signature = Signature::new(NAME).peer(usize::MAX, true);
         if self.shared().parts.debug {
             signature = signature.parts(all.iter().map(|(tensor, peer, sends)| {

@@ -1,9 +1,9 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
 //! A graph keeps the groups of its calls (`CollectiveWatcher`) and launches its replays through these groups. On each
-//! group, a replay counts as one call. This call is done when the entire replay is done, and its number marks the
-//! results of the captured calls. Replays are not compared between ranks, because their calls were compared when they
-//! were captured.
+//! group, a replay counts as one call. This call is done when the entire replay is done. The results of the captured
+//! calls are marked with its number. Replays are not compared between ranks, because their calls were compared when
+//! they were captured.
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
@@ -19,7 +19,8 @@ use super::{GroupHandle, is_nccl_error, last_op_event};
 
 const NAME: &str = "replay";
 
-/// Converts the group's failure to the error of a replay, whose results cannot be used. Returns other errors unchanged.
+/// Converts a failure of this group to [`ErrorKind::Collective`], because the results of the replay cannot be used.
+/// Returns other errors unchanged.
 fn replay_error(error: Error, location: &'static Location<'static>) -> Error {
     match error.find::<GroupError>() {
         // Errors of other kinds report the failure of another group, whose results the replay reads. They already name

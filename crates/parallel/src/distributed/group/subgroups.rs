@@ -48,8 +48,8 @@ impl ProcessGroup {
             let split = parts.transport.split(NAME, &parts.runtime, &sorted, parts.timeout);
             split.map_err(|error| shared.error_or_failure(error))
         })();
-        // A failed split leaves no work that could hang, so its call is done, too. The record stays, so that a failure
-        // of the group can name the call.
+        // A failed split leaves no work that could hang, so its call is done. The record stays, so that a failure of
+        // the group can name the call.
         shared.recorder().set_state(id, CallState::Done);
         let number = {
             let mut number = shared.subgroups.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The carriers of a group's tensors.
+//! The transports of a group's tensors: NCCL between GPUs, the store between CPUs.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::cpu::CpuTransport;
 
-/// The carrier of a group's tensors (`backend` of `torch.distributed.init_process_group`).
+/// The transport of a group's tensors (`backend` of `torch.distributed.init_process_group`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
     /// NCCL, between GPUs: each rank has its own GPU.
     #[default]
     Nccl,
-    /// The group's store, between CPU tensors, for tests and for machines without GPUs (PyTorch's `gloo`). Has all
-    /// collectives, and takes every dtype of NCCL. Reductions combine the ranks in ascending order, so their results
-    /// are the same in each run. A call returns when the collective is done.
+    /// The group's store, between CPU tensors, for tests and for machines without GPUs (PyTorch's `gloo`). Supports all
+    /// collectives, and every dtype that NCCL supports. Reductions combine the ranks in ascending order, so their
+    /// results are the same in each run. A call returns when the collective is done.
     Cpu,
 }
 
-/// A rank's end of the carrier.
+/// A rank's end of the transport.
 #[derive(Debug)]
 pub(in crate::distributed) enum Transport {
     Nccl {
@@ -64,7 +64,7 @@ impl Transport {
         }
     }
 
-    /// Returns the carrier's own error, after which the group cannot be used.
+    /// Returns the error of the NCCL communicator, after which the group cannot be used. `None` on the CPU.
     pub(in crate::distributed) fn error(&self) -> Option<String> {
         match self {
             Self::Nccl { comm, .. } => comm.state().err().map(|error| error.to_string()),
@@ -72,15 +72,15 @@ impl Transport {
         }
     }
 
-    /// Ends calls that hang. Calls of the CPU end by themselves once the group has failed.
+    /// Ends hanging NCCL calls. Calls on the CPU end by themselves once the group has failed.
     pub(super) fn abort(&self) {
         if let Self::Nccl { comm, .. } = self {
             comm.abort();
         }
     }
 
-    /// Forms the carrier of a subgroup with these ranks, in ascending order. Returns `None` on ranks that are not
-    /// members. All ranks call this function.
+    /// Forms the transport of a subgroup with these ranks, in ascending order. Returns `None` on ranks that are not
+    /// members. All ranks must call this function.
     pub(super) fn split(
         &self,
         op: &'static str,

@@ -22,8 +22,8 @@ pub(super) fn store_from_env(found: &Environment, timeout: Duration) -> Result<A
     if let Some(store) = lookup(&cached()) {
         return Ok(store);
     }
-    // Look up the name and connect without the lock, so that a thread with a shorter timeout does not wait for this
-    // thread.
+    // Look up the name and connect without the lock, so that a thread with a shorter timeout does not have to wait for
+    // this thread.
     let address = (found.host.clone(), found.port);
     let mut options = TcpStoreOptions::new().timeout(timeout);
     options.secret.clone_from(&found.secret);

@@ -1,11 +1,12 @@
 //! Forms process groups.
 //!
-//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store of that environment.
+//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store of that
+//! environment.
 //!
 //! With NCCL, rank 0 publishes NCCL's unique id in the store. On the CPU, the store itself connects the ranks. The n-th
-//! attempt of a rank to form a group is its n-th round, in which it meets the n-th attempts of the other ranks. A process
-//! whose group has failed can therefore form a new group. The device of a rank is the given device, or its local rank, or
-//! a guess: the rank modulo the number of devices.
+//! attempts of all ranks to form a group are the n-th round, in which these ranks meet. A process whose group has
+//! failed can therefore form a new group. The device of a rank is the given device, or its local rank, or a guess: the
+//! rank modulo the number of devices.
 
 mod env_store;
 mod options;
@@ -26,12 +27,12 @@ use super::{Backend, Error, GroupError, PrefixStore, ProcessGroup, Result, Store
 
 pub use options::{EnvironmentOptions, InitOptions};
 
-/// Forms a process group (`torch.distributed.init_process_group`). All ranks call this function, and it returns after
+/// Forms a process group (`torch.distributed.init_process_group`). All ranks must call this function. It returns after
 /// all ranks have arrived. With [`Backend::Nccl`], each rank needs its own GPU.
 ///
-/// A process may form several groups, one after the other or at the same time. Among groups of the same name and number
-/// of ranks, the n-th group of a rank meets the n-th group of the other ranks. Attempts that a rank gave up are
-/// skipped, so all ranks can try again after an error.
+/// A process may form several groups, one after the other or at the same time. The n-th calls of all ranks with the
+/// same name and number of ranks form one group. Attempts that a rank gave up are skipped, so all ranks can try again
+/// after an error.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -78,7 +79,7 @@ fn form_group(options: InitOptions) -> Result<ProcessGroup> {
     let deadline = Deadline::after(timeout);
     let grace = Deadline::after(timeout.saturating_add(GRACE));
     if rank >= world_size {
-        let reason = format!("there are {world_size} ranks, numbered from 0 on");
+        let reason = format!("the rank must be less than world_size, which is {world_size}");
         return Err(Error::invalid("init_process_group", format!("on rank {rank}: {reason}")));
     }
     let runtime = runtime();
@@ -104,7 +105,7 @@ fn form_group(options: InitOptions) -> Result<ProcessGroup> {
     let joined =
         deadline.bound(|| join_round(options, runtime, device, round_store, [deadline, grace]));
     if joined.as_ref().is_err_and(|error| error.find::<StoreError>().is_none()) {
-        // Ignore this error, which must not replace the returned error.
+        // Ignore an error of this call, because it must not replace the returned error.
         let _ = grace.bound(|| store.set(GIVEN_UP, b""));
     }
     joined
@@ -113,7 +114,7 @@ fn form_group(options: InitOptions) -> Result<ProcessGroup> {
 /// Time after the timeout to ask the store for the missing ranks and to mark the round as given up.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Returns the default device of a rank whose options name none.
+/// Returns the default device of a rank for which no device is set.
 fn guess_device(rank: usize, devices: usize) -> usize {
     let device = rank.checked_rem(devices).unwrap_or(0);
     if devices > 1 {
@@ -209,7 +210,12 @@ fn connect_nccl(
             message => message?,
         };
         let bytes = message.as_slice().try_into();
-        let text = || format!("rank 0 has no id: {}", String::from_utf8_lossy(&message));
+        let text = || {
+            format!(
+                "rank 0 could not create NCCL's unique id: {}",
+                String::from_utf8_lossy(&message)
+            )
+        };
         UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
     };
     let comm = Communicator::new(driver, device, &id, world_size, rank, deadline.left());

@@ -10,7 +10,8 @@ use super::super::environment::{self, DEFAULT_TIMEOUT};
 use super::super::{Backend, Result, Store};
 use super::env_store::store_from_env;
 
-/// Options of [`init_process_group`](super::init_process_group): the store and the ranks, which are required, and one setter per other option.
+/// Options of [`init_process_group`](super::init_process_group). [`InitOptions::new`] takes the required options; each
+/// other option has a setter.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
     #[doc(hidden)]
@@ -59,8 +60,8 @@ impl From<Duration> for EnvironmentOptions {
 
 impl InitOptions {
     /// Creates options with the defaults. All ranks meet in `store`. `rank` is the number of this rank, from 0 to
-    /// `world_size - 1`, and differs from rank to rank; `world_size` is the number of ranks, at least 1. The ranks may be
-    /// threads of one process, each with its own group.
+    /// `world_size - 1`, and differs from rank to rank; `world_size` is the number of ranks, at least 1. The ranks may
+    /// be threads of one process, each with its own group.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         Self {
@@ -78,23 +79,23 @@ impl InitOptions {
 
     /// Sets the time limit of each collective, and the time within which all ranks must arrive in
     /// [`init_process_group`](super::init_process_group). Default: 10 minutes. After the limit, the call takes up to
-    /// one more second to ask the store which ranks are missing. The limit does not apply to [`Store`] calls without a
-    /// timeout, so a program's own store must bound these calls itself.
+    /// one more second to ask the store which ranks are missing. The limit does not apply to calls of a program's own
+    /// [`Store`] that take no timeout, so such a store must bound these calls itself.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the carrier of the tensors. Default: [`Backend::Nccl`].
+    /// Sets the transport of the tensors. Default: [`Backend::Nccl`].
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Sets the index of this rank's GPU, for [`Backend::Nccl`]. Default: the rank modulo the number of visible GPUs, as
-    /// in PyTorch. That index is right if each host has as many ranks as GPUs.
+    /// Sets the index of this rank's GPU, for [`Backend::Nccl`]. Default: the rank modulo the number of visible GPUs,
+    /// as in PyTorch. The default is right if each host has as many ranks as GPUs.
     #[must_use]
     pub fn device(mut self, device: impl Into<Option<usize>>) -> Self {
         self.device = device.into();
@@ -102,9 +103,9 @@ impl InitOptions {
     }
 
     /// Sets the debug mode (`WARPLINE_DISTRIBUTED_DEBUG=DETAIL`), which compares the calls of the ranks through the
-    /// store before each launch. For collectives, it compares everything that must be equal; for sends and receives,
-    /// dtype and number of elements, in their order between two ranks. Each call then costs several round trips to the
-    /// store, and the host waits for the calls of the other ranks. Default: `false`.
+    /// store before each launch. For collectives, compares everything that must be equal. For the n-th send between two
+    /// ranks and the n-th receive, compares dtype and number of elements. Each call then costs several round trips to
+    /// the store, and the host waits for the calls of the other ranks. Default: `false`.
     #[must_use]
     pub fn debug(mut self, debug: bool) -> Self {
         self.debug = debug;
@@ -118,8 +119,9 @@ impl InitOptions {
         self
     }
 
-    /// Sets the rank whose process hosts the store. Errors can then name that rank if the store is lost, and a CPU group
-    /// that is dropped on that rank waits for the other ranks, as the store may end with the process. Default: none.
+    /// Sets the rank whose process hosts the store. Errors can then name that rank if the store is lost, and a CPU
+    /// group that is dropped on that rank waits for the other ranks, as the store may end with the process. Default:
+    /// none.
     #[must_use]
     pub fn store_host(mut self, rank: impl Into<Option<usize>>) -> Self {
         self.store_host = rank.into();

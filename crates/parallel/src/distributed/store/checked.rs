@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{MAX_KEY, MAX_KEYS, MAX_VALUE, Store, StoreError, StoreResult};
 
-/// The operations of a store, called after the limits have been checked.
+/// The operations of a store that are called after the sizes of keys and values have been checked.
 pub trait Unchecked: Send + Sync + fmt::Debug {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;

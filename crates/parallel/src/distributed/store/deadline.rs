@@ -27,7 +27,7 @@ impl Deadline {
         CALLS.get().at_most(CALL_TIMEOUT)
     }
 
-    /// Runs `f`. Calls without a timeout that `f` makes to this module's stores end at this deadline.
+    /// Runs `f`. Store calls without a timeout that `f` makes end at this deadline, for the stores of this crate.
     pub(in crate::distributed) fn bound<R>(self, f: impl FnOnce() -> R) -> R {
         struct RestoreDeadline(Deadline);
         impl Drop for RestoreDeadline {
@@ -48,7 +48,7 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    /// Returns the earlier of this deadline and the end of `timeout`.
+    /// Returns this deadline or the end of `timeout` from now, whichever is earlier.
     pub(in crate::distributed) fn at_most(self, timeout: Duration) -> Self {
         let other = Self::after(timeout);
         match (self.0, other.0) {

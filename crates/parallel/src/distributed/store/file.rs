@@ -26,7 +26,7 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The file is a log. Every change is appended under an exclusive lock on the file, so the file grows with every
 /// change. A process that is killed while it appends leaves an incomplete record, which readers ignore and the next
 /// change overwrites. The file is created if it does not exist, and is never deleted. A run must begin with a file that
-/// no earlier run has used. On a network file system the locks must be visible to all hosts.
+/// no earlier run has used. On a network file system, file locks must work across hosts.
 ///
 /// A timeout includes the wait for the lock. Calls without a timeout wait up to 30 seconds for the lock.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ struct StoreLog {
 impl FileStore {
     /// Opens or creates the store in the file at `path`.
     ///
-    /// # Errors
-    /// [`StoreError::File`] if the file cannot be opened or locked within 30 seconds, or is not the file of a store.
+    /// # Errors [`StoreError::File`] if the file cannot be opened or locked within 30 seconds, or is not a store's
+    /// file.
     pub fn open(path: impl AsRef<Path>) -> StoreResult<Self> {
         let path = path.as_ref().to_path_buf();
         let mut options = OpenOptions::new();
@@ -75,7 +75,7 @@ impl FileStore {
         &self.path
     }
 
-    /// Takes the log for this thread. Returns `None` if other threads use the log until the deadline.
+    /// Takes the log for this thread. Returns `None` if other threads still use the log at the deadline.
     fn take_log(&self, deadline: Deadline) -> Option<StoreLog> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -87,7 +87,8 @@ impl FileStore {
         }
     }
 
-    /// Runs `f` on the up-to-date log under the file's lock. Returns `None` if the lock is not free until the deadline.
+    /// Runs `f` on the up-to-date log under the file's lock. Returns `None` if the lock does not become free before the
+    /// deadline.
     fn locked_until<R>(
         &self,
         op: &'static str,
@@ -159,7 +160,7 @@ fn file_error(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
 }
 
 impl StoreLog {
-    /// Locks the file. Returns `false` if another process holds the lock until the deadline.
+    /// Locks the file. Returns `false` if another process still holds the lock at the deadline.
     fn try_lock(&self, deadline: Deadline) -> io::Result<bool> {
         loop {
             match self.file.try_lock() {
@@ -171,7 +172,7 @@ impl StoreLog {
         }
     }
 
-    /// Reads the records that were appended since the last call. The file is locked.
+    /// Reads the records that were appended since the last call. The file must be locked.
     fn catch_up(&mut self) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         if length < self.read {

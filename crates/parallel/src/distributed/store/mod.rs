@@ -1,8 +1,8 @@
 //! Stores: keys and values that all ranks of a group see (`torch.distributed.Store`).
 //!
-//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values, `deadline.rs` the single
-//! deadline of all steps of a call. `FileStore` is a log in a locked file; a call waits for the lock no longer than its
-//! timeout. Tests run random programs on each store and on a map, and compare the results.
+//! `values.rs` has the map and its size limit, `checked.rs` the limits on keys and values, `deadline.rs` the deadline
+//! of a call, which bounds all steps of the call together. `FileStore` is a log in a locked file; a call waits for the
+//! lock no longer than its timeout. Tests run random programs on each store and on a map, and compare the results.
 
 mod checked;
 mod deadline;
@@ -66,20 +66,19 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
 
     /// Returns the value of a key. Waits until the key is set.
     ///
-    /// # Errors
-    /// [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`, which bounds the
-    /// entire call; the errors of [`Store::set`].
+    /// # Errors [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`, which
+    /// bounds the entire call; the other errors are those of [`Store::set`].
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
 
-    /// Adds to the value of a key, a decimal number that starts at 0. Returns the sum.
+    /// Adds `amount` to the value of a key, which must be a decimal number. A key that is not set counts as 0. Returns
+    /// the sum.
     ///
-    /// # Errors
-    /// [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the errors of
-    /// [`Store::set`].
+    /// # Errors [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the
+    /// other errors are those of [`Store::set`].
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64>;
 
     /// Sets a key to `desired` if its value is `expected`, or if the key is not set and `expected` is empty. Returns
-    /// the resulting value. `None` if the key is not set; PyTorch returns `expected` in that case.
+    /// the value of the key after the call. `None` if the key is not set; PyTorch returns `expected` in that case.
     ///
     /// # Errors
     /// The same as [`Store::set`].
@@ -138,7 +137,9 @@ pub enum StoreError {
         max: usize,
     },
     /// The store has no room for a value.
-    #[error("{op}: the store may hold {max} bytes, and has no room for this value; delete keys")]
+    #[error(
+        "{op}: the store has no room for this value, because it may hold at most {max} bytes; delete keys"
+    )]
     Full {
         /// Name of the operation, such as `get`.
         op: &'static str,
@@ -169,16 +170,16 @@ pub enum StoreError {
     },
     /// The address is not a loopback address, and there is no secret.
     #[error(
-        "the store's address {address} is not a loopback address, and there is no secret: set \
+        "the store's address {address} is not a loopback address, so the store needs a secret: set \
          WARPLINE_SECRET to the same random text on every rank (`openssl rand -hex 32` prints one), \
-         or give `TcpStore` a `Secret`. For ranks of one machine MASTER_ADDR=127.0.0.1 needs none"
+         or give `TcpStore` a `Secret`. Ranks of one machine need no secret with MASTER_ADDR=127.0.0.1"
     )]
     NeedsSecret {
         /// Address of the store.
         address: String,
     },
     /// The two ends of a connection do not have the same secret.
-    #[error("the store at {address}: {reason}. WARPLINE_SECRET has to be the same on every rank")]
+    #[error("the store at {address}: {reason}. WARPLINE_SECRET must be the same on every rank")]
     WrongSecret {
         /// Address of the store.
         address: String,
@@ -193,8 +194,8 @@ pub enum StoreError {
     },
     /// The server at the address is not a Warpline store.
     #[error(
-        "the server at {address} is not a Warpline store: {reason}. PyTorch's own stores speak \
-         another protocol; choose another port"
+        "the server at {address} is not a Warpline store: {reason}. PyTorch's own stores use \
+         a different protocol; choose another port"
     )]
     NotAStore {
         /// Address of the store.
@@ -214,8 +215,8 @@ pub enum StoreError {
     },
     /// The store cannot listen on its address.
     #[error(
-        "the store cannot listen on {address}: {reason}. The address has to be one of this host's, \
-         and the port free"
+        "the store cannot listen on {address}: {reason}. The address must be one of this host's, \
+         and the port must be free"
     )]
     Bind {
         /// Address of the store.

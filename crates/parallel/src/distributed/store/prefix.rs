@@ -14,7 +14,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// Creates a store of the keys of `below` that begin with `prefix` and a slash.
+    /// Creates a store whose keys are those keys of `below` that begin with `prefix` and a slash.
     #[must_use]
     pub fn new(prefix: impl Into<String>, below: Arc<dyn Store>) -> Self {
         let prefix = prefix.into();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::StoreResult;
 use super::values::StoreValues;
 
-/// [`StoreValues`] behind a lock, with a condition variable for their changes.
+/// [`StoreValues`] behind a lock, with a condition variable that is notified of changes.
 #[derive(Debug, Default)]
 pub(super) struct SharedValues {
     values: Mutex<StoreValues>,

@@ -12,7 +12,7 @@ const PER_KEY: usize = 128;
 #[derive(Debug, Default)]
 pub(super) struct StoreValues {
     map: HashMap<String, Arc<[u8]>>,
-    /// Size of all entries.
+    /// Size of all entries, in bytes.
     bytes: usize,
     /// Values that were replaced or deleted while replies held them. They count towards the limit until the replies are
     /// sent.
@@ -37,7 +37,8 @@ impl StoreValues {
         keys.iter().all(|key| self.contains(key.as_ref()))
     }
 
-    /// Returns the size of the store with the new value. Returns an error if that size would exceed [`MAX_STORED`].
+    /// Returns the size that the store will have with the new value. Returns an error if that size exceeds
+    /// [`MAX_STORED`].
     pub(super) fn check_capacity(
         &mut self,
         op: &'static str,

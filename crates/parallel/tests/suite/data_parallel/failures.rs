@@ -83,7 +83,7 @@ fn errors(devices: usize) -> TestResult {
         let out = net.forward((ones([devices], 0)?, false))?;
         assert_eq!(values(&out)?, vec![1.0; devices], "usable as before");
     }
-    // A single replica is numbered, too.
+    // The error of a single replica also has the replica's number.
     let net = DataParallel::new(FnModule(|x: Tensor| x.reshape([7])), ())?;
     let text = net.forward(ones([1], 0)?).unwrap_err().to_string();
     assert!(text.starts_with("DataParallel: in replica 0 on device cuda:0: "), "{text}");
@@ -116,7 +116,7 @@ fn panics(devices: usize) -> TestResult {
 
 /// The next forward pass repeats a copy that the driver refused.
 #[test]
-fn copies_that_fail_are_made_by_the_next_forward() {
+fn failed_copies_are_repeated_by_the_next_forward_pass() {
     for failing in 0..6 {
         let world = SimBox::lazy(3);
         world.enter(|| {

@@ -88,12 +88,12 @@ fn scalars(devices: usize) -> TestResult {
     let out = net.forward(ones([2 * devices], 0)?)?;
     assert_eq!((out.size(), values(&out)?), (&[devices][..], vec![2.0; devices]));
     let out = net.forward(ones([1], 0)?)?;
-    assert_eq!(out.size(), [1], "of one replica too");
+    assert_eq!(out.size(), [1], "a single replica has an output, too");
     Ok(())
 }
 
 #[test]
-fn outputs_that_do_not_fit_are_refused() {
+fn outputs_of_different_structure_are_refused() {
     SimBox::lazy(2).enter(|| {
         let x = || ones([4, 3], 0);
         let refused = |error: warpline::Error, parts: &[&str]| {
@@ -111,7 +111,7 @@ fn outputs_that_do_not_fit_are_refused() {
         refused(net.forward(x()?).unwrap_err(), &["replica 1", "[2, 2]", "[2, 3]"]);
         let net = DataParallel::new(FnModule(move |x: Tensor| Ok(first(&x).then_some(x))), ())?;
         refused(net.forward(x()?).unwrap_err(), &["another has none"]);
-        // Only the first replica's output decides, as in PyTorch.
+        // If the first replica returns `None`, the other outputs are ignored, as in PyTorch.
         let net = DataParallel::new(FnModule(move |x: Tensor| Ok((!first(&x)).then_some(x))), ())?;
         assert!(net.forward(x()?)?.is_none());
         let net = DataParallel::new(

@@ -72,7 +72,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
         let net = DataParallel::new(Linear::new(1, 1, ())?, ())?;
         let error = net.forward(ones([2, 1], 0)?).unwrap_err();
         assert_eq!(error.find::<DataParallelError>().unwrap().to_string(), message("cpu"));
-        // Each forward pass checks the devices, also of buffers.
+        // Each forward pass checks the devices of parameters and buffers.
         let mut net = DataParallel::new(Counts::new(0)?, ())?;
         net.forward(ones([2], 0)?)?;
         net.module_mut().count.set(zeros([], 1)?);
@@ -99,7 +99,7 @@ fn data_parallel_is_a_module_with_pytorchs_names() {
 }
 
 #[test]
-fn captures_are_refused_and_go_on() {
+fn forward_passes_during_a_capture_are_refused_and_the_capture_continues() {
     SimBox::lazy(2).enter(|| {
         let net = DataParallel::new(FnModule(|x: Tensor| x.add(1.0)), ())?;
         let x = ones([4], 0)?;

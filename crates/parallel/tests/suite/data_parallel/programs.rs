@@ -94,7 +94,8 @@ fn any(devices: usize) -> TestResult {
     Ok(())
 }
 
-/// Under `SyncPolicy::Manual` the program orders the streams for its own tensors only; the library orders the copies.
+/// Under `SyncPolicy::Manual`, the program orders the streams for its own tensors only. The library must order the
+/// streams for the copies.
 fn no_race(devices: usize) -> TestResult {
     let net = DataParallel::new(Counts::new(0)?, ())?;
     let mut model = Model { weight: 2.0, count: 0.0 };
@@ -157,7 +158,7 @@ fn other_streams(devices: usize) -> TestResult {
 
 /// The race detector reports a race of the program itself.
 #[test]
-fn a_race_of_the_programs_is_seen() {
+fn a_race_of_the_program_itself_is_reported() {
     on_sim([2], warpline::SyncPolicy::Manual, |_| {
         let net = DataParallel::new(Counts::new(0)?, ())?;
         let x = full([2], 1.0, 0)?;

@@ -1,4 +1,4 @@
-//! Parameters and buffers of replicas: their values in each forward pass, and the copies that it makes.
+//! Parameters and buffers of replicas: their values, and the copies that each forward pass makes.
 
 use warpline::autograd::no_grad;
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
@@ -59,14 +59,14 @@ fn changes(devices: usize) -> TestResult {
     net.module_mut().weight.set(full([], 6.0, 0)?);
     check(&net, 6.0, "replaced")?;
     net.module_mut().weight.set(full([1], 7.0, 0)?);
-    check(&net, 7.0, "replaced by one of another shape")?;
+    check(&net, 7.0, "replaced by a tensor of a different shape")?;
     let wide = full([2, 3], 8.0, 0)?;
     net.module_mut().weight.set(wide.select(1, 1)?.narrow(0, 1, 1)?);
     check(&net, 8.0, "replaced by a view")?;
     wide.fill_(9.0)?;
-    check(&net, 9.0, "through what it is a view of")?;
+    check(&net, 9.0, "written through its base")?;
     wide.select(1, 2)?.fill_(4.0)?;
-    check(&net, 9.0, "beside what it is a view of")?;
+    check(&net, 9.0, "base written outside of the view")?;
     net.module_mut().weight.set(wide.select(1, 2)?.narrow(0, 1, 1)?);
     check(&net, 4.0, "replaced by another view of the same memory")?;
     let weight = net.module().weight.clone();

@@ -20,7 +20,7 @@ struct Golden {
 }
 
 #[test]
-fn chunks_are_pytorchs() {
+fn chunks_equal_pytorchs_chunks() {
     let goldens: Vec<Golden> =
         serde_json::from_str(include_str!("../../goldens/scatter.json")).unwrap();
     for Golden { n, devices, sizes } in goldens {
@@ -124,7 +124,7 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
 }
 
 #[test]
-fn one_gpu_is_called_directly_and_none_is_the_cpu() {
+fn one_gpu_or_the_cpu_runs_the_module_directly() {
     SimBox::lazy(2).enter(|| {
         // With one GPU, the module is moved and so is the input. The output stays on the GPU.
         let options = DataParallelOptions::new().device_ids(&[1]).output_device("cpu");

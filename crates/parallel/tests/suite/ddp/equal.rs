@@ -7,7 +7,7 @@ use crate::group_support::{Ranks, gpu_spec, schedules};
 
 const STEPS: usize = 6;
 
-/// Returns the losses and weights of a training run, after checking that all ranks have the same.
+/// Returns the losses and weights of a training run, after checking that they are the same on all ranks.
 fn trained(ranks: &Ranks, options: &DdpOptions) -> Trained {
     let all = ranks.run(|group| train(&group, options.clone(), STEPS));
     for (rank, other) in all.iter().enumerate() {

@@ -62,7 +62,7 @@ fn different_models_are_an_error_that_names_rank_and_parameter() {
             }
         }
     }
-    // Different options would lead to different collectives, too.
+    // Different options are an error, because they would lead to different collectives.
     let errors = Ranks::cpu(2).run(|group| {
         let options = DdpOptions::new().find_unused_parameters(group.rank() == 1);
         Ok(DistributedDataParallel::new(Mlp::new(Device::Cpu, 0)?, group, options).unwrap_err())
@@ -90,7 +90,7 @@ fn modules_without_parameters_or_on_other_devices_are_refused() {
 /// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
 const SHORT: Duration = Duration::from_millis(2500);
 
-/// The points of a backward pass at which a rank leaves: before the pass, and before each gradient, in their order.
+/// The points of a backward pass at which a rank leaves, in order: before the pass, and before each gradient.
 const POINTS: [&str; 7] =
     ["", "fc3.bias", "fc3.weight", "fc2.bias", "fc2.weight", "fc1.bias", "fc1.weight"];
 

@@ -44,11 +44,11 @@ fn reduced(
 #[test]
 fn compression_rounds_to_its_dtype_and_divides_before_it_sums() {
     let check = |ranks: &Ranks| {
-        // 257 is not a bf16, but a f16.
+        // f16 can represent 257, but bf16 cannot.
         assert_eq!(reduced(ranks, [257.0, 1.0], allreduce_hook), 129.0);
         assert_eq!(reduced(ranks, [257.0, 0.0], bf16_compress_hook), 128.0);
         assert_eq!(reduced(ranks, [257.0, 1.0], fp16_compress_hook), 129.0);
-        // The sum of two largest f16 is infinite; the mean is not.
+        // In f16, the sum of two largest numbers is infinite; their mean is not.
         assert_eq!(reduced(ranks, [65504.0, 65504.0], fp16_compress_hook), 65504.0);
     };
     check(&Ranks::cpu(2));
@@ -77,7 +77,7 @@ fn a_hook_sees_the_buckets_in_order_and_replaces_the_reduction() {
         Ok((seen, hooked, plain))
     });
     for (seen, hooked, plain) in all {
-        // The first iteration has one bucket; the two others have the rebuilt ones.
+        // The first iteration has one bucket; the other two iterations have the rebuilt buckets.
         let rebuilt = seen.len() / 2;
         assert!(rebuilt > 2, "{seen:?}");
         assert_eq!(seen[0], (0, true));

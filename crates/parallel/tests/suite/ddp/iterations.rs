@@ -86,7 +86,8 @@ fn branches(group: &ProcessGroup) -> Result<Branches> {
     Ok(Branches { left: parameter(1.0)?, right: parameter(2.0)?, swapped })
 }
 
-/// With an all-reduce for each gradient in the order of arrival, the ranks would reduce different tensors together.
+/// If each rank reduced its gradients in the order of their arrival, the ranks would add gradients of different
+/// parameters.
 #[test]
 fn reductions_are_in_the_order_of_buckets_whatever_arrives_first() {
     let check = |ranks: &Ranks| {
@@ -186,7 +187,7 @@ impl Forward<Tensor> for Counter {
 
 #[test]
 fn buffers_are_those_of_rank_0_before_each_synchronized_forward_pass() {
-    // Rank 1 begins its second pass with the 1 of rank 0, or else with its own 2.5.
+    // Rank 1 begins its second pass with the 1 of rank 0 if buffers are broadcast, and with its own 2.5 otherwise.
     for (broadcasts, wanted) in [(true, [2.0, 3.5]), (false, [2.0, 5.0])] {
         let counts = Ranks::cpu(2).run(|group| {
             let rank = group.rank();

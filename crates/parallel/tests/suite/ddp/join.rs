@@ -60,7 +60,7 @@ fn train(
 const SMALL: f64 = 100.0 / (1 << 20) as f64;
 
 #[test]
-fn ranks_with_more_inputs_go_on_with_zeros_of_the_others() {
+fn ranks_with_more_inputs_continue_with_zeros_from_the_other_ranks() {
     let check = |ranks: &Ranks| {
         for options in [
             DdpOptions::new(),

@@ -18,7 +18,7 @@ use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{LONG, at_once, works};
 use crate::processes::{launcher, run};
 
-/// The points of a step at which a rank is killed, in their order. `grad` is before the accumulation of a gradient,
+/// The points of a step at which a rank is killed, in order. `grad` is before the accumulation of a gradient,
 /// `accumulated` after it, `reduce` before the reduction of a bucket, and `reducing` after its launch.
 const POINTS: [&str; 24] = [
     "zero_grad",
@@ -46,7 +46,7 @@ const POINTS: [&str; 24] = [
     "step",
     "end",
 ];
-/// The step in which the rank is killed. The buckets are rebuilt before.
+/// The step in which the rank is killed. The buckets are rebuilt before this step.
 const STEP: usize = 3;
 /// Time limit of the group in which a rank is killed.
 const SHORT: Duration = Duration::from_secs(3);
@@ -80,7 +80,7 @@ pub(crate) fn killed_program(backend: Backend, target: &str) {
     assert!(begun.elapsed() < LONG);
     let failure = GroupError::failure(&error).unwrap_or_else(|| panic!("{error}"));
     assert_eq!((failure.rank, &failure.missing[..]), (rank, &[victim][..]), "{error}");
-    // The error names the bucket and a parameter of it.
+    // The error names the bucket and a parameter in this bucket.
     let text = error.to_string();
     let number = text.split("bucket ").nth(1).and_then(|rest| rest.split(' ').next());
     let number: usize = number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{text}"));
@@ -137,7 +137,7 @@ fn trains_until_killed(group: &ProcessGroup, target: &str) -> Result<(Error, Vec
         })();
         die_at("end", &target);
         match run {
-            // A rank that died after its last reduction fails the next step of the others.
+            // If a rank died after its last reduction, only the next step of the other ranks fails.
             Ok(()) if step <= STEP + 1 => {}
             Ok(()) => panic!("no rank was missed"),
             Err(error) => {

@@ -7,7 +7,7 @@ use warpline_parallel::distributed::{DdpError, DdpOptions, DistributedDataParall
 
 use crate::group_support::{Ranks, schedules};
 
-/// Three factors, of which each forward pass uses those that its input names.
+/// Three factors. The input of a forward pass names the factors that the pass uses.
 #[derive(Debug, Module)]
 struct Parts {
     a: Parameter,

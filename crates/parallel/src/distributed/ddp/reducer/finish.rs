@@ -10,7 +10,7 @@ use super::super::buckets::is_view;
 use super::{GlobalUsage, Reducer, ReducerState};
 
 impl Reducer {
-    /// Starts the exchange of the used parameters, if this iteration has one.
+    /// Starts the all-reduce that counts the ranks that used each parameter, if this iteration needs the counts.
     pub(super) fn exchange_usage(&self, state: &mut ReducerState) -> Result<()> {
         if self.exchanges_usage(state) {
             let used: Vec<i32> = state.used.iter().map(|used| i32::from(*used)).collect();
@@ -22,8 +22,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Returns whether no rank used a parameter. Waits on the host for the exchange, but only if this rank did not use
-    /// the parameter.
+    /// Returns whether no rank used a parameter. If this rank did not use it, waits on the host for the counts.
     fn is_globally_unused(&self, state: &mut ReducerState, index: usize) -> Result<bool> {
         if state.used[index] {
             return Ok(false);
@@ -86,7 +85,7 @@ impl Reducer {
         }
     }
 
-    /// Reduces all buckets of a static graph at the end of its first iteration, which finds the unused parameters.
+    /// Reduces all buckets of a static graph at the end of its first iteration, when the unused parameters are known.
     pub(in crate::distributed::ddp) fn reduce_at_end(self: &Arc<Self>) -> Result<()> {
         let mut state = self.state();
         let count = self.parameters.len();

@@ -3,8 +3,8 @@
 //! An iteration is: `rebuild` before the forward pass, `prepare` after it, `gradient_arrived` for each parameter in the
 //! backward pass, and `finish` (`finish.rs`) as the pass's last callback.
 //!
-//! Invariant: all ranks launch the reductions of an iteration in the order of the buckets, whatever the order in which
-//! gradients arrive. `launch_ready` launches a bucket only after all buckets before it.
+//! Invariant: all ranks launch the reductions of an iteration in the order of the buckets, even if gradients arrive in
+//! a different order. `launch_ready` launches a bucket only after all buckets before it.
 //!
 //! Invariant: no code of the program runs under `state`. Communication hooks run without the lock.
 
@@ -32,13 +32,13 @@ pub(super) struct Reducer {
 
 struct ReducerState {
     buckets: Vec<Bucket>,
-    /// The place of each parameter.
+    /// The bucket of each parameter, and its index there.
     places: Vec<BucketPlace>,
     /// Number of the next bucket to launch.
     next_bucket: usize,
     /// Whether gradients are to be reduced in the coming backward pass.
     expects_gradients: bool,
-    /// Whether a reduction has begun that `finish` has not ended.
+    /// Whether gradients were put into buckets and `finish` has not run since then.
     unfinished: bool,
     /// Whether the gradient of each parameter is in its bucket, in this iteration.
     ready: Vec<bool>,
@@ -51,7 +51,7 @@ struct ReducerState {
     /// Whether each parameter got a gradient on this rank.
     used: Vec<bool>,
     usage: GlobalUsage,
-    /// For a static graph: the number of gradients of each parameter in an iteration. Complete after the first.
+    /// For a static graph: the number of gradients of each parameter per iteration, counted in the first iteration.
     arrivals_per_iteration: Vec<usize>,
     /// Number of gradients of each parameter that have not arrived in this iteration.
     outstanding: Vec<usize>,
@@ -60,11 +60,11 @@ struct ReducerState {
     divisor: usize,
 }
 
-/// The parameters that any rank used.
+/// The parameters that at least one rank used.
 enum GlobalUsage {
     /// The usage is not exchanged.
     NotExchanged,
-    /// The number of ranks that used each parameter, after the work.
+    /// The number of ranks that used each parameter. Valid after the work is done.
     Pending(Tensor, Work),
     Known(Vec<bool>),
 }
@@ -156,13 +156,14 @@ impl Reducer {
         parameters.try_for_each(|p| check_not_moved("DistributedDataParallel", &p.tensor))
     }
 
-    /// Returns whether the next backward pass of a static graph has to begin its reductions at its end.
+    /// Returns whether the next backward pass is the first one of a static graph, which starts the reductions only at
+    /// its end.
     pub(super) fn reduces_at_end(&self) -> bool {
         self.is_first_static(&self.state())
     }
 
-    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration. Called by all
-    /// ranks before a forward pass.
+    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration. Called by
+    /// all ranks before a forward pass.
     pub(super) fn rebuild(&self) -> Result<()> {
         let mut state = self.state();
         if state.unfinished {
@@ -218,8 +219,8 @@ impl Reducer {
         DdpError::NotReduced { rank: self.group.rank(), parameters }.into()
     }
 
-    /// Begins an iteration. `outputs` are the outputs of the forward pass, whose graph is searched for unused
-    /// parameters.
+    /// Begins an iteration. If [`DdpOptions::find_unused_parameters`] is set, searches the graph of the forward pass's
+    /// `outputs` for unused parameters.
     pub(super) fn prepare(&self, outputs: &[Tensor]) {
         let searches = self.options.find_unused_parameters && !self.options.static_graph;
         let unused = searches.then(|| self.unreachable_from(outputs));
@@ -242,7 +243,7 @@ impl Reducer {
         (0..self.parameters.len()).filter(|index| !reached(&self.parameters[*index])).collect()
     }
 
-    /// Receives a parameter's gradient: called by the parameter's hook, after the accumulation.
+    /// Puts a parameter's gradient into its bucket. Called by the parameter's hook, after the accumulation.
     pub(super) fn gradient_arrived(self: &Arc<Self>, index: usize) -> Result<()> {
         let mut state = self.state();
         if !state.expects_gradients {
@@ -281,7 +282,7 @@ impl Reducer {
         }
     }
 
-    /// Copies the gradient of a parameter to its bucket; zeros if there is none.
+    /// Copies the gradient of a parameter to its bucket, or zeros if the parameter has no gradient.
     fn mark_ready(&self, state: &mut ReducerState, index: usize) -> Result<()> {
         let NamedParameter { name, tensor } = &self.parameters[index];
         if std::mem::replace(&mut state.ready[index], true) {

@@ -16,7 +16,7 @@ use super::wire::{self, StoreReply, StoreRequest};
 
 /// Pause between two attempts to reach a server.
 const RETRY: Duration = Duration::from_millis(50);
-/// Age from which an idle connection is not used again. Less than the time after which a server closes idle
+/// Time after which an idle connection is not used again. Less than the time after which a server closes idle
 /// connections.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
 /// Largest number of idle connections to keep.
@@ -27,7 +27,7 @@ const MAX_IDLE_CONNECTIONS: usize = 8;
 pub(super) struct Client {
     addresses: Vec<SocketAddr>,
     secret: Option<Secret>,
-    /// Idle connections, and the time since which each is idle.
+    /// Idle connections, and the time at which each became idle.
     idle: Mutex<Vec<(TcpStream, Instant)>>,
 }
 
@@ -57,8 +57,7 @@ impl Client {
         let mut timed = TimedStream { stream: &stream, deadline };
         wire::send(&mut timed, &request.encode())?;
         let reply = StoreReply::decode(&wire::receive(&mut timed)?)?;
-        // Only successful connections are kept. After a failure, a late reply would be taken for the reply to the next
-        // request.
+        // Do not keep a connection after a failure: a late reply would be taken for the reply to the next request.
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push((stream, Instant::now()));

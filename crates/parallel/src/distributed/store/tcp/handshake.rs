@@ -7,7 +7,7 @@
 //! | client | its proof: an HMAC-SHA256 over its role and both nonces, with the secret as key |
 //! | server | [`ACCEPTED`] and its own proof, or [`REFUSED`] |
 //!
-//! Without a secret the key is empty, and anyone can make the proofs.
+//! Without a secret the key is empty, and anyone can compute the proofs.
 
 use std::io::{self, Read, Write};
 
@@ -28,7 +28,7 @@ const ACCEPTED: u8 = 1;
 pub(super) enum ConnectError {
     /// The connection failed, or the server is busy. Another attempt may succeed.
     Io(io::Error),
-    /// The peer speaks another protocol.
+    /// The server uses a different protocol.
     WrongProtocol(String),
     /// The two ends do not have the same secret.
     Secret(String),
@@ -75,9 +75,7 @@ pub(super) fn greet(
     stream.read_exact(&mut proof)?;
     match verify(secret, Role::Server, nonces, &proof) {
         true => Ok(()),
-        false => {
-            Err(ConnectError::Secret("the server there does not know this process's secret".into()))
-        }
+        false => Err(ConnectError::Secret("the server does not know this process's secret".into())),
     }
 }
 
@@ -89,11 +87,11 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// Answers a client's greeting and nonce ([`HELLO_LEN`] bytes). Also returns the bytes to send.
+    /// Creates the answer to a client's greeting and nonce ([`HELLO_LEN`] bytes). Also returns the bytes to send.
     pub(super) fn new(hello_bytes: &[u8]) -> io::Result<(Self, Vec<u8>)> {
         let client_nonce =
             hello_bytes.strip_prefix(GREETING).and_then(|nonce| nonce.try_into().ok());
-        let client_nonce = client_nonce.ok_or_else(|| invalid("another greeting"))?;
+        let client_nonce = client_nonce.ok_or_else(|| invalid("the greeting is unknown"))?;
         let server_nonce = random().map_err(io::Error::other)?;
         Ok((Self { client_nonce, server_nonce }, hello(&server_nonce)))
     }

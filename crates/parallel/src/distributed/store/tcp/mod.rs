@@ -62,7 +62,7 @@ warpline::__options! {
     TcpStoreOptions [] [] {
         /// Sets the secret of the job. Default: none.
         secret: Option<Secret> = None, &Secret => |secret: &Secret| Some(secret.clone());
-        /// Sets the longest time to reach a host. Default: 10 minutes.
+        /// Sets the time limit of [`TcpStore::connect`]. Default: 10 minutes.
         timeout: Duration = DEFAULT_TIMEOUT, Duration;
     }
 }
@@ -123,10 +123,9 @@ impl TcpStore {
     /// Connects to a store (`TCPStore(is_master=False)`). Retries until the timeout of the options, because the store
     /// may be hosted later. Without a secret, `address` must be a loopback address. A timeout converts into options.
     ///
-    /// # Errors
-    /// [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if the server
-    /// uses another protocol; [`StoreError::NeedsSecret`] if there is no secret and the address is not a loopback
-    /// address; [`StoreError::WrongSecret`] if the host has another secret, or only one side has a secret.
+    /// # Errors [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if
+    /// the server uses a different protocol; [`StoreError::NeedsSecret`] if there is no secret and the address is not a
+    /// loopback address; [`StoreError::WrongSecret`] if the host has a different secret, or only one side has a secret.
     pub fn connect<A>(address: A, options: impl IntoOptions<TcpStoreOptions>) -> StoreResult<Self>
     where
         A: ToSocketAddrs + Send + Sync + 'static,
@@ -178,7 +177,7 @@ impl TcpStore {
         }
     }
 
-    /// Sends a request. Returns `None` if there is no reply until the deadline.
+    /// Sends a request. Returns `None` if no reply arrives before the deadline.
     fn request_until(
         &self,
         op: &'static str,
@@ -233,7 +232,7 @@ impl TcpStore {
             StoreReply::Full => StoreError::Full { op, max: super::MAX_STORED },
             _ => StoreError::NotAStore {
                 address: self.address.clone(),
-                reason: "its reply is of another kind than the request".into(),
+                reason: "its reply does not fit the request".into(),
             },
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes)?;
     let length = length(bytes)?;
-    // The vector grows with the bytes that arrive, so that a length alone takes no memory.
+    // Let the vector grow as bytes arrive, so that a client that sends only a length uses no memory.
     let mut message = Vec::new();
     if stream.take(length as u64).read_to_end(&mut message)? < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -68,9 +68,9 @@ pub(super) enum StoreReply {
     Number(i64),
     /// A key is not set.
     NotYet,
-    /// The stored value, which cannot be added to: it is not a number, or the sum would overflow.
+    /// The stored value is not a number, or the sum would overflow. Has the start of that value.
     NotANumber(String),
-    /// The store has no room.
+    /// The store has no room for the value.
     Full,
 }
 
@@ -302,7 +302,7 @@ mod tests {
             kind in 0..8u8,
             rest in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64),
         ) {
-            // The second mask makes small numbers, so that some lengths are valid.
+            // The second mask produces small numbers, so that some lengths are valid.
             for mask in [0xff, 0x07] {
                 let rest = rest.iter().map(|byte| byte & mask);
                 let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();

@@ -41,7 +41,7 @@ enum ConnectionPhase {
 pub(super) enum TurnOutcome {
     /// No more bytes can be read or written now.
     Blocked,
-    /// A reply was sent, or [`MAX_TURN_BYTES`] were read. Run another turn after the other connections.
+    /// A reply was sent, or [`MAX_TURN_BYTES`] were read. Run another turn after the turns of the other connections.
     More,
     /// The client has proven that it knows the secret.
     Authenticated,
@@ -67,12 +67,12 @@ impl ClientConnection {
         }
     }
 
-    /// Returns the size of the buffer of an unfinished request, in bytes.
+    /// Returns the capacity of the buffer of an unfinished request, in bytes.
     pub(super) fn buffered(&self) -> usize {
         self.input.capacity()
     }
 
-    /// Returns an identifier of the current phase and its time limit. `None` while the server waits for keys.
+    /// Returns the current time limit and its identifier. `None` while the client waits for the reply to its request.
     pub(super) fn limit(&self) -> Option<(u8, Duration)> {
         match self.phase {
             ConnectionPhase::Hello | ConnectionPhase::Proof(_) | ConnectionPhase::Refused => {
@@ -166,7 +166,7 @@ impl ClientConnection {
         Ok(true)
     }
 
-    /// Returns an error if the client has closed the connection, or sent more bytes, before its reply.
+    /// Returns an error if the client, which waits for a reply, has closed the connection or sent more bytes.
     fn check_open(&self) -> io::Result<()> {
         match self.stream.peek(&mut [0]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),

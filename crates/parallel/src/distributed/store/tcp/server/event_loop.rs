@@ -24,7 +24,7 @@ use super::waits::{KeyWait, Waits};
 const ACCEPTS: usize = MAX_UNAUTHENTICATED / 4;
 /// Pause after the system failed to accept a connection, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Longest wait of one request. Clients repeat the request.
+/// Longest wait of one request. Clients repeat the request if they wait longer.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Largest total size of unfinished requests and of the keys that clients wait for, in bytes.
 const MAX_BUFFERED: usize = 512 << 20;
@@ -50,8 +50,8 @@ enum ReplySink {
 #[derive(Debug)]
 struct ClientState {
     sink: ReplySink,
-    /// Time at which the connection is closed or its wait ends, and the identifier of that limit ([`WAIT_LIMIT`] or
-    /// [`ClientConnection::limit`]).
+    /// Time at which the connection is closed or its wait ends, and the identifier of the time limit ([`WAIT_LIMIT`] or
+    /// that of [`ClientConnection::limit`]).
     deadline: Option<(u8, Instant)>,
     /// Whether the connection is in [`EventLoop::ready`].
     queued: bool,
@@ -268,7 +268,7 @@ impl EventLoop {
         }
     }
 
-    /// Answers a request, or begins its wait.
+    /// Answers a request, or begins to wait for its keys.
     fn handle(&mut self, id: usize, message: &[u8]) {
         match self.answer(id, message) {
             Ok(Some(reply)) => self.reply(id, reply),
@@ -391,7 +391,7 @@ impl EventLoop {
     }
 }
 
-/// Converts the result of a change to a reply. The store may have refused the change.
+/// Converts the result of a change to a reply, even if the store has refused the change.
 fn change_reply(result: StoreResult<StoreReply>) -> StoreReply {
     match result {
         Ok(reply) => reply,

@@ -1,12 +1,12 @@
 //! The server: one thread that holds the keys and polls all connections.
 //!
-//! `connection.rs` reads and writes without blocking. `waits.rs` finds the clients that wait for a key. `event_loop.rs`
-//! accepts connections, answers requests, and closes connections after their time limits. Calls of the host's own
-//! process reach the thread through a channel.
+//! `connection.rs` reads and writes a connection without blocking. `waits.rs` finds the clients that wait for a key.
+//! `event_loop.rs` accepts connections, answers requests, and closes connections after their time limits. Calls of the
+//! host's own process reach the thread through a channel.
 //!
 //! Invariant: an unauthenticated connection costs little. Until a client has proven that it knows the secret
-//! (`handshake.rs`), its connection gets a buffer of 40 bytes, five seconds, and one of 128 slots. When all slots are
-//! taken, a new connection evicts an old one.
+//! (`handshake.rs`), its connection may use a buffer of 40 bytes, five seconds, and one of 128 slots. When all slots
+//! are taken, a new connection evicts an old one.
 
 mod connection;
 mod event_loop;

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 /// Largest number of connections of clients that have proven that they know the secret.
 const MAX_CLIENTS: usize = 8192;
 /// Largest number of clients with the same address. All ranks of a machine share an address, and so do all machines
-/// behind a NAT, so the limit is large: 512 ranks with 8 connections each. The other half is for other addresses.
+/// behind a NAT, so the limit is large: 512 ranks with 8 connections each. The other half of [`MAX_CLIENTS`] is for
+/// other addresses.
 const MAX_PER_ADDRESS: usize = MAX_CLIENTS / 2;
 /// Largest number of connections without a proof of the secret.
 pub(super) const MAX_UNAUTHENTICATED: usize = 128;
@@ -30,8 +31,9 @@ impl StorePeers {
         self.unauthenticated.len() >= MAX_UNAUTHENTICATED
     }
 
-    /// Returns the connection to evict: the oldest of the address with the most unauthenticated connections. A flood
-    /// from one address thus evicts only its own connections, even if a client elsewhere takes long for its proof.
+    /// Returns the connection to evict: the oldest connection of the address with the most unauthenticated connections.
+    /// A flood from one address thus evicts only its own connections, even if a client at another address takes long
+    /// for its proof.
     pub(super) fn unauthenticated_to_evict(&self) -> Option<usize> {
         let mut oldest = BTreeMap::new();
         for (id, address) in &self.unauthenticated {

@@ -9,7 +9,7 @@ use super::super::wire::StoreReply;
 #[derive(Debug)]
 pub(super) struct KeyWait {
     pub(super) keys: Vec<String>,
-    /// The reply is the value of the only key.
+    /// Whether the reply is the value of the only key.
     pub(super) get: bool,
     /// Index of a key that is not set.
     at: usize,
@@ -17,7 +17,7 @@ pub(super) struct KeyWait {
     bytes: usize,
 }
 
-/// Overhead of an awaited key, in bytes.
+/// Overhead of an awaited key in the server's memory, in bytes.
 const PER_KEY: usize = 64;
 
 impl KeyWait {
