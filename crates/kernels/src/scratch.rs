@@ -77,20 +77,3 @@ pub(crate) fn into_contiguous(
     compute(tensor.view())?;
     copy(target, tensor.view(), out)
 }
-
-/// Creates a tensor of these values in a memory format.
-#[cfg(test)]
-pub(crate) fn placed(
-    target: Target<'_>,
-    dtype: DType,
-    sizes: &[usize],
-    values: &[f64],
-    format: MemoryFormat,
-) -> warpline_runtime::testing::Tensor {
-    use warpline_runtime::testing::Tensor;
-
-    let from = Tensor::new(target, dtype, sizes, values);
-    let to = Tensor::garbage(target, dtype, sizes).with(|_| Layout::in_format(sizes, format));
-    copy(target, from.view(), to.view()).unwrap();
-    to
-}

@@ -32,7 +32,7 @@ const ADDRESS: &[&str] = &[
 ];
 
 /// The tests that run under valgrind, which is about thirty times slower: unit tests of the crates that access raw
-/// memory.
+/// memory, and the tests of ops.
 const VALGRIND: &[&str] = &[
     "test",
     "--target",
@@ -44,6 +44,8 @@ const VALGRIND: &[&str] = &[
     "-p",
     "warpline-kernels",
     "--lib",
+    "--test",
+    "ops",
     "--",
     "--test-threads=2",
 ];

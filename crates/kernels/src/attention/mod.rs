@@ -2,8 +2,6 @@
 //! matrix products with a softmax of the scores between them ([`attention_weights`]).
 
 mod flash;
-#[cfg(test)]
-mod tests;
 mod weights;
 
 use warpline_runtime::module::Program;

@@ -2,8 +2,6 @@
 //! time for small tensors depends on the number of launches.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use bytemuck::Zeroable;
 use smallvec::SmallVec;

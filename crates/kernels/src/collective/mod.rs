@@ -5,8 +5,6 @@
 //! named in error reports, and can be captured in graphs.
 
 mod check;
-#[cfg(test)]
-mod tests;
 
 use std::panic::Location;
 

@@ -12,8 +12,6 @@
 mod columns;
 mod cpu;
 mod cudnn;
-#[cfg(test)]
-mod tests;
 
 use warpline_cuda_sys_safe::cudnn::ConvolutionKind;
 use warpline_runtime::launch::check_operands;

@@ -1,8 +1,6 @@
 //! Copies between layouts and dtypes, on one device or on the host.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use crate::programs::{BITS, committed, cuda_type};
 use cpu::{Conversion, Same};

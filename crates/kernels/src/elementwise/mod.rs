@@ -46,8 +46,6 @@ mod rounding;
 mod run;
 mod select;
 mod table;
-#[cfg(test)]
-mod tests;
 mod trigonometric;
 
 use std::ops::Range;

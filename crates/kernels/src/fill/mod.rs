@@ -1,8 +1,6 @@
 //! Fills: tensors of one value, of evenly spaced values, and the identity matrix.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use crate::programs::{BITS, NUMBERS, committed};
 use cpu::FillLoop;

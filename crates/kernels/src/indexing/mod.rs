@@ -10,8 +10,6 @@
 mod cpu;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod wide_tests;
 
 use std::ops::Range;
 use std::panic::Location;

@@ -9,8 +9,6 @@
 //! then changes nothing.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use crate::programs::{BITS, committed};
 #[cfg(doc)]

@@ -1,8 +1,6 @@
 //! Losses: negative log-likelihood of class indices, and the gradient of cross entropy.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use crate::programs::{FLOATS, LANES, committed};
 #[cfg(doc)]

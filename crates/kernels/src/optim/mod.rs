@@ -1,8 +1,6 @@
 //! Optimizer steps that update many tensors in one launch.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 mod total_norm;
 mod unscale;
 

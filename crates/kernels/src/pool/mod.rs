@@ -5,8 +5,6 @@
 //! contain it in a fixed order, so sums are the same in each run.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};

@@ -11,8 +11,6 @@ mod mt;
 mod order;
 mod permute;
 mod philox;
-#[cfg(test)]
-mod tests;
 
 use std::panic::Location;
 

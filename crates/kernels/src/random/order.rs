@@ -39,4 +39,11 @@ mod tests {
         let gaps = (0..17).fold(gaps, |l, d| l.narrow(d, 0, 2).unwrap());
         assert!(order("test", &gaps).is_err());
     }
+
+    #[test]
+    fn order_is_that_of_the_layouts_memory() {
+        let layout = Layout::contiguous(&[3, 1, 5]).unwrap().permute(&[2, 1, 0]).unwrap();
+        let order = order("test", &layout).unwrap();
+        assert!((0..15).map(|i| order.offsets(i)[0]).eq(0..15));
+    }
 }

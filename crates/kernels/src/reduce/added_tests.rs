@@ -5,7 +5,7 @@ use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 use warpline_runtime::{DType, Target};
 
 use super::declaration::reductions;
-use super::run;
+use super::{halves, run};
 
 reductions! {
     SQUARES = "squares", "Squares" (r#"
@@ -49,4 +49,29 @@ fn a_declaration_is_a_reduction() {
 #[ignore = "needs a GPU"]
 fn gpu_a_declaration_is_compiled_on_first_use() {
     on_gpu(squares);
+}
+
+/// Calls the code for more results than kernels count.
+#[test]
+fn the_halves_of_a_split_reduction_cover_all_elements() {
+    on_every_target(|target| {
+        let values: Vec<f64> = (0..60).map(|i| f64::from(i % 9 - 4) / 4.0).collect();
+        let a = Tensor::new(target, DType::F32, &[5, 3, 4], &values);
+        let a = a.with(|l| l.permute(&[2, 0, 1]));
+        let declaration = ReduceOp::Squares.declaration();
+        for (dims, kept, dropped) in [
+            (&[1][..], &[4, 1, 3][..], &[4, 3][..]),
+            (&[2], &[4, 5, 1], &[4, 5]),
+            (&[0, 2], &[1, 5, 1], &[5]),
+        ] {
+            for sizes in [kept, dropped] {
+                let whole = Tensor::garbage(target, DType::F32, sizes);
+                let halved = Tensor::garbage(target, DType::F32, sizes);
+                run(target, declaration, a.view(), dims, whole.view()).unwrap();
+                halves(target, declaration, a.view(), dims, halved.view()).unwrap();
+                let expected = whole.floats(target);
+                assert_close(DType::F32, &halved.floats(target), &expected, "halves");
+            }
+        }
+    });
 }

@@ -128,10 +128,11 @@ macro_rules! reductions {
         #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ReduceOp {$($($(#[$doc])* $op,)*)*}
 
+        #[cfg_attr(test, allow(unreachable_pub))]
         impl ReduceOp {
             /// Every reduction.
-            #[cfg(test)]
-            pub(in $crate::reduce) const ALL: &[Self] = &[$($(Self::$op),*),*];
+            #[doc(hidden)]
+            pub const ALL: &[Self] = &[$($(Self::$op),*),*];
 
             /// Returns the declaration.
             pub(in $crate::reduce) fn declaration(self) -> &'static $crate::reduce::declaration::Declaration {

@@ -11,16 +11,12 @@
 #[cfg(test)]
 mod added_tests;
 mod cpu;
-#[cfg(test)]
-mod cpu_tests;
 mod declaration;
 mod fold;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod table;
-#[cfg(test)]
-mod tests;
 
 use warpline_runtime::launch::{self, Grid};
 use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};

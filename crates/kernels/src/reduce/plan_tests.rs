@@ -3,11 +3,18 @@
 use proptest::prelude::*;
 
 use super::plan::{Two, vector};
-use super::tests::result_sizes;
 use super::*;
 use warpline_runtime::iter::Walk;
 use warpline_runtime::testing::{Tensor, on_every_target};
 use warpline_runtime::{Layout, Storage};
+
+fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Vec<usize> {
+    let reduced = |d: usize| dims.is_empty() || dims.contains(&d);
+    (0..sizes.len())
+        .filter(|&d| keepdim || !reduced(d))
+        .map(|d| if reduced(d) { 1 } else { sizes[d] })
+        .collect()
+}
 
 /// Plans a sum of `f32` at an address that is a multiple of 4 bytes. Returns the plan, its access
 /// pattern, and the grid for 132 multiprocessors.

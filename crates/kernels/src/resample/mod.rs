@@ -5,8 +5,6 @@
 //! half-width floats.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;

@@ -6,8 +6,6 @@
 //! elements after the rotated ones are copied.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 use crate::programs::{FLOATS, committed};
 #[cfg(doc)]

@@ -2,8 +2,6 @@
 
 #[cfg(test)]
 mod added_tests;
-#[cfg(test)]
-mod tests;
 
 use std::panic::Location;
 
@@ -52,10 +50,11 @@ macro_rules! scans {
             $($(#[$doc])* $scan,)*
         }
 
+        #[cfg_attr(test, allow(unreachable_pub))]
         impl ScanOp {
             /// Every scan.
-            #[cfg(test)]
-            pub(in $crate::scan) const ALL: [Self; NAMES.len()] = [$(Self::$scan),*];
+            #[doc(hidden)]
+            pub const ALL: [Self; NAMES.len()] = [$(Self::$scan),*];
 
             pub(in $crate::scan) fn declaration(self) -> &'static Declaration {
                 &DECLARATIONS[self as usize]

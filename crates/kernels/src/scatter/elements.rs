@@ -27,7 +27,8 @@ macro_rules! scatter_reductions {
         }
 
         impl Reduce {
-            pub(super) const ALL: [Self; KERNELS.len() + 1] = [$(Self::$reduce,)* Self::Assign];
+            #[doc(hidden)]
+            pub const ALL: [Self; KERNELS.len() + 1] = [$(Self::$reduce,)* Self::Assign];
 
             /// Returns the element of `dtype` that changes no element it is combined with. `None`
             /// for [`Reduce::Assign`], which has no such element.

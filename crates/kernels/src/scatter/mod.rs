@@ -11,8 +11,6 @@
 mod elements;
 mod index_add;
 mod linear;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;

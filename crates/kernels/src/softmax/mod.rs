@@ -8,8 +8,6 @@
 mod backward;
 mod cpu;
 pub(crate) mod row;
-#[cfg(test)]
-mod tests;
 
 use crate::dim::{check_dim, check_result};
 use crate::programs::{FLOATS, LANES, committed};

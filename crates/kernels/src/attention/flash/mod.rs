@@ -28,8 +28,6 @@
 
 mod cpu;
 mod few_queries;
-#[cfg(test)]
-pub(super) mod tests;
 
 use std::f64::consts::LOG2_E;
 

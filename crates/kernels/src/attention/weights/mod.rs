@@ -4,9 +4,6 @@
 //! The kernels apply the causal mask. Weights of half-width floats are stored in that dtype. Scores
 //! and the gradient of the weights are matrix products in `f32`.
 
-#[cfg(test)]
-pub(super) mod tests;
-
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::math::vectorized;

@@ -5,8 +5,6 @@
 //! sums are the same in each run. The gradients of pools and resizing use the same technique.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;

@@ -97,53 +97,17 @@ impl Backward {
     pub fn is_fused(&self) -> bool {
         self.formula().launches(0..MAX_OPERANDS) > 1 && self.kernels.views() <= MAX_VIEWS
     }
+
+    /// Returns the numbers of inputs and of views of the kernels, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inputs_and_views(&self) -> (usize, usize) {
+        (self.kernels.inputs(), self.kernels.views())
+    }
 }
 
 /// Returns the backward passes of the table that have programs.
 pub(super) fn fused() -> impl Iterator<Item = &'static Backward> {
     let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
     all.filter(|backward| backward.is_fused())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::elementwise::FormulaStep;
-
-    #[test]
-    fn a_gradient_that_is_not_computed_is_that_of_the_result() {
-        for backward in table().filter_map(|op| op.backward()) {
-            let formula = backward.formula();
-            for operand in (0..MAX_OPERANDS).filter(|k| !formula.computed().contains(k)) {
-                let step = formula.gradient(operand).map(|step| formula.steps()[step]);
-                assert!(matches!(step, None | Some(FormulaStep::Gradient)), "{}", backward.name());
-            }
-        }
-    }
-
-    #[test]
-    fn inputs_and_results_are_counted_as_the_formulas_declare_them() {
-        let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
-        for backward in all {
-            let (formula, inputs) = (backward.formula(), backward.kernels.inputs());
-            let leaves = formula.steps().iter().take_while(|step| step.is_leaf()).count();
-            let gradients = formula.differentiable().count();
-            let counts = (inputs, backward.kernels.views());
-            assert_eq!(counts, (leaves, leaves + gradients), "{}", backward.name());
-        }
-    }
-
-    #[test]
-    fn every_formula_of_several_launches_has_kernels() {
-        assert!(fused().count() > 60, "{}", fused().count());
-        let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
-        for backward in all.filter(|backward| backward.formula().launches(0..MAX_OPERANDS) > 1) {
-            assert!(backward.is_fused(), "{}", backward.name());
-            for (variant, suffix) in FLOATS.iter().enumerate() {
-                let kernel = format!("{}_{suffix}_flat(", backward.program().name());
-                let source = backward.program().source(variant).text();
-                assert!(source.contains(&kernel), "{source}");
-            }
-        }
-    }
 }

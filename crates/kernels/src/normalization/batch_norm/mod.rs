@@ -5,8 +5,6 @@
 //! or have the channels innermost.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;

@@ -18,8 +18,6 @@
 //! of 8, up to 256. It reads keys and values once per sixteen rows.
 
 mod cpu;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;

@@ -1,7 +1,0 @@
-//! Ops of the table compared with plain arithmetic.
-
-mod binary;
-mod converting;
-mod numbers;
-mod table;
-mod unary;
