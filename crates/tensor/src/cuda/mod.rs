@@ -17,6 +17,7 @@
 
 pub mod driver;
 mod graph;
+mod graphed;
 mod history;
 mod host_memory;
 mod mem_pool;
@@ -35,6 +36,7 @@ use crate::{
 pub use graph::{
     CaptureOptions, CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing,
 };
+pub use graphed::{Callable, GraphedCallable, GraphedOptions, make_graphed_callables};
 pub use host_memory::{
     host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
 };
