@@ -178,6 +178,13 @@ impl Device {
         Stream::wrap(core, raw, "exclusive_stream")
     }
 
+    /// Returns whether a stream with this [`Stream::id`] still exists. The default stream and the streams of the pools
+    /// always do.
+    #[must_use]
+    pub fn has_stream(&self, id: u64) -> bool {
+        id == self.0.default.id() || self.0.core.streams().iter().any(|stream| stream.id() == id)
+    }
+
     /// Wraps a stream made outside this crate (`torch.cuda.ExternalStream`). Returns the existing
     /// [`Stream`] if the driver's stream is wrapped already, because a driver's stream has one
     /// numbering.

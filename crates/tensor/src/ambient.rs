@@ -5,6 +5,7 @@
 //! | `WARPLINE_DRIVER` | `cuda` (default): the driver of the machine. `sim:N` and options: N simulated GPUs |
 //! | `CUDA_VISIBLE_DEVICES` | the visible devices, in their order |
 //! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` every launch waits for its end and reports its own failure |
+//! | `CUBLAS_WORKSPACE_CONFIG` | the size of cuBLAS's workspace per stream, as pairs `:SIZE:COUNT` with sizes in KiB. `:0:0`: none. Empty or unset: [`CudaDevice::cublas_workspace_bytes`](warpline_runtime::CudaDevice::cublas_workspace_bytes) |
 //! | `WARPLINE_CACHE` | the folder that keeps the code compiled by NVRTC for later processes. Empty: none. Default: `warpline` in the user's cache folder |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
@@ -24,7 +25,7 @@ use std::sync::OnceLock;
 use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
-use crate::environment::{hides_on_purpose, unknown_variable, why_hidden};
+use crate::environment::{cublas_workspace, hides_on_purpose, unknown_variable, why_hidden};
 use crate::{Error, IntoOptions, Result, Runtime, RuntimeConfig};
 
 /// Created on first use and never destroyed, because tensors in statics and threads may outlive `main`.
@@ -202,6 +203,14 @@ fn open_from_environment(
             return Err(DriverError::variable("CUDA_LAUNCH_BLOCKING", other, reason));
         }
     };
+    if let Some(workspace) = value("CUBLAS_WORKSPACE_CONFIG")?.filter(|value| !value.is_empty()) {
+        let Some(bytes) = cublas_workspace(&workspace) else {
+            let reason = "it may be pairs `:SIZE:COUNT` with sizes in KiB, such as `:4096:2:16:8`, or `:0:0` for no \
+                          workspace";
+            return Err(DriverError::variable("CUBLAS_WORKSPACE_CONFIG", workspace, reason.into()));
+        };
+        config.cublas_workspace = Some(bytes);
+    }
     config.allocator = AllocatorConfig::from_env_with(&read).map_err(|error| match error {
         ConfigError::Variable { variable, value, reason } => {
             DriverError::variable(variable, value, reason.to_string())
@@ -316,6 +325,37 @@ mod tests {
     }
 
     #[test]
+    fn s37_the_configured_workspace_is_the_sum_of_its_pairs() {
+        let bytes = |config| {
+            let runtime =
+                with(&[("WARPLINE_DRIVER", "sim:1"), ("CUBLAS_WORKSPACE_CONFIG", config)]);
+            runtime.device(0).map(warpline_runtime::CudaDevice::cublas_workspace_bytes)
+        };
+        // PyTorch's tests have the first two.
+        assert_eq!(bytes("").unwrap(), 32 << 20, "the default of the simulated GPU");
+        assert_eq!(bytes(":128:8:64:16:32:32").unwrap(), 3072 << 10);
+        assert_eq!(bytes(":4096:2:16:8").unwrap(), 8320 << 10);
+        assert_eq!(bytes(":16:8").unwrap(), 128 << 10);
+        assert_eq!(bytes(":0:0").unwrap(), 0);
+        let most = "18446744073709551615";
+        for invalid in
+            ["-1", "4096:2", ":4096", ":4096:", ":16:8:", ":16:8:4", ":16:+8", "::", " :16:8", most]
+        {
+            let error = bytes(invalid).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::InvalidVariable), "{invalid}: {error}");
+            let text = error.to_string();
+            assert!(text.contains("CUBLAS_WORKSPACE_CONFIG is `"), "{text}");
+            assert!(text.contains(":4096:2:16:8"), "{text}");
+        }
+        for too_large in
+            [format!(":{most}:1"), format!(":1:{most}"), ":9007199254740992:2048".into()]
+        {
+            let error = with(&[("CUBLAS_WORKSPACE_CONFIG", too_large.as_str())]);
+            assert!(unavailable_reason(&error).contains(&too_large));
+        }
+    }
+
+    #[test]
     fn an_unknown_variable_is_an_error_of_device_calls() {
         let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
         let reason = unavailable_reason(&runtime);
@@ -356,6 +396,7 @@ mod tests {
     #[test]
     fn a_value_that_is_not_unicode_names_its_variable() {
         for variable in [
+            "CUBLAS_WORKSPACE_CONFIG",
             "CUDA_LAUNCH_BLOCKING",
             "CUDA_VISIBLE_DEVICES",
             "PYTORCH_CUDA_ALLOC_CONF",

@@ -1,5 +1,5 @@
-//! Checks of environment variables: unknown names that begin with `WARPLINE_`, and values of
-//! `CUDA_VISIBLE_DEVICES` that hide devices by mistake.
+//! Checks of environment variables: unknown names that begin with `WARPLINE_`, values of
+//! `CUDA_VISIBLE_DEVICES` that hide devices by mistake, and the value of `CUBLAS_WORKSPACE_CONFIG`.
 
 use std::ffi::OsStr;
 
@@ -62,6 +62,20 @@ fn edit_distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+/// Returns the bytes of a cuBLAS workspace from a value of `CUBLAS_WORKSPACE_CONFIG`: the sum of one or more pairs
+/// `:SIZE:COUNT`, with sizes in KiB. `None` if the value is invalid.
+pub(crate) fn cublas_workspace(value: &str) -> Option<usize> {
+    let numbers = value.strip_prefix(':')?.split(':').map(|number| {
+        // `parse` would also take a sign.
+        number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse::<usize>().ok())?
+    });
+    let numbers = numbers.collect::<Option<Vec<usize>>>()?;
+    let (pairs, []) = numbers.as_chunks() else { return None };
+    pairs.iter().try_fold(0usize, |sum, [size, count]| {
+        sum.checked_add(size.checked_mul(1024)?.checked_mul(*count)?)
+    })
 }
 
 /// Returns whether a value of `CUDA_VISIBLE_DEVICES` is a common way to hide all devices. Other values, such

@@ -44,12 +44,13 @@ pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
 }
 
 impl<'a> Gemm<'a> {
-    /// Makes the call for the dtypes of operands and result. Returns `None` if cuBLAS does not
-    /// support the dtypes, sizes or strides.
+    /// Makes the call for the dtypes of operands and result, with a workspace of this size in bytes. Returns `None` if
+    /// cuBLAS does not support the dtypes, sizes or strides.
     pub(super) fn new(
         [dtype, result]: [DType; 2],
         product: &'a Product,
         precision: &Precision,
+        workspace: usize,
     ) -> Option<Self> {
         let p = product;
         let of = |dtype| match dtype {
@@ -88,7 +89,7 @@ impl<'a> Gemm<'a> {
             },
             fp16_accumulation: precision.allow_fp16_accumulation(),
         };
-        // SAFETY: the null address is a placeholder that `enqueue` replaces before any use.
+        // SAFETY: the null addresses are placeholders that `enqueue` replaces before any use.
         let nowhere = unsafe { DevicePtr::from_raw(0) };
         let args = GemmArgs {
             dtype,
@@ -111,16 +112,16 @@ impl<'a> Gemm<'a> {
             stride_c: p.c.batch,
             batch: p.batch as usize,
             precision,
-            workspace: None,
+            workspace: Some((nowhere, workspace)),
         };
         Some(Self { product, args, swapped })
     }
 }
 
 // SAFETY: `matmul`, the only caller of `new`, launches with the operands that it made the product
-// from. cuBLAS computes this product with their dtypes, sizes and strides: it reads `a` and `b`,
-// and writes every element of `c`.
-unsafe impl LibraryCall<3> for Gemm<'_> {
+// from, and with a workspace of the call's size. cuBLAS computes this product with their dtypes,
+// sizes and strides: it reads `a` and `b`, and writes every element of `c`.
+unsafe impl LibraryCall<4> for Gemm<'_> {
     type Params = Product;
 
     fn params(&self) -> &Product {
@@ -132,10 +133,12 @@ unsafe impl LibraryCall<3> for Gemm<'_> {
         &self,
         device: &CudaDevice,
         stream: StreamHandle,
-        &[a, b, c]: &[DevicePtr; 3],
+        &[a, b, c, workspace]: &[DevicePtr; 4],
     ) -> Result<(), DriverError> {
         let (a, b) = if self.swapped { (a, b) } else { (b, a) };
-        let args = GemmArgs { a, b, c, ..self.args };
+        // A workspace of 0 bytes is also passed, because cuBLAS would otherwise use its own, which streams share.
+        let workspace = self.args.workspace.map(|(_, bytes)| (workspace, bytes));
+        let args = GemmArgs { a, b, c, workspace, ..self.args };
         let handle = Blas::load()?.handle(&**device.driver(), device.index())?;
         // SAFETY: the caller passes a live stream of the device, whose context is current, and the
         // addresses of valid operands. Sizes and strides are those of the operands.
@@ -152,7 +155,7 @@ mod tests {
         let steps = Steps { batch: 0, row: 64, column: 1 };
         let product = Product { batch: 1, m: 64, n: 64, k: 64, a: steps, b: steps, c: steps };
         let precision = Precision::default();
-        let of = |dtype| Gemm::new([dtype; 2], &product, &precision).unwrap().args.precision;
+        let of = |dtype| Gemm::new([dtype; 2], &product, &precision, 0).unwrap().args.precision;
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             assert_eq!(of(dtype), GemmPrecision::DEFAULT);
         }

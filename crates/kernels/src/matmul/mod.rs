@@ -1,5 +1,5 @@
-//! Matrix products. Large products use cuBLAS if it is installed. Small products, products of few
-//! rows (`few_rows.rs`), and products that cuBLAS does not support, use this crate's kernels.
+//! Matrix products. Large products use cuBLAS if it is installed, with the stream's [`Workspace`]. Small products,
+//! products of few rows (`few_rows.rs`), and products that cuBLAS does not support, use this crate's kernels.
 
 mod blas;
 mod cpu;
@@ -14,9 +14,11 @@ use crate::library::is_usable;
 use crate::programs::{HALVES, NUMBERS, committed, kernels};
 use blas::Gemm;
 use few_rows::FewRows;
-use warpline_runtime::launch::{Grid, Hosts, Kernel, blocks, check_operands};
+use warpline_runtime::launch::{Grid, Hosts, Kernel, LibraryOp, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{
+    DType, Error, ErrorKind, Layout, Operand, Result, Target, View, Workspace, cuda_struct, hosts,
+};
 
 const OP: &str = "matmul";
 
@@ -76,6 +78,12 @@ kernels! {
         unsafe SMALL_TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
     }
 }
+
+// SAFETY: the conditions of the kernels above. The fourth operand is cuBLAS's workspace, which the CPU implementation
+// does not access.
+static BY_CUBLAS: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS) };
+// SAFETY: the same.
+static BY_CUBLAS_F32: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS_F32) };
 
 cuda_struct! {
     /// Strides in elements: between matrices, between rows, between columns.
@@ -145,6 +153,7 @@ impl Product {
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
+/// - [`ErrorKind::Alloc`] if there is no memory for cuBLAS's workspace.
 /// - [`ErrorKind::Driver`] if the environment names a cuBLAS library that cannot be used, or cuBLAS
 ///   fails.
 /// - The errors of [`Kernel::launch`].
@@ -166,17 +175,42 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     if !small && let Some(few) = FewRows::new(target, [a, b], out, &params) {
         return few.launch(target, operands);
     }
-    if let Target::Cuda(runtime, device, _) = target
-        && !small
-        && runtime.uses_cublas()
-        && let Some(gemm) = Gemm::new([a.dtype, out.dtype], &params, runtime.precision())
-        && is_usable(OP, device, Blas::load)?
-    {
-        return kernel.launch_library(target, OP, &operands, &gemm);
+    if !small && launch_cublas(target, operands, &params)? {
+        return Ok(());
     }
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];
     kernel.launch(target, OP, &operands, &params, Grid::new(grid, 256))
+}
+
+/// Launches a product by cuBLAS. Returns `false` if cuBLAS does not compute it.
+#[track_caller]
+fn launch_cublas(
+    target: Target<'_>,
+    [a, b, out]: [Operand<'_>; 3],
+    params: &Product,
+) -> Result<bool> {
+    let Target::Cuda(runtime, device, stream) = target else { return Ok(false) };
+    let dtypes @ [dtype, result] = [a.view.dtype, out.view.dtype];
+    let bytes = device.cublas_workspace_bytes();
+    if !runtime.uses_cublas() {
+        return Ok(false);
+    }
+    let Some(gemm) = Gemm::new(dtypes, params, runtime.precision(), bytes) else {
+        return Ok(false);
+    };
+    if !is_usable(OP, device, Blas::load)? {
+        return Ok(false);
+    }
+    let workspace = Workspace::of(runtime, stream)?;
+    // Only a real GPU uses the workspace. Elsewhere one byte stands for all, so that the simulator's check of footprints
+    // copies no more.
+    let used = if device.driver().name() == "cuda" { bytes } else { bytes.min(1) };
+    let layout = Layout::contiguous(&[used])?;
+    let scratch = View { storage: workspace.storage(), layout: &layout, dtype: DType::U8 };
+    let op = if dtype == result { &BY_CUBLAS } else { &BY_CUBLAS_F32 };
+    op.launch(target, OP, &[a, b, out, scratch.read_write()], &gemm)?;
+    Ok(true)
 }
 
 /// Returns whether cuBLAS cannot read an operand with its strides. A contiguous copy and cuBLAS may

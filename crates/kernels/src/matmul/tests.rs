@@ -60,7 +60,7 @@ fn cublas_reads_five_of_six_layouts_in_place() {
             let out = Tensor::garbage(target, DType::F32, &[2, 4, 6]);
             let params = check(a.view(), b.view(), out.view()).unwrap();
             let precision = warpline_runtime::Precision::default();
-            let of = |dtype| Gemm::new([dtype; 2], &params, &precision);
+            let of = |dtype| Gemm::new([dtype; 2], &params, &precision, 0);
             assert_eq!(of(DType::F32).is_none(), expected, "kind {kind}");
             assert!(of(DType::I32).is_none());
         }

@@ -8,6 +8,7 @@ use warpline_stream::Device;
 use warpline_sync::Mutex;
 
 use super::RuntimeConfig;
+use super::workspaces::Workspaces;
 use crate::Result;
 use crate::generator::CudaGenerator;
 use crate::module::{KernelCache, Program};
@@ -16,6 +17,9 @@ use crate::module::{KernelCache, Program};
 #[derive(Debug)]
 pub struct CudaDevice {
     device: Device,
+    // Declared before `allocator`, so that the blocks are freed while the allocator exists.
+    pub(super) workspaces: Workspaces,
+    pub(super) workspace_bytes: Option<usize>,
     allocator: CudaAllocator,
     kernels: KernelCache,
     pub(super) generator: Mutex<CudaGenerator>,
@@ -26,6 +30,8 @@ impl CudaDevice {
         let backend = CudaBackend::new(Arc::clone(device.driver()), device.index());
         Self {
             device,
+            workspaces: Workspaces::default(),
+            workspace_bytes: config.cublas_workspace,
             allocator: CudaAllocator::new(backend, config.allocator.clone()),
             kernels: KernelCache::new(config.compile_cache.clone()),
             generator: Mutex::default(),

@@ -8,6 +8,7 @@ mod precision;
 mod shared_memory;
 mod staging;
 mod thread_generators;
+mod workspaces;
 
 use std::panic::Location;
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ use shared_memory::RuntimeSharedMemory;
 pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
 pub use thread_generators::GeneratorGuard;
+pub use workspaces::Workspace;
 
 /// The party that orders work on different streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +61,10 @@ pub struct RuntimeConfig {
     /// Whether to run matrix products on Warpline's own kernel even if cuBLAS is available.
     /// Default: `false`.
     pub no_cublas: bool,
+    /// Size of cuBLAS's workspace in bytes (`CUBLAS_WORKSPACE_CONFIG`). Each stream with matrix products has one
+    /// workspace, from the caching allocator. With 0, cuBLAS uses no workspace. Default: `None`, which is
+    /// [`CudaDevice::cublas_workspace_bytes`].
+    pub cublas_workspace: Option<usize>,
     /// Options of the caching allocators, one per device, and of the cache of page-locked memory.
     /// Default: [`AllocatorConfig::default`], which is `policy:default` without limits.
     pub allocator: AllocatorConfig,
@@ -83,6 +89,7 @@ impl Default for RuntimeConfig {
             launch_blocking: false,
             race_report: RaceReport::default(),
             no_cublas: false,
+            cublas_workspace: None,
             allocator: AllocatorConfig::default(),
             staging: Staging::default(),
             compile_cache: None,

@@ -109,20 +109,8 @@ impl Drop for StorageInner {
             return;
         }
         let key = std::ptr::from_ref(self).addr();
+        self.record_freed();
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        uses.detach();
-        if uses.history.is_some()
-            && let StorageMemory::Device(index, block) = &self.memory
-        {
-            let start = block.address() as i64;
-            let range = start..start + self.bytes as i64;
-            race::record_freed(
-                &self.runtime,
-                (*index, range, block.stream_id()),
-                self.allocated,
-                uses,
-            );
-        }
         if matches!(self.memory, StorageMemory::Shared(_) | StorageMemory::SharedHost(_)) {
             let (id, unused) = match std::mem::replace(&mut self.memory, StorageMemory::Released) {
                 StorageMemory::Shared(block) => (block.id, UnusedMemory::Device(block.mapping)),
@@ -143,6 +131,20 @@ impl Drop for StorageInner {
 }
 
 impl StorageInner {
+    /// Detaches the storage from replays, and records the history of device memory that is about to be freed.
+    fn record_freed(&mut self) {
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        uses.detach();
+        if uses.history.is_some()
+            && let StorageMemory::Device(index, block) = &self.memory
+        {
+            let start = block.address() as i64;
+            let range = start..start + self.bytes as i64;
+            let freed = (*index, range, block.stream_id());
+            race::record_freed(&self.runtime, freed, self.allocated, uses);
+        }
+    }
+
     #[cold]
     fn keep_pageable(&mut self) {
         if let Some(cache) = self.runtime.host_cache()
@@ -217,6 +219,20 @@ impl Storage {
         let storage = Self::build(runtime, memory, bytes, member, Location::caller());
         storage.take_freed_history(index, stream);
         storage
+    }
+
+    /// Takes the block out of the storage, as if the block were freed and allocated again for its stream. `None` if the
+    /// storage has other clones, was made in a capture, or is not device memory.
+    pub(crate) fn into_block(self) -> Option<CudaBlock> {
+        let mut inner = Arc::into_inner(self.0).filter(|inner| inner.member.is_none())?;
+        inner.record_freed();
+        match std::mem::replace(&mut inner.memory, StorageMemory::Released) {
+            StorageMemory::Device(_, block) => Some(block),
+            other => {
+                inner.memory = other;
+                None
+            }
+        }
     }
 
     /// Records the work on the previous storage in this memory as a use. The allocator orders the

@@ -1,4 +1,4 @@
-//! The leaves of a graph.
+//! The leaves and the ops of a graph.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,21 +20,36 @@ use crate::Tensor;
 /// ```
 #[must_use]
 pub fn reachable_leaves<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Vec<Tensor> {
+    let mut leaves = Vec::new();
+    for_each_node(roots, |node| {
+        if let NodeKind::Accumulator(leaf) = &node.kind {
+            leaves.push(leaf.clone());
+        }
+    });
+    leaves
+}
+
+/// Returns whether a backward pass from `roots` runs a node of the op `name`.
+pub(crate) fn has_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, name: &str) -> bool {
+    let mut found = false;
+    for_each_node(roots, |node| found |= node.name == name);
+    found
+}
+
+/// Calls `f` once on each node that a backward pass from `roots` reaches.
+fn for_each_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, mut f: impl FnMut(&GradNode)) {
     let mut stack: Vec<Arc<GradNode>> =
         roots.into_iter().filter_map(Tensor::edge).map(|edge| edge.node).collect();
     // The stack and the graph keep the nodes alive, so addresses identify them.
-    let (mut seen, mut leaves) = (HashSet::new(), Vec::new());
+    let mut seen = HashSet::new();
     let roots = stack.clone();
     while let Some(node) = stack.pop() {
         if !seen.insert(Arc::as_ptr(&node)) {
             continue;
         }
-        if let NodeKind::Accumulator(leaf) = &node.kind {
-            leaves.push(leaf.clone());
-        }
+        f(&node);
         stack
             .extend(node.inputs.iter().filter_map(|input| Some(input.edge.as_ref()?.node.clone())));
     }
     drop(roots);
-    leaves
 }

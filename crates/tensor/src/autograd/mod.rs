@@ -57,6 +57,7 @@ pub use reclaim::{Reclaimed, drop_in_turn};
 pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
+pub(crate) use leaves::has_node;
 pub(crate) use meta::{AutogradSlot, LeafCast};
 pub(crate) use mode::{AutocastMode, AutocastModes};
 pub(crate) use op_backward::{NodeInputs, OpBackward, linear};

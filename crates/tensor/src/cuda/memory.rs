@@ -87,6 +87,36 @@ pub fn empty_cache() {
     }
 }
 
+/// Frees the workspaces of cuBLAS on all devices (`torch._C._cuda_clearCublasWorkspaces`). No effect if there is no
+/// device.
+///
+/// Each stream on which cuBLAS computes a product keeps one workspace from the caching allocator, which counts as
+/// allocated memory. `CUBLAS_WORKSPACE_CONFIG` or [`RuntimeConfig::cublas_workspace`](crate::RuntimeConfig) sets the
+/// size. Later products allocate their workspaces again. Captured graphs keep theirs.
+///
+/// ```
+/// use warpline::{cuda, ones, simulated, with_runtime};
+///
+/// # fn main() -> warpline::Result<()> {
+/// with_runtime(&simulated(1)?, || {
+///     let product = ones([32, 512], "cuda")?.matmul(&ones([512, 32], "cuda")?)?;
+///     let with_workspace = cuda::memory_allocated(0)?;
+///     cuda::clear_cublas_workspaces();
+///     assert_eq!(with_workspace - cuda::memory_allocated(0)?, 32 << 20);
+///     assert_eq!(product.to_vec::<f32>()?, [512.0; 1024]);
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub fn clear_cublas_workspaces() {
+    let runtime = runtime();
+    for index in 0..runtime.device_count() {
+        if let Ok(gpu) = runtime.device(index) {
+            gpu.clear_cublas_workspaces();
+        }
+    }
+}
+
 /// Returns the free and the total memory of a device according to the driver, in bytes
 /// (`torch.cuda.mem_get_info`). Cached memory counts as used.
 ///

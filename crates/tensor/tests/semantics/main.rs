@@ -29,6 +29,8 @@ mod s20_batches;
 mod s21_visible_devices;
 mod s27_data_loader;
 mod s34_precision;
+mod s37_workspaces;
+mod s38_graphed_callables;
 
 mod s35_backward_streams;
 

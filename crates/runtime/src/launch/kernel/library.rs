@@ -5,13 +5,12 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 
-use super::super::{Call, Code, Target, run as run_call};
+use super::super::{Call, Code, Target, run};
 use super::{DTYPES, Hosts};
 use crate::module::CudaType;
 use crate::{CudaDevice, DType, ErrorKind, Operand, Result, Site};
 
-/// An op with `N` operands and the parameters `P` that a library computes on a GPU, and for which
-/// there is no [`Kernel`](super::Kernel). The CPU and a simulated GPU run the CPU implementation.
+/// An op with `N` operands and the parameters `P` that a library computes on a GPU. The CPU and a simulated GPU run the CPU implementation.
 #[derive(Clone, Copy, Debug)]
 pub struct LibraryOp<P, const N: usize> {
     /// Indexed by dtype of the first operand.
@@ -59,48 +58,29 @@ impl<P: CudaType + Pod, const N: usize> LibraryOp<P, N> {
         let Some(host) = self.hosts[dtype as usize] else {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         };
-        // SAFETY: the caller of `new` guarantees that the CPU implementation accesses only its
-        // operands, as declared.
-        unsafe { run(target, op, operands, host, call) }
+        let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
+            let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
+                let reason = format!(
+                    "the launch has {N} operands, but the driver passed {} pointers",
+                    pointers.len()
+                );
+                return Err(DriverError::InvalidArgument { call: op, reason });
+            };
+            // SAFETY: the driver passes the target's stream, with the context of its device current, and
+            // the addresses of the operands, whose memory the launch keeps alive.
+            unsafe { call.enqueue(device, stream, pointers) }
+        };
+        let Site { op, location } = Site::here(op);
+        let (code, params) = (Code::Library(&enqueue), bytemuck::bytes_of(call.params()));
+        let checks_indices = P::BEGINS_WITH_REPORT;
+        let call = Call { op, operands, params, checks_indices, host, code, location };
+        // SAFETY: the implementation of `LibraryCall` guarantees that the work that it enqueues accesses
+        // only the operands, as declared, and the caller of `new` guarantees the same for `host`.
+        unsafe { run(target, &call) }
     }
 }
 
-/// Launches a library call, with `host` as its CPU implementation.
-///
-/// # Safety
-/// `host`, which takes a `P`, fulfils the contract of [`run_call`] for these operands and the
-/// parameters of the call.
-#[track_caller]
-pub(super) unsafe fn run<P: CudaType + Pod, const N: usize>(
-    target: Target<'_>,
-    op: &'static str,
-    operands: &[Operand<'_>; N],
-    host: HostKernel,
-    call: &impl LibraryCall<N, Params = P>,
-) -> Result<()> {
-    let enqueue = |stream: StreamHandle, pointers: &[DevicePtr]| {
-        let (Target::Cuda(_, device, _), Ok(pointers)) = (target, pointers.try_into()) else {
-            let reason = format!(
-                "the launch has {N} operands, but the driver passed {} pointers",
-                pointers.len()
-            );
-            return Err(DriverError::InvalidArgument { call: op, reason });
-        };
-        // SAFETY: the driver passes the target's stream, with the context of its device current, and
-        // the addresses of the operands, whose memory the launch keeps alive.
-        unsafe { call.enqueue(device, stream, pointers) }
-    };
-    let Site { op, location } = Site::here(op);
-    let (code, params) = (Code::Library(&enqueue), bytemuck::bytes_of(call.params()));
-    let checks_indices = P::BEGINS_WITH_REPORT;
-    let call = Call { op, operands, params, checks_indices, host, code, location };
-    // SAFETY: the implementation of `LibraryCall` guarantees that the work that it enqueues accesses
-    // only the operands, as declared, and the caller guarantees the same for `host`.
-    unsafe { run_call(target, &call) }
-}
-
-/// A library call that a GPU runs in place of a [`Kernel`](super::Kernel) with `N` operands
-/// ([`Kernel::launch_library`](super::Kernel::launch_library)), or for a [`LibraryOp`].
+/// The library call that a GPU runs for a [`LibraryOp`] with `N` operands.
 ///
 /// # Safety
 /// - [`enqueue`](Self::enqueue) enqueues only on the stream that it receives, and uses no host

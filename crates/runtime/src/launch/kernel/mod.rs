@@ -31,7 +31,7 @@
 //! Declaring a kernel is unsafe, launching it is safe. A family's author guarantees once, at the `static`, that all
 //! launches that the visibility of the `static` permits are sound. So a `Kernel` is private to its family, and so are
 //! the functions that make its parameters. These check the views and store their sizes and strides in the parameters. A
-//! [`LibraryCall`] replaces a kernel on a GPU; implementing it is also unsafe.
+//! [`LibraryOp`] has a [`LibraryCall`] instead of a kernel; implementing that is also unsafe.
 //!
 //! # Calls
 //!
@@ -324,26 +324,6 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
         // their operands, as declared, and match the parameters. `new` took both from one entry for
         // this dtype.
         unsafe { Self::run(target, site, operands, params, variant.host, code) }
-    }
-
-    /// Launches as [`Kernel::launch`] does, with a library call in place of the kernel on a GPU.
-    /// The CPU and a simulated GPU run the CPU implementation of the kernel, with the parameters of
-    /// the call.
-    ///
-    /// # Errors
-    /// The errors of [`Kernel::launch`], and [`ErrorKind::Driver`] if the library fails.
-    #[track_caller]
-    pub fn launch_library(
-        &self,
-        target: Target<'_>,
-        op: &'static str,
-        operands: &[Operand<'_>; N],
-        call: &impl LibraryCall<N, Params = P>,
-    ) -> Result<()> {
-        let host = self.variant(op, operands[self.selector].view.dtype)?.host;
-        // SAFETY: the caller of `new` guarantees that the CPU implementation accesses only its
-        // operands, as declared.
-        unsafe { library::run(target, op, operands, host, call) }
     }
 
     /// # Safety

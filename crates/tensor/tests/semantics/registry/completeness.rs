@@ -29,6 +29,7 @@ const NO_OPS: &[(&str, &str)] = &[
     ("Tensor::to_dtype", FOREIGN),
     ("Tensor::to_device", FOREIGN),
     ("apply_elementwise", "calls the table's entries, which the registry has"),
+    ("cuda::GraphedCallable::call", "runs the program's own function"),
     ("functional::KvCache::keys", MEMORY),
     ("functional::KvCache::values", MEMORY),
     ("functional::KvCache::len", MEMORY),
