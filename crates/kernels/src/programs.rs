@@ -1,10 +1,10 @@
-//! The GPU code of all ops.
+//! The CUDA programs of all ops, and the macro that declares programs with their kernels.
 
 use warpline_runtime::DType;
 use warpline_runtime::module::Program;
 
-/// The compressed PTX of each program, sorted by name: the files in `ptx`, which `cargo xtask ptx`
-/// writes.
+/// The name and the compressed PTX of each program, sorted by name. The PTX is the file in `ptx`
+/// that `cargo xtask ptx` writes.
 const COMMITTED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
@@ -18,8 +18,8 @@ pub(crate) const NUMBERS: &[&str] = DType::suffixes(DType::U8, DType::F64);
 pub(crate) const FLOATS: &[&str] = DType::suffixes(DType::F16, DType::F64);
 /// A variant for each half-width floating-point dtype.
 pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
-/// A variant for each dtype except bool and `int8`, whose bytes are tested against zero as those of
-/// `uint8` are.
+/// A variant for each dtype except bool and `int8`. These use the variant of `uint8`, because all
+/// three test a byte against zero.
 pub(crate) const TRUTHS: [&str; 1 + WIDER.len()] = {
     let mut variants = [DType::U8.suffix(); 1 + WIDER.len()];
     variants.split_at_mut(1).1.copy_from_slice(WIDER);
@@ -35,8 +35,9 @@ pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// Declares programs, each with its kernels: type, name in the program, CPU implementations, and the
-/// operand whose dtype selects the variant, if that is not the first.
+/// Declares programs, each with its kernels. A kernel has a type, a name in the program, CPU
+/// implementations and, if its variant depends on the dtype of an operand other than the first, the
+/// number of this operand.
 macro_rules! kernels {
     ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
         $($keyword:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
@@ -59,7 +60,8 @@ pub(crate) const fn bits(size: usize) -> &'static str {
 
 /// Returns the name of a dtype's element type in CUDA. `suffix` is the dtype's suffix.
 pub(crate) fn cuda_type(suffix: &str) -> &str {
-    // CUDA's `bool` must not hold a byte other than 0 or 1.
+    // The code has its own type for bools, because CUDA's `bool` must not hold a byte other than 0
+    // or 1.
     if suffix == "bool" { "boolean" } else { suffix }
 }
 
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_given_once_and_files_are_of_these_sources() {
+    fn names_are_unique_and_ptx_files_match_the_sources() {
         let programs = programs();
         let names: HashSet<&str> = programs.iter().map(|program| program.name()).collect();
         assert_eq!(names.len(), programs.len());
@@ -110,12 +112,12 @@ mod tests {
         let stale: Vec<&str> = stale.into_iter().map(Program::name).collect();
         assert!(stale.is_empty(), "run `cargo xtask ptx`: {stale:?}");
         let orphans = COMMITTED.iter().filter(|(name, _)| !names.contains(name));
-        assert_eq!(orphans.count(), 0, "files of programs that are no more");
+        assert_eq!(orphans.count(), 0, "`ptx` has a file for a program that no longer exists");
     }
 
-    /// Kernels are looked up by these names.
+    /// The runtime looks kernels up by name, so the PTX must contain exactly the declared kernels.
     #[test]
-    fn modules_have_every_kernel_and_no_other() {
+    fn ptx_contains_exactly_the_declared_kernels() {
         for program in programs() {
             for variant in 0..program.variants().len() {
                 let ptx = program.ptx(variant).unwrap();
@@ -130,9 +132,10 @@ mod tests {
         }
     }
 
-    /// A kernel is loaded alone, so its PTX must define every symbol it uses and no other kernel.
+    /// The runtime loads each kernel on its own, so the PTX of a kernel must define every symbol
+    /// that the kernel uses, and no other kernel.
     #[test]
-    fn single_kernels_define_all_that_they_use() {
+    fn single_kernels_define_every_symbol_that_they_use() {
         for program in programs() {
             for variant in 0..program.variants().len() {
                 let ptx = program.ptx(variant).unwrap();
@@ -160,13 +163,16 @@ mod tests {
     }
 
     #[test]
-    fn newer_devices_round_to_bf16_by_an_instruction() {
+    fn newer_devices_round_to_bf16_with_an_instruction() {
         let add = programs().into_iter().find(|program| program.name() == "add").unwrap();
         let bf16 = add.variants().iter().position(|variant| *variant == "bf16").unwrap();
         let ptx = single(add.ptx(bf16).unwrap(), "add_bf16_flat");
         let rounds = ptx.matches("/* sm_80: cvt.rn.bf16.f32 ").count();
-        assert!(rounds > 8, "a vector, and the one element of the rest");
-        assert!(ptx.contains(".target sm_75\n"), "older ones do it by hand");
+        assert!(rounds > 8, "conversions for a vector and for a single element");
+        assert!(
+            ptx.contains(".target sm_75\n"),
+            "devices before sm_80 round without the instruction"
+        );
         let newer = specialized(ptx, (8, 0));
         assert!(newer.contains(".target sm_80\n"));
         let instructions = newer.lines().filter(|line| line.trim().starts_with("cvt.rn.bf16.f32 "));
@@ -174,12 +180,12 @@ mod tests {
         assert!(!newer.contains("bfe.u32"), "{newer}");
     }
 
-    /// The identifiers of `ptx`, in order of appearance.
+    /// Returns the identifiers of `ptx`, in order of appearance.
     fn words(ptx: &str) -> impl Iterator<Item = &str> {
         ptx.split(|c: char| !(c.is_alphanumeric() || "_$%.".contains(c)))
     }
 
-    /// The callees of all calls. NVRTC splits a call over several lines.
+    /// Returns the callees of all calls. NVRTC splits a call over several lines.
     fn called(ptx: &str) -> impl Iterator<Item = &str> {
         ptx.split("call.uni").skip(1).map(|call| {
             let call = call.split(';').next().unwrap().trim();
@@ -188,7 +194,7 @@ mod tests {
         })
     }
 
-    /// The names of functions with a body, and of variables outside of functions.
+    /// Returns the names of functions with a body, and of variables outside functions.
     fn defined(ptx: &str) -> HashSet<&str> {
         let functions = ptx.split("\n.func ").skip(1).filter_map(|function| {
             let (head, rest) = function.split_once("\n)").unwrap();
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_their_variant() {
+    fn every_size_has_its_variant() {
         assert_eq!([1, 2, 4, 8].map(bits), ["u8", "u16", "u32", "u64"]);
         assert_eq!((NUMBERS[0], FLOATS[0]), ("u8", "f16"));
         assert_eq!(TRUTHS, ["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]);

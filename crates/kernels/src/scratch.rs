@@ -4,7 +4,8 @@ use warpline_runtime::{DType, Layout, MemoryFormat, Result, Storage, Target, Vie
 
 use crate::copy::copy;
 
-/// A tensor without gaps that owns its memory, which is freed in stream order on a CUDA target.
+/// A temporary tensor without gaps, which owns its memory. On a CUDA target the memory is freed in
+/// stream order.
 #[derive(Debug)]
 pub(crate) struct ScratchTensor {
     storage: Storage,
@@ -44,7 +45,7 @@ pub(crate) fn contiguous<'a>(
     in_format(target, view, MemoryFormat::Contiguous, copied)
 }
 
-/// Returns the view if it is contiguous in a format, otherwise such a copy, which `copied` keeps
+/// Returns the view if it is contiguous in `format`, otherwise a copy that is, which `copied` keeps
 /// alive.
 #[track_caller]
 pub(crate) fn in_format<'a>(
@@ -78,7 +79,7 @@ pub(crate) fn into_contiguous(
     copy(target, tensor.view(), out)
 }
 
-/// Creates a tensor of these values in a memory format.
+/// Creates a tensor with `values`, in a memory format.
 #[cfg(test)]
 pub(crate) fn placed(
     target: Target<'_>,
