@@ -1,4 +1,4 @@
-//! A backward pass runs its nodes in PyTorch's order, the same in each run.
+//! Tests that a backward pass runs its nodes in PyTorch's order, which is the same in each run.
 //!
 //! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
 //! order of their creation, and accumulators have the highest number. If other threads recorded a
@@ -15,10 +15,10 @@ use warpline::{Result, Tensor, ones, stack, tensor};
 
 use crate::common;
 
-/// Names of the nodes and leaves that a pass visited, in order.
+/// Names of the nodes and leaves that a pass has visited, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A weighted sum of its inputs, whose rounding depends on the order of additions.
+/// A weighted sum of its inputs. The rounding of gradients depends on the order of additions.
 struct WeightedSum {
     name: String,
     log: Log,
@@ -65,7 +65,7 @@ impl SplitMix {
     }
 }
 
-/// A graph: for each op its inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
+/// A graph: the inputs of each op, which are leaves (numbers less than `LEAVES`) or earlier ops.
 struct OpGraph {
     ops: Vec<Vec<usize>>,
     roots: Vec<usize>,
@@ -73,7 +73,7 @@ struct OpGraph {
 
 const LEAVES: usize = 5;
 
-/// The order of the hooks, and the bits of each leaf's gradient.
+/// The record of a pass: the order of its nodes and leaves, and the bits of each leaf's gradient.
 type PassRecord = (Vec<String>, Vec<Option<Vec<u32>>>);
 
 impl OpGraph {
@@ -89,7 +89,7 @@ impl OpGraph {
         Self { ops, roots }
     }
 
-    /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
+    /// Records the graph and runs a backward pass.
     fn run(&self) -> Result<PassRecord> {
         let log = Log::default();
         let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
@@ -113,7 +113,7 @@ impl OpGraph {
         Ok((order, gradients))
     }
 
-    /// Computes the order by PyTorch's rule from the lists alone.
+    /// Computes the order of the pass from the lists of inputs, by PyTorch's rule.
     fn expected(&self) -> Vec<String> {
         let inputs = |node: usize| node.checked_sub(LEAVES).map_or(&[][..], |op| &self.ops[op][..]);
         let mut missing: HashMap<usize, usize> = HashMap::new();
@@ -187,7 +187,7 @@ fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_s
     });
 }
 
-/// A part of a graph, which one of several threads records.
+/// A part of a graph. Each of several threads records one part.
 struct Part {
     number: usize,
     shared: Tensor,
@@ -209,7 +209,7 @@ impl Part {
 }
 
 #[test]
-fn parts_that_living_threads_share_in_any_way_run_in_one_order() {
+fn graphs_recorded_by_several_threads_run_in_the_same_order_each_time() {
     const PARTS: usize = 3;
     let pass = |workers: &[Sender<Part>], numbers: &mut SplitMix| {
         let log = Log::default();
