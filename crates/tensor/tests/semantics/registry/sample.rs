@@ -13,12 +13,11 @@ pub(super) struct Arg {
 
 #[derive(Clone, Debug)]
 enum Fill {
-    /// Returns an argument with numbers of the entry's dtype. Small float tensors have neither zeros nor
-    /// equal elements.
+    /// Numbers of the entry's dtype. Small float tensors have neither zeros nor equal elements.
     Plain,
-    /// Returns an argument with numbers of the entry's dtype in a range, spread evenly.
+    /// Numbers of the entry's dtype in a range, spread evenly.
     Within(Range<f64>),
-    /// Returns an argument with numbers of the entry's dtype, each larger than the one before.
+    /// Numbers of the entry's dtype, each larger than the one before.
     Ascending,
     /// Indices of `int64`.
     Indices(Vec<i64>),
