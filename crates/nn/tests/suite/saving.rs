@@ -1,4 +1,4 @@
-//! Concurrent saves by several threads and processes, and interrupted saves.
+//! Tests of concurrent saves by several threads and processes, and of interrupted saves.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -83,7 +83,8 @@ impl Drop for Saver {
     }
 }
 
-/// Not a test by itself. Saves a model for each line of input, or aborts at a call of the first save.
+/// The program of the processes that the tests start; without their environment variables it does nothing.
+/// Saves a model for each line of input, or aborts at a given file system call of the first save.
 #[test]
 fn program_of_the_saver() {
     let variable = |name: &str| std::env::var(format!("SAVER_{name}")).ok();
@@ -109,7 +110,7 @@ fn program_of_the_saver() {
 }
 
 /// Returns a folder and a number of rounds. Prefers a folder in memory, because a save syncs twice, which takes
-/// milliseconds on a disk. The atomicity towards other processes does not depend on the file system.
+/// milliseconds on a disk. Whether other processes see only whole files does not depend on the file system.
 fn in_memory(name: &str) -> (Folder, usize) {
     let memory = Path::new("/dev/shm");
     match memory.is_dir() {
