@@ -1,5 +1,5 @@
-//! Transcendental ops on 1 Mi `f32` elements on the CPU, compared with a plain loop over the
-//! system's library on one core.
+//! Benchmarks of transcendental ops on 2²⁰ `f32` elements on the CPU, compared with a plain loop on
+//! one core that calls the system's math library.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, V
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];
 
-/// An op, its name, and the reference function.
+/// An op, its name, and the function of the system's math library.
 type Op = (&'static elementwise::Op, &'static str, fn(f32) -> f32);
 
 const OPS: [Op; 6] = [
@@ -53,7 +53,7 @@ fn cpu_math(c: &mut Criterion) {
     let flat = Layout::contiguous(&[NUMEL]).expect("a layout");
     let view = |storage| View { storage, layout: &layout, dtype: DType::F32 };
 
-    // Logarithms of negative numbers would return early.
+    // The domain of the logarithm is positive numbers. For negative numbers, it would return early.
     let range = |op: &elementwise::Op| {
         if op.name() == elementwise::LOG.name() { [1e-3, 1e3] } else { [-8.0, 8.0] }
     };

@@ -1,4 +1,5 @@
-//! Cost of the race detector per launch, with a driver that does nothing. The goal is at most 2 µs.
+//! Benchmarks of the race detector's time per launch, on a driver that does nothing. The goal is at
+//! most 2 µs.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ fn launches(c: &mut Criterion) {
             |target| apply(target, &ADD, DType::F32, &[a.into(), b.into()], out).expect("a sum");
         c.bench_function(&format!("race/{name}/one_stream"), |bench| bench.iter(|| add(target)));
 
-        // Sixteen blocks of columns, which interleave in memory.
+        // Sixteen views of four columns each, whose elements interleave in memory.
         let views: Vec<Layout> =
             (0..16).map(|i| layout.narrow(1, 4 * i, 4).expect("a view")).collect();
         let mut next = views.iter().cycle();
@@ -42,7 +43,7 @@ fn launches(c: &mut Criterion) {
             });
         });
 
-        // Two streams that alternate, ordered by events.
+        // Two streams that launch in turn, each after a wait for the other.
         let other = Target::Cuda(&runtime, device, &t);
         c.bench_function(&format!("race/{name}/two_streams_and_two_waits"), |bench| {
             bench.iter(|| {

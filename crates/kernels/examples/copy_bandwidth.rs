@@ -1,11 +1,12 @@
-//! Measures the speed of copies, compared with the driver's own in the same run: pageable and
-//! page-locked memory, in both directions, and between two GPUs if there are two. Then measures a
+//! Measures the bandwidth of Warpline's copies and, in the same run, of the driver's: from and to
+//! pageable and page-locked memory, and between two GPUs if there are two. Then measures a
 //! page-locked copy on one stream and matrix products on another, each alone and both together.
 //!
 //! `cargo run --release -p warpline-kernels --example copy_bandwidth -- [--json] [--max-mib N]`
 //!
-//! Each figure is the median of rounds that alternate between Warpline and the driver. GB are 10⁹
-//! bytes. With `--json` each line is a JSON object.
+//! Each figure is the median of several rounds, in which Warpline and the driver take turns. A GB
+//! is 10⁹ bytes. With `--json`, each line of the output is a JSON object. `--max-mib` limits the
+//! size of a copy.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -24,8 +25,8 @@ type Answer<T = ()> = Result<T, Box<dyn Error>>;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Rounds per measurement, and the least number of bytes per round if the host need not wait for
-/// each copy.
+/// Number of rounds per measurement, and number of bytes that a round copies if the host need not
+/// wait for each copy.
 const ROUNDS: usize = 9;
 const PER_ROUND: usize = 64 * MIB;
 
@@ -102,7 +103,7 @@ impl Bench {
         let near_end = CopyEnd::Host(raw_near.as_ptr());
         let far_end = CopyEnd::Device { device: 0, ptr: raw_far.ptr() };
         let here = Location::caller();
-        // Touches every page before any measurement.
+        // Touch every page before the measurement.
         launch::copy_bytes(&stream, (&near, 0), (&far, 0), bytes, false, here)?;
         self.raw(&stream, near_end, far_end, bytes)?;
         stream.synchronize()?;
@@ -111,8 +112,8 @@ impl Bench {
         let ours = || Ok(launch::copy_bytes(&stream, (dst, 0), (src, 0), bytes, pinned, here)?);
         let raw = || {
             self.raw(&stream, to, from, bytes)?;
-            // The driver has read a pageable source when it returns, but may not have sent the
-            // bytes.
+            // When the driver returns, it has read a pageable source, but the copy may not be
+            // complete.
             if pinned { Ok(()) } else { Ok(stream.raw().synchronize()?) }
         };
         let copies = if pinned {
@@ -136,7 +137,7 @@ impl Bench {
         let raw_dst = DeviceMemory::new(&self.driver, 1, bytes)?;
         let here = Location::caller();
         let ours = || Ok(launch::copy_bytes(&stream, (&dst, 0), (&src, 0), bytes, true, here)?);
-        // The first copy opens the link, for the driver's copies too.
+        // The first copy enables access between the GPUs, which the driver's copies also need.
         ours()?;
         let to = CopyEnd::Device { device: 1, ptr: raw_dst.ptr() };
         let from = CopyEnd::Device { device: 0, ptr: raw_src.ptr() };
@@ -231,7 +232,7 @@ impl Bench {
         timed(1, 1)?;
         let copies = 4;
         let alone = median(copies, 0)?;
-        // The number of products that take about as long as the copy.
+        // Choose a number of products that take about as long as the copies.
         let products = (alone / (median(0, 8)? / 8.0)).round().clamp(1.0, 10_000.0) as usize;
         let computed = median(0, products)?;
         let both = median(copies, products)?;
@@ -250,14 +251,14 @@ impl Bench {
     }
 }
 
-/// Times per copy: until completion, and until the call returns.
+/// Times per copy: `whole` until completion, `call` until the call returns.
 #[derive(Clone, Copy)]
 struct Times {
     whole: Duration,
     call: Duration,
 }
 
-/// Returns the medians of alternating rounds.
+/// Runs both functions in alternating rounds, and returns the median times of each.
 fn compare(
     copies: usize,
     stream: &Stream,

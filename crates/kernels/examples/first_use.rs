@@ -1,10 +1,11 @@
-//! Measures the cost of an op's first use on a GPU, where its PTX is decompressed and the driver
-//! compiles it. Run it with `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`; otherwise the driver
-//! caches compiled code.
+//! Measures the time that the first use of an op on a GPU takes to decompress the PTX and to
+//! compile it in the driver. Run it with `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`; otherwise the
+//! driver caches compiled code.
 //!
-//! Arguments are names of programs; without arguments, all are measured. Measures the time beyond
-//! that of an empty kernel, and prints the median and the maximum over each program's kernels. Each
-//! kernel is compiled twice and the shorter time counts, because the host has other work too.
+//! The arguments are names of programs; without arguments, all programs are measured. For each
+//! program, prints the median and the maximum over its kernels, in milliseconds beyond the time of
+//! an empty kernel. Each kernel is compiled twice, and the shorter time is used, because other work
+//! of the host may delay a compilation.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let spec = std::env::var("WARPLINE_DRIVER").ok();
     let driver = warpline_cuda_sys_safe::open(spec.as_deref(), None)?;
     let capability = driver.properties(0)?.compute_capability;
-    // Creates the context and starts the compiler.
+    // The first load creates the context and starts the compiler, so do not count it.
     load(&driver, EMPTY, "empty")?;
     let names: Vec<String> = std::env::args().skip(1).collect();
     let wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
@@ -29,8 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for program in programs().into_iter().filter(|program| wanted(program.name())) {
         let mut times = Vec::new();
         for variant in 0..program.variants().len() {
-            // Measures the empty kernel again for each variant, because the load of the host
-            // varies.
+            // Measure the empty kernel again for each variant, because the load of the host varies.
             empty.push(load(&driver, EMPTY, "empty")?);
             for kernel in program.kernels(variant) {
                 let begun = Instant::now();
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the milliseconds until a module's kernel can be launched.
+/// Loads a module, and returns the time until its kernel can be launched, in milliseconds.
 fn load(
     driver: &Arc<dyn Driver>,
     ptx: &str,

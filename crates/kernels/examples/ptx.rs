@@ -1,8 +1,10 @@
-//! Compiles the GPU code of all ops with NVRTC. `cargo xtask ptx` runs it with the pinned version.
+//! Compiles the GPU code of all ops with NVRTC. `cargo xtask ptx` runs this program with the pinned
+//! version of NVRTC.
 //!
-//! `ptx [--check | --rebuild] [NAME]...`: with `--check` nothing is compiled, and a file that was
-//! compiled from another source is a failure. With `--rebuild` all programs are compiled again and
-//! compared. `NAME` is the name of a program.
+//! Usage: `ptx [--check | --rebuild] [NAME]...`. `NAME` is the name of a program; without names,
+//! all programs are processed. With `--check`, nothing is compiled, and the run fails if a file was
+//! compiled from a source that has changed since. With `--rebuild`, all programs are compiled again
+//! and compared with the files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,9 +12,10 @@ use std::process::ExitCode;
 use warpline_runtime::Result;
 use warpline_runtime::module::{self, Compiler, Program, UpdateOutcome};
 
-/// Returns the folders of the crates that have programs, with the programs of these names.
+/// Returns the `ptx` folders of the crates that have programs, each with the programs in `names`,
+/// or with all of its programs if `names` is empty.
 fn folders(names: &[String]) -> Vec<(PathBuf, Vec<&'static Program>)> {
-    // The run-time folder, because the checkout may have moved since the build.
+    // Read the variable at run time, because the checkout may have moved since the build.
     let root = std::env::var_os("CARGO_MANIFEST_DIR");
     let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let all = [

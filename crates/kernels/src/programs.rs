@@ -1,10 +1,10 @@
-//! The GPU code of all ops.
+//! The CUDA programs of all ops, and the macro that declares programs with their kernels.
 
 use warpline_runtime::DType;
 use warpline_runtime::module::Program;
 
-/// The compressed PTX of each program, sorted by name: the files in `ptx`, which `cargo xtask ptx`
-/// writes.
+/// The name and the compressed PTX of each program, sorted by name. The PTX is the file in `ptx`
+/// that `cargo xtask ptx` writes.
 const COMMITTED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
@@ -18,8 +18,8 @@ pub(crate) const NUMBERS: &[&str] = DType::suffixes(DType::U8, DType::F64);
 pub(crate) const FLOATS: &[&str] = DType::suffixes(DType::F16, DType::F64);
 /// A variant for each half-width floating-point dtype.
 pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
-/// A variant for each dtype except bool and `int8`, whose bytes are tested against zero as those of
-/// `uint8` are.
+/// A variant for each dtype except bool and `int8`. These use the variant of `uint8`, because all
+/// three test a byte against zero.
 pub(crate) const TRUTHS: [&str; 1 + WIDER.len()] = {
     let mut variants = [DType::U8.suffix(); 1 + WIDER.len()];
     variants.split_at_mut(1).1.copy_from_slice(WIDER);
@@ -35,8 +35,9 @@ pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// Declares programs, each with its kernels: type, name in the program, CPU implementations, and the
-/// operand whose dtype selects the variant, if that is not the first.
+/// Declares programs, each with its kernels. A kernel has a type, a name in the program, CPU
+/// implementations and, if its variant depends on the dtype of an operand other than the first, the
+/// number of this operand.
 macro_rules! kernels {
     ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
         $($keyword:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
@@ -59,7 +60,8 @@ pub(crate) const fn bits(size: usize) -> &'static str {
 
 /// Returns the name of a dtype's element type in CUDA. `suffix` is the dtype's suffix.
 pub(crate) fn cuda_type(suffix: &str) -> &str {
-    // CUDA's `bool` must not hold a byte other than 0 or 1.
+    // The code has its own type for bools, because CUDA's `bool` must not hold a byte other than 0
+    // or 1.
     if suffix == "bool" { "boolean" } else { suffix }
 }
 

@@ -4,7 +4,8 @@ use warpline_runtime::{DType, Layout, MemoryFormat, Result, Storage, Target, Vie
 
 use crate::copy::copy;
 
-/// A tensor without gaps that owns its memory, which is freed in stream order on a CUDA target.
+/// A temporary tensor without gaps, which owns its memory. On a CUDA target the memory is freed in
+/// stream order.
 #[derive(Debug)]
 pub(crate) struct ScratchTensor {
     storage: Storage,
@@ -44,7 +45,7 @@ pub(crate) fn contiguous<'a>(
     in_format(target, view, MemoryFormat::Contiguous, copied)
 }
 
-/// Returns the view if it is contiguous in a format, otherwise such a copy, which `copied` keeps
+/// Returns the view if it is contiguous in `format`, otherwise a copy that is, which `copied` keeps
 /// alive.
 #[track_caller]
 pub(crate) fn in_format<'a>(

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::scratch::ScratchTensor;
 use warpline_runtime::{DType, Operand, View};
 
-/// CUDA code that tells a block whether it is the last to arrive.
+/// CUDA function that tells a block whether it is the last to finish.
 pub(crate) const TURN: &str = include_str!("turn.cuh");
 
 /// Returns a ticket that no other launch of the process has. A counter in uninitialized scratch
-/// memory is valid if its upper bits equal the ticket. The lower 16 bits hold the count.
+/// memory is valid if its upper 48 bits equal the ticket. The lower 16 bits hold the count.
 pub(crate) fn ticket() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // An odd factor keeps tickets distinct and makes them unlikely to equal leftover memory
@@ -24,8 +24,9 @@ pub(crate) fn ticket() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
 }
 
-/// Returns scratch memory in words of eight bytes as an operand: arrival counters, then partial
-/// results. Without scratch memory, an untouched operand stands in.
+/// Returns the operand for the scratch memory, in words of eight bytes: arrival counters, then
+/// partial results. If the launch needs no scratch memory, returns `out` as an operand that the
+/// kernel does not touch.
 pub(crate) fn scratch_operand<'a>(
     scratch: Option<&'a ScratchTensor>,
     out: View<'a>,

@@ -1,4 +1,4 @@
-//! Geometry of a window that moves over an image, for convolutions and pools.
+//! The geometry of a window that moves over an image, for convolutions and pools.
 
 use std::panic::Location;
 
@@ -8,11 +8,11 @@ use warpline_runtime::launch::{Grid, blocks};
 use warpline_runtime::{Error, Result, View, cuda_struct};
 
 /// A window that moves over an image of three dimensions. For images of fewer dimensions, the first
-/// sizes are 1. For result `o`, element `k` of the window is at
-/// `o * stride - padding + k * dilation` of the image, which may be outside.
+/// sizes are 1. For result `o`, element `k` of the window is at position `o * stride - padding + k
+/// * dilation` of the image. The position may be outside the image.
 ///
-/// The caller chooses the sizes of the result, so the padding at the end may exceed the padding at
-/// the beginning.
+/// The caller chooses the sizes of the result, so the padding after the image may exceed the
+/// padding before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Sizes of the image.
@@ -30,25 +30,25 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the number of positions of the window. Saturates; [`Window::check`] returns an error
-    /// for such a window.
+    /// Returns the number of positions of the window. Saturates at `usize::MAX`; [`Window::check`]
+    /// returns an error for such a window.
     #[must_use]
     pub fn positions(&self) -> usize {
         product(&self.output)
     }
 
-    /// Returns the number of elements of the window. Saturates; [`Window::check`] returns an error
-    /// for such a window.
+    /// Returns the number of elements of the window. Saturates at `usize::MAX`; [`Window::check`]
+    /// returns an error for such a window.
     #[must_use]
     pub fn taps(&self) -> usize {
         product(&self.kernel)
     }
 
-    /// Checks that the kernels' 32-bit arithmetic suffices for this window, before anything is
-    /// allocated.
+    /// Checks that the kernels' 32-bit arithmetic suffices for this window. Call it before you
+    /// allocate the result.
     ///
-    /// A stride has no effect if there is only one result in its dimension, and a dilation has none
-    /// if the window has only one element there. Any positive value is then valid.
+    /// Any positive stride is valid in a dimension with only one result, and any positive dilation
+    /// in a dimension where the window has only one element, because they have no effect there.
     ///
     /// # Errors
     /// - [`ErrorKind::ShapeMismatch`] if the image, the result, the window, or the part of the
@@ -75,7 +75,7 @@ impl Window {
             ..*self
         };
         window.narrowed().ok_or_else(|| {
-            let reason = "the image, or the range that its windows reach, has 2³¹ elements or more";
+            let reason = "the image, the result, the window, or the range that the window reaches has 2³¹ elements or more";
             Error::shape(op, reason).at(location)
         })
     }
@@ -162,9 +162,10 @@ impl Taps {
     }
 }
 
-/// Checks that `view` is a batch of images: `[batch, channels, …]` with one to three spatial
-/// dimensions, whose sizes are the last of `sizes`. The other `sizes` are 1. Returns batch,
-/// channels, and the five strides; missing dimensions have stride 0.
+/// Checks that `view` is a batch of images: its shape must be `[batch, channels, …]`, with one to
+/// three spatial dimensions. Their sizes must equal the last of `sizes`, and the first of `sizes`
+/// must be 1 for each missing dimension. Returns batch, channels, and five strides; the stride of a
+/// missing dimension is 0.
 #[track_caller]
 pub(crate) fn images(
     op: &'static str,
@@ -194,8 +195,8 @@ pub(crate) fn images(
     Ok(([own[0], own[1]], strides))
 }
 
-/// Returns a grid with one thread for each of the `elements` of a plane. Blocks in y and z cover
-/// channels and batch.
+/// Returns a grid with one thread per element of a plane. Blocks in y and z cover channels and
+/// batch.
 pub(crate) fn grid(elements: usize, [batch, channels]: [usize; 2]) -> Grid {
     let threads = elements.next_multiple_of(32).min(256);
     let most = |n: usize| n.min(65_535) as u32;

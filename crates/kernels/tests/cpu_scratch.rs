@@ -1,5 +1,5 @@
-//! Memory that CPU ops allocate. It must not grow with the size of an expanded operand, because a
-//! failed allocation inside an op aborts the process.
+//! Tests of the memory that CPU ops allocate. It must not grow with the size of an expanded
+//! operand, because a failed allocation inside an op aborts the process.
 
 use std::alloc::{GlobalAlloc, Layout as Bytes, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,13 +10,13 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
 use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 
-/// The system's allocator, which counts the allocated bytes and their maximum.
+/// An allocator that forwards to the system's, and counts the allocated bytes and their maximum.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator, which fulfills the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Bytes) -> *mut u8 {
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
@@ -34,7 +34,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Returns the number of bytes that `f` allocates at most, in addition to those before.
+/// Returns the maximum number of bytes that are allocated while `f` runs, beyond those allocated
+/// before.
 fn peak(f: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
@@ -59,7 +60,8 @@ impl Tensor {
     }
 }
 
-// A single test, because allocations of other tests would count.
+// There is only one test in this file, because allocations of tests that run at the same time would
+// be counted.
 #[test]
 fn expanded_operands_need_no_more_memory() {
     let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };

@@ -1,4 +1,5 @@
-//! A forked child can use CPU tensors, although the parent's threads do not exist in the child.
+//! Tests that a forked child can use CPU tensors, although the parent's threads do not exist in the
+//! child.
 #![cfg(unix)]
 
 use std::panic::Location;
@@ -19,7 +20,7 @@ use warpline_runtime::{
     DType, Error, HostCacheStats, Layout, Runtime, RuntimeConfig, Scalar, Storage, Target, View,
 };
 
-/// Runs `f` in a forked child with a limit of one minute. Returns an error if the child fails.
+/// Runs `f` in a forked child. Returns an error if the child fails or takes longer than one minute.
 fn in_child(f: impl FnOnce()) -> Result<(), String> {
     // SAFETY: the child runs only `f`, and exits without the parent's destructors.
     let child = unsafe { libc::fork() };
@@ -47,7 +48,8 @@ fn in_child(f: impl FnOnce()) -> Result<(), String> {
     Err(format!("it ended with status {status:#x}"))
 }
 
-/// Locked by each test, because a child could wait for a lock that another test's thread holds.
+/// Each test locks this mutex, so that no other test runs meanwhile: a child could wait forever for
+/// a lock that a thread of another test held at the fork.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -75,7 +77,7 @@ fn every_kind_of_op(runtime: &Runtime, old: &Storage) {
         reduce(target, ReduceOp::Sum, b, &[0, 1], total).unwrap();
         let mut bytes = [0; 4];
         read_bytes((&sums, 0), &mut bytes[..dtype.size()]).unwrap();
-        // Each row of a softmax sums to 1.
+        // Each row of a softmax sums to 1, and there are `N` rows.
         let expected: &[u8] = match dtype {
             DType::F32 => &(N as f32).to_ne_bytes(),
             _ => &0x6000u16.to_ne_bytes(),
@@ -96,7 +98,7 @@ fn a_forked_child_uses_cpu_tensors() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let old = Storage::pageable(&runtime, N * N * 4).unwrap();
-    // Starts the threads that do not exist in the child.
+    // This starts threads in the parent, which do not exist in the child.
     every_kind_of_op(&runtime, &old);
     let ended = in_child(|| {
         every_kind_of_op(&runtime, &old);
@@ -107,7 +109,7 @@ fn a_forked_child_uses_cpu_tensors() {
 }
 
 #[test]
-fn a_child_of_one_of_rayons_threads_uses_cpu_tensors() {
+fn a_child_forked_from_a_rayon_thread_uses_cpu_tensors() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let old = Storage::pageable(&runtime, N * N * 4).unwrap();
@@ -116,7 +118,7 @@ fn a_child_of_one_of_rayons_threads_uses_cpu_tensors() {
 }
 
 #[test]
-fn a_child_drops_memory_while_its_parent_was_allocating() {
+fn a_child_forked_during_an_allocation_can_drop_memory() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let stream = runtime.device(0).unwrap().device().default_stream();
@@ -142,9 +144,10 @@ fn a_child_drops_memory_while_its_parent_was_allocating() {
     });
 }
 
-/// A thread that does not exist in the child may hold the lock of the host cache.
+/// A thread of the parent, which does not exist in the child, may have held the lock of the host
+/// cache at the fork.
 #[test]
-fn a_child_does_without_its_parents_cache_of_host_memory() {
+fn a_child_does_not_use_its_parents_cache_of_host_memory() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let over = AtomicBool::new(false);
@@ -179,7 +182,7 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
     let stream = device.device().default_stream();
     let pinned = Storage::pinned(&runtime, 64).unwrap();
     write_bytes((&pinned, 0), &[1; 64]).unwrap();
-    // Puts memory in the caches, which could return it without a call of the driver.
+    // Put memory into the caches, which could hand it out without a call of the driver.
     drop((
         Storage::pinned(&runtime, 4096).unwrap(),
         Storage::device(&runtime, 4096, stream).unwrap(),

@@ -5,8 +5,8 @@
 //! cargo run --release -p warpline-nn --example load_speed -- --gib 4 --python python3
 //! ```
 //!
-//! The first load allocates the memory; later loads reuse the memory of the load before. `WARPLINE_DRIVER=sim:1` only
-//! checks that the program runs; its times are meaningless.
+//! The first load allocates the memory; later loads reuse the memory of the previous load.
+//! `WARPLINE_DRIVER=sim:1` only checks that the program runs; its times are meaningless.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

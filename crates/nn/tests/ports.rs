@@ -1,5 +1,5 @@
-//! The ports of PyTorch's example programs learn, on the CPU and on a simulated GPU, and are about as long as in
-//! PyTorch.
+//! Tests that the ports of PyTorch's example programs learn, on the CPU and on a simulated GPU, and that they
+//! have at most 1.4 times as many lines as PyTorch's programs.
 
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsStr;
@@ -8,13 +8,13 @@ use std::process::Command;
 
 /// A port, and how to test it.
 struct Port {
-    /// Its module and its name.
+    /// The name of the port and of its module.
     name: &'static str,
     /// Lines of PyTorch's program without blanks and comments.
     pytorch_lines: usize,
     /// Options that make the run short.
     args: &'static str,
-    /// The printed text before each number that shows the progress.
+    /// The text that the port prints before each number that shows its progress.
     before: &'static str,
     /// Whether the first and the last of these numbers show that the program learns.
     learns: fn(f64, f64) -> bool,

@@ -1,4 +1,4 @@
-//! Cost of an op above the driver, measured with a driver that does nothing.
+//! Measures the host time of an op without the driver's share: the driver of this benchmark does nothing.
 //! `docs/notes/host-overhead.md` has the goals.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Cost of `cuda::device` and `cuda::stream` guards, from creation to drop. These guards look up the
-//! runtime in use, which the guards of `warpline-stream` do not. The runtime is entered by
-//! `with_runtime` and has a driver that does nothing. With `WARPLINE_DRIVER=sim:2`, the default
-//! runtime is measured as well.
+//! Measures the host time of `cuda::device` and `cuda::stream` guards, from creation to drop. Unlike the guards
+//! of `warpline-stream`, these guards look up the runtime in use. The measured runtime is entered by
+//! `with_runtime`, and its driver does nothing. With `WARPLINE_DRIVER=sim:2`, the default runtime is measured
+//! as well.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
-//! Cost of a call for the host while other work is outstanding.
+//! Measures the host time of a call while earlier work is not complete ("outstanding").
 //!
 //! `cargo bench -p warpline --bench outstanding` runs on a driver that completes nothing. With
-//! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a
-//! simulated one.
+//! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a simulated
+//! GPU.
 //!
-//! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same
-//! graph, with up to a thousand replays outstanding. `full` means that the driver's queue was full:
-//! either call then waits for the GPU, and its time does not show the cost for the host. The second
-//! table shows the time per item, for each kind of work, of a thousand, ten thousand and a hundred
-//! thousand items without a wait. An argument runs only the rows that contain it. With `--json`,
-//! each line is a JSON object: first the conditions, then each row; a full queue is `null`.
+//! The first table shows the time of a graph's replay and of a bare `cuGraphLaunch` of the same graph, with up
+//! to a thousand replays outstanding. `full` means that the driver's queue was full. A replay or launch then
+//! waits for the GPU, so the time of the call is not host time, and no number is printed. The second table
+//! shows the time per item, for each kind of work, of a thousand, ten thousand and a hundred thousand items
+//! without a wait. An argument selects the rows whose names contain it. With `--json`, each line is a JSON
+//! object: first the conditions, then each row; a full queue is `null`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,14 +50,14 @@ fn main() -> Result<()> {
     with_runtime(&Runtime::new(driver, RuntimeConfig::default())?, bench)
 }
 
-/// The printed rows and their format.
+/// Which rows are measured, and the format in which they are printed.
 struct Output {
     /// Rows that do not contain this text are left out.
     filter: String,
     json: bool,
 }
 
-/// Prints the nanoseconds per item, for each number of items.
+/// Measures `item` and prints the nanoseconds per call of it, for each number of calls in [`ITEMS`].
 fn row(output: &Output, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     if !name.contains(&output.filter) {
         return Ok(());
@@ -165,10 +165,10 @@ fn occupy(stream: &Stream, outstanding: usize) -> Result<Option<Event>> {
     stream.record_event(None).map(Some)
 }
 
-/// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the
-/// number of outstanding replays. The first measurement is on the program's only stream, the second
-/// after another stream was used, the third after another stream waited for an earlier operation and
-/// the 64 operations that this wait makes dearer have passed.
+/// Prints microseconds per replay and per `cuGraphLaunch` of the same executable graph, by the number of
+/// outstanding replays. The first measurement is on the program's only stream, the second after another stream
+/// was used, the third after another stream waited for an earlier operation. Such a wait makes the next 64
+/// operations slower; they are enqueued before the third measurement begins.
 fn replays(output: &Output) -> Result<()> {
     if !output.json {
         println!(
@@ -217,8 +217,8 @@ fn replays(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Returns medians in microseconds of replays and of bare launches of the same graph, for each
-/// number of outstanding replays. `None` if the driver's queue is full.
+/// Returns the median times, in microseconds, of a replay and of a bare launch of the same graph, for each
+/// number of outstanding replays. An element is `None` if the driver's queue was full.
 fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<Option<[f64; 2]>>> {
     let (raw, exec) = (stream.raw(), graph.raw_cuda_graph_exec()?);
     let bare = || {
@@ -236,8 +236,8 @@ fn timed(graph: &CudaGraph, stream: &Stream, kernels: usize) -> Result<Vec<Optio
             (0..outstanding).try_for_each(|_| graph.replay())?;
             let mut of_round = [Vec::new(), Vec::new()];
             for pair in round..round + PAIRS {
-                // Each call goes first in every other pair, so that neither is always the call that
-                // follows a wait of the driver.
+                // The replay is first in one pair and the bare launch in the next, so that neither is always
+                // the call that follows a wait of the driver.
                 for call in [pair % 2, 1 - pair % 2] {
                     let start = Instant::now();
                     if call == 0 { graph.replay() } else { bare() }?;

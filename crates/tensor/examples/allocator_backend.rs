@@ -1,5 +1,5 @@
-//! The caching allocator with a custom source of memory: an arena on the host, with streams that run their work
-//! at once. No part of CUDA is needed.
+//! The caching allocator with a custom source of memory: an arena on the host, whose streams run their work
+//! immediately. The program needs no part of CUDA.
 //!
 //! `cargo run --example allocator_backend`
 
@@ -71,8 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let allocator = CachingAllocator::new(Arena::default(), AllocatorConfig::default());
     let address = allocator.malloc(1 << 20, &0)?.address();
     let again = allocator.malloc(1 << 20, &0)?;
-    assert_eq!(again.address(), address, "what was freed is used again");
+    assert_eq!(again.address(), address, "the freed memory is used again");
     println!("{}", allocator.memory_summary());
-    println!("{}", allocator.malloc(1 << 30, &0).map(drop).expect_err("more than there is"));
+    println!("{}", allocator.malloc(1 << 30, &0).map(drop).expect_err("the arena is too small"));
     Ok(())
 }

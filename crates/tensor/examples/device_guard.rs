@@ -1,4 +1,4 @@
-//! The example "outside device is 0, inside device is 1" of the note on CUDA semantics.
+//! The example "outside device is 0, inside device is 1" of PyTorch's note on CUDA semantics.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

@@ -1,5 +1,5 @@
-//! The first example of the note on CUDA semantics: tensors are made on the named device, and ops run on the
-//! device of their inputs.
+//! The first example of PyTorch's note on CUDA semantics: tensors are made on the named device, and ops run on
+//! the device of their inputs.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;
@@ -10,7 +10,7 @@ use warpline::{Result, cuda, tensor};
 /// Runs the example on three devices.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(3, || {
-        let x = tensor([1.0, 2.0], "cuda:0")?; // x is on cuda:0 wherever the current device is
+        let x = tensor([1.0, 2.0], "cuda:0")?; // x is on cuda:0, whatever the current device is
         let y = tensor([1.0, 2.0], ())?.cuda()?; // y goes to the current device, 0
         report.check("S2 `cuda` is the current device", x.device() == y.device(), y.device());
 

@@ -1,6 +1,6 @@
-//! Measures the time of a process from its start to its first result on a GPU, beside the time of bare driver
-//! initialization and context creation. Each run is a new process without the driver's JIT cache. Run it with
-//! `cargo run --release --example first_result` on a machine with a GPU.
+//! Measures the time from the start of a process to its first result on a GPU, and for comparison the time of a
+//! process that only initializes the driver and creates a context. Each run is a new process without the
+//! driver's JIT cache. Run it with `cargo run --release --example first_result` on a machine with a GPU.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Some("--bare") => bare(),
         _ => {
             let (mut bare, mut first) = (Vec::new(), Vec::new());
-            // Interleaved, so that a drift affects both.
+            // The runs of both kinds alternate, so that a drift of the machine's speed affects both.
             for _ in 0..RUNS {
                 match (time("--bare"), time("--first-result")) {
                     (Ok(b), Ok(f)) => {

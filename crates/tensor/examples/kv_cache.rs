@@ -1,5 +1,5 @@
 //! Decoding with a cache of keys and values that is allocated once. Each step writes one row in place, and
-//! attends to a view of the rows so far.
+//! computes attention over a view of the rows written so far.
 //!
 //! `cargo run --example kv_cache`; put `WARPLINE_DRIVER=sim:1` before the command to run on a simulated GPU.
 
@@ -32,7 +32,7 @@ impl Attention {
         })
     }
 
-    /// Attention of one token, `[1, WIDTH]`, to itself and all earlier tokens.
+    /// Computes the attention of one token, `[1, WIDTH]`, to itself and all earlier tokens.
     fn step(&mut self, x: &Tensor) -> Result<Tensor> {
         // A view shares the memory, so a copy to the row writes to the cache.
         let row = self.length..=self.length;
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     let (table, head) = (randn([VOCABULARY, WIDTH], device)?, randn([WIDTH, VOCABULARY], device)?);
     let mut attention = Attention::new(device)?;
 
-    // The token stays on the GPU between steps, so the host enqueues without waiting.
+    // The token stays on the GPU between steps, so the host enqueues steps without waiting for results.
     let mut token = tensor([7i64], device)?;
     let mut tokens = vec![token.clone()];
     while tokens.len() < LONGEST {

@@ -1,4 +1,4 @@
-//! The memory functions, with the numbers of the note on CUDA semantics.
+//! The functions that report and free GPU memory, with the numbers of PyTorch's note on CUDA semantics.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;

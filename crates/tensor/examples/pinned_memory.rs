@@ -16,7 +16,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         let work = warpline::ones([512, 512], "cuda")?;
         let moved = cuda::with_stream(&copies, || host.to_non_blocking("cuda"))?;
         let product = work.matmul(&work)?; // on the default stream, beside the copy
-        // The default stream waits for the copy by itself.
+        // The default stream waits for the copy without a call of the program.
         let sum = moved.sum(())?.item::<i64>()?;
         let expected = (1i64 << 19) * ((1 << 20) - 1);
         report.check("S10 a non_blocking copy is in order", sum == expected, sum);

@@ -19,13 +19,13 @@ struct Model([Tensor; 2]);
 
 fn answer(Model([first, second]): &Model, input: f32) -> Result<f32> {
     let x = full([1, 16], input, "cuda")?;
-    // The wait for the result is for this thread's stream alone.
+    // `item` waits for this thread's stream only.
     x.matmul(first)?.relu()?.matmul(second)?.sum(())?.item()
 }
 
 fn serve(model: &Model, requests: &Mutex<mpsc::Receiver<Request>>) -> Result<()> {
     let stream = cuda::Stream::new(())?;
-    // The current stream is a state of the thread: all ops that this thread calls run on its stream.
+    // Each thread has its own current stream, so all ops that this thread calls run on `stream`.
     let _current = cuda::stream(&stream)?;
     loop {
         let request = requests.lock().expect("no thread panics").recv();

@@ -39,7 +39,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a test on simulated GPUs that run work late, and on some that run it in random orders.
+    /// Runs a test on a simulated GPU that runs work as late as possible, and on 16 that run work in random
+    /// orders.
     fn everywhere(test: impl Fn() -> Result<()>) -> Result<()> {
         let seeded = (0..16).map(|seed| format!("sim:1,seed={seed}"));
         for spec in std::iter::once("sim:1,lazy".to_owned()).chain(seeded) {

@@ -1,6 +1,6 @@
-//! The stream example of the note on CUDA semantics, which is incorrect in PyTorch: `sum` may begin before
-//! `normal_` has finished. In Warpline, the second stream waits by itself; under `SyncPolicy::Manual`, the
-//! mistake is reported.
+//! The stream example of PyTorch's note on CUDA semantics. The example is incorrect in PyTorch: `sum` may begin
+//! before `normal_` has finished. In Warpline, the second stream waits without a call of the program; under
+//! `SyncPolicy::Manual`, the mistake is reported.
 
 #[path = "support/mod.rs"]
 pub(crate) mod support;
@@ -40,7 +40,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         cuda::synchronize(())?;
         drop((a, b));
 
-        // The remedy of the note.
+        // The correction that the note gives.
         warpline::manual_seed(0);
         let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(())?;

@@ -1,4 +1,5 @@
-//! For an argument of a wrong type, the compiler's message names the types that are accepted.
+//! Tests of compiler messages: for an argument of a wrong type, the message names the accepted
+//! types.
 
 #[test]
 fn wrong_arguments_name_the_accepted_types() {

@@ -1,11 +1,11 @@
-//! Example programs of the documentation run unchanged on simulated GPUs.
+//! Tests that the example programs of the documentation run unchanged on simulated GPUs.
 
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Programs that the documentation shows, each under 80 lines.
+/// Programs that the documentation shows. Each has fewer than 80 lines.
 const PROGRAMS: [&str; 5] =
     ["overlapped_loader", "server_threads", "simulated_race", "kv_cache", "allocator_backend"];
 

@@ -1,5 +1,6 @@
-//! The cost of a call does not grow with the amount of outstanding work. The driver completes
-//! nothing, and the test measures allocated bytes: a list that grows has to be reallocated.
+//! Tests that the cost of a call does not grow with the amount of outstanding work. The driver
+//! completes nothing, and the test measures allocated bytes, because a list that grows must be
+//! reallocated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{DType, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
 
-/// The system's allocator, with counters.
+/// An allocator that forwards to the system's, and counts the bytes that were ever allocated and
+/// those that still are.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
@@ -35,13 +37,13 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Items of one block. The counters are read after each of `BLOCKS` blocks.
+/// Number of items per block. The counters are read after each of `BLOCKS` blocks.
 const BLOCK: usize = 512;
 const BLOCKS: usize = 8;
 
-/// Runs `item` many times without a wait. Neither the bytes that a block of items allocates nor the
-/// bytes that stay allocated after it may grow from block to block. The lower median ignores blocks
-/// in which a table doubles.
+/// Runs `item` many times without a wait. From block to block, neither the bytes that a block of
+/// items allocates nor the bytes that remain allocated after it may grow. The test compares lower
+/// medians, which ignore blocks in which a table doubles its size.
 fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let mut blocks = Vec::new();
     for _ in 0..BLOCKS {
@@ -62,7 +64,7 @@ fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// A graph like that of a decoder: each layer gathers rows, writes into a cache, and adds.
+/// Captures a graph like that of a decoder: each layer gathers rows, writes to a cache, and adds.
 fn decoder(layers: usize) -> Result<CudaGraph> {
     let index = zeros([1], (DType::I64, 0))?;
     let table = ones([8, 4], 0)?;
@@ -83,7 +85,7 @@ fn decoder(layers: usize) -> Result<CudaGraph> {
 
 // Keep a single test in this binary: the counters are global to the process.
 #[test]
-fn the_cost_of_work_does_not_grow_with_the_work_that_is_outstanding() {
+fn the_cost_of_a_call_does_not_grow_with_outstanding_work() {
     let driver = Arc::new(NullDriver::without_completion(2));
     let runtime = Runtime::new(driver, RuntimeConfig::default()).expect("a runtime");
     with_runtime(&runtime, all).expect("no error");
@@ -92,7 +94,7 @@ fn the_cost_of_work_does_not_grow_with_the_work_that_is_outstanding() {
     with_runtime(&runtime, complete).expect("no error");
 }
 
-/// Replays that are complete leave nothing, although the host never waits.
+/// Completed replays leave no memory allocated, although the host never waits.
 fn complete() -> Result<()> {
     let graph = decoder(1)?;
     (0..BLOCK).try_for_each(|_| graph.replay())?;

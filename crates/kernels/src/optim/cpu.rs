@@ -59,8 +59,8 @@ struct Hyperparameters<C> {
 }
 
 impl<C: UpdateFloat> Hyperparameters<C> {
-    /// Reads the first `rates` numbers from memory if the flag [`RATES`] is set. Reads the other
-    /// numbers from `update`.
+    /// Takes the numbers of `update`. If the flag [`RATES`] is set, replaces the first `rates` of
+    /// them by `rate(0)`, `rate(1)` and so on, which read device memory.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
         let number = |k: usize| {
             let from_memory = k < rates && update.flags & RATES != 0;
@@ -194,10 +194,10 @@ impl<C: UpdateFloat> ElementUpdate<C> for Scale<C> {
     }
 }
 
-/// A range of a tensor's elements.
+/// The update of a range of one tensor's elements, as a loop for `vectorized`.
 struct Elements<T: HostElement, S> {
     step: S,
-    /// Divides the gradients.
+    /// Divisor of the gradients. `None`: 1.
     grad_scale: Option<T::Compute>,
     operands: [SharedPtr<T>; LISTS],
     range: std::ops::Range<usize>,
@@ -232,18 +232,19 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the lists
-/// of [`TENSORS`] tensors, with elements of type `T`, then the rates, with elements of type `f64`,
-/// then `found_inf` and `grad_scale`, each one element of type `f32`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
+/// `S::LISTS` operands for each of [`TENSORS`] tensors, with elements of type `T`, then the rates,
+/// with elements of type `f64`, then `found_inf` and `grad_scale`, each one element of type `f32`.
 pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {
     let rates = SharedPtr::<f64>::operand(launch, TENSORS * S::LISTS);
-    // SAFETY: `step` has checked that `rates` has as many numbers as the rule reads.
+    // SAFETY: `step` has checked that `rates` has as many elements as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let number = |operand: usize| {
-        // SAFETY: `step` has checked that the operand is one `f32`, if the flag of its reader is set.
+        // SAFETY: this is called only if the flag for the operand is set, and `step` has checked
+        // that the operand then has one `f32`.
         unsafe { SharedPtr::<f32>::operand(launch, TENSORS * S::LISTS + operand).read(0) }
     };
     if update.flags & SKIPS != 0 && number(1) != 0.0 {

@@ -42,12 +42,13 @@ const fn operands(lists: usize) -> usize {
     TENSORS * lists + 3
 }
 
-// SAFETY, for all kernels: only `launch` makes the parameters and operands. The operands of a tensor
-// are contiguous, of one dtype, and have `numel` elements. Blocks from `first` on process them, one
-// thread per element. The bits that tell the kernel whether to read and write an operand are the
-// bits by which `launch` declares the operand. `step` checks that `rates` has as many numbers as the
-// rule reads, and that `found_inf` and `grad_scale` have one. A step that `found_inf` may skip
-// declares no operand as only written.
+// SAFETY, for all kernels: only `launch` makes the parameters and operands. The operands of a
+// tensor are contiguous, of one dtype, and have `numel` elements. The blocks from the tensor's
+// `first` process these elements, each element by one thread. The kernel reads and writes an
+// operand only if its bit in `reads` or `writes` is set, and `launch` declares the operand by the
+// same bits. `step` checks that `rates` has as many numbers as the rule reads, and that `found_inf`
+// and `grad_scale` have one. A step that `found_inf` may skip declares no operand as only written,
+// because a skipped step leaves all operands as they are.
 kernels! {
     SGD = "sgd", FLOATS, |_, ty| source("sgd", "Sgd", 3, ty) => {
         unsafe SGD_STEP: Kernel<Update, { operands(3) }> =
@@ -67,7 +68,7 @@ kernels! {
     }
 }
 
-/// Flags of a step: maximize the objective, read rates from memory, and the options of each rule.
+/// Flags of a step. `RATES`: read the rates from memory. The others are options of the rules.
 const MAXIMIZE: u32 = 1;
 const RATES: u32 = 2;
 const MOMENTUM: u32 = 4;
@@ -128,7 +129,7 @@ fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
 }
 
 cuda_struct! {
-    /// A tensor's first block and its number of elements, which is less than 2³¹.
+    /// The first block of a tensor, and the number of its elements, which is less than 2³¹.
     struct Part {
         first: u32,
         numel: u32,
@@ -136,8 +137,8 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// The numbers and flags of a rule. `reads` and `writes` have one bit for each operand of a
-    /// tensor.
+    /// The parameters of a launch: numbers and flags of the rule, and the tensors. Bit `k` of
+    /// `reads` and `writes` tells whether the kernel reads and writes operand `k` of each tensor.
     struct Update {
         numbers: [f64; 8],
         flags: u32,
@@ -149,9 +150,9 @@ cuda_struct! {
     }
 }
 
-/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`, `step` reads some
-/// fields from `rates` instead, as `float64` values in the order of the fields. The documentation of these fields
-/// mentions `rates`.
+/// The update rule of an optimizer step, with its hyperparameters. If [`step`] receives `rates`,
+/// the elements of `rates` replace the fields whose documentation says "Read from `rates` if
+/// given", in the order of these fields.
 #[derive(Clone, Copy, Debug)]
 pub enum UpdateRule {
     /// `torch.optim.SGD`. With a momentum, `state[0]` is the momentum buffer.
@@ -162,8 +163,8 @@ pub enum UpdateRule {
         momentum: Option<(f64, f64)>,
         /// Whether to use Nesterov momentum.
         nesterov: bool,
-        /// Whether this is the first step, which initializes the momentum buffer instead of reading
-        /// it.
+        /// Whether this is the first step. The first step initializes the momentum buffer instead
+        /// of reading it.
         first: bool,
         /// Factor of the parameter that is added to its gradient.
         weight_decay: f64,
@@ -219,19 +220,21 @@ pub enum UpdateRule {
 pub struct Tensors<'a> {
     /// The parameter, which the step updates in place.
     pub param: View<'a>,
-    /// The gradient of the parameter.
+    /// The gradient of the parameter. May be `None` only for [`UpdateRule::Scale`].
     pub grad: Option<View<'a>>,
-    /// State tensors, in the order that the [`UpdateRule`] names. A state that the rule does not use may
-    /// be `None`.
+    /// State tensors, in the order in which the [`UpdateRule`] lists them. States that the rule
+    /// does not use may be `None`.
     pub state: [Option<View<'a>>; 3],
 }
 
-/// Tensors of a gradient scaler that a step reads in device memory. Each has one `float32` element.
+/// Tensors of a gradient scaler, which the step reads on the device. Each has one `float32`
+/// element.
 #[derive(Clone, Copy, Debug)]
 pub struct GradScaling<'a> {
-    /// Not zero if a gradient is infinite or NaN. Then the step changes nothing.
+    /// If this element is not zero, a gradient is infinite or NaN, and the step changes nothing.
     pub found_inf: View<'a>,
-    /// Divides the gradients in place before the step. `None`: the gradients are not scaled.
+    /// Divisor of the gradients. The step divides them in place before it uses them. `None`: the
+    /// gradients are not scaled.
     pub grad_scale: Option<View<'a>>,
 }
 
@@ -245,8 +248,8 @@ impl UpdateRule {
         }
     }
 
-    /// Returns the kernel parameters, without those of the tensors. If `rates` is set, the kernel reads learning rates
-    /// from memory.
+    /// Returns the kernel parameters except those of the tensors. If `rates` is true, the kernel
+    /// reads the rates from memory.
     fn update(&self, rates: bool) -> Update {
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let rates = flag(rates, RATES);
@@ -284,8 +287,8 @@ impl UpdateRule {
     }
 }
 
-/// Returns whether [`step`] supports the tensor: contiguous, of a floating-point dtype, with fewer
-/// than 2³¹ elements.
+/// Returns whether [`step`] supports the tensor: it must be contiguous and floating-point, and have
+/// fewer than 2³¹ elements.
 #[must_use]
 pub fn takes(view: View<'_>) -> bool {
     view.layout.is_contiguous() && view.dtype.is_float() && view.numel() <= i32::MAX as usize
@@ -293,16 +296,18 @@ pub fn takes(view: View<'_>) -> bool {
 
 /// Applies an optimizer step to parameters of one dtype, several per launch.
 ///
-/// `rates` holds the numbers that change between replays of a captured step: [`UpdateRule::Adam`] reads
-/// three, every other rule one. With a `scaling`, all states are initialized, also in the first step of
-/// [`UpdateRule::SGD`].
+/// `rates` holds the numbers that change between replays of a captured step: [`UpdateRule::Adam`]
+/// reads three, every other rule one. With `scaling`, the caller must initialize all states before
+/// the call, even for the first step of [`UpdateRule::SGD`], because a step that `found_inf` skips
+/// does not initialize them.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor, if `rates` is too short, not contiguous
 ///   or not a `float64` tensor, if the rule is [`UpdateRule::Scale`] and `rates` is `None`, if a tensor of `scaling`
 ///   does not have exactly one `float32` element, or if a gradient or a state that the rule needs is missing.
 /// - [`ErrorKind::DTypeMismatch`] if a tensor has a different dtype than the first parameter.
-/// - [`ErrorKind::ShapeMismatch`] if a gradient or state has other sizes than its parameter.
+/// - [`ErrorKind::ShapeMismatch`] if the sizes of a gradient or state differ from those of its
+///   parameter.
 /// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - The errors of [`Kernel::launch`].
@@ -326,7 +331,10 @@ pub fn step(
         return Err(Error::invalid(op, reason));
     }
     if matches!(rule, UpdateRule::Scale) && rates.is_none() {
-        return Err(Error::invalid(op, "the factor to scale by is missing"));
+        return Err(Error::invalid(
+            op,
+            "`UpdateRule::Scale` needs `rates`, which holds the factor",
+        ));
     }
     let mut update = rule.update(rates.is_some());
     if let Some(scaling) = scaling {
@@ -349,14 +357,16 @@ pub fn step(
     }
 }
 
-/// Checks that a view is one element of `float32`.
+/// Checks that a view has exactly one `float32` element.
 #[track_caller]
 fn check_number(op: &'static str, name: &str, view: View<'_>) -> Result<()> {
     if view.dtype == DType::F32 && view.numel() == 1 {
         return Ok(());
     }
     let (dtype, sizes) = (view.dtype, view.sizes());
-    let reason = format!("{name} must be one `float32` element, but is {dtype} of {sizes:?}");
+    let reason = format!(
+        "{name} must have one `float32` element, but has dtype {dtype} and sizes {sizes:?}"
+    );
     Err(Error::invalid(op, reason))
 }
 
@@ -421,7 +431,8 @@ fn launch<const N: usize>(
     Ok(())
 }
 
-/// Checks an operand against its parameter and the dtype of the first parameter.
+/// Checks that an operand has the dtype of the first parameter and the sizes of its own parameter,
+/// and that [`takes`] supports it.
 #[track_caller]
 fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
     view.check_dtype(op, first.dtype)?;

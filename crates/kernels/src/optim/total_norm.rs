@@ -1,5 +1,5 @@
-//! Sums of squares over many tensors. The norm of all tensors takes one launch for each `TENSORS` of
-//! them, and then a sum of the results.
+//! Sums of squares over many tensors, for their total norm. One launch computes the partial sums of
+//! `TENSORS` tensors; a final reduction adds up the partial sums of all launches.
 
 use std::fmt::Write as _;
 
@@ -61,14 +61,14 @@ pub fn sum_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Computes sums of squares over chunks of the tensors, which have one dtype. `out` is contiguous
-/// and has one dimension of [`partial_sums`] elements of [`sum_dtype`]. The sum of `out` is the
-/// square of the norm of all tensors. Does nothing if there are no tensors.
+/// Computes sums of squares over chunks of the tensors, which must all have the same dtype. `out`
+/// must be contiguous, with one dimension of [`partial_sums`] elements and dtype [`sum_dtype`]. The
+/// sum of `out` is the square of the norm of all tensors. Does nothing if there are no tensors.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor.
-/// - [`ErrorKind::DTypeMismatch`] if the tensors have different dtypes, or `out` is not of
-///   [`sum_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if the tensors have different dtypes, or `out` does not have
+///   dtype [`sum_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes or is not contiguous.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with a tensor.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -120,7 +120,7 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
-/// [`TENSORS`] tensors of `T`, then the sums.
+/// [`TENSORS`] tensors with elements of type `T`, then the sums.
 unsafe fn run<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, update: &Update) {
     let out = SharedPtr::<T::Compute>::operand(launch, TENSORS);
     let chunk = CHUNK as usize;
@@ -140,7 +140,8 @@ unsafe fn run<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, upd
                 sums[i % 8] = sums[i % 8] + x * x;
             }
             let sum = sums.into_iter().reduce(|a, b| a + b).unwrap_or(T::Compute::of(0.0));
-            // SAFETY: the result has one element per block, and this block belongs to this thread.
+            // SAFETY: the result has one element per block, and only this thread processes this
+            // block.
             unsafe { out.write(block as isize, sum) };
         }
     });

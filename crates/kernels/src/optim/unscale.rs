@@ -1,4 +1,5 @@
-//! The ops of a gradient scaler: the check of all gradients, which also unscales them, and the next scale.
+//! The ops of a gradient scaler: one checks and unscales all gradients, the other computes the next
+//! scale.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -20,11 +21,12 @@ use crate::programs::{FLOATS, committed, kernels};
 /// Gradients per launch.
 const GRADS: usize = 64;
 
-// SAFETY, for `CHECK`: only `check_and_unscale` makes the parameters and operands. The gradients are contiguous, of one
-// dtype, and have `numel` elements. One thread reads and writes each element, and it writes only if `writes` is set,
-// by which `check_and_unscale` declares the operands. Then the scale has one element. `found_inf` has one element,
-// which threads change with atomics. For `NEXT`: only `update_scale` launches it, with operands of one element each and
-// one thread.
+// SAFETY, for `CHECK`: only `check_and_unscale` makes the parameters and operands. The gradients
+// are contiguous, of one dtype, and have `numel` elements. Each element belongs to one thread,
+// which writes it only if `writes` is set; `check_and_unscale` then declares the gradients as
+// written and has checked that the scale has one element. `found_inf` has one element, which
+// threads change with atomics. For `NEXT`: only `update_scale` launches it, with operands of one
+// element each and one thread.
 kernels! {
     pub(super) UNSCALE = "amp_unscale", FLOATS, |_, ty| source(ty) => {
         unsafe CHECK: Kernel<Unscale, { GRADS + 2 }> = "", hosts!(float T => unscale::<T>);
@@ -41,7 +43,7 @@ cuda_struct! {
         tensors: [Part; GRADS],
         /// Blocks for all gradients together.
         blocks: u32,
-        /// 1: divide the gradients by the scale. 0: only check them.
+        /// 1: divide the gradients by the scale, in place. 0: only check them.
         writes: u32,
     }
 }
@@ -70,7 +72,8 @@ fn source(ty: &str) -> Source {
     of.push(include_str!("unscale.cuh")).push(&code)
 }
 
-/// Writes a binary search for the block's tensor, because pointer parameters have no index.
+/// Writes code that selects the block's tensor by binary search. The parameters of a kernel cannot
+/// be indexed, so the code has a branch for each of them.
 fn select(code: &mut String, among: Range<usize>) {
     if among.len() == 1 {
         let _ = writeln!(code, "which = {0}; x = t{0};", among.start);
@@ -84,9 +87,10 @@ fn select(code: &mut String, among: Range<usize>) {
     code.push_str("}\n");
 }
 
-/// Sets `found_inf` to 1 if an element of `grads` is infinite or NaN, and leaves it otherwise. With a `scale`, also
-/// multiplies the gradients by its reciprocal, in place
-/// (`torch._amp_foreach_non_finite_check_and_unscale_`). The gradients have one dtype. A launch takes 64 of them.
+/// Sets `found_inf` to 1 if an element of `grads` is infinite or NaN, and leaves `found_inf`
+/// unchanged otherwise. With a `scale`, also multiplies the gradients by the reciprocal of the
+/// scale, in place (`torch._amp_foreach_non_finite_check_and_unscale_`). The gradients must all
+/// have the same dtype. Each launch processes up to 64 gradients.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a gradient, or if `scale` or `found_inf` does not
@@ -141,14 +145,15 @@ pub fn check_and_unscale(
     Ok(())
 }
 
-/// Computes the next scale after a step (`torch._amp_update_scale_`). If `found_inf` is not zero, multiplies the scale
-/// by `backoff_factor`. Otherwise counts the step in `growth_tracker`; at `growth_interval`, multiplies the scale by
-/// `growth_factor`, unless the product is infinite, and begins to count anew.
+/// Computes the next scale after a step (`torch._amp_update_scale_`). If `found_inf` is not zero,
+/// multiplies the scale by `backoff_factor` and sets `growth_tracker` to 0. Otherwise adds 1 to
+/// `growth_tracker`. When `growth_tracker` reaches `growth_interval`, sets it to 0 and multiplies
+/// the scale by `growth_factor`, unless the product is infinite.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `scale` or `found_inf` does not have exactly one `float32` element, or
 ///   `growth_tracker` exactly one `int32` element.
-/// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
+/// - [`ErrorKind::OverlappingOperands`] if the tensors share memory.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn update_scale(
@@ -170,13 +175,15 @@ pub fn update_scale(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are [`GRADS`] gradients of `T`,
-/// then the scale and `found_inf`, each one element of type `f32`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are [`GRADS`]
+/// gradients with elements of type `T`, then the scale and `found_inf`, each one element of type
+/// `f32`.
 unsafe fn unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, p: &Unscale) {
     let grads: [SharedPtr<T>; GRADS] = std::array::from_fn(|at| SharedPtr::operand(launch, at));
     let writes = p.writes != 0;
     let inverse = if writes {
-        // SAFETY: the scale has one element if gradients are written.
+        // SAFETY: `check_and_unscale` has checked that the scale has one element, because `writes`
+        // is set.
         let scale = unsafe { SharedPtr::<f32>::operand(launch, GRADS).read(0) };
         (1.0 / f64::from(scale)) as f32
     } else {
@@ -226,13 +233,14 @@ unsafe fn next_scale(launch: &HostLaunch<'_>, p: &UpdateScale) {
         let successful = successful.wrapping_add(1);
         let grown = times(p.growth_factor);
         match i64::from(successful) == p.growth_interval {
-            // The scale stays below infinity.
+            // The scale never becomes infinite.
             true if grown.is_finite() => (grown, 0),
             true => (old, 0),
             false => (old, successful),
         }
     };
-    // SAFETY: as above; both operands are declared as written.
+    // SAFETY: each operand has one element, this is the only thread, and the launch declares both
+    // operands as written.
     unsafe {
         scale.write(0, new);
         tracker.write(0, successful);

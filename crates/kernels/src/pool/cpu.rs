@@ -7,7 +7,7 @@ use warpline_runtime::host::{GRAIN, HostElement, Number, SharedPtr, parallel_for
 
 use super::Pools;
 
-/// The elements of a window inside the image, in one dimension, and the number of elements
+/// The span of a window in one dimension: the image positions that it covers, and its length
 /// including the padding.
 #[derive(Clone)]
 struct WindowRange {
@@ -20,7 +20,7 @@ impl Pools {
         if self.adaptive == 0 { self.taps.dilation[d] as usize } else { 1 }
     }
 
-    /// Returns the span of result `o` in dimension `d`, computed as by `elements` in `spans.cuh`.
+    /// Returns the span of result `o` in dimension `d`, as `elements` in `spans.cuh` computes it.
     fn span(&self, d: usize, o: i32) -> WindowRange {
         let t = &self.taps;
         if self.adaptive != 0 {
@@ -35,7 +35,7 @@ impl Pools {
         WindowRange { inside: begin..end.min(t.input[d]), padded }
     }
 
-    /// Returns the spans of all results, for each dimension.
+    /// Returns, for each dimension, the spans of all results.
     fn spans(&self) -> [Vec<WindowRange>; 3] {
         [0, 1, 2].map(|d| (0..self.taps.output[d]).map(|o| self.span(d, o)).collect())
     }
@@ -50,8 +50,9 @@ impl Pools {
         spans.into_iter().map(count).product()
     }
 
-    /// Calls `f` for every plane, in parallel, with the offset of the plane in the image and that of
-    /// its first result. `work` is the number of steps per plane.
+    /// Calls `f` for every plane (one channel of one image), in parallel, with the offset of the
+    /// plane in the image and the offset of its first result. `work` is the number of steps per
+    /// plane.
     fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, isize) + Sync) {
         let channels = self.channels as usize;
         let planes = self.batch as usize * channels;
@@ -64,7 +65,8 @@ impl Pools {
         });
     }
 
-    /// Returns the offsets of a plane's results from the first, in row-major order.
+    /// Returns the offset of each result of a plane from the plane's first result, in row-major
+    /// order.
     fn result_offsets(&self) -> Vec<isize> {
         let [depth, height, width] = self.taps.output.map(i64::from);
         let mut all = Vec::with_capacity(self.taps.positions());
@@ -75,7 +77,7 @@ impl Pools {
         all
     }
 
-    /// Returns the offset of an element of a plane in the image.
+    /// Returns the offset, in the image, of the element at a position in the plane.
     fn at(&self, plane: i64, [d, h, w]: [i32; 3]) -> isize {
         let [d, h, w] = [d, h, w].map(i64::from);
         (plane + d * self.image[2] + h * self.image[3] + w * self.image[4]) as isize
@@ -90,8 +92,8 @@ fn windows(spans: &[Vec<WindowRange>; 3]) -> impl Iterator<Item = [&WindowRange;
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and values, of
-/// `T`, and indices, of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
+/// values, with elements of type `T`, and the indices, of type `i64`.
 pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let indices = SharedPtr::<i64>::operand(launch, 2);
@@ -116,8 +118,7 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                                 // SAFETY: `span` limits the position to the image.
                                 let raw = unsafe { image.read(row + (k * p.image[4]) as isize) };
                                 let value = raw.get();
-                                // The first of equal elements is chosen, but the last of several
-                                // NaNs.
+                                // Of equal elements, choose the first; of several NaNs, the last.
                                 if most.is_none_or(|most| value > most || value.is_nan()) {
                                     (best, most, at) = (raw, Some(value), line + k);
                                 }
@@ -126,8 +127,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                         }
                     }
                     let Some(offset) = offsets.next() else { return };
-                    // SAFETY: the results have an element per position, and the plane belongs to
-                    // this thread.
+                    // SAFETY: the results have an element for each position of the window, and the
+                    // plane belongs to this thread.
                     unsafe {
                         values.write(first + offset, best);
                         indices.write(first + offset, at);
@@ -139,8 +140,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient, of `T`,
-/// indices, of `i64`, and the image, of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient, with
+/// elements of type `T`, the indices, of type `i64`, and the image, with elements of type `T`.
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let indices = SharedPtr::<i64>::operand(launch, 1);
@@ -148,10 +149,11 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
     p.planes(launch.parallel, elements + offsets.len(), |plane, first| {
         let mut sums = vec![T::Compute::from_bits(0); elements];
         for offset in &offsets {
-            // SAFETY: the gradient and the indices have an element per position.
+            // SAFETY: the gradient and the indices have an element for each position of the window.
             let (index, value) =
                 unsafe { (indices.read(first + offset), grad.read(first + offset)) };
-            // An index outside of the image belongs to no window.
+            // An index outside the image, such as that of a window in the padding, selects no
+            // element.
             if let Some(sum) = usize::try_from(index).ok().and_then(|i| sums.get_mut(i)) {
                 *sum = sum.add(value.get());
             }
@@ -162,8 +164,8 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and result, of
-/// `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
+/// result, with elements of type `T`.
 pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (spans, offsets) = (p.spans(), p.result_offsets());
@@ -184,15 +186,16 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
             if window.iter().all(|span| !span.inside.is_empty()) {
                 sum = sum.div(T::Compute::from_number(p.divisor(window)));
             }
-            // SAFETY: the result has an element per position, and the plane belongs to this thread.
+            // SAFETY: the result has an element for each position of the window, and the plane
+            // belongs to this thread.
             unsafe { out.write(first + offset, T::put(sum)) };
         }
     });
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and image,
-/// of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient and the
+/// image, with elements of type `T`.
 pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (elements, spans, offsets) = (p.taps.elements(), p.spans(), p.result_offsets());
@@ -202,7 +205,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
             if window.iter().any(|span| span.inside.is_empty()) {
                 continue;
             }
-            // SAFETY: the gradient has an element per position.
+            // SAFETY: the gradient has an element for each position of the window.
             let value = unsafe { grad.read(first + offset) }.get();
             let value = value.div(T::Compute::from_number(p.divisor(window)));
             let [d, h, w] = window;

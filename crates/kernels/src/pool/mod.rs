@@ -1,8 +1,8 @@
-//! Pools: the largest element at each position of a window with its index, or the average, and
-//! their gradients.
+//! Max pools and average pools, with their gradients. A max pool also returns the index of each
+//! largest element.
 //!
-//! The gradients gather: one thread per image element adds the contributions of the windows that
-//! contain it in a fixed order, so sums are the same in each run.
+//! In a gradient, one thread per image element adds up the contributions of all windows that
+//! contain the element. Their order is fixed, so sums are the same in each run.
 
 mod cpu;
 
@@ -22,10 +22,10 @@ const BUSY: usize = 1 << 19;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&MAX_POOL, &AVG_POOL];
 
-// SAFETY, for all kernels: `check` makes all `Pools`, with the strides and sizes of the launch's
-// image and results, which have the sizes of the window. The kernels touch nothing outside of the
-// image: an index outside of it selects no element. Each element of a result
-// is written by one thread.
+// SAFETY, for all kernels: only `check` makes `Pools`. It has checked that image and results have
+// the sizes of the window, and takes the strides from them. The kernels access no address outside
+// the image, because they skip an index outside the image. Each element of a result is written by
+// one thread.
 kernels! {
     MAX_POOL = "max_pool", FLOATS, |_, ty| {
         source().push(include_str!("max.cuh")).push(&format!("MAX_POOL({ty})"))
@@ -69,8 +69,8 @@ pub enum Divisor {
 
 cuda_struct! {
     /// The parameters of all kernels. `image` and `result` hold the strides of batch, channel and
-    /// the three spatial dimensions. `team` is the number of neighbouring threads that take
-    /// neighbouring channels of one position.
+    /// the three spatial dimensions. `team` is the number of neighbouring threads that process
+    /// neighbouring channels at one position.
     struct Pools {
         taps: Taps,
         batch: u32,
@@ -97,9 +97,11 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `image`, or `indices` does
 ///   not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `image` are not `window.input`, if
-///   `values` or `indices` has spatial sizes other than `window.output`, or another batch or number
-///   of channels than `image`, if their strides differ, if [`Window::check`] finds the window too
-///   large, or if adaptive parts are too many for 32 bits or parts of an empty image.
+///   `values` or `indices` has spatial sizes other than `window.output`, or a batch or number of
+///   channels that differs from that of `image`, if the strides of `values` and `indices` differ,
+///   if [`Window::check`] finds the window too large, or, for [`Regions::Adaptive`], if the image
+///   is empty and the result is not, or if `(input + 1) * (output + 1)` is 2³¹ or more in a
+///   dimension.
 /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
@@ -125,7 +127,7 @@ pub fn max_pool(
 /// have equal strides.
 ///
 /// # Errors
-/// The errors of [`max_pool`], with `grad` in the place of `values` and `image` as the result.
+/// The errors of [`max_pool`], where `grad` takes the place of `values`, and `image` is the result.
 #[track_caller]
 pub fn max_pool_backward(
     target: Target<'_>,
@@ -149,9 +151,9 @@ pub fn max_pool_backward(
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `divisor` is the number 0, or the window of
-///   [`Regions::Moving`] has a dilation.
-/// - The errors of [`max_pool`], with `out` in the place of `values`.
+/// - [`ErrorKind::InvalidArgument`] if `divisor` is [`Divisor::Number`] with 0, or if `regions` is
+///   [`Regions::Moving`] and a dilation of the window is not 1.
+/// - The errors of [`max_pool`], where `out` takes the place of `values`.
 #[track_caller]
 pub fn avg_pool(
     target: Target<'_>,
@@ -170,7 +172,7 @@ pub fn avg_pool(
 /// gradient of the forward result.
 ///
 /// # Errors
-/// The errors of [`avg_pool`], with `grad` in the place of `out` and `image` as the result.
+/// The errors of [`avg_pool`], where `grad` takes the place of `out`, and `image` is the result.
 #[track_caller]
 pub fn avg_pool_backward(
     target: Target<'_>,
@@ -188,7 +190,7 @@ pub fn avg_pool_backward(
 #[track_caller]
 fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
     if params.adaptive == 0 && params.taps.dilation != [1; 3] {
-        return Err(Error::invalid(op, "averages have no dilation"));
+        return Err(Error::invalid(op, "average pools do not support dilation"));
     }
     let (divisor, padded) = match divisor {
         Divisor::Number(0) => {
@@ -201,7 +203,8 @@ fn divided(op: &'static str, params: Pools, divisor: Divisor) -> Result<Pools> {
     Ok(Pools { divisor, padded, ..params })
 }
 
-/// Launches a kernel with one thread for each spatial element of `over`.
+/// Launches a kernel whose threads cover the elements of `over`: a thread processes one spatial
+/// position, in one or several channels and images.
 #[track_caller]
 fn run<const N: usize>(
     op: &'static str,
@@ -216,15 +219,15 @@ fn run<const N: usize>(
     }
     let elements: usize = over.sizes()[2..].iter().product();
     let (batch, channels) = (params.batch as usize, params.channels as usize);
-    // With the channels innermost, neighbouring threads take neighbouring channels. Kernels compute
-    // the number of a thread in 32 bits.
+    // If the channels are innermost in memory, neighbouring threads process neighbouring channels.
+    // Kernels compute the index of a thread in 32 bits.
     let team = channels.next_power_of_two().min(128);
     let is_last = over.strides()[1] == 1 && elements.saturating_mul(team) < 1 << 31;
     let team = if is_last { team } else { 1 };
     let threads = elements.saturating_mul(team);
     let across = channels.div_ceil(team);
-    // A thread computes its windows once for all of its images. With enough threads for the GPU, each
-    // takes several images.
+    // A thread computes its windows once for all of its images. If there are enough threads to keep
+    // the GPU busy, each thread processes several images.
     let images = (BUSY / threads.saturating_mul(across).max(1)).clamp(1, batch);
     let grid = grid(threads, [images, across]);
     kernel.launch(target, op, operands, &Pools { team: team as u64, ..*params }, grid)
@@ -255,7 +258,7 @@ fn check(
         }
         if *result.get_or_insert(own) != own || [batch, channels] != image.sizes()[..2] {
             let reason = format!(
-                "a result has sizes {:?} and strides {:?}, and the image sizes {:?}; results must \
+                "a result has sizes {:?} and strides {:?}, and the image has sizes {:?}; results must \
                  have the batch and the channels of the image, and equal strides",
                 view.sizes(),
                 view.strides(),
@@ -267,14 +270,14 @@ fn check(
     let ([batch, channels], strides) = images(op, image, window.input)?;
     let taps = window.packed(op)?;
     let adaptive = regions == Regions::Adaptive;
-    // Kernels compute the beginnings of adaptive parts in 32 bits.
+    // Kernels compute the first element of an adaptive part in 32 bits.
     let parts = |d: usize| (window.input[d] + 1).checked_mul(window.output[d] + 1);
     let fits = |n: Option<usize>| n.is_some_and(|n| n < 1 << 31);
     if adaptive && !(0..3).all(|d| fits(parts(d)) && (window.input[d] > 0 || window.output[d] == 0))
     {
         let reason = format!(
-            "{:?} parts are too many for an image of sizes {:?}, or the image is empty",
-            window.output, window.input
+            "an image of sizes {:?} cannot be divided into {:?} parts: the image is empty, or the parts are too many",
+            window.input, window.output
         );
         return Err(Error::shape(op, reason));
     }

@@ -1,5 +1,5 @@
-//! Fills of CUDA tensors: PyTorch's launch geometry, and the CPU implementations for simulated
-//! devices.
+//! Fills of CUDA tensors, with PyTorch's launch geometry, and their CPU implementations for
+//! simulated devices.
 
 use std::any::TypeId;
 
@@ -21,8 +21,9 @@ use warpline_runtime::{CudaDevice, DType, Result, Target, View, cuda_struct, hos
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-/// Creates the program of a distribution, whose kernel is the CUDA template of the same name.
-/// `source` is [`typed`], or [`any`] if the dtype of the result is a parameter.
+/// Creates the program of a distribution. Its kernel is an instance of the CUDA template with the
+/// name of the program. `source` is [`typed`], or [`any`] if the dtype of the result is a parameter
+/// of the kernel.
 macro_rules! random {
     ($name:literal, $variants:expr, $source:ident) => {
         Program::new($name, $variants, &[""], |program, variant| $source(program.name(), variant))
@@ -33,37 +34,37 @@ macro_rules! random {
 pub(super) static UNIFORM: Program = random!("uniform", FLOATS, typed);
 pub(super) static NORMAL: Program = random!("normal", FLOATS, typed);
 pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
-/// Variants by the type of probabilities, which is `f64` only for results of `f64`.
+/// One variant for each type of the probability, which is `f64` only if the result has type `f64`.
 pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
-/// Variants by the bits of a draw.
+/// One variant for each size of a draw, in bits.
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element of the
+// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element of the
 // result is written by one thread. The kernel reads the state only if the flag for its presence in
 // `Draw` is set.
 static FILL_UNIFORM: Kernel<Draw, 2> =
     unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
+// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element is written
 // by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
 static FILL_NORMAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes and strides of the result. Each element is written
+// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element is written
 // by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
 static FILL_EXPONENTIAL: Kernel<Draw, 2> =
     unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
 // written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
 // set.
 static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
     let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
     Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
 };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
 // written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
 // set.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: `fill` makes all `Draw`s, with sizes, strides and dtype of the result. Each element is
+// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
 // written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
 // set.
 static FILL_RANDINT64: Kernel<Draw, 2> =
@@ -85,13 +86,15 @@ fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
     of.push(&format!("RANDOM({name}_{variant}, {out}, ({name}<{variant}, {neighbours}>))"))
 }
 
-/// Returns the number of PyTorch's threads whose work one thread does. More would be faster for
-/// half-width floats, but longer code takes longer to compile, as for doubles.
+/// Returns the number of PyTorch's threads whose work one thread of this kernel does. With more of
+/// them, the code is longer and takes longer to compile. Doubles therefore have one, and half-width
+/// floats have four although more would be faster.
 const fn neighbours(double: bool) -> u64 {
     if double { 1 } else { 4 }
 }
 
-/// Returns the source that draws words and stores elements in memory order.
+/// Returns the CUDA source that all random kernels share: it draws words and stores elements in
+/// memory order.
 pub(super) fn base() -> Source {
     let of = Source::new().with::<PhiloxState>().with::<Walk<1>>();
     of.push(module::ELEMENT)
@@ -112,7 +115,7 @@ cuda_struct! {
         groups: u64,
         /// Whether the elements are adjacent in memory.
         aligned: u64,
-        /// Number of elements between the last multiple of a thread's run and the first element.
+        /// Number of elements from the last aligned vector boundary to the first element.
         skew: u64,
         a: f64,
         b: f64,
@@ -123,8 +126,9 @@ cuda_struct! {
     }
 }
 
-/// Returns the number of blocks of PyTorch's fill, and the number of values by which the sequence
-/// advances. The values of a fill depend on both. `lanes` is the number of values per four words.
+/// Returns the number of blocks of PyTorch's fill, and the number of values by which the random
+/// sequence advances. The values of a fill depend on both. `lanes` is the number of values that
+/// four random words give.
 pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) -> (u64, u64) {
     let blocks_per_sm = u64::from(properties.max_threads_per_multiprocessor) / BLOCK;
     let numel = numel.max(1) as u64;
@@ -155,8 +159,8 @@ pub(super) fn fill(
     };
     let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
-    // The sequence stays locked until the launch is enqueued, so that draws and launches have the
-    // same order.
+    // The random sequence stays locked until the launch is enqueued, so that fills draw from the
+    // sequence in the order of their launches.
     let mut sequence = Sequence::of(target, device);
     let (threads, rounds) = (blocks * BLOCK, values / 4);
     let typed = matches!(
@@ -195,16 +199,17 @@ pub(super) fn fill(
     kernel.launch(target, fill.op, &operands, &params, grid)
 }
 
-/// Returns the factor of the logarithm in an exponential draw, in the precision of the computation.
+/// Returns `-1 / lambda`, the factor of the logarithm in an exponential draw, rounded to the
+/// precision of the computation.
 fn factor(lambda: f64, double: bool) -> f64 {
     if double { -1.0 / lambda } else { f64::from(-1.0 / lambda as f32) }
 }
 
-/// Runs a fill on the CPU. Each thread of the kernel is one iteration.
+/// Runs a fill on the CPU. One iteration does the work of one thread of PyTorch's grid.
 ///
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// result, of `T`, and, in a graph, the generator's state.
+/// result, with elements of type `T`, and, in a graph, the generator's state.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,
@@ -232,7 +237,7 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     });
 }
 
-/// The conversion of words to values of a float type.
+/// Conversion of random words to values of a float type.
 trait Lanes: RandomFloat {
     /// The compute type.
     type Acc: RandomFloat;
@@ -275,11 +280,11 @@ unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let (range, base) = (to.sub(from).widen(), from.widen());
         T::uniform(words).into_iter().map(move |u| {
             let value = T::narrow(u.mul_add(range, base));
-            // Draws are in (0, 1], but results must be in [from, to).
+            // Draws are in (0, 1], but results must be in [from, to), so `to` becomes `from`.
             if value == to { from } else { value }
         })
     };
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
@@ -288,7 +293,7 @@ unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
         T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
     };
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
@@ -298,20 +303,20 @@ unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>, p: &Draw) {
         let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
         let factor = T::Acc::from_f64(p.a);
         T::uniform(words).into_iter().map(move |u| {
-            // The logarithm must not be 0, because the exponential distribution excludes 0.
+            // The logarithm must not be 0, because an exponential value must be positive.
             let near_one = u.to_f64() >= 1.0 - half_epsilon;
             let ln = if near_one { T::Acc::from_f64(-half_epsilon) } else { u.ln() };
             T::narrow(factor.mul(ln))
         })
     };
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe { each(launch, p, T::LANES, value) }
 }
 
 unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe {
-        // Probabilities have type `f64` only if the results have.
+        // The probability has type `f64` only if the result has type `f64`.
         if TypeId::of::<T>() == TypeId::of::<f64>() {
             each(launch, p, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
         } else {
@@ -329,17 +334,17 @@ unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
         let (range, base) = (p.range as u32, p.base);
         words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
     };
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe { each(launch, p, 4, value) }
 }
 
 unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     let value = |p: &Draw, words| {
         let (range, base) = (p.range, p.base);
-        // A range of 0 stands for 2⁶⁴.
+        // A range of 0 means 2⁶⁴.
         pairs(words)
             .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
     };
-    // SAFETY: the caller guarantees that the operands are a result of `T` and the state.
+    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
     unsafe { each(launch, p, 2, value) }
 }

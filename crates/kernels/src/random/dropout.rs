@@ -1,4 +1,4 @@
-//! Dropout of CUDA tensors in one pass, with the draws of PyTorch's fused kernel.
+//! Dropout of CUDA tensors in one pass, with the random numbers of PyTorch's fused kernel.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -23,8 +23,8 @@ pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
 })
 .with_ptx(committed);
 
-// SAFETY: `dropout` makes all `Dropout`s, and launches with contiguous operands of `numel`
-// elements. Each index belongs to one thread, which reads the input there and writes both results.
+// SAFETY: only `dropout` makes `Dropout`s, and it passes contiguous operands of `numel` elements.
+// Each index belongs to one thread, which reads the input and writes both results at this index.
 // The kernel reads the state only if the flag for its presence in `Dropout` is set.
 static KERNEL: Kernel<Dropout, 4> =
     unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
@@ -36,24 +36,26 @@ cuda_struct! {
         philox: PhiloxState,
         /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
-        /// Number of times that each of these threads draws four words.
+        /// Number of times that each of these threads draws four random words.
         rounds: u64,
         /// Neighbouring elements that each of these threads processes at a time.
         vec: u64,
-        /// Probability of keeping an element, and the factor of kept elements.
+        /// Probability of keeping an element.
         p: f64,
+        /// Factor of kept elements, 1 / `p`.
         scale: f64,
     }
 }
 
-/// Keeps each element of `input` with probability `p` and multiplies it by 1 / `p`, and sets the
-/// others to 0 (dropout in training). `out` receives the elements, and `kept` a bool per element:
-/// whether it was kept. All views must be contiguous and have the same number of elements. `out`
-/// must have the floating-point dtype of `input`. The target must be a CUDA device.
+/// Keeps each element of `input` with probability `p` and multiplies it by 1 / `p`; sets the other
+/// elements to 0 (`torch.nn.functional.dropout` in training). `out` receives the elements, and
+/// `kept` receives, for each element, a bool that tells whether the element was kept. All views
+/// must be contiguous and have the same number of elements. `out` must have the floating-point
+/// dtype of `input`. The target must be a CUDA device.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
-/// - [`ErrorKind::InvalidArgument`] if a view is not contiguous or has another number of elements,
+/// - [`ErrorKind::InvalidArgument`] if a view is not contiguous, if the numbers of elements differ,
 ///   if `out` has a different dtype than `input`, or if `kept` is not boolean.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -70,7 +72,7 @@ pub fn dropout(
         && [out, kept].iter().all(|view| view.numel() == input.numel())
         && (out.dtype, kept.dtype) == (input.dtype, DType::Bool);
     if !alike {
-        let reason = "the input, the result and the bools must be contiguous and of one size";
+        let reason = "input and result must have the same dtype, the mask must be boolean, and all three must be contiguous and have the same number of elements";
         return Err(Error::invalid(OP, reason));
     }
     check_operands(OP, &[input.read(), out.write(), kept.write()])?;
@@ -80,16 +82,16 @@ pub fn dropout(
     target.check(OP)?;
     let numel = input.numel();
     let (blocks, values) = geometry(device.properties(), numel, 4);
-    // A vector of 16 bytes, at most 8 elements, whose size divides the number of elements and the
-    // offset.
+    // Use vectors of 16 bytes, with at most 8 elements. Halve the vector until its number of
+    // elements divides the number of all elements and the offset of the input.
     let mut vec = (16 / input.dtype.size()).min(8);
     while !numel.is_multiple_of(vec) || !input.layout.offset().is_multiple_of(vec) {
         vec /= 2;
     }
     let mut sequence = Sequence::of(target, device);
     let threads = blocks * BLOCK;
-    // A draw gives four random numbers, so a vector of eight elements takes two draws. As in
-    // PyTorch, the second draw may lie beyond the values by which the sequence advances.
+    // A draw gives four random numbers, so a vector of eight elements needs two draws. As in
+    // PyTorch, the second draw may use values beyond those by which the sequence advances.
     let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
     let rounds = rounds.div_ceil(4);
     let params = Dropout {
@@ -108,11 +110,11 @@ pub fn dropout(
     KERNEL.launch(target, OP, &operands, &params, grid)
 }
 
-/// Runs dropout on the CPU. Each thread of the kernel is one iteration.
+/// Runs dropout on the CPU. One iteration does one draw of one thread of PyTorch's grid.
 ///
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are input and `out`, of
-/// `T`, `kept`, of bools, and, in a graph, the generator's state.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input and `out`,
+/// with elements of type `T`, `kept`, of bools, and, in a graph, the generator's state.
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);

@@ -5,7 +5,8 @@ use warpline_runtime::host::HostElement;
 
 /// A float element type. As in PyTorch, wider floats convert to the half-width types through `f32`.
 pub(super) trait RandomFloat: HostElement + PartialEq {
-    /// Bits of precision, and of a uniform draw.
+    /// Number of bits of the significand, which is also the number of random bits of a uniform
+    /// draw.
     const DIGITS: u32;
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;

@@ -1,8 +1,9 @@
 //! Random numbers with PyTorch's values: MT19937 on the CPU, Philox on CUDA.
 //!
 //! A tensor is filled in memory order. On CUDA the values depend on the launch geometry, and so on
-//! the number of multiprocessors and threads of the device, as in PyTorch. Beyond 2³¹ elements
-//! PyTorch splits the launch, and its values differ from there on.
+//! the number of multiprocessors and threads of the device, as in PyTorch. PyTorch splits the
+//! launch for a tensor of more than 2³¹ elements. This crate does not, so its values differ from
+//! PyTorch's for such tensors.
 
 mod cuda;
 mod dropout;
@@ -37,8 +38,8 @@ pub(crate) const PROGRAMS: &[&Program] = &[
     &permute::PERMUTE,
 ];
 
-/// Minimum size of an integer range for which integers are drawn from 64 bits, because remainders
-/// of 32 bits would be skewed.
+/// Minimum size of an integer range for which integers are computed from 64 random bits. For such a
+/// range, the remainders of 32 random bits would not be uniformly distributed.
 const WIDE_RANGE: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +56,13 @@ enum Distribution {
 struct RandomFill {
     op: &'static str,
     distribution: Distribution,
-    /// The parameters of a distribution of floats.
+    /// The parameters of a distribution of floats: `from` and `to`, mean and standard deviation,
+    /// rate, or probability.
     a: f64,
     b: f64,
-    /// The number of integers to draw from. 0 stands for 2⁶⁴.
+    /// The number of integers in the range of [`randint`]. 0 means 2⁶⁴.
     range: u64,
-    /// The lowest of these integers.
+    /// The lowest integer of the range.
     base: i64,
     location: &'static Location<'static>,
 }
@@ -157,8 +159,8 @@ pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()>
     fill(target, out, OP, Distribution::Exponential, [lambda, 0.0])
 }
 
-/// Fills `out` with 1 with probability `p` and with 0 otherwise (`Tensor.bernoulli_`). Supports
-/// every dtype.
+/// Sets each element of `out` to 1 with probability `p`, otherwise to 0 (`Tensor.bernoulli_`).
+/// Supports every dtype.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `p` is not in `[0, 1]`.
@@ -284,8 +286,8 @@ fn on_cpu<T: HostElement>(
     f: impl FnOnce(&mut FillTarget<'_, T>, &mut CpuGenerator),
 ) -> Result<()> {
     let runtime = target.runtime();
-    // Every fill locks the generator before the storage, so two fills of one tensor wait here and
-    // cannot deadlock.
+    // Every fill locks the generator before the storage, so two fills of the same tensor cannot
+    // deadlock.
     let mut generator = runtime.cpu_generator();
     FillTarget::with(site, out, |out| f(out, &mut generator))
 }

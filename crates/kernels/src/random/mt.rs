@@ -1,6 +1,7 @@
 //! Fills of CPU tensors from the MT19937 sequence.
 //!
-//! Draws are sequential. The computation on the draws uses all cores.
+//! Random numbers are drawn sequentially. Normal values in contiguous memory are then computed on
+//! all cores.
 
 use std::slice::from_raw_parts_mut;
 
@@ -27,8 +28,8 @@ pub(super) struct FillTarget<'a, T> {
 }
 
 impl<T: HostElement> FillTarget<'_, T> {
-    /// Locks the elements of `out` for a call of `f`. The caller has checked that they lie in their
-    /// storage.
+    /// Locks the elements of `out` while `f` runs. The caller must have checked that `out` does not
+    /// reach outside its storage.
     ///
     /// # Errors
     /// - [`ErrorKind::DTypeMismatch`] if `T` is not the type of the elements of `out`.
@@ -86,7 +87,7 @@ fn unit_of<T: RandomFloat>(draw: u64) -> T {
     T::from_f64((draw & mask) as f64 / (1u64 << T::DIGITS) as f64)
 }
 
-/// Fills a slice with `f` of draws, in chunks that stay in the level 1 cache.
+/// Fills a slice with `f(draw)` for consecutive draws, in chunks that fit the level 1 cache.
 fn fill_slice<T: RandomFloat>(
     to: &mut [T],
     generator: &mut CpuGenerator,
@@ -145,13 +146,14 @@ pub(super) fn normal<T: RandomFloat>(
     if data.len() % 16 != 0
         && let Some(last) = data.last_chunk_mut::<16>()
     {
-        // The last 16 elements are drawn and computed again, although some of them are finished.
+        // As in PyTorch, draw and compute the last 16 elements again, although some of them are
+        // already final.
         last.fill_with(|| unit(generator));
         box_muller(last, mean, std);
     }
 }
 
-/// Turns 16 uniform values into normal ones.
+/// Converts 16 uniform values to 16 normally distributed values.
 fn box_muller<T: RandomFloat>(block: &mut [T; 16], mean: T, std: T) {
     let (one, minus_two) = (T::from_f64(1.0), T::from_f64(-2.0));
     for j in 0..8 {
@@ -164,7 +166,8 @@ fn box_muller<T: RandomFloat>(block: &mut [T; 16], mean: T, std: T) {
     }
 }
 
-/// Returns a standard normal value. Values come in pairs; the generator keeps the second of a pair.
+/// Returns a standard normal value. Values are computed in pairs; the generator keeps the second
+/// value of a pair for the next call.
 fn draw_normal(generator: &mut CpuGenerator) -> f64 {
     if let Some(value) = generator.take_normal() {
         return value;
@@ -201,13 +204,13 @@ pub(super) fn randint<T: FromInt>(
     let wide = range >= super::WIDE_RANGE;
     out.fill(|| {
         let bits = if wide { generator.random64() } else { generator.random().into() };
-        // A range of 0 stands for 2⁶⁴.
+        // A range of 0 means 2⁶⁴.
         T::from_i64((bits.checked_rem(range).unwrap_or(bits) as i64).wrapping_add(low))
     });
 }
 
 pub(super) fn randperm<T: FromInt>(out: &mut FillTarget<'_, T>, generator: &mut CpuGenerator) {
     let mut numbers = generator.permutation(out.numel).into_iter();
-    // The permutation has one number per element.
+    // `numbers` yields one number per element, so the default is never used.
     out.fill(|| T::from_i64(numbers.next().unwrap_or_default()));
 }

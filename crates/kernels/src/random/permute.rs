@@ -1,8 +1,8 @@
 //! Random permutations.
 //!
-//! On CUDA, indices are sorted by random keys, with so few key bits that equal keys are rare but
-//! possible. Indices with equal keys are shuffled afterwards. PyTorch uses the same algorithm, and
-//! the values are the same.
+//! On CUDA, indices are sorted by random keys. The keys have just enough bits that equal keys are
+//! rare, and the indices of equal keys are shuffled afterwards. PyTorch uses the same algorithm,
+//! and the permutations are the same.
 
 use std::panic::Location;
 
@@ -27,7 +27,7 @@ use warpline_runtime::{cuda_struct, dispatch, hosts};
 
 const OP: &str = "randperm";
 
-// SAFETY, for all kernels: `on_cuda` makes all `Permutation`s, with the number of pairs of the
+// SAFETY, for all kernels: only `on_cuda` makes `Permutation`s, with the number of pairs of the
 // launch, and with the size and the order of the result. Each pair, each run of equal keys, and
 // each element of the result belongs to one thread. The kernels read the state only if the flag for
 // its presence in `Permutation` is set.
@@ -115,8 +115,8 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     let order = order(OP, out.layout)?;
 
     let (blocks, values) = geometry(device.properties(), n, 2);
-    // The sequence stays locked until all kernels are enqueued, so that draws and launches have the
-    // same order.
+    // The random sequence stays locked until all kernels are enqueued, so that ops draw from the
+    // sequence in the order of their launches.
     let target = Target::Cuda(runtime, device, stream);
     let mut sequence = Sequence::of(target, device);
     let mut params = Permutation {
@@ -139,8 +139,8 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     WRITE.launch(target, OP, &[pairs.read(), out.write()], &params, groups)
 }
 
-/// Returns the number of bits that random keys need so that `n` of them are distinct with a
-/// probability of at least 0.9.
+/// Returns the number of bits for which `n` random keys are all distinct with a probability of at
+/// least 0.9.
 fn key_bits(n: f64) -> u64 {
     let bits = (n - (6.0 * n * n + 1.0) / (12.0 * 0.9f64.ln())).log2().ceil();
     (bits as u64).min(64)
@@ -195,7 +195,7 @@ unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
-/// pairs and the result, of `T`.
+/// pairs and the result, with elements of type `T`.
 unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
     let (pairs, out) =
         (SharedPtr::<SortPair>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));

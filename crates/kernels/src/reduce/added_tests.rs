@@ -1,4 +1,4 @@
-//! A reduction with a fold of its own, which `docs/add-an-op.md` shows.
+//! The reduction that `docs/add-an-op.md` adds as an example. It defines its own fold.
 
 use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

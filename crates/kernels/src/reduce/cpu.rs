@@ -1,4 +1,4 @@
-//! The CPU implementation of reductions. Only the sizes determine how a result's elements are
+//! The CPU implementation of reductions. The sizes alone determine how the elements of a result are
 //! split, so results are the same on any number of threads.
 
 use std::ops::Range;
@@ -13,26 +13,26 @@ use warpline_runtime::DType;
 use warpline_runtime::dispatch;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, SharedPtr};
 
-/// Number of results or tiles below which the elements of each are split over threads.
+/// Number of results or tiles below which several threads share the elements of a result.
 const FEW: usize = 64;
 
-/// Maximum number of partial results of one result that are kept at a time. An expanded source may
-/// have more parts than would fit in memory.
+/// Maximum number of partial results that are kept for one result at a time. The limit is needed
+/// because an expanded source may have more parts than fit in memory.
 const PARTS: usize = 4096;
 
-/// Partial results for short ranges of elements.
+/// Number of partial results for a short range of elements, instead of [`LANES`].
 const SHORT: usize = 8;
 
 /// Minimum length of a run for which vector instructions are selected.
 const LONG: usize = 64;
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
-/// and the result, of the plan's dtype.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
+/// elements of type `T`, and the result, with the plan's dtype.
 pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_>, plan: &Plan) {
     let source = SharedPtr::<T>::operand(launch, 0);
     let result = SharedPtr::<u8>::operand(launch, 1);
-    // SAFETY: the result has an element for each output, which belongs to one thread.
+    // SAFETY: the result has an element for each output, and only one thread writes this element.
     let write_result =
         |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
     let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
@@ -46,7 +46,7 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
     }
 }
 
-/// Writes one result.
+/// Converts a partial result to the element of one result, and writes it.
 ///
 /// # Safety
 /// The result has an element for `output`, of the plan's dtype, and no other thread writes it.
@@ -71,7 +71,8 @@ unsafe fn store<F: Fold<T>, T: ReduceElement>(
     });
 }
 
-/// Reduces one result after the other.
+/// Reduces one result after the other. Threads share the results or, if there are few, the elements
+/// of each result.
 ///
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
@@ -120,7 +121,7 @@ unsafe fn row_by_row<F: Fold<T>, T: ReduceElement>(
     }
 }
 
-/// Reduces the elements `range` of one result, whose first element is at `base`.
+/// Reduces the elements `range` of one result. Element 0 of the result is at offset `base`.
 ///
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
@@ -137,8 +138,9 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
         F::make(unsafe { source.read(row + k as isize * step) }, i + k)
     };
     if range.len() <= inner.min(LANES) {
-        // Merging all lanes would take longer than these few elements. They are in one run, because
-        // only the last range is shorter than the others.
+        // For so few elements, merging all lanes would take longer than the reduction itself. The
+        // range lies in one run: a range this short is the last of its result, so it ends with a
+        // run, and it is not longer than a run.
         let mut accs = [F::identity(); SHORT];
         let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
         for k in 0..range.len() {
@@ -170,7 +172,7 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
     F::total(accs)
 }
 
-/// [`Fold::run`] as a loop for [`vectorized`].
+/// Calls [`Fold::run`], as a loop for [`vectorized`].
 struct Run<'a, F: Fold<T>, T: ReduceElement> {
     accs: &'a mut [F::Acc; LANES],
     elements: &'a [T],
@@ -184,8 +186,8 @@ impl<F: Fold<T>, T: ReduceElement> Loop for Run<'_, F, T> {
     }
 }
 
-/// Reduces results that are closer together than the elements of each. Each task goes over the rows
-/// of a tile of results.
+/// Reduces results whose first elements are closer together in memory than the elements of one
+/// result. A task reduces a tile of neighbouring results, row by row.
 ///
 /// # Safety
 /// The source is valid for reads of all elements of the plan.
@@ -260,7 +262,7 @@ unsafe fn columns<F: Fold<T>, T: ReduceElement>(
     }
 }
 
-/// [`Fold::columns`] as a loop for [`vectorized`].
+/// Calls [`Fold::columns`], as a loop for [`vectorized`].
 struct Columns<'a, F: Fold<T>, T: ReduceElement> {
     source: SharedPtr<T>,
     plan: &'a Plan,
@@ -276,8 +278,8 @@ impl<F: Fold<T>, T: ReduceElement> Loop for Columns<'_, F, T> {
         let width = accs.len();
         F::columns(accs, range, |i| {
             let row = base + plan.reduced.offsets(i)[0];
-            // SAFETY: `columns` makes this only if neighbouring results are adjacent, and its
-            // caller guarantees that all elements of the plan are readable.
+            // SAFETY: `columns` creates this loop only if neighbouring results are adjacent, and
+            // its caller guarantees that all elements of the plan are readable.
             unsafe { from_raw_parts(source.at(row), width) }
         });
     }

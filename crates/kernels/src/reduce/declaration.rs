@@ -1,4 +1,4 @@
-//! Components of a reduction's declaration, for the macro [`reductions!`].
+//! The macro [`reductions!`], which declares reductions, and the types of a declaration.
 
 use warpline_runtime::launch::{Hosts, Kernel};
 use warpline_runtime::module::{self, Program, Source};
@@ -14,7 +14,7 @@ pub(super) struct Declaration {
     pub(super) name: &'static str,
     pub(super) result: ResultDType,
     pub(super) flags: Flags,
-    /// Returns the bits of an element that does not change a result, repeated to eight bytes.
+    /// Returns the bits of the neutral element, which changes no result, repeated to fill eight bytes.
     pub(super) neutral: fn(DType) -> u64,
     pub(super) kernels: FoldKernels,
 }
@@ -38,8 +38,9 @@ pub(super) enum ResultDType {
 /// Properties of a reduction. Default: false.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags {
-    /// The CUDA kernel uses the fold of the opposite reduction, such as the fold of the maximum for a minimum. It flips
-    /// the elements and the result: the bits of integers and bools, and the sign of floats.
+    /// The CUDA kernel uses the fold of the opposite reduction, such as the fold of the maximum for
+    /// a minimum. The kernel flips the elements and the result: the bits of integers and bools, and
+    /// the sign of floats.
     pub(super) flips: bool,
     /// The result is divided by the number of elements.
     pub(super) averages: bool,
@@ -52,7 +53,8 @@ impl Flags {
 }
 
 impl Declaration {
-    /// Returns the kernel for an access pattern. With `split`, several blocks share each result.
+    /// Returns the kernel for an access pattern. If `split` is true, several blocks share each
+    /// result.
     pub(super) fn kernel(&self, access: Access, split: bool) -> &Kernel<Plan, 3> {
         &self.kernels[access as usize][usize::from(split)]
     }
@@ -72,11 +74,11 @@ impl Declaration {
     }
 }
 
-/// Kernels of a fold by [`Access`]. The first of each pair has one block per result or for several results;
-/// the second has several blocks per result.
+/// Kernels of a fold, indexed by [`Access`]. In the first kernel of a pair, a block computes one or
+/// several results; in the second kernel, several blocks share each result.
 type FoldKernels = [[Kernel<Plan, 3>; 2]; 3];
 
-/// Creates the kernels of a fold from its three programs, which are listed by [`Access`].
+/// Creates the kernels of a fold from its three programs, in the order of [`Access`].
 ///
 /// # Safety
 /// The conditions of [`Kernel::new`] hold for each program's kernels and `hosts`.
@@ -145,10 +147,10 @@ macro_rules! reductions {
                         neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
                             $crate::reduce::fold::neutral::<folds::$op, T>()
                         }),
-                        // SAFETY: `reduce::run` makes the plans, from the launch's operands. A plan
-                        // reaches only elements of these operands. The kernels keep counters and
-                        // partial results in the scratch memory, which has a word for each. The CPU
-                        // implementation uses no scratch memory.
+                        // SAFETY: only `reduce::run` makes plans, from the operands of the launch,
+                        // so a plan reaches only elements of these operands. The kernels keep
+                        // counters and partial results in the scratch memory, which has a word for
+                        // each. The CPU implementation uses no scratch memory.
                         kernels: unsafe {
                             declaration::kernels(&$programs, reductions!(@hosts $elements folds::$op))
                         },

@@ -9,23 +9,24 @@ use warpline_runtime::host::{Cast, CastAny, HostElement, Number, Truth};
 use super::table::folds::{Max, Min};
 use crate::fill;
 
-/// Partial results that are updated together: several vector registers. With fewer, compilers
-/// unroll the loop over chunks and gather elements across iterations.
+/// Number of partial results that are updated together. They fill several vector registers. With
+/// fewer, compilers unroll the loop over chunks and gather elements across iterations, which is
+/// slower.
 pub(super) const LANES: usize = 64;
 
-/// Number of rows that are processed together, so that each partial result is read and written once
-/// for all of them.
+/// Number of rows that are processed together. Each partial result is read and written only once
+/// for all of these rows.
 const ROWS: usize = 8;
 
 /// Maximum number of neighbouring results that are processed together. They fit the level 1 cache.
 pub(super) const TILE: usize = 1024;
 
-/// Elements per block in the search for an extreme, whose index is determined only within the best
-/// block.
+/// Elements per block in the search for the index of an extreme. Only the block with the extreme is
+/// searched for the index.
 const BLOCK: usize = 1024;
 
-/// A fold of elements `T`, such as a sum. Every function is `inline(always)`, so that it is
-/// compiled for each level of vector instructions.
+/// A fold of elements of type `T`, such as a sum. Every function is `inline(always)`, so that
+/// [`vectorized`] compiles it for each level of vector instructions.
 pub(super) trait Fold<T: ReduceElement>: 'static {
     /// Type of a partial result.
     type Acc: Copy + Send + Sync;
@@ -35,7 +36,7 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
     fn make(element: T, index: usize) -> Self::Acc;
     fn merge(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn result(acc: Self::Acc) -> Self::Result;
-    /// Returns the value of an element that does not change a result.
+    /// Returns the neutral element, which changes no result.
     fn neutral() -> Scalar {
         Self::result(Self::identity()).to_scalar()
     }
@@ -57,7 +58,8 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
         }
     }
 
-    /// Folds adjacent columns, at most [`TILE`] of them. `row` returns the elements of an index.
+    /// Folds the rows `range` into adjacent columns, at most [`TILE`]. `row(i)` returns the
+    /// elements of row `i`.
     #[inline(always)]
     fn columns<'a>(accs: &mut [Self::Acc], range: Range<usize>, row: impl Fn(usize) -> &'a [T]) {
         let n = accs.len();
@@ -102,7 +104,7 @@ pub(super) trait ReduceElement: HostElement {
     fn wide(self) -> Self::Wide;
     fn own(self) -> Self::Own;
 
-    /// Returns 1 unless the element is zero.
+    /// Returns 0 if the element is zero, otherwise 1.
     #[inline(always)]
     fn truth(self) -> u8 {
         (self.own() != Self::Own::from_number(0i64)).into()
@@ -139,8 +141,8 @@ reduce_elements! {
     f64 => f64, f64;
 }
 
-/// Folds to the index of the first largest value if `MAX`, otherwise of the first smallest. A NaN
-/// precedes every number.
+/// A fold to the index of the first largest value if `MAX` is true, otherwise of the first smallest
+/// value. A NaN is preferred to every number.
 pub(super) struct Arg<const MAX: bool>;
 
 /// Returns whether value `a` is preferred to `b`.
@@ -173,8 +175,8 @@ impl<T: ReduceElement, const MAX: bool> Fold<T> for Arg<MAX> {
         <Self as Fold<T>>::identity().0.to_scalar()
     }
 
-    /// Computes the extreme of each block with vector instructions, then searches the best block
-    /// for the index.
+    /// Computes the extreme of each block with vector instructions, then searches only the best
+    /// block for the index.
     #[inline(always)]
     fn run(accs: &mut [(T::Own, i64); LANES], elements: &[T], first: usize) {
         let (mut best, index) = accs[0];
@@ -192,7 +194,8 @@ impl<T: ReduceElement, const MAX: bool> Fold<T> for Arg<MAX> {
         }
     }
 
-    /// Keeps values and indices in separate arrays, with 32-bit indices, for vector instructions.
+    /// Keeps values and indices in separate arrays, and indices in 32 bits, so that compilers can
+    /// use vector instructions.
     #[inline(always)]
     fn columns<'a>(
         accs: &mut [(T::Own, i64)],
@@ -223,7 +226,7 @@ impl<T: ReduceElement, const MAX: bool> Fold<T> for Arg<MAX> {
     }
 }
 
-/// Returns the extreme of elements.
+/// Returns the largest or smallest element, as the fold `F` selects.
 #[inline(always)]
 fn extreme<F: Fold<T, Acc = T::Own>, T: ReduceElement>(elements: &[T]) -> T::Own {
     let mut accs = [F::identity(); LANES];
@@ -240,7 +243,7 @@ fn position<T: ReduceElement>(elements: &[T], extreme: T::Own) -> usize {
     start + elements[start..].iter().position(is_it).unwrap_or(0)
 }
 
-/// Returns the bits of an element that does not change a result, repeated to eight bytes.
+/// Returns the bits of the neutral element, which changes no result, repeated to fill eight bytes.
 pub(super) fn neutral<F: Fold<T>, T: ReduceElement>() -> u64 {
     let ones = u64::MAX >> (64 - 8 * size_of::<T>());
     fill::bits_of(T::DTYPE, F::neutral()) * (u64::MAX / ones)

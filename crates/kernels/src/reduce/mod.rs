@@ -3,10 +3,10 @@
 //! `table.rs` declares each reduction once. Names, result dtypes, programs, typed kernels and CPU
 //! implementations follow from the declaration.
 //!
-//! The GPU has five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. The smallest
-//! element is computed as the largest of the inverted elements. `fold.cuh` defines the folds,
-//! `reduce.cuh` implements the distributions of elements over threads, and `plan.rs` chooses among
-//! them.
+//! The CUDA code has five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. A minimum
+//! uses the fold of the maximum: the kernel flips the elements and the result
+//! ([`Flags::flips`](declaration::Flags)). `fold.cuh` defines the folds, `reduce.cuh` implements
+//! several distributions of elements over threads, and `plan.rs` chooses one of them.
 
 #[cfg(test)]
 mod added_tests;
@@ -47,7 +47,8 @@ impl ReduceOp {
     }
 }
 
-/// Reduces the results in two halves, because kernels count results in 31 bits.
+/// Reduces in two launches, each of which computes half of the results, because kernels count
+/// results in 31 bits.
 #[cold]
 #[track_caller]
 fn halves(
@@ -73,12 +74,13 @@ fn halves(
     Ok(())
 }
 
-/// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` stands for all dimensions.
+/// Reduces the dimensions `dims` of `a` into `out`. An empty `dims` means all dimensions.
 ///
 /// `out` has the sizes of the dimensions that are not reduced, in order, or all sizes of `a` with 1
 /// for each reduced dimension. The dtype of `out` is [`ReduceOp::result_dtype`]. If one dimension
-/// is reduced, an index in `out` is a position in this dimension. If all dimensions are reduced, it
-/// is the position among all elements in row-major order.
+/// is reduced, the indices of [`ReduceOp::ArgMax`] and [`ReduceOp::ArgMin`] are positions in this
+/// dimension. If all dimensions are reduced, the index is the position among all elements in
+/// row-major order.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
@@ -88,9 +90,11 @@ fn halves(
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - [`ErrorKind::OverlappingOperands`] if `out` overlaps `a` without being the same elements.
-/// - [`ErrorKind::InvalidArgument`] for an extreme of no elements, for indices over several but not
-///   all dimensions, or if a result is made of more elements than a kernel can count.
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a`, unless both are the same
+///   elements.
+/// - [`ErrorKind::InvalidArgument`] if a largest or smallest element, or its index, is taken over
+///   no elements; if an index is taken over several but not all dimensions; or if one result has
+///   more elements than a kernel can count.
 /// - The errors of allocating scratch memory and of [`Kernel::launch`](launch::Kernel::launch).
 #[track_caller]
 pub fn reduce(
@@ -103,7 +107,7 @@ pub fn reduce(
     run(target, op.declaration(), a, dims, out)
 }
 
-/// Runs [`reduce`] for a declaration.
+/// Runs [`reduce`] for the declaration of a reduction.
 #[track_caller]
 fn run(
     target: Target<'_>,
@@ -124,15 +128,16 @@ fn run(
             format!("takes one dimension or all of them, not {dims:?}"),
         ));
     }
-    // A thread may write a result while another thread still reads the source. Both may be the same
-    // elements only if each element is its own result.
+    // A thread may write a result while another thread still reads the source. Source and result
+    // may therefore be the same elements only if each result has a single element, at its own
+    // address.
     launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && flags.needs_elements {
         return Err(Error::invalid(
             name,
             format!(
-                "needs at least one element to reduce, but the input has shape {:?}; name a dimension that is not 0",
+                "needs at least one element to reduce, but the input has shape {:?}; reduce a dimension whose size is not 0",
                 a.sizes()
             ),
         ));
@@ -142,7 +147,7 @@ fn run(
     }
     if flags.averages {
         plan.divisor = plan.extent as f64;
-        // A GPU multiplies by the reciprocal, as in PyTorch.
+        // On a GPU, sums are multiplied by the reciprocal, as in PyTorch.
         plan.scale = 1.0 / plan.divisor;
     }
     if flags.flips {
@@ -164,8 +169,8 @@ fn run(
         split = splits > 1;
         if split {
             plan.ticket = ticket();
-            // One counter per block of the first split, then one word per partial result, or two
-            // words if results have indices.
+            // One counter per block in the x dimension of the grid, then one word per partial
+            // result, or two words if results are indices.
             let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
             let words = grid[0] as usize + parts;
             scratch = Some(ScratchTensor::new(target, &[words], DType::I64)?);

@@ -1,17 +1,17 @@
-//! Plans a reduction: the elements of each result, and the distribution of the work over threads
+//! Plans a reduction: which elements each result has, and how the work is distributed over threads
 //! and blocks.
 //!
 //! Each fold has three programs. *rows* loads vectors of neighbouring elements of one result.
-//! *columns* loads vectors of neighbouring results. *strided* loads single elements with any
-//! strides and dimensions. Each program has a second kernel (`_split`) for blocks that share a
-//! result. The second kernel is separate because it is a third longer, and the driver takes a third
-//! longer to compile it. For the same reason, the code loads four vectors at a time but adds only
-//! one or two at a time, in a loop.
+//! *columns* loads vectors of elements that belong to neighbouring results. *strided* loads single
+//! elements, for any strides and number of dimensions. Each program has a second kernel (`_split`)
+//! for blocks that share a result. The kernels are separate because the second is a third longer,
+//! and the driver takes a third longer to compile it. To keep the code short, the kernels load four
+//! vectors at a time but fold only one or two at a time, in a loop.
 //!
-//! The plan assigns threads to a result, blocks that take turns within the runs of a result, and
-//! blocks for segments of a result. Blocks that share a result write partial results to scratch
-//! memory, and the last block folds these in the order of the blocks (`turn.rs`). Sums are
-//! therefore the same in each run.
+//! The plan chooses three numbers: the threads per result, the blocks that share each run of a
+//! result, and the blocks that share the segments of a result. Blocks that share a result write
+//! partial results to scratch memory, and the last block folds these in the order of the blocks
+//! (`turn.rs`). Sums are therefore the same in each run.
 
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
@@ -23,8 +23,8 @@ use warpline_runtime::{Error, ErrorKind, Result, View};
 cuda_struct! {
     /// The parameters of every reduction.
     ///
-    /// The elements of a result are `segments` runs of `run` elements at a common distance. The
-    /// last run may be shorter. Blocks in y take turns within a run, and blocks in z have different
+    /// A result has `segments` segments. Each is a run of `run` elements with a common stride; the
+    /// last run may be shorter. Blocks in y share each run, and blocks in z process different
     /// segments.
     pub(super) struct Plan {
         /// Threads per result, or per vector of results. `across` of them share a run.
@@ -36,21 +36,24 @@ cuda_struct! {
         /// Segments per block.
         pub(super) segment_chunk: u32,
         pub(super) outputs: u64,
-        /// Distance of two segments, if there are no more than two dimensions. Otherwise 0, and the
-        /// kernel computes the position of a segment from dimension `outer` on.
+        /// Distance of neighbouring segments if at most two dimensions are reduced. Otherwise 0,
+        /// and the kernel computes the position of a segment from the dimensions of `reduced`,
+        /// beginning with dimension `outer`.
         pub(super) segment_stride: i64,
         /// The first two dimensions of `kept`.
         pub(super) two: Two,
-        /// The launch's ticket, by which blocks that share a result count their arrivals.
+        /// The launch's ticket (`turn.rs`), which the counters of blocks that share a result
+        /// contain.
         pub(super) ticket: u64,
         /// Factor of a sum.
         pub(super) scale: f64,
-        /// Elements that do not change a result, repeated to eight bytes.
+        /// The bits of the neutral element, which changes no result, repeated to fill eight bytes.
         pub(super) neutral: u64,
-        /// All bits set if the kernel inverts elements and result, as for the smallest element.
+        /// All bits set if the kernel flips the elements and the result, as for a minimum.
         /// Otherwise 0.
         pub(super) flip: u32,
-        /// Whether neighbouring threads work on neighbouring results.
+        /// 1 if neighbouring threads work on neighbouring results, 0 if they work on the same
+        /// result.
         pub(super) outs_first: u32,
         pub(super) outer: u64,
         /// Elements per result. Only the CPU implementation reads this field and the next two.
@@ -67,12 +70,12 @@ cuda_struct! {
 
 cuda_struct! {
     /// The positions of results in at most two dimensions. Kernels that load vectors read this copy
-    /// instead of the [`Walk`]. They wait for each line of 64 bytes of their parameters, and a
-    /// walk's fields are in different lines.
+    /// instead of the [`Walk`], because a kernel waits for each line of 64 bytes of its parameters
+    /// that it reads, and the fields of a walk are in different lines.
     pub(super) struct Two {
         /// Size of the inner dimension.
         pub(super) size: u32,
-        /// With `shift`, the magic number for the division by `size` on a GPU.
+        /// Multiplier for the division by `size` on a GPU. `shift` is its shift.
         pub(super) magic: u32,
         pub(super) shift: u64,
         /// Strides of source and result, those of the inner dimension first.
@@ -91,18 +94,19 @@ impl Two {
     }
 }
 
-/// The access pattern of a kernel, which is a program of its own.
+/// The access pattern of a kernel. Each pattern has its own program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Vectors of neighbouring elements of one result.
     Rows,
-    /// Vectors of neighbouring results.
+    /// Vectors of elements that belong to neighbouring results.
     Columns,
     /// Single elements, with any strides.
     Strided,
 }
 
-/// Returns the number of elements per vector load, as `reduce.cuh` defines it.
+/// Returns the number of elements per vector load, as `reduce.cuh` defines it: 8 elements of one
+/// byte, otherwise 16 bytes but at most `most` elements.
 pub(super) const fn vector(item_size: usize, most: usize) -> usize {
     match item_size {
         1 => 8,
@@ -117,7 +121,8 @@ const MOST: u64 = 1 << 30;
 pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
 impl Access {
-    /// Returns the number of loads per thread to aim for, if a result takes `loads` in all.
+    /// Returns the desired number of loads per thread, for a result that takes `loads` loads in
+    /// all.
     const fn share(self, loads: u64) -> u64 {
         match self {
             Self::Rows if loads >= 2048 => 32,
@@ -126,8 +131,8 @@ impl Access {
         }
     }
 
-    /// Returns the least number of threads per result if blocks share results. The split kernels
-    /// rely on it.
+    /// Returns the minimum number of threads per result if blocks share results. The split kernels
+    /// rely on this minimum.
     fn lanes_to_split(self, item_size: usize) -> u64 {
         match self {
             Self::Rows => BLOCK.into(),
@@ -143,14 +148,15 @@ impl Access {
 
 /// Threads per block.
 pub(super) const BLOCK: u32 = 256;
-/// Vectors that a thread loads before it uses the first of them.
+/// Number of vectors that a thread loads before it uses the first of them.
 pub(super) const UNROLL: u32 = 4;
 
 /// Number of threads per multiprocessor that keep the memory busy if each loads four vectors at a
 /// time.
 const BUSY: u64 = 1024;
 
-/// Loads per thread below which sharing a result between blocks costs more than it saves.
+/// Number of loads per thread up to which sharing a result among blocks costs more time than it
+/// saves.
 const WORTH_SHARING: u64 = 32;
 
 /// Returns the number of blocks of `threads` threads that share `loads` loads, so that each thread
@@ -160,8 +166,8 @@ fn useful(loads: u64, threads: u64) -> u64 {
 }
 
 impl Plan {
-    /// Plans the reduction of the dimensions `dims`, or of all dimensions if `dims` is empty. With
-    /// `ordered`, the row-major order of the elements matters.
+    /// Plans the reduction of the dimensions `dims`, or of all dimensions if `dims` is empty. If
+    /// `ordered` is true, the elements of a result are numbered in row-major order, for indices.
     #[track_caller]
     pub(super) fn new(
         op: &'static str,
@@ -176,7 +182,8 @@ impl Plan {
             return Err(ErrorKind::DimOutOfRange { dim: dim as isize, ndim }.of(op));
         }
         let kept: SmallVec<[usize; 6]> = (0..ndim).filter(|&d| !is_reduced(d)).collect();
-        // The result has the kept dimensions, or all dimensions with size 1 for the reduced ones.
+        // The result has only the kept dimensions, or all dimensions with size 1 for each reduced
+        // dimension.
         let keepdim = out.sizes().len() == ndim
             && !kept.len().eq(&ndim)
             && (0..ndim).all(|d| out.sizes()[d] == if is_reduced(d) { 1 } else { a.sizes()[d] });
@@ -206,7 +213,8 @@ impl Plan {
             .map(|d| (a.sizes()[d], [a.strides()[d]]))
             .rev()
             .collect();
-        // Dimensions with small strides become inner ones, unless the order matters.
+        // Dimensions with small strides become inner dimensions. The reduced dimensions keep their
+        // order if `ordered` is true.
         kept_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         if !ordered {
             reduced_dims.sort_by_key(|d| d.1[0].unsigned_abs());
@@ -229,7 +237,7 @@ impl Plan {
         })
     }
 
-    /// Returns the access pattern for a source at this address.
+    /// Returns the access pattern for a source at `address`.
     pub(super) fn access(&self, address: u64, item_size: usize) -> Access {
         let [run_stride] = self.reduced.inner().1;
         // The kernels that load vectors support at most two dimensions.
@@ -271,8 +279,9 @@ impl Plan {
                 && self.outputs > 1
                 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
-        // Threads per run: each has a few loads, or fewer if there are few threads. Neighbouring
-        // threads read adjacent memory.
+        // Choose the number of threads per run. Each thread has several loads, but fewer if there
+        // would otherwise be too few threads for the GPU. Neighbouring threads read adjacent
+        // memory.
         let busy = multiprocessors * BUSY;
         let together = |n: u64| if outs_first { groups.next_power_of_two().min(n) } else { 1 };
         let bytes = access.neighbours(item_size) * item_size as u64;
@@ -282,8 +291,8 @@ impl Plan {
             lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4));
             lanes = lanes.min((limit / others).max(1));
             let threads = |lanes: u64| groups.saturating_mul(lanes * others);
-            // Fewer than four loads are not worth sharing. Few loads are not worth blocks beyond
-            // the first wave.
+            // Do not split fewer than four loads per thread. If the threads have few loads, do not
+            // start more blocks than run at the same time.
             while lanes * 4 < loads
                 && threads(lanes) < if lanes * others < limit { busy } else { busy / 8 }
                 && lanes * others < most
@@ -300,8 +309,8 @@ impl Plan {
         let of_segments = loads.div_ceil(across).saturating_mul(segments);
         let mut lanes = across * lanes_for(of_segments, across);
         lanes = lanes.min(across * segments.max(1).next_power_of_two());
-        // Blocks: if there are few results, several blocks share each. A block counts indices in 32
-        // bits.
+        // Choose the number of blocks. If there are few results, several blocks share each result.
+        // A block counts indices in 32 bits.
         let most_segments = (MOST / run.max(1)).max(1);
         let fill = busy / block;
         let share = |across: u64, lanes: u64| {
@@ -334,8 +343,8 @@ impl Plan {
         Ok(grid.map(|n| n as u32))
     }
 
-    /// Splits the elements of a result into segments that 32 bits can count. Returns the length of
-    /// a run and the number of segments.
+    /// Splits the elements of a result into segments, so that lengths and numbers fit 32 bits.
+    /// Returns the length of a run and the number of segments.
     #[track_caller]
     fn cut(&mut self, op: &'static str) -> Result<[u64; 2]> {
         let (run, [stride]) = self.reduced.inner();
@@ -359,7 +368,7 @@ impl Plan {
     fn too_many(&self, op: &'static str) -> Error {
         Error::invalid(
             op,
-            format!("{} elements are more than a kernel can reduce to one", self.extent),
+            format!("a kernel cannot reduce as many as {} elements to one result", self.extent),
         )
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the distribution of work in reductions.
+//! Tests that plans distribute all work of a reduction, each part once.
 
 use proptest::prelude::*;
 
@@ -56,7 +56,7 @@ fn each_layout_has_its_kernel() {
 }
 
 #[test]
-fn the_work_is_shared_out_to_the_whole_gpu_and_none_is_left() {
+fn the_work_is_distributed_over_the_whole_gpu_without_a_rest() {
     let cases: &[(&[usize], &[isize], &[usize])] = &[
         (&[1 << 20], &[1], &[0]),
         (&[1 << 28], &[1], &[0]),
@@ -81,7 +81,7 @@ fn the_work_is_shared_out_to_the_whole_gpu_and_none_is_left() {
 }
 
 #[test]
-fn a_grid_holds_a_block_for_every_result() {
+fn a_grid_has_a_block_for_every_result() {
     let (plan, kernel, _) = planned(&[2, 255], &[255, 2], &[1], 0);
     for outputs in [2, 1 << 20, (1 << 31) - 1] {
         let mut plan = Plan { outputs, ..plan };
@@ -93,7 +93,7 @@ fn a_grid_holds_a_block_for_every_result() {
 }
 
 #[test]
-fn reductions_beyond_32_bits_are_cut_or_refused() {
+fn reductions_beyond_32_bits_are_split_or_refused() {
     let (mut plan, kernel, [_, y, z]) = planned(&[(5 << 30) + 3], &[1], &[0], 0);
     assert_eq!((plan.run, plan.segments, plan.last_run), (1 << 30, 6, 3));
     assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Access::Rows));
@@ -105,8 +105,8 @@ fn reductions_beyond_32_bits_are_cut_or_refused() {
     assert!(refused(&mut plan).contains("elements"));
 }
 
-/// Returns the offsets of a result's first element and of the result, as `reduce.cuh` computes
-/// them.
+/// Returns the offset of a result's first element in the source, and the offset of the result, as
+/// `reduce.cuh` computes them.
 fn place_in_two(plan: &Plan, output: u32) -> [isize; 2] {
     let Two { size, magic, shift, strides } = plan.two;
     let high = (u64::from(output) * u64::from(magic)) >> 32;
@@ -128,7 +128,8 @@ struct Thread<'a> {
 }
 
 impl Thread<'_> {
-    /// Calls `f` for each load, with the result, the index, the offset and the number of elements.
+    /// Calls `f` for each load, with the result, the index of its first element, the offset and the
+    /// number of elements.
     fn each(&self, mut f: impl FnMut(u32, u32, isize, usize)) {
         let (p, rows) = (self.plan, self.kernel == Access::Rows);
         let [block, lanes, across] = [BLOCK, p.lanes, p.across];
@@ -183,10 +184,10 @@ impl Thread<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Each element is loaded by exactly one thread, from its offset. Vectors are loaded only if
-    /// they are aligned.
+    /// Exactly one thread loads each element, from the element's offset. Every vector that a thread
+    /// loads is aligned.
     #[test]
-    fn every_element_goes_into_its_result_once(
+    fn every_element_is_folded_into_its_result_once(
         mut sizes in prop::collection::vec(
             prop::sample::select(vec![1usize, 2, 3, 8, 16, 17, 64, 100, 256, 1024, 5000, 70_000]), 1..5),
         kinds in prop::collection::vec((0usize..12, any::<bool>()), 4),
@@ -223,7 +224,7 @@ proptest! {
         if grid[1] * grid[2] > 1 {
             let results = BLOCK / plan.lanes * neighbours as u32;
             let most = if kernel == Access::Rows { 1 } else { BLOCK };
-            prop_assert!(results <= most, "the kernel for shared results goes over them once");
+            prop_assert!(results <= most, "a split kernel visits each result once");
         }
         if kernel != Access::Strided {
             prop_assert!(plan.kept.dims().count() <= 2 && plan.reduced.dims().count() <= 2);
@@ -262,7 +263,7 @@ proptest! {
 
 /// Compares bit patterns, because kernels read the neutral element as bits.
 #[test]
-fn elements_that_change_nothing_fill_eight_bytes() {
+fn neutral_elements_are_repeated_to_eight_bytes() {
     for (op, dtype, pattern) in [
         (ReduceOp::Sum, DType::F16, 0),
         (ReduceOp::Prod, DType::F16, 0x3c00_3c00_3c00_3c00),

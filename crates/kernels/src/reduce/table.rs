@@ -8,7 +8,7 @@ reductions! {
     SUM = "sum", "Sum", all {
         /// `torch.sum`. Integers and bool are summed in `int64`.
         Sum = "sum" => Wide, { T::Wide: Number::from_number(0i64), |x| x.wide(), |a, b| a.add(b) };
-        /// `torch.mean`. Floats only.
+        /// `torch.mean`. Supports only floats.
         Mean = "mean" => Float, (Sum), averages;
     }
     PROD = "prod", "Prod", all {
@@ -16,19 +16,19 @@ reductions! {
         Prod = "prod" => Wide, { T::Wide: Number::from_number(1i64), |x| x.wide(), |a, b| a.mul(b) };
     }
     EXTREME = "extreme", "Extreme", all {
-        /// `torch.amax`. A NaN is larger than any number.
+        /// `torch.amax`. NaN if an element is NaN.
         Max = "amax" => Same, { T::Own: Number::LOWEST, |x| x.own(), |a, b| a.maximum(b) },
             needs_elements;
-        /// `torch.amin`. A NaN is smaller than any number.
+        /// `torch.amin`. NaN if an element is NaN.
         Min = "amin" => Same, { T::Own: Number::HIGHEST, |x| x.own(), |a, b| a.minimum(b) },
             flips, needs_elements;
     }
     ARG_EXTREME = "arg_extreme", "ArgExtreme", number {
         /// `torch.argmax`: the index of the first largest value, as `int64`. A NaN is larger than
-        /// any number. Not for bool.
+        /// any number. Does not support bool.
         ArgMax = "argmax" => Index, (Arg<true>), needs_elements;
         /// `torch.argmin`: the index of the first smallest value, as `int64`. A NaN is smaller than
-        /// any number. Not for bool.
+        /// any number. Does not support bool.
         ArgMin = "argmin" => Index, (Arg<false>), flips, needs_elements;
     }
     TRUTH = "truth", "Truth", truth {

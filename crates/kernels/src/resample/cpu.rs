@@ -23,11 +23,11 @@ impl Coordinate for f64 {
     }
 }
 
-/// The index of an element of the image, and its weight.
+/// The index of an image element, and its weight in an interpolation.
 type Tap<C> = (usize, C);
 
-/// Returns the image elements that element `o` is computed from, and their number, as `Near` in
-/// `resample.cuh` does.
+/// Returns the image elements from which element `o` of the result is computed, and their number,
+/// as `Near` in `resample.cuh` does.
 fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
     let (scale, o) = (C::rounded(p.scale), f64::from(o));
     let inside = |at: f64| (at.max(0.0) as usize).min(p.input as usize - 1);
@@ -62,14 +62,14 @@ fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
     (taps, 4)
 }
 
-/// Returns the image elements for all elements of the result.
+/// Returns [`near`] for all elements of the result.
 fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
     (0..p.output).map(|o| near(p, o)).collect()
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and result, of
-/// `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
+/// result, with elements of type `T`.
 pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
@@ -97,8 +97,8 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and image,
-/// of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient and the
+/// image, with elements of type `T`.
 pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,

@@ -1,8 +1,8 @@
-//! Resizing of images, one dimension at a time, with nearest elements, linear or cubic
-//! interpolation; and the transpose, which is the gradient.
+//! Resizing of images by nearest elements, linear or cubic interpolation, one dimension at a time.
+//! The gradient is the transpose of this linear map.
 //!
-//! As in PyTorch, coordinates are computed in the dtype of the sums, which is `f32` for the
-//! half-width floats.
+//! As in PyTorch, coordinates are computed in the compute type, which is `f32` for half-width
+//! floats.
 
 mod cpu;
 
@@ -32,7 +32,7 @@ kernels! {
     }
 }
 
-/// The interpolation between elements of the image.
+/// The way in which an element of the result is computed from elements of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// The element at or before the coordinate (`"nearest"`).
@@ -46,8 +46,8 @@ pub enum Interpolation {
 }
 
 cuda_struct! {
-    /// Both tensors are `[outer, length, inner]`. `scale` is the distance of neighbouring elements
-    /// of the result, in elements of the image.
+    /// The image has shape `[outer, input, inner]`, the result `[outer, output, inner]`. `scale` is
+    /// the distance of neighbouring elements of the result, in elements of the image.
     struct Resample {
         outer: u64,
         inner: u64,
@@ -59,12 +59,14 @@ cuda_struct! {
     }
 }
 
-/// Resizes the middle dimension of `image`, which is `[outer, input, inner]`, to `out`, which is
-/// `[outer, output, inner]`. Both must be contiguous and have the same floating-point dtype.
+/// Resizes the middle dimension of `image`, which has shape `[outer, input, inner]`, and writes the
+/// result to `out`, which has shape `[outer, output, inner]`. Both must be contiguous and have the
+/// same floating-point dtype.
 ///
 /// `how` is `(kind, align_corners, scale)`. `scale` is the distance of neighbouring elements of the
-/// result in elements of the image, usually `input / output`. If `align_corners` is set, the first
-/// and last elements of image and result coincide, and `scale` is ignored.
+/// result in elements of the image, usually `input / output`. If `align_corners` is true, the first
+/// elements of image and result have the same coordinate, and so do the last elements; `scale` is
+/// ignored.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
@@ -86,10 +88,10 @@ pub fn resample(
 }
 
 /// Computes the gradient of [`resample`] with respect to its image into `image`. `grad` is the
-/// gradient of the result. `how` is as in the forward pass.
+/// gradient of the result. `how` must have the value that the forward pass had.
 ///
 /// # Errors
-/// The errors of [`resample`], with `grad` in the place of its result.
+/// The errors of [`resample`], where `grad` takes the place of `out`.
 #[track_caller]
 pub fn resample_backward(
     target: Target<'_>,
@@ -148,7 +150,7 @@ impl Resample {
     }
 }
 
-/// Launches a kernel, which writes its second operand.
+/// Launches a kernel that writes its second operand.
 #[track_caller]
 fn run(
     target: Target<'_>,
@@ -165,7 +167,8 @@ fn run(
     if written.numel() == 0 {
         return Ok(());
     }
-    // Neighbouring threads of a block process neighbours in one row, or in several short ones.
+    // Neighbouring threads of a block process neighbouring elements of one plane, `[length,
+    // inner]`.
     let across = written.sizes()[1..].iter().product::<usize>().div_ceil(BLOCK as usize);
     let grid = [across.min(1 << 30) as u32, params.outer.min(65_535) as u32, 1];
     kernel.launch(target, op, operands, &params, Grid::new(grid, BLOCK))

@@ -6,15 +6,16 @@ use super::Rotary;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are input, of
-/// `T`, cosines and sines, of `T` or, if `is_wide` is set, of its compute type, and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// input, the cosines, the sines and the result. Their elements have type `T`, but cosines and
+/// sines have the compute type of `T` if `is_wide` is set.
 pub(super) unsafe fn rotary<T: HostElement>(launch: &HostLaunch<'_>, p: &Rotary) {
     let [x, out] = [0, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let angles = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let wide_angles = [1, 2].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let angle = |k: usize, at: isize| {
-        // SAFETY: the caller guarantees the type of the angles, and calls this for their elements,
-        // which are only read.
+        // SAFETY: the caller guarantees the type of the cosines and sines. This is called only for
+        // offsets of their elements, which are only read.
         unsafe { if p.is_wide != 0 { wide_angles[k].read(at) } else { angles[k].read(at).get() } }
     };
     let steps = p.steps.map(|step| step as isize);

@@ -1,9 +1,9 @@
-//! Rotary position embeddings: pairs of elements of each row are rotated by the angles of the row's
-//! position.
+//! Rotary position embeddings: each pair of elements in a row is rotated by an angle that depends
+//! on the position of the row.
 //!
-//! A row is a vector of one head at one position. The lanes of a team share a row; each lane rotates
-//! pairs, or groups of four pairs if all operands are aligned to vectors of four elements. The
-//! elements after the rotated ones are copied.
+//! A row is the vector of one head at one position. Several neighbouring threads (lanes) share a
+//! row. Each lane rotates single pairs, or groups of four pairs if all operands are aligned to
+//! vectors of four elements. The elements after the last pair are copied.
 
 mod cpu;
 
@@ -29,7 +29,7 @@ static ROTARY_EMBEDDING: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `rotary_embedding` makes all `Rotary`s, with the sizes and strides of the launch's
+// SAFETY: only `rotary_embedding` makes `Rotary`s, with the sizes and strides of the launch's
 // operands, after a check of their sizes and dtypes. Each element of the result is written by one
 // thread. `vectors` is launched only if all operands are aligned to vectors.
 static ROTATIONS: [Kernel<Rotary, 4>; 2] = unsafe {
@@ -38,9 +38,9 @@ static ROTATIONS: [Kernel<Rotary, 4>; 2] = unsafe {
 };
 
 cuda_struct! {
-    /// `pairs` rotated pairs and `rest` copied elements per row. `lanes` is the binary logarithm of
-    /// the number of threads per row. `steps` are the strides of the operands along a row, and
-    /// `walk` covers the rows. If `is_wide` is set, the angles have the compute type.
+    /// A row has `pairs` rotated pairs and `rest` copied elements. `lanes` is the binary logarithm
+    /// of the number of threads per row. `steps` are the strides of the operands along a row, and
+    /// `walk` covers the rows. If `is_wide` is set, cosines and sines have the compute type.
     struct Rotary {
         rows: u64,
         pairs: u64,
@@ -57,9 +57,10 @@ cuda_struct! {
 /// The kind of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Whether a pair consists of neighbours. If false, elements `i` and `i + pairs` are a pair.
+    /// Whether pair `i` consists of the neighbours `2 * i` and `2 * i + 1`. If false, it consists
+    /// of elements `i` and `i + pairs`.
     pub is_interleaved: bool,
-    /// Whether to rotate by the negated angles, as the gradient does.
+    /// Whether to rotate by the negated angles. The gradient needs this inverse rotation.
     pub is_inverse: bool,
 }
 
@@ -68,14 +69,16 @@ pub struct Rotation {
 ///
 /// All views must have the same sizes, except that the last dimension of `cos` and `sin` is the
 /// number of pairs. The elements after the last pair are copied. `cos` and `sin` must have the
-/// input's dtype, or may have dtype `float32` if the input has half-width floats, which are
-/// computed in `float32`.
+/// dtype of the input, but may also have dtype `float32` if the input has half-width floats,
+/// because half-width floats are computed in `float32`.
 ///
 /// # Errors
-/// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, or `cos` or `sin`
-///   has none of the dtypes above, or their dtypes differ.
-/// - [`ErrorKind::ShapeMismatch`] if the input has no dimensions, or the sizes do not fit.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype of the input is not floating-point.
+/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, if `cos` or `sin`
+///   does not have one of the dtypes above, or if `cos` and `sin` have different dtypes.
+/// - [`ErrorKind::ShapeMismatch`] if an operand has no dimensions, if sizes other than the last
+///   differ, if the last sizes of `input` and `out` or of `cos` and `sin` differ, or if a row of
+///   the input is shorter than two elements per pair.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
@@ -109,8 +112,8 @@ pub fn rotary_embedding(
         || pairs > width / 2
     {
         let reason = format!(
-            "the input has sizes {:?}, the angles {:?} and {:?}, and the result {:?}; only the \
-             last sizes may differ, and a row must have at least two elements per angle",
+            "the input has sizes {:?}, cos {:?}, sin {:?} and the result {:?}; only the last size \
+             of cos and sin may differ, and a row must have at least two elements per pair",
             input.sizes(),
             cos.sizes(),
             sin.sizes(),
@@ -138,7 +141,7 @@ pub fn rotary_embedding(
         walk,
     };
     let is_vector = matches!(target, Target::Cuda(..)) && params.has_vectors(OP, &views)?;
-    // A lane computes the offsets of its row once, for at least four pairs.
+    // Give each lane about four pairs, because it computes the offsets of its row only once.
     let lanes = (pairs.max(1) + (width - 2 * pairs)).div_ceil(VECTOR);
     let lanes = lanes.next_power_of_two().min(BLOCK as usize);
     params.lanes = lanes.ilog2().into();

@@ -1,4 +1,4 @@
-//! A scan with CUDA code of its own, which `docs/add-an-op.md` shows.
+//! The scan that `docs/add-an-op.md` adds as an example. It has its own CUDA code.
 
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, stored};
 
@@ -15,8 +15,8 @@ template <class C> struct Squares : Sum<C> {
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
-/// and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source and the result, with elements of type `T`.
 unsafe fn squares<T: HostElement>(launch: &HostLaunch<'_>, p: &Scan) {
     let row = |values: &mut dyn Iterator<Item = T::Compute>, sums: &mut dyn FnMut(T::Compute)| {
         let mut sum = T::Compute::from_number(0i64);
@@ -30,7 +30,7 @@ unsafe fn squares<T: HostElement>(launch: &HostLaunch<'_>, p: &Scan) {
 }
 
 fn compare_with_a_loop(target: Target<'_>) {
-    // Rows of a block and of a thread, rows longer than a tile, and empty rows.
+    // Rows that a block scans, rows that a thread scans, rows longer than a tile, and empty rows.
     for [a, b, c] in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 0, 3]] {
         for dtype in DType::ALL {
             let n = a * b * c;

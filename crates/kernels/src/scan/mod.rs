@@ -17,10 +17,10 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
-/// Consecutive elements of a row per thread.
+/// Number of consecutive elements of a row that a thread scans.
 const EACH: usize = 4;
-/// Minimum number of rows for which each thread processes a whole row, if the elements of a row are
-/// not adjacent.
+/// Minimum number of rows for which each thread scans a whole row, if the elements of a row are not
+/// adjacent.
 const MANY: usize = 2048;
 
 /// The declaration of a scan.
@@ -29,21 +29,22 @@ struct Declaration {
     kernels: ScanKernels,
 }
 
-/// Kernels of a scan: with a block per row, and with a thread per row.
+/// Two kernels of a scan: the first has a block per row, the second has a thread per row.
 enum ScanKernels {
     Values([Kernel<Scan, 2>; 2]),
-    /// Kernels with a result for indices.
+    /// Kernels that also write indices.
     Indexed([Kernel<Scan, 3>; 2]),
 }
 
-/// Declares the program of scans, with CUDA code that `scan.cuh` lacks in parentheses, and the scans:
-/// variant, name of the op, name of the kernels, CUDA code, kind of kernels, and CPU implementation.
-/// A module has at most one invocation, because the macro defines the enum `ScanOp`.
+/// Declares the scans of a program. CUDA code that the scans need in addition to `scan.cuh` follows
+/// the name of the program in parentheses. A scan has a variant of `ScanOp`, the name of the op,
+/// the name of the kernels, CUDA code, the kind of kernels, and a CPU implementation. A module has
+/// at most one invocation, because the macro defines the enum `ScanOp`.
 macro_rules! scans {
     ($program:ident = $program_name:literal $(($own:literal))? {
         $($(#[$doc:meta])* $scan:ident = $op:literal, $name:literal, $cuda:literal, $kind:ident($host:expr);)*
     }) => {
-        /// The operation that combines an element with those before it.
+        /// The operation that combines each element with all elements before it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ScanOp {
@@ -78,7 +79,7 @@ macro_rules! scans {
 
         // Indexed by `ScanOp`.
         //
-        // SAFETY: `run` makes all `Scan`s, with the sizes and strides of the launch's operands.
+        // SAFETY: only `run` makes `Scan`s, with the sizes and strides of the launch's operands.
         // Each element of the results is written by one thread and read by none.
         static DECLARATIONS: [Declaration; NAMES.len()] = unsafe {[$(Declaration {
             name: $op,
@@ -99,9 +100,9 @@ scans! {
         Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
         /// Product. Integers wrap.
         Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
-        /// Maximum, NaN after a NaN, with the index of its last occurrence.
+        /// Maximum so far, with the index of its last occurrence. From the first NaN on, NaN.
         Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
-        /// Minimum, NaN after a NaN, with the index of its last occurrence.
+        /// Minimum so far, with the index of its last occurrence. From the first NaN on, NaN.
         Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
     }
 }
@@ -116,8 +117,8 @@ fn source() -> Source {
 }
 
 cuda_struct! {
-    /// A scan of `rows` rows of `size` elements. `steps` are the strides along a row of source,
-    /// result and indices.
+    /// A scan of `rows` rows of `size` elements. `steps` are the strides of source, result and
+    /// indices along a row.
     struct Scan {
         rows: u64,
         size: u64,
@@ -127,13 +128,13 @@ cuda_struct! {
 }
 
 /// Computes `torch.cumsum`, `cumprod`, `cummax` or `cummin` over dimension `dim` of `a` into `out`,
-/// which has the sizes and the dtype of `a`. Supports every dtype. For the extremes, `index`
-/// receives the indices of the extremes; it has dtype `int64` and has the sizes of `a`. Half-width
-/// floats are computed in `float32`.
+/// which must have the sizes and the dtype of `a`. Supports every dtype. For a maximum or minimum,
+/// `index` receives the indices; it must have dtype `int64` and the sizes of `a`. For a sum or
+/// product, `index` must be `None`. Half-width floats are computed in `float32`.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` is missing for an extreme, or given for a sum or
-///   product.
+/// - [`ErrorKind::InvalidArgument`] if `index` is `None` for a maximum or minimum, or `Some` for a
+///   sum or product.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`, or `index` does not have
 ///   dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has other sizes than `a`.
@@ -155,7 +156,7 @@ pub fn scan(
     run(target, scan.declaration(), a, dim, out, index)
 }
 
-/// Runs a scan of the table or one that a test declares.
+/// Runs a scan, which this module or a test declares.
 #[track_caller]
 fn run(
     target: Target<'_>,
@@ -167,7 +168,8 @@ fn run(
 ) -> Result<()> {
     let location = Location::caller();
     let mismatch = || {
-        let reason = "only the maximum and the minimum have indices as results";
+        let reason =
+            "a maximum or minimum needs a tensor for the indices, and a sum or product takes none";
         Error::invalid(op, reason).at(location)
     };
     if index.is_some() != matches!(kernels, ScanKernels::Indexed(_)) {
@@ -204,7 +206,8 @@ fn run(
     }
 }
 
-/// Running sums on the host. Floats are summed in `f64`, as in PyTorch.
+/// Running sums and products on the host. `f32` and half-width floats are computed in `f64`, as in
+/// PyTorch.
 trait RunningSum: Number {
     fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool);
 }
@@ -233,8 +236,8 @@ impl RunningSum for f32 {
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
-/// and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source and the result, with elements of type `T`.
 unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
     launch: &HostLaunch<'_>,
     p: &Scan,
@@ -243,11 +246,12 @@ unsafe fn sums<T: HostElement<Compute: RunningSum>, const ADDS: bool>(
     unsafe { values::<T>(launch, p, |values, sums| RunningSum::sum(values, sums, ADDS)) }
 }
 
-/// Scans rows on the host. `row` gets the elements of a row and writes a result for each.
+/// Scans rows on the host. `row` receives an iterator over the elements of a row and a function
+/// that writes the next result; it must call the function once per element.
 ///
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
-/// and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source and the result, with elements of type `T`.
 unsafe fn values<T: HostElement>(
     launch: &HostLaunch<'_>,
     p: &Scan,
@@ -264,7 +268,7 @@ unsafe fn values<T: HostElement>(
             // read.
             let mut values = (0..size).map(|i| unsafe { source.read(from + i * a) }.get());
             let mut write = |value| {
-                let i = at.next().expect("a result for each element of the row");
+                let i = at.next().expect("one result per element of the row");
                 // SAFETY: `i` is less than the size of the row, which belongs to this thread.
                 unsafe { out.write(to + i * b, T::put(value)) };
             };
@@ -274,8 +278,8 @@ unsafe fn values<T: HostElement>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
-/// and result, of `T`, and indices, of `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source and the result, with elements of type `T`, and the indices, of type `i64`.
 unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);

@@ -13,16 +13,16 @@ use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Scalar, Target, View, cuda_struct, dispatch, hosts};
 
-/// Declares the reductions of [`scatter`]: variant, name of the kernels, step on the CPU, and neutral
-/// element.
+/// Declares the reductions of [`scatter`]. A reduction has a variant of [`Reduce`], the name of its
+/// kernels, the method that combines two values on the CPU, and the neutral element.
 macro_rules! scatter_reductions {
     ($($(#[$doc:meta])* $reduce:ident = $name:literal, $step:ident, $neutral:expr;)*) => {
         /// The operation that combines an element of the result with scattered elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Reduce {
             $($(#[$doc])* $reduce,)*
-            /// Assignment. If several elements have the same index, the last one is stored on the
-            /// CPU, and any of them on a GPU.
+            /// Assignment. If several elements have the same index, the CPU stores the last of
+            /// them, and a GPU any of them.
             Assign,
         }
 
@@ -30,8 +30,8 @@ macro_rules! scatter_reductions {
             #[doc(hidden)]
             pub const ALL: [Self; KERNELS.len() + 1] = [$(Self::$reduce,)* Self::Assign];
 
-            /// Returns the element of `dtype` that changes no element it is combined with. `None`
-            /// for [`Reduce::Assign`], which has no such element.
+            /// Returns the neutral element of `dtype`: combined with another element, it gives that
+            /// element. `None` for [`Reduce::Assign`], which has no neutral element.
             #[must_use]
             pub fn neutral(self, dtype: DType) -> Option<Scalar> {
                 match self {
@@ -43,7 +43,7 @@ macro_rules! scatter_reductions {
                 }
             }
 
-            /// Returns the new element for the element `held` of the result.
+            /// Returns the new value of an element of the result whose value is `held`.
             #[inline(always)]
             fn step<C: Number>(self, held: C, value: C) -> C {
                 match self {
@@ -53,15 +53,15 @@ macro_rules! scatter_reductions {
             }
         }
 
-        /// Names of the kernels, by `Reduce` and [`WorkUnit`].
+        /// Names of the kernels, indexed by `Reduce` and [`WorkUnit`].
         const KERNELS: &[[&str; 3]] =
             &[$([$name, concat!($name, "_ordered"), concat!($name, "_lines")]),*];
 
         // Indexed by `Reduce` and [`WorkUnit`].
         //
-        // SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's
-        // operands. The kernels reach the result only at indices in range, and change an element by
-        // atomics or from one thread.
+        // SAFETY: only `scatter` makes `Scatter`s, with the sizes and strides of the launch's
+        // operands. The kernels access the result only at indices in range, and change an element
+        // by atomics or from one thread.
         static REDUCE: [[Kernel<Scatter, 3>; 3]; KERNELS.len()] = unsafe {[$(Kernel::array(
             &SCATTER_REDUCE,
             KERNELS[Reduce::$reduce as usize],
@@ -96,9 +96,10 @@ pub(super) static SCATTER_REDUCE: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `scatter` makes all `Scatter`s, with the sizes and strides of the launch's operands. The
+// SAFETY: only `scatter` makes `Scatter`s, with the sizes and strides of the launch's operands. The
 // kernel reads source and index within their layouts, and writes the result only at indices in
-// range. Threads may write the same element, each with one store, and any of these may be the last.
+// range. Several threads may write the same element, each with one store, and any of these stores
+// may be the last.
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
 };
@@ -108,9 +109,9 @@ fn source() -> Source {
     of.push(module::WALK).push(include_str!("scatter.cuh"))
 }
 
-/// The unit of work of a GPU thread: an element of the index, an element of the result with all
-/// indices that may name it, or a line along the indexed dimension. `Ordered` and `Lines` combine
-/// elements in the order of the indices.
+/// The work of a GPU thread: one element of the index; one element of the result, for which the
+/// thread searches a line of indices; or one line along the indexed dimension. `Ordered` and
+/// `Lines` combine elements in the order of the indices, without atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkUnit {
     Elements,
@@ -119,8 +120,8 @@ enum WorkUnit {
 }
 
 impl WorkUnit {
-    /// Chooses the unit of work for `lines` lines of `count` indices each, which name `size`
-    /// elements per line.
+    /// Chooses the unit of work for `lines` lines, each with `count` indices into `size` elements
+    /// of the result.
     fn of(reduce: Reduce, lines: usize, count: usize, size: usize) -> Self {
         const FEW: usize = 32;
         const MANY_LINES: usize = 1 << 14;
@@ -128,7 +129,7 @@ impl WorkUnit {
         let looks = lines.saturating_mul(size).saturating_mul(count);
         match count {
             _ if reduce == Reduce::Assign => Self::Elements,
-            // With one index per line, no two threads reach the same element.
+            // With one index per line, no two threads access the same element.
             1 => Self::Elements,
             _ if count <= FEW || lines >= MANY_LINES && count <= FEW << 7 => Self::Lines,
             _ if size > 0 && looks <= LOOKS => Self::Ordered,
@@ -138,10 +139,10 @@ impl WorkUnit {
 }
 
 cuda_struct! {
-    /// `steps` are the strides of source, index and result along the indexed dimension. `count` is
-    /// the number of indices in this dimension. `lines` walks the other dimensions. `walk` walks
-    /// all elements of the index or, for [`WorkUnit::Ordered`], all elements of the result with their
-    /// number in the indexed dimension. `elements` is the number of units of work.
+    /// `steps` are the strides of source, index and result along the indexed dimension, and `count`
+    /// is the number of indices in this dimension. `lines` covers the other dimensions. `walk`
+    /// covers all elements of the index or, for [`WorkUnit::Ordered`], all elements of the result
+    /// and their positions in the indexed dimension. `elements` is the number of units of work.
     struct Scatter {
         report: Report,
         elements: u64,
@@ -153,21 +154,24 @@ cuda_struct! {
 }
 
 /// Scatters elements of `source` into `out` (`torch.scatter`, `torch.scatter_add`,
-/// `torch.scatter_reduce`). An element goes to its own position, except that `index` gives the
-/// position in dimension `dim`. `reduce` combines it with the element there.
+/// `torch.scatter_reduce`). The element of `out` for an element of `source` has the same position,
+/// but with `index` as the position in dimension `dim`. `reduce` combines the two elements.
 ///
-/// `index` has dtype `int64` and has as many dimensions as `source` and `out`. Each size of `index`
-/// is at most that of `source` and, except in `dim`, at most that of `out`. `source` and `out`
-/// have the same dtype, which can be any dtype. Scalars count as tensors of one dimension.
+/// `index` must have dtype `int64` and as many dimensions as `source` and `out`. Each size of
+/// `index` must be at most that of `source` and, except in `dim`, at most that of `out`. `source`
+/// and `out` must have the same dtype; every dtype is supported. Scalars count as tensors of one
+/// dimension.
 ///
-/// On the CPU, floats are added in the order of the indices. A GPU also keeps this order, unless
-/// there are many indices per line and many lines.
+/// The CPU adds floats in the order of the indices. A GPU keeps this order unless it would have to
+/// search too many indices. Then it uses atomics, and the rounding of a sum may differ from run to
+/// run.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is too large.
+/// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is larger than
+///   described above.
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
@@ -254,8 +258,9 @@ pub fn scatter(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
-/// of `T`, index, of `i64`, and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
+/// type `T`.
 unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let index = SharedPtr::<i64>::operand(launch, 1);
@@ -266,7 +271,7 @@ unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p:
         for line in lines {
             let [from, at, to] = p.lines.offsets(line);
             for n in 0..count {
-                // SAFETY: source and index have these elements. The result is reached only at an
+                // SAFETY: source and index have these elements. The result is accessed only at an
                 // index in range, in a line that belongs to this thread. The report's mailbox lives
                 // as long as the launch.
                 unsafe {

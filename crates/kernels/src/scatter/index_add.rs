@@ -1,4 +1,4 @@
-//! `index_add`, which adds rows at indices, and the gradient of an embedding.
+//! `index_add`, which adds slices at indices, and the gradient of an embedding.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -13,9 +13,9 @@ use warpline_runtime::launch::{Grid, Kernel, Report, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
 
-/// Rows per block if the result has many rows.
+/// Number of result rows per block, if the result has many rows.
 const ROWS: usize = 8;
-/// Indices that a thread tests at a time.
+/// Number of indices that a thread compares at a time.
 const EACH: usize = 8;
 
 pub(super) static INDEX_ADD: Program =
@@ -30,24 +30,26 @@ pub(super) static INDEX_ADD: Program =
     })
     .with_ptx(committed);
 
-// Blocks of the first kernel own one row, blocks of the second own [`ROWS`] rows.
+// A block of the first kernel computes one row of the result, a block of the second kernel [`ROWS`]
+// rows.
 //
-// SAFETY: `params` makes all `IndexAdd`s, with the sizes and strides of the launch's operands. The
-// kernel reads source and index within their layouts, and reaches a row of the result only if an
-// index in range names it. Each element belongs to one thread. With `from_zero`, the kernel writes
-// every element and reads none, and `run` declares the result accordingly.
+// SAFETY: only `params` makes `IndexAdd`s, with the sizes and strides of the launch's operands. The
+// kernel reads source and index within their layouts, and changes a row of the result only if an
+// index in range equals the row's number. Each element belongs to one thread. If `from_zero` is
+// set, the kernel writes every element of the result and reads none, and `run` declares the result
+// as only written.
 static ADD: [Kernel<IndexAdd, 3>; 2] =
     unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };
 
-/// Limit of the index tests of all blocks together for floats. Beyond the limit, atomics add up the
-/// rows.
+/// Maximum number of index comparisons of all blocks together, for floats. Beyond this limit,
+/// atomics add up the slices.
 const MOST: usize = 1 << 33;
 /// The same limit for integers, whose sums do not depend on the order.
 const MOST_INTEGERS: usize = 1 << 26;
 
 cuda_struct! {
-    /// The steps are strides along the indexed dimension. `walk` covers the `columns` elements of
-    /// the other dimensions of source and result. Indices equal to `skip` are ignored.
+    /// The steps are strides along the indexed dimension. `walk` covers the other dimensions of
+    /// source and result, which have `columns` elements. Indices equal to `skip` are ignored.
     struct IndexAdd {
         report: Report,
         count: u64,
@@ -61,16 +63,16 @@ cuda_struct! {
     }
 }
 
-/// Adds each slice of `source` along dimension `dim` to the slice of `out` that the corresponding
-/// element of `index` names (`torch.index_add`).
+/// Adds slice `i` of `source` along dimension `dim` to slice `index[i]` of `out`, for all `i`
+/// (`torch.index_add`).
 ///
-/// `index` has dtype `int64` and has at most one dimension. `source` has the dtype and the sizes of
-/// `out`, except that its size in `dim` is the number of indices. Half-width floats are added in
-/// `float32`.
+/// `index` must have dtype `int64` and at most one dimension. `source` must have the dtype and the
+/// sizes of `out`, except that its size in `dim` is the number of indices. Half-width floats are
+/// added in `float32`.
 ///
 /// Each element is summed in the order of the indices, so sums are the same in each run. The
-/// exception is a GPU with many indices and rows. There the search of each row for its indices
-/// would take too long, so atomics add the slices in any order.
+/// exception is a GPU with many indices and rows: it would take too long to search all indices for
+/// each row, so atomics add the slices in any order.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
@@ -97,7 +99,8 @@ pub fn index_add(
     index_add_as("index_add", target, out, dim, index, source)
 }
 
-/// [`index_add`] for an op named `op`. Errors and reports of indices out of range carry this name.
+/// Runs [`index_add`] for an op named `op`. Errors and reports of indices out of range contain this
+/// name.
 ///
 /// # Errors
 /// The errors of [`index_add`].
@@ -133,12 +136,12 @@ pub fn index_add_as(
     run(target, op, of, out, index, source)
 }
 
-/// Computes the gradient of an embedding's weight into `out`. Row `r` of `out` is the sum of the
-/// slices of `source` along dimension 0 at which `index` is `r`, in the order of the indices, so
-/// sums are the same in each run. The row `skip`, the padding, is 0.
+/// Computes the gradient of an embedding's weight into `out`. Row `r` of `out` becomes the sum of
+/// all rows `source[i]` for which `index[i]` is `r`. The rows are added in the order of the
+/// indices, so sums are the same in each run. Row `skip`, the padding, becomes 0.
 ///
-/// `index` has dtype `int64` with one dimension. `source` has the dtype and the sizes of `out`,
-/// except that its first size is the number of indices.
+/// `index` must have dtype `int64` and one dimension. `source` must have the dtype and the sizes of
+/// `out`, except that its first size is the number of indices.
 ///
 /// # Errors
 /// The errors of [`index_add`].
@@ -154,19 +157,19 @@ pub fn embedding_backward(
     check_dim(OP, 0, out.sizes().len())?;
     let mut of = params(OP, out, 0, index, source)?;
     of.from_zero = 1;
-    // No valid index is -1, so -1 skips nothing. A `skip` beyond `i64` names no row and becomes -1
-    // too.
+    // -1 skips nothing, because no valid index is -1. A `skip` that does not fit `i64` equals no
+    // index either.
     of.skip = skip.and_then(|skip| i64::try_from(skip).ok()).unwrap_or(-1);
     run(target, OP, of, out, index, source)
 }
 
-/// Returns the number of rows per block, and the number of such groups of rows.
+/// Returns the number of rows per block, and the number of blocks that all rows need.
 fn rows_of(rows: usize) -> (usize, usize) {
     let each = if rows >= 1024 * ROWS { ROWS } else { 1 };
     (each, rows.div_ceil(each))
 }
 
-/// Checks the operands and makes the parameters.
+/// Checks the operands and returns the parameters.
 #[track_caller]
 fn params(
     op: &'static str,
@@ -223,17 +226,18 @@ fn run(
     }
     let (each, groups) = rows_of(params.report.size());
     let chunks = (params.columns as usize).div_ceil(BLOCK as usize).min(u16::MAX.into());
-    // Launches one block even for a result without rows, so that the kernel reports every index as
+    // Launch one block even for a result without rows, because the kernel must report indices as
     // out of range.
     let grid = Grid::new([blocks(groups.max(1)), chunks as u32, 1], BLOCK);
     ADD[usize::from(each > 1)].launch(target, op, &operands, &params, grid)
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
-/// of `T`, index, of `i64`, and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
+/// type `T`.
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
-    /// Columns that are added at a time, for which the sums stay in registers.
+    /// Number of columns that are added at a time, so that the sums stay in registers.
     const COLUMNS: usize = 64;
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let index = SharedPtr::<i64>::operand(launch, 1);
@@ -244,8 +248,8 @@ unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     host::parallel_for(launch.parallel, columns, grain, |range| {
         let offsets: Vec<[isize; 2]> = range.map(|column| p.walk.offsets(column)).collect();
         // SAFETY: source and index have these elements. The columns of the result belong to this
-        // thread, and its rows are reached only at indices in range. The report's mailbox lives as
-        // long as the launch.
+        // thread, and rows of the result are accessed only at indices in range. The report's
+        // mailbox lives as long as the launch.
         unsafe {
             if p.from_zero != 0 {
                 for row in 0..p.report.size() as isize {

@@ -1,4 +1,4 @@
-//! Conversion of indices of several dimensions to linear indices.
+//! Conversion of indices along several dimensions to linear indices.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
@@ -17,9 +17,9 @@ pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |
 })
 .with_ptx(committed);
 
-// SAFETY: `linear_index` makes all `Linear`s, with the sizes and strides of the launch's operands.
-// Each element of the result belongs to one thread, which does not read the element for the first
-// dimension.
+// SAFETY: only `linear_index` makes `Linear`s, with the sizes and strides of the launch's operands.
+// Each element of the result belongs to one thread. For the first dimension, the thread does not
+// read the element, which may be uninitialized.
 static ADVANCE: Kernel<Linear, 2> = unsafe { Kernel::new(&LINEAR, "", hosts!(any on_host)) };
 
 cuda_struct! {
@@ -31,9 +31,9 @@ cuda_struct! {
     }
 }
 
-/// Extends linear indices by one more dimension, `dim`, of size `size`: `out = out * size + index`.
-/// For the `first` dimension, `out = index`. A negative index counts from the end. Both views must
-/// have dtype `int64` and have the same sizes.
+/// Extends linear indices by dimension `dim`, which has size `size`: computes `out = out * size +
+/// index`, or `out = index` if `first` is true. A negative index counts from the end. Both views
+/// must have dtype `int64` and the same sizes.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if a view does not have dtype `int64`.
@@ -76,8 +76,8 @@ pub fn linear_index(
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are index and result, of
-/// `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the index and the
+/// result, with elements of type `i64`.
 unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
     let (index, out) = (SharedPtr::<i64>::operand(launch, 0), SharedPtr::<i64>::operand(launch, 1));
     let size = p.report.size() as i64;

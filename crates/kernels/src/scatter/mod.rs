@@ -1,12 +1,12 @@
 //! Ops that write or add elements at indices: `scatter`, `index_add` and related ops.
 //!
-//! Sums have a fixed order wherever this is cheap. In `index_add`, each block owns rows of the
-//! result and searches all indices for its rows; the gradient of an embedding always runs this way.
-//! In `scatter`, each element of the result belongs to one thread. Kernels use atomics only if the
-//! search would take too long.
+//! Elements are added in a fixed order unless this takes too long. In `index_add` and the gradient
+//! of an embedding, each block computes some rows of the result and searches all indices for these
+//! rows. In `scatter`, each element of the result belongs to one thread, which searches the
+//! indices. `index_add` and `scatter` use atomics, in any order, if the search would take too long.
 //!
-//! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
-//! marks the result as invalid. The kernel skips its element.
+//! An index out of range, which includes a negative index, causes [`ErrorKind::IndexCheck`] and
+//! marks the result as invalid. The kernel skips the element of this index.
 
 mod elements;
 mod index_add;

@@ -12,12 +12,13 @@ use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
 
-/// Kernels with a few lanes per row, with a block per row, and for rows that lie side by side.
+/// Names of the kernels: with the lanes of a warp per row, with a block per row, and for rows that
+/// lie side by side in memory, as columns.
 const KERNELS: [&str; 3] = ["warp", "block", "columns"];
 
-/// Row size up to which the lanes of one warp share a row.
+/// Maximum size of a row that the lanes of one warp share.
 const SHORT: usize = 1024;
-/// Maximum number of threads of a block for rows that lie side by side.
+/// Maximum number of threads per block for rows that lie side by side.
 const COLUMN_THREADS: u32 = 512;
 
 pub(super) static SOFTMAX_BACKWARD: Program =
@@ -28,14 +29,15 @@ pub(super) static SOFTMAX_BACKWARD: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `softmax_backward` makes all `Gradient`s, with the sizes and strides of the launch's
+// SAFETY: only `softmax_backward` makes `Gradient`s, with the sizes and strides of the launch's
 // operands. Each element of the result is written by one thread.
 static ROWS: [Kernel<Gradient, 3>; KERNELS.len()] =
     unsafe { Kernel::array(&SOFTMAX_BACKWARD, KERNELS, hosts!(float T => rows::<T>)) };
 
 cuda_struct! {
-    /// `rows` of `size` elements, and the strides along a row of the incoming gradient, the forward
-    /// result and the result. `team` is the binary logarithm of the number of lanes per row.
+    /// The gradient of `rows` rows of `size` elements. `steps` are the strides of the incoming
+    /// gradient, the forward result and the result along a row. `team` is the binary logarithm of
+    /// the number of lanes per row.
     struct Gradient {
         rows: u64,
         size: u64,
@@ -106,7 +108,7 @@ pub fn softmax_backward(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// incoming gradient, the forward result and the result, of `T`.
+/// incoming gradient, the forward result and the result, with elements of type `T`.
 unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
     let [grad, out, result] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let [a, b, c] = p.steps.map(|step| step as isize);

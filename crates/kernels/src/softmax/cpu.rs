@@ -8,8 +8,8 @@ use crate::math::vectorized;
 use warpline_runtime::host::{self, GRAIN, HostElement, LANES, Number, SharedPtr};
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and result, of
-/// `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source and the
+/// result, with elements of type `T`.
 pub(super) unsafe fn softmax<T: HostElement<Compute: Exp>>(launch: &HostLaunch<'_>, p: &Rows) {
     let (source, result) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let size = p.size as usize;

@@ -2,8 +2,9 @@
 //!
 //! A row is read once if its values fit the registers of a warp (up to 1,024 values, 512 of `f64`)
 //! or of a block (up to 16,384 values, 8,192 of `f64`). A longer row is read twice, the second time
-//! from the end. Columns that lie side by side are read twice, and a block shares them. The
-//! gradient takes one launch, because the time for many small launches grows with their number.
+//! from the end. Rows that lie side by side in memory, as columns, are read twice by a block that
+//! processes several of them. The gradient takes one launch: composed of other ops, it would take
+//! several, and small tensors would wait for the launches.
 
 mod backward;
 mod cpu;
@@ -34,24 +35,24 @@ const KERNELS: [&str; 10] = [
     "any",
 ];
 
-/// Distribution of rows over threads. In a shifted row, source and result begin at different
+/// Distribution of rows over threads. A row is shifted if source and result begin at different
 /// positions within a vector.
 #[derive(Clone, Copy)]
 enum Schedule {
-    /// Each row in the registers of a few lanes.
+    /// A few lanes keep a row in registers.
     Short,
-    /// Each row in the registers of a warp.
+    /// A warp keeps a row in registers.
     Warp,
-    /// Each row in the registers of a block.
+    /// A block keeps a row in registers.
     Rows,
-    /// Each row read twice by a block.
+    /// A block reads a row twice.
     Long,
     ShortShifted,
     RowsShifted,
     LongShifted,
-    /// Columns side by side, in vectors.
+    /// Columns that lie side by side, loaded as vectors.
     Columns,
-    /// Columns side by side, one by one.
+    /// Columns that lie side by side, loaded as single elements.
     Odd,
     /// Rows with any strides.
     Any,
@@ -76,21 +77,23 @@ static SOFTMAX: Program = Program::new("softmax", FLOATS, &KERNELS, |_, ty| {
 })
 .with_ptx(committed);
 
-/// Values per thread in registers. A full warp keeps twice as many per thread.
+/// Number of values that a thread keeps in registers. In [`Schedule::Warp`], a thread keeps twice
+/// as many.
 const fn values_per_thread(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
-// SAFETY: `rows` makes all `Rows`, with the sizes and strides of the launch's operands, and
-// `schedule` chooses a kernel that stays within them. A thread writes a row of the result only
-// after that row of the source was read, because both may be the same elements.
+// SAFETY: only `rows` makes `Rows`, with the sizes and strides of the launch's operands, and
+// `schedule` chooses a kernel that stays within them. Source and result may be the same elements,
+// so threads write a row of the result only after the row of the source has been read.
 static SCHEDULES: [Kernel<Rows, 2>; KERNELS.len()] =
     unsafe { Kernel::array(&SOFTMAX, KERNELS, hosts!(float T => cpu::softmax::<T>)) };
 
 cuda_struct! {
-    /// The rows of source and result, and the strides along each. `columns` rows lie side by side
-    /// in both, in `tiles` for blocks of `height` threads per column; `walk` covers the other
-    /// dimensions. For short rows, `tiles` is the binary logarithm of the number of lanes per row.
+    /// The rows of source and result, and the stride of each along a row. `columns` rows lie side
+    /// by side in both; blocks with `height` threads per column divide them into `tiles` tiles.
+    /// `walk` covers the other dimensions. For short rows, `tiles` is instead the binary logarithm
+    /// of the number of lanes per row.
     struct Rows {
         rows: u64,
         size: u64,
@@ -116,7 +119,7 @@ cuda_struct! {
 /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
-/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a` without being the same
+/// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a`, unless both are the same
 ///   elements.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]
@@ -151,8 +154,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
     let strides = |view: View<'_>, d: usize| view.strides()[d].unsigned_abs();
     let of_columns = p.columns > 1;
     if of_columns {
-        // Vectors run along the columns, so the stride there is 1 and the columns consist of whole
-        // vectors.
+        // A vector holds elements of neighbouring columns. It can be loaded if the stride of the
+        // columns is 1 and their number is a multiple of the vector's.
         let all = |v: View<'_>| {
             (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)))
         };
@@ -169,8 +172,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
         return (kernel, Grid::linear(blocks, lanes * height));
     }
     let others = || (0..a.sizes().len()).filter(|&d| d != dim);
-    // Rows need not begin at a vector. Usually source and result begin at the same position within
-    // a vector.
+    // A row may begin inside a vector. Usually source and result begin at the same position within
+    // a vector; only then are their vectors aligned alike.
     let alike = offsets[0].abs_diff(offsets[1]).is_multiple_of(vector)
         && others().all(|d| aligned((a.strides()[d] - out.strides()[d]).unsigned_abs()));
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
@@ -178,7 +181,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
         let threads = size.min(256).next_power_of_two().max(32);
         return (Schedule::Any, Grid::linear(rows, threads as u32));
     }
-    // Each lane processes one element before and one after the whole vectors of a row.
+    // If a row does not consist of whole vectors, each lane also processes one element before and
+    // one after them.
     let whole =
         alike && aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };

@@ -1,4 +1,4 @@
-//! Softmax of one row on the CPU, which softmax and attention share.
+//! Softmax of one row on the CPU, for softmax and attention.
 
 use crate::math::{self, Loop};
 use warpline_runtime::host::{Cast, LANES, Number};
@@ -23,10 +23,11 @@ impl Exp for f64 {
     }
 }
 
-/// Elements of a row that are read at a time, because a long row need not fit memory.
+/// Maximum number of elements of a row that are buffered at a time, because the buffer of a long
+/// expanded row might not fit memory.
 pub(crate) const BLOCK: usize = 1 << 18;
 
-/// Computes softmax of a row, or its logarithm.
+/// Computes the softmax of a row, or its logarithm if `log` is set.
 pub(crate) struct Row<'a, C> {
     pub(crate) size: usize,
     pub(crate) log: bool,
@@ -62,7 +63,7 @@ impl<C: Exp> Loop for Row<'_, C> {
             }
         }
         let largest = largest.into_iter().fold(C::LOWEST, C::maximum).cast();
-        // Sums are in double precision, for long rows.
+        // Sums are computed in double precision, so that they stay accurate for long rows.
         let mut sums = [0.0; LANES];
         for first in (0..self.size).step_by(step) {
             if again {

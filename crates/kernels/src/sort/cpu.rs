@@ -6,8 +6,8 @@ use super::{Sort, SortPair};
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
-/// Returns an unsigned integer that orders as the value does. Both zeros have one key, and a NaN
-/// has the largest.
+/// Returns an unsigned integer with the order of the values: a smaller value has a smaller key.
+/// Both zeros have the same key, and a NaN has the largest key.
 fn key_of<C: Number>(value: C) -> u64 {
     match value.to_scalar() {
         _ if value.is_nan() => u64::MAX,
@@ -27,8 +27,8 @@ impl Sort {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are source and values, of
-/// `T`, and indices, of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source and the
+/// values, with elements of type `T`, and the indices, of type `i64`.
 pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);
@@ -57,8 +57,8 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
-/// and pairs.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
+/// elements of type `T`, and the pairs.
 pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
@@ -79,8 +79,9 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, of `T`,
-/// pairs, values, of `T`, and indices, of `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
+/// elements of type `T`, the pairs, the values, with elements of type `T`, and the indices, of type
+/// `i64`.
 pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));

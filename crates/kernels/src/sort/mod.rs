@@ -1,20 +1,21 @@
 //! Sorting of rows, and binary search in sorted rows.
 //!
-//! The problem: rows of any length, dtype and stride have to be sorted stably, with the indices of
-//! the elements. The approach is a bitonic sort, whose comparisons do not depend on the data, so all
-//! threads do the same work. It is not stable itself. So it sorts pairs of a key and an index, and
-//! equal keys are ordered by index. A key is an unsigned integer that orders as the element does, so
-//! one set of passes serves all dtypes (`sort.cuh`).
+//! The problem: rows of any length, dtype and stride must be sorted stably, and the indices of the
+//! elements are a second result. The approach is a bitonic sort, whose comparisons do not depend on
+//! the data, so all threads do the same work. A bitonic sort is not stable. Therefore it sorts
+//! pairs of a key and an index, and orders equal keys by index. The key of an element is an
+//! unsigned integer with the same order, so the passes are the same for all dtypes (`sort.cuh`).
 //!
-//! A row has its size rounded up to a power of two. One block sorts a row of up to `TILE` (2,048)
+//! The size of a row is rounded up to a power of two. One block sorts a row of up to `TILE` (2,048)
 //! elements in shared memory. Longer rows are written as pairs to scratch memory and sorted in
-//! several passes (`passes.cuh`): each tile, then for each larger size the steps over distances of
-//! at least a tile, one launch each, and the remaining steps in one launch.
+//! several passes (`passes.cuh`). The first pass sorts each tile. Then sorted runs are merged to
+//! runs of twice the size, until a run is a row. In a merge, each step that compares pairs at a
+//! distance of at least a tile takes one launch, and all remaining steps together take one launch.
 //!
-//! Limits: a row of n elements takes O(n log² n) comparisons, and long rows take 16 bytes of scratch
-//! memory per pair, for at most `MOST` pairs at a time unless one row has more. `topk`, `median` and
-//! `kthvalue` sort the whole row and select a part. `nonzero`, which masks and `unique` use, is a
-//! search (`search.rs`) in a running sum (`scan/`).
+//! Limits: a row of n elements takes O(n log² n) comparisons. Long rows need 16 bytes of scratch
+//! memory per pair, for at most `MOST` pairs at a time, or for one row if it has more. `topk`,
+//! `median` and `kthvalue` sort the whole row and select a part of it. `nonzero`, which masks and
+//! `unique` use, does not sort: it is a binary search (`search.rs`) in a running sum (`scan/`).
 
 mod cpu;
 mod pairs;
@@ -36,7 +37,7 @@ pub use search::searchsorted;
 
 const OP: &str = "sort";
 
-/// Pairs in scratch memory at a time, unless a single row has more.
+/// Maximum number of pairs in scratch memory at a time. A single row may have more.
 const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARCH];
@@ -48,14 +49,14 @@ kernels! {
         let of = of.push(include_str!("pairs.cuh")).push(include_str!("sort.cuh"));
         of.push(&format!("SORT(sort_{suffix}, {})", cuda_type(suffix)))
     } => {
-        // SAFETY: `sort` makes all `Sort`s, with the sizes and strides of the launch's operands.
+        // SAFETY: only `sort` makes `Sort`s, with the sizes and strides of the launch's operands.
         // Each element of the results belongs to one thread. After the sort, the first `size` pairs
         // of a row have indices below `size`.
         unsafe ROW: Kernel<Sort, 3> = "row", hosts!(all T => cpu::rows::<T>);
-        // SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the
+        // SAFETY: only `sort` makes `Sort`s, and `long_rows` declares the pairs of all rows of the
         // launch. Each pair is written by one thread.
         unsafe KEYS: Kernel<Sort, 2> = "keys", hosts!(all T => cpu::keys::<T>);
-        // SAFETY: `sort` makes all `Sort`s, and `long_rows` declares the pairs of all rows of the
+        // SAFETY: only `sort` makes `Sort`s, and `long_rows` declares the pairs of all rows of the
         // launch. Each element of the results is written by one thread. After the sort, the first
         // `size` pairs of a row have indices below `size`.
         unsafe WRITE: Kernel<Sort, 4> = "write", hosts!(all T => cpu::write::<T>);
@@ -63,9 +64,9 @@ kernels! {
 }
 
 cuda_struct! {
-    /// A part of a sort: `rows` rows of `size` elements, beginning with the row `first`. `steps`
-    /// are the strides along a row of source, values and indices. `padded` is `size` rounded up to
-    /// a power of two, and `log` is the binary logarithm of `padded`.
+    /// A part of a sort: `rows` rows of `size` elements, beginning with row `first`. `steps` are
+    /// the strides of source, values and indices along a row. `padded` is `size` rounded up to a
+    /// power of two, and `log` is the binary logarithm of `padded`.
     struct Sort {
         rows: u64,
         first: u64,
@@ -78,9 +79,10 @@ cuda_struct! {
     }
 }
 
-/// Sorts `a` along dimension `dim` (`torch.sort`), stably. `values` receives the elements and has
-/// the dtype and the sizes of `a`. `indices` receives their indices, of `int64`, and has the same
-/// sizes. Supports every dtype. A NaN is larger than any number.
+/// Sorts `a` along dimension `dim`, stably (`torch.sort`). `values` receives the sorted elements;
+/// it must have the dtype and the sizes of `a`. `indices` receives the index of each of them in
+/// `a`; it must have dtype `int64` and the sizes of `a`. Supports every dtype. A NaN is larger than
+/// any number.
 ///
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `a`, or `indices` does not
@@ -154,8 +156,8 @@ fn long_rows(
         let each = Grid::cover(count, THREADS);
         KEYS.launch(target, OP, &[a.read(), pairs.write()], &part, each)?;
         sort_pairs(target, OP, pairs, padded)?;
-        // The results are declared as read and written, because the elements of other rows keep
-        // their values.
+        // The launch writes only some rows of the results. Declare the results as read and written,
+        // because the other rows keep their values.
         let operands = [a.read(), pairs.read(), values.read_write(), indices.read_write()];
         WRITE.launch(target, OP, &operands, &part, each)?;
     }

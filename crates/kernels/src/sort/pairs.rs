@@ -8,7 +8,7 @@ use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
 
-/// Pairs that one block sorts in shared memory, with half as many threads.
+/// Number of pairs that one block sorts in shared memory. The block has half as many threads.
 pub(crate) const TILE: usize = 2048;
 
 cuda_struct! {
@@ -21,8 +21,8 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// A pass over `pairs` pairs in rows of `padded` pairs. A stage merges sorted runs to runs of
-    /// `size` pairs; its steps compare pairs over `distance`.
+    /// A pass over `pairs` pairs in rows of `padded` pairs. The pass is a step of a merge to sorted
+    /// runs of `size` pairs; it compares pairs that are `distance` apart.
     struct Pass {
         pairs: u64,
         padded: u64,
@@ -31,9 +31,9 @@ cuda_struct! {
     }
 }
 
-// SAFETY, for the three kernels: `sort_pairs` makes all `Pass`es, with the number of pairs of the
-// launch. Its callers pass whole rows, whose number of pairs is a power of two, so each pair belongs to
-// one thread.
+// SAFETY, for the three kernels: only `sort_pairs` makes `Pass`es, with the number of pairs of the
+// launch. Its callers pass whole rows, and the number of pairs of a row is a power of two, so each
+// pair belongs to one thread.
 kernels! {
     pub(super) PASSES = "sort_passes", &[""], |_, _| {
         let of = Source::new().with::<Pass>().with::<SortPair>().push(&format!("#define TILE {TILE}"));
@@ -45,9 +45,9 @@ kernels! {
     }
 }
 
-/// Sorts each row of `pairs` on a GPU, for the op `op`. A row has `padded` pairs; this is a power of
-/// two and at least [`TILE`]. `pairs` is contiguous, has two `int64` per pair, and consists of whole
-/// rows.
+/// Sorts each row of `pairs` on a GPU, for the op `op`. A row has `padded` pairs, which must be a
+/// power of two and at least [`TILE`]. `pairs` must be contiguous, have two `int64` elements per
+/// pair, and consist of whole rows.
 ///
 /// # Errors
 /// The errors of [`Kernel::launch`].
@@ -78,7 +78,7 @@ pub(crate) fn sort_pairs(
     Ok(())
 }
 
-/// Sorts whole rows, so that later passes have nothing to do.
+/// Sorts whole rows, so that the later passes have nothing to do.
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
@@ -89,5 +89,6 @@ unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
     pairs.chunks_exact_mut(p.padded as usize).for_each(<[SortPair]>::sort_unstable);
 }
 
-/// Stands in for later passes: `tiles` has already sorted whole rows.
+/// The CPU implementation of the later passes, which does nothing: `tiles` has already sorted whole
+/// rows.
 unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}

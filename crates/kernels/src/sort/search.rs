@@ -19,14 +19,14 @@ pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""],
 })
 .with_ptx(committed);
 
-// SAFETY: `searchsorted` makes all `Search`es, with the sizes and strides of the launch's operands.
-// Each element of the result belongs to one thread.
+// SAFETY: only `searchsorted` makes `Search`es, with the sizes and strides of the launch's
+// operands. Each element of the result belongs to one thread.
 static COUNT: Kernel<Search, 3> =
     unsafe { Kernel::new(&SEARCH, "", hosts!(number T => on_host::<T>)) };
 
 cuda_struct! {
-    /// Sorted rows of `size` elements with stride `step`. `walk` gives, for each value, the offsets
-    /// of its sorted row, of the value, and of its result.
+    /// Sorted rows have `size` elements with stride `step`. `walk` gives, for each value, the
+    /// offsets of its sorted row, of the value, and of its result.
     struct Search {
         elements: u64,
         size: u64,
@@ -36,12 +36,12 @@ cuda_struct! {
     }
 }
 
-/// Counts, for each of `values`, the elements of a sorted row that are less or, with `right`, less
-/// or equal (`torch.searchsorted`).
+/// Counts, for each value, the elements of a sorted row that are less than the value or, if `right`
+/// is true, less than or equal to it (`torch.searchsorted`).
 ///
-/// `sorted` is one vector for all values, or has the sizes of `values` except in the last
-/// dimension. `sorted` and `values` must have the same dtype, any except bool. `out` must have
-/// dtype `int64` and the sizes of `values`.
+/// `sorted` must be one vector for all values, or have the sizes of `values` except in the last
+/// dimension. `sorted` and `values` must have the same dtype, which can be any dtype except bool.
+/// `out` must have dtype `int64` and the sizes of `values`.
 ///
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `sorted`, or `out` does
@@ -100,8 +100,8 @@ pub fn searchsorted(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are sorted
-/// rows and values, of `T`, and the result, of `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// sorted rows and the values, with elements of type `T`, and the result, of type `i64`.
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
     let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let out = SharedPtr::<i64>::operand(launch, 2);

@@ -1,10 +1,11 @@
-//! Tests of sorting and searching that run on every target.
+//! Tests of sorting and searching, on every target.
 
 use super::*;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
 
-/// Sorts each row over the middle of three dimensions.
+/// Sorts each row along the middle of three dimensions with the standard library. Returns values
+/// and indices.
 fn expected(values: &[f64], [a, b, c]: [usize; 3], descending: bool) -> [Vec<f64>; 2] {
     let (mut out, mut index) = (values.to_vec(), values.to_vec());
     for (i, k) in (0..a).flat_map(|i| (0..c).map(move |k| (i, k))) {
@@ -60,7 +61,7 @@ fn views(target: Target<'_>) {
     }
 }
 
-/// More pairs than the scratch memory holds at a time.
+/// Tests rows that together have more pairs than the scratch memory holds at a time.
 fn in_parts(target: Target<'_>) {
     let Target::Cuda(..) = target else { return };
     let (rows, n) = (3, 5000);

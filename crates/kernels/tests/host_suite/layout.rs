@@ -1,4 +1,4 @@
-//! Views compared with a model that lists the offset of every element.
+//! Tests that compare layouts with a model that lists the offset of every element.
 
 use proptest::prelude::*;
 use warpline_runtime::{Error, ErrorKind, Layout, ResultExt, broadcast};
@@ -19,7 +19,7 @@ fn contiguous(sizes: &[usize]) -> Layout {
     Layout::contiguous(sizes).expect("small sizes")
 }
 
-/// A contiguous layout after a few random view operations.
+/// Generates layouts: a contiguous layout after a few random view operations.
 fn any_layout() -> impl Strategy<Value = Layout> {
     let steps = prop::collection::vec((0..4u8, any::<u8>(), any::<u8>()), 0..4);
     (prop::collection::vec(1usize..5, 0..4), steps).prop_map(|(sizes, steps)| {
@@ -45,7 +45,7 @@ fn any_layout() -> impl Strategy<Value = Layout> {
 
 proptest! {
     #[test]
-    fn a_view_that_is_given_keeps_every_element(layout in any_layout(), split in 1usize..5) {
+    fn a_view_keeps_the_order_of_all_elements(layout in any_layout(), split in 1usize..5) {
         let numel = layout.numel();
         prop_assume!(numel > 0 && numel % split == 0);
         for sizes in [vec![numel], vec![split, numel / split], vec![numel / split, 1, split]] {
@@ -56,10 +56,11 @@ proptest! {
     }
 
     #[test]
-    fn a_view_is_given_wherever_strides_allow(layout in any_layout(), split in 1usize..5) {
+    fn a_view_is_returned_if_strides_allow_it(layout in any_layout(), split in 1usize..5) {
         let numel = layout.numel();
         prop_assume!(numel > 1 && numel % split == 0);
-        // For two dimensions, strides exist if and only if all rows have the same steps.
+        // A layout with two dimensions has strides if and only if the offsets in all rows, and
+        // those of all row starts, have equal steps.
         let all = offsets(&layout);
         let (rows, columns) = (split, numel / split);
         let steps = |xs: Vec<isize>| xs.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>();
@@ -79,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn select_is_narrow_and_squeeze(layout in any_layout(), dim in 0usize..4, index in 0usize..5) {
+    fn select_equals_narrow_and_squeeze(layout in any_layout(), dim in 0usize..4, index in 0usize..5) {
         prop_assume!(layout.ndim() > 0);
         let dim = dim % layout.ndim();
         let index = index % layout.sizes()[dim];
@@ -90,7 +91,7 @@ proptest! {
 }
 
 #[test]
-fn expand_repeats_and_refuses() -> Result<(), Error> {
+fn expand_repeats_size_one_and_refuses_other_sizes() -> Result<(), Error> {
     let expanded = contiguous(&[3, 1]).expand(&[2, 3, 4])?;
     assert_eq!(expanded.strides(), [0, 1, 0]);
     assert!(matches!(contiguous(&[3]).expand(&[2]).kind(), Some(ErrorKind::ExpandMismatch { .. })));
@@ -98,7 +99,7 @@ fn expand_repeats_and_refuses() -> Result<(), Error> {
 }
 
 #[test]
-fn broadcast_follows_the_rules() -> Result<(), Error> {
+fn broadcast_follows_pytorchs_rules() -> Result<(), Error> {
     assert_eq!(broadcast(&[5, 1, 3], &[4, 1])?.as_slice(), [5, 4, 3]);
     assert_eq!(broadcast(&[0], &[1])?.as_slice(), [0]);
     let error = broadcast(&[2], &[3]).expect_err("2 and 3 do not broadcast");
@@ -132,7 +133,7 @@ fn bad_dimensions_indices_and_sizes_are_errors() {
 }
 
 #[test]
-fn a_scalar_has_no_dimension_to_take_apart() -> Result<(), Error> {
+fn a_scalar_has_no_dimension_to_select_or_narrow() -> Result<(), Error> {
     let scalar = contiguous(&[]);
     assert_eq!(scalar.transpose(0, -1)?, scalar);
     assert!(scalar.transpose(0, 1).is_err());
@@ -158,7 +159,7 @@ fn every_dimension_has_a_stride() {
 }
 
 #[test]
-fn sizes_whose_product_overflows_are_no_view() {
+fn sizes_whose_product_overflows_give_no_view() {
     let layout = contiguous(&[4]);
     assert_eq!(layout.view(&[usize::MAX, 2]), None);
     // The product of the sizes overflows to 4.

@@ -1,4 +1,4 @@
-//! Tests that need no GPU, in one program, which is linked once.
+//! Tests that need no GPU. They are modules of one program, so that it is linked only once.
 
 mod layout;
 mod misuse;

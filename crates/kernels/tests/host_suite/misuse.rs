@@ -1,5 +1,6 @@
-//! Safe programs on the layers below the tensor crate that once read or freed memory too early.
-//! Simulated devices run as lazily as possible: work runs only if something waits for it.
+//! Regression tests: safe programs, on the layers below the tensor crate, that once read or freed
+//! memory too early. The simulated devices are lazy: work runs only when something waits for it, so
+//! a missing wait is visible.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -35,10 +36,11 @@ fn first(storage: &Storage) -> u8 {
     out[0]
 }
 
-/// Most of the memory of a [`tight`] device.
+/// A size, in bytes, that leaves no room for a second allocation of this size on a [`tight`]
+/// device.
 const MOST: usize = 44 << 20;
 
-/// Creates a device on which streams must reuse each other's memory.
+/// Creates a device with so little memory that streams must reuse each other's.
 fn tight() -> Runtime {
     let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
     Runtime::new(sim.build(), RuntimeConfig::default()).unwrap()
@@ -49,14 +51,14 @@ fn fill(stream: &Stream, storage: &Storage, value: u8) {
     memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
 }
 
-/// Drops memory to which a stream has yet to write sevens.
+/// Drops memory before the stream has run its pending write of sevens to it.
 fn drop_after_fill(runtime: &Runtime, former: &Stream) {
     let dropped = Storage::device(runtime, MOST, former).unwrap();
     fill(former, &dropped, 7);
 }
 
 #[test]
-fn a_stream_wrapped_twice_is_waited_for_by_either() {
+fn either_wrapper_of_a_stream_waits_for_its_work() {
     let (sim, runtime) = lazy();
     let driver: Arc<dyn Driver> = runtime.driver().unwrap().clone();
     let device = runtime.device(0).unwrap().device();
@@ -75,7 +77,7 @@ fn a_stream_wrapped_twice_is_waited_for_by_either() {
 }
 
 #[test]
-fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
+fn memory_of_an_abandoned_capture_is_free_for_reuse() {
     let (sim, runtime) = lazy();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();
@@ -94,7 +96,7 @@ fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
 }
 
 #[test]
-fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
+fn a_second_wrapper_of_a_captured_stream_enqueues_nothing() {
     let (_sim, runtime) = lazy();
     let device = runtime.device(0).unwrap();
     let stream = device.device().stream_from_pool(0).unwrap();
@@ -107,26 +109,28 @@ fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
         || Storage::device(&runtime, N, &twin).is_ok() || seven.record_stream(&twin).is_ok();
     assert!(!takes_twins());
     drop(capture);
-    // The twin would number its uses from 1 again.
+    // The second wrapper of the captured stream would number its uses from 1 again.
     assert!(!takes_twins());
-    // Work of the stream with the same numbers would count as complete.
+    // Otherwise it would report work of the stream with the same numbers as complete.
     assert!(twin.query().is_err() && twin.synchronize().is_err());
     let copy = |stream: &Stream, from: &Storage| {
         copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
     };
     copy(&stream, &nine).unwrap();
     stream.synchronize().unwrap();
-    // The copy would have the number of the stream's first work, which is known to be complete.
+    // Otherwise the copy would have the number of the stream's first operation, which is already
+    // complete.
     assert!(copy(&twin, &seven).is_err());
     assert_eq!(first(&pinned), 9);
-    // The stream would not know that its work is captured, and would not keep the memory alive.
+    // Otherwise the first wrapper would not know that work of its stream is captured, and would not
+    // keep the memory alive.
     assert!(Capturing::begin(&runtime, &twin, &pool).is_err());
     copy(&stream, &seven).unwrap();
     assert_eq!(first(&pinned), 7);
 }
 
 #[test]
-fn a_stream_is_not_numbered_as_another_one() {
+fn a_stream_does_not_continue_the_numbers_of_another() {
     let (_sim, runtime) = lazy();
     let driver: Arc<dyn Driver> = runtime.driver().unwrap().clone();
     let device = runtime.device(0).unwrap().device();
@@ -153,7 +157,7 @@ fn a_graph_keeps_memory_of_the_programs_own_pool() {
         Storage::device(&runtime, N, &stream).unwrap()
     };
     let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
-    // From its first allocation on, a capture has its own route in the allocator.
+    // A capture gets its own route in the allocator at its first allocation.
     drop(Storage::device(&runtime, N, &stream).unwrap());
     let captured = in_own();
     copy(&captured, &seven);
@@ -172,7 +176,7 @@ fn a_graph_keeps_memory_of_the_programs_own_pool() {
 }
 
 #[test]
-fn memory_used_first_on_another_stream_comes_after_its_last_user() {
+fn reused_memory_waits_for_its_last_user_on_any_first_stream() {
     let (_sim, runtime) = lazy();
     let device = runtime.device(0).unwrap().device();
     let [home, other] = [(); 2].map(|()| device.stream_from_pool(0).unwrap());
@@ -192,7 +196,7 @@ fn memory_used_first_on_another_stream_comes_after_its_last_user() {
 }
 
 #[test]
-fn no_other_devices_memory_is_taken_for_a_devices_own() {
+fn memory_of_another_device_is_not_mistaken_for_own_memory() {
     let (_sim, runtime) = lazy();
     let two = SimConfig::new(2).build();
     let device = runtime.device(0).unwrap();
@@ -202,7 +206,7 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
     let pool =
         device.allocator().new_pool_over(CudaBackend::new(foreign, 0), PoolOptions::default());
     let route = device.allocator().use_pool(&pool);
-    // Memory of another driver could have the same address.
+    // Memory of the other driver could have the same address as memory of this one.
     let nine = device_filled(&runtime, stream, 9);
     drop(route);
     assert_eq!(two.usage().devices[0].allocations, 0);
@@ -214,12 +218,13 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
 }
 
 #[test]
-fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
+fn remapped_pages_are_used_after_their_last_user_on_any_stream() {
     let runtime = tight();
     let device = runtime.device(0).unwrap().device();
     let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
     drop_after_fill(&runtime, &former);
-    // The allocator makes `home` wait for `former`; this wait has no operation number.
+    // The allocator makes `home` wait for `former`. This wait has no operation number, so it must
+    // be passed on in another way.
     let again = Storage::device(&runtime, MOST, &home).unwrap();
     fill(&other, &again, 1);
     other.synchronize().unwrap();
@@ -230,14 +235,15 @@ fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
 }
 
 #[test]
-fn memory_of_a_captured_stream_comes_after_all_that_it_was_given_before() {
+fn memory_allocated_before_a_capture_waits_for_its_last_user() {
     let runtime = tight();
     let gpu = runtime.device(0).unwrap();
     let [former, home, other] = [(); 3].map(|()| gpu.device().stream_from_pool(0).unwrap());
     drop_after_fill(&runtime, &former);
     let small = Storage::device(&runtime, N, &home).unwrap();
     fill(&home, &small, 0);
-    // The allocator makes `home` wait for `former`; this wait is not an operation of `home`.
+    // The allocator makes `home` wait for `former`. This wait is not a numbered operation of
+    // `home`.
     let again = Storage::device(&runtime, MOST, &home).unwrap();
     let capture = Capturing::begin(&runtime, &home, &GraphPool::new(gpu)).unwrap();
     fill(&other, &again, 1);
@@ -276,7 +282,8 @@ fn memory_that_two_captures_used_waits_for_both() {
         copy(&joins, &seen, &made);
         drop(made);
         drop(other.end().unwrap());
-        // If this memory were the same, it would be written while it is copied.
+        // If this allocation reused the memory of `seen`, the fill would write it while a replay
+        // copies it.
         fill(&Storage::device(&runtime, N, &b).unwrap(), 9);
         capture.end().unwrap().replay(&a).unwrap();
         let pinned = Storage::pinned(&runtime, N).unwrap();
@@ -295,7 +302,7 @@ fn dropping_memory_of_another_device_invalidates_no_capture() {
     copy_bytes(&two, (&copied, 0), (&seven, 0), N, true, Location::caller()).unwrap();
     let capture = Capturing::begin(&runtime, &two, &GraphPool::new(gpus[1])).unwrap();
     drop(seven);
-    // The allocator queries whether the captured stream has completed its uses.
+    // The drop makes the allocator query whether the captured stream has completed its uses.
     drop(Storage::device(&runtime, N, &one).unwrap());
     capture.end().unwrap();
     let pinned = Storage::pinned(&runtime, N).unwrap();

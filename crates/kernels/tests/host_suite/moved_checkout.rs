@@ -1,4 +1,4 @@
-//! Builds this crate's build script in a package that moves between two builds.
+//! Tests this crate's build script in a package whose folder moves between two builds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn a_moved_checkout_builds_with_its_target_folder() {
     for name in ["src", "ptx"] {
         fs::create_dir_all(before.join(name)).unwrap();
     }
-    // A separate workspace, because the folder is inside this one.
+    // The package declares its own workspace, because its folder is inside this workspace.
     let manifest = "[package]\nname = \"moved\"\nedition = \"2024\"\n[workspace]\n";
     fs::write(before.join("Cargo.toml"), manifest).unwrap();
     fs::write(before.join("build.rs"), include_str!("../../build.rs")).unwrap();
@@ -28,7 +28,8 @@ fn a_moved_checkout_builds_with_its_target_folder() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Rewrites the program, so that cargo compiles it again. Returns the program's output.
+/// Writes a program that prints `word`, so that cargo compiles it again, and returns the program's
+/// output.
 fn built(package: &Path, word: &str) -> String {
     let program = format!(
         "const PTX: &[(&str, &[u8])] = include!(concat!(env!(\"OUT_DIR\"), \"/ptx.rs\"));\n\

@@ -1,4 +1,4 @@
-//! Memory that is returned to the driver while work still uses it.
+//! Tests of memory that is returned to the driver while work still uses it.
 
 use std::panic::Location;
 
@@ -14,10 +14,10 @@ fn lazy() -> SimConfig {
     SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }
 }
 
-/// Regression: pageable memory was allocated where the driver still had page-locked memory
-/// registered, so a copy into it returned before the bytes arrived.
+/// Regression test: pageable memory was allocated at an address that the driver still had
+/// registered as page-locked, so a copy to this memory returned before the bytes arrived.
 #[test]
-fn pageable_memory_never_lies_where_something_is_registered() {
+fn pageable_memory_is_never_allocated_in_registered_memory() {
     let sim = lazy().build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap();
@@ -56,10 +56,10 @@ fn pageable_memory_never_lies_where_something_is_registered() {
     assert_eq!(cache.stats().refused_releases, 0);
 }
 
-/// Regression: pages were unmapped under the work of a stream that the allocator did not know of,
-/// and the device was lost.
+/// Regression test: the allocator unmapped pages that pending work of a stream still used, because
+/// it had no record of this use, and the device was lost.
 #[test]
-fn work_of_an_unrecorded_stream_ends_before_its_memory_goes() {
+fn memory_is_released_after_the_work_of_unrecorded_streams() {
     let sim = lazy().build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     runtime.set_sync_policy(SyncPolicy::Manual);

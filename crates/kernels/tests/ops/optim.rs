@@ -1,4 +1,4 @@
-//! Steps of many tensors, which run on every target.
+//! Tests of optimizer steps for many tensors, on every target.
 
 use warpline_kernels::optim::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64};
@@ -8,10 +8,11 @@ use warpline_runtime::{DType, ErrorKind, Layout, Target, View};
 /// The parameter, its gradient, and three state tensors.
 const LISTS: usize = 5;
 
-/// More tensors than a launch takes, some of them empty and some of several blocks.
+/// Sizes of more tensors than one launch updates. Some tensors are empty, and some need several
+/// blocks.
 const SIZES: [usize; 19] = [5, 0, 1, 2048, 2049, 7000, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 64, 9, 1];
 
-/// Creates the tensors of each list.
+/// Creates, for each operand of a rule, one tensor per element of [`SIZES`].
 fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
     let of = |list: usize| {
         let make = |(i, &n): (usize, &usize)| {
@@ -86,7 +87,8 @@ fn rules() -> Vec<UpdateRule> {
                 weight_decay,
                 maximize: flag,
             });
-            // The variance would be negative if the mean square were less than the squared mean.
+            // The mean square must not be less than the squared mean, because the variance would be
+            // negative.
             all.push(UpdateRule::RMSprop {
                 lr,
                 alpha: 0.75,
@@ -177,8 +179,8 @@ fn rates_from_memory(target: Target<'_>) {
     assert_ne!(told, run(rule(9.0, 9.0, 9.0), None));
 }
 
-/// A step with a scale equals a step with unscaled gradients, and leaves the gradients unscaled. A step after an overflow
-/// changes nothing.
+/// A step with a `grad_scale` gives the result of a step with unscaled gradients, and unscales the
+/// gradients in place. A step whose `found_inf` is set changes nothing.
 fn scaled_steps(target: Target<'_>) {
     let number = |value: f64| Tensor::new(target, F32, &[], &[value]);
     for dtype in [F64, F32, F16, BF16] {
@@ -225,7 +227,7 @@ fn scaled_steps(target: Target<'_>) {
 fn gradients_are_checked_and_unscaled(target: Target<'_>) {
     let (scale, all) = (Tensor::new(target, F32, &[], &[8.0]), [F64, F32, F16, BF16]);
     for dtype in all {
-        // Several launches.
+        // More gradients than one launch checks.
         let grads: Vec<Tensor> = (0..4).flat_map(|_| lists(target, dtype, 1).remove(0)).collect();
         let views: Vec<View<'_>> = grads.iter().map(Tensor::view).collect();
         let before: Vec<Vec<f64>> = grads.iter().map(|t| t.floats(target)).collect();
@@ -239,7 +241,7 @@ fn gradients_are_checked_and_unscaled(target: Target<'_>) {
         check_and_unscale(target, &views, Some(scale.view()), found.view()).unwrap();
         assert_eq!(is_found(&found), 0.0);
         for (after, before) in values().iter().flatten().zip(before.iter().flatten()) {
-            // Small numbers of `f16` lose digits.
+            // The division of small `f16` numbers loses digits.
             assert!((after - before / 8.0).abs() < 1e-7, "{dtype}: {after} of {before}");
         }
         for (which, bad) in [(5, f64::INFINITY), (24, f64::NEG_INFINITY), (70, f64::NAN)] {
@@ -253,7 +255,7 @@ fn gradients_are_checked_and_unscaled(target: Target<'_>) {
                 check_and_unscale(target, &views, scale, found.view()).unwrap();
                 assert_eq!(is_found(&found), 1.0, "{dtype}, gradient {which}");
                 check_and_unscale(target, &views[..2], scale, found.view()).unwrap();
-                assert_eq!(is_found(&found), 1.0, "a later check keeps the mark");
+                assert_eq!(is_found(&found), 1.0, "a later check keeps `found_inf` set");
             }
         }
     }
@@ -261,7 +263,7 @@ fn gradients_are_checked_and_unscaled(target: Target<'_>) {
 
 fn scales_grow_and_shrink(target: Target<'_>) {
     let cases = [
-        // Scale, tracker, whether an overflow was found; then the next scale and tracker.
+        // Scale, growth tracker and `found_inf`; then the next scale and tracker.
         ((8.0, 1, 0.0), (8.0, 2)),
         ((8.0, 2, 0.0), (16.0, 0)),
         ((8.0, 2, 1.0), (2.0, 0)),
@@ -279,7 +281,7 @@ fn scales_grow_and_shrink(target: Target<'_>) {
     }
 }
 
-fn squares_add_up(target: Target<'_>) {
+fn sums_of_squares_are_right(target: Target<'_>) {
     for (dtype, tolerance) in [(F64, 1e-13), (F32, 1e-5), (F16, 1e-5), (BF16, 1e-5)] {
         let tensors = lists(target, dtype, 1).remove(0);
         let views: Vec<View<'_>> = tensors.iter().map(Tensor::view).collect();
@@ -293,9 +295,9 @@ fn squares_add_up(target: Target<'_>) {
     }
 }
 
-fn everything(target: Target<'_>) {
+fn every_op(target: Target<'_>) {
     every_rule(target);
-    squares_add_up(target);
+    sums_of_squares_are_right(target);
     rates_from_memory(target);
     scaled_steps(target);
     gradients_are_checked_and_unscaled(target);
@@ -304,13 +306,13 @@ fn everything(target: Target<'_>) {
 
 #[test]
 fn steps_are_right_on_the_cpu_and_on_simulated_devices() {
-    on_every_target(everything);
+    on_every_target(every_op);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_steps_are_right() {
-    on_gpu(everything);
+    on_gpu(every_op);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests that compare all pools with their definitions, on every target.
+//! Tests that compare the pools, on every target, with plain loops over the elements of each
+//! window.
 
 use warpline_kernels::pool::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64};
@@ -18,7 +19,7 @@ fn windows() -> Vec<(Window, Regions)> {
         padding: [0; 3],
         dilation: [1; 3],
     };
-    // Windows that overlap and are padded. The last one reaches beyond the end.
+    // Windows that overlap and are padded. The last window reaches beyond the end of the image.
     let padded = Window {
         input: [1, 7, 6],
         output: [1, 4, 4],
@@ -54,7 +55,8 @@ fn windows() -> Vec<(Window, Regions)> {
     ]
 }
 
-/// The elements of each result by the definition, and their number including the padding.
+/// Returns, for each result, the indices of its image elements, and their number including the
+/// padding.
 fn places(w: &Window, places: Regions) -> Vec<(Vec<usize>, usize)> {
     let along = |d: usize, o: usize| -> (Vec<usize>, usize) {
         if places == Regions::Adaptive {
@@ -95,7 +97,7 @@ fn numbers(n: usize) -> Vec<f64> {
     (0..n).map(|i| (i * 37 % 101) as f64 / 8.0 - 6.0).collect()
 }
 
-/// Creates a tensor for a result. It begins as 7.
+/// Creates a tensor for a result, filled with 7.
 fn result(target: Target<'_>, dtype: DType, sizes: &[usize], format: MemoryFormat) -> Tensor {
     placed(target, dtype, sizes, &vec![7.0; sizes.iter().product()], format)
 }
@@ -119,7 +121,7 @@ fn maxima(target: Target<'_>, format: MemoryFormat) {
             for p in 0..6 {
                 for (elements, _) in &own {
                     let value = |i: &usize| values[p * plane + i];
-                    // The first of equal elements.
+                    // Chooses the first of equal elements.
                     let largest = elements
                         .iter()
                         .copied()
@@ -187,18 +189,18 @@ fn averages(target: Target<'_>, format: MemoryFormat) {
 }
 
 #[test]
-fn largest_elements_and_their_gradients() {
+fn max_pools_and_their_gradients_are_right() {
     on_every_target(|target| FORMATS.iter().for_each(|format| maxima(target, *format)));
 }
 
 #[test]
-fn averages_and_their_gradients_are_right() {
+fn average_pools_and_their_gradients_are_right() {
     on_every_target(|target| FORMATS.iter().for_each(|format| averages(target, *format)));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_largest_elements_and_averages() {
+fn gpu_pools_and_their_gradients_are_right() {
     on_gpu(|target| {
         for format in FORMATS {
             maxima(target, format);
@@ -229,7 +231,7 @@ fn nan_is_the_largest() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn operands_with_wrong_sizes_or_strides_are_refused() {
     on_every_target(|target| {
         let (w, kind) = windows()[0];
         let image = Tensor::garbage(target, F32, &sizes(w.input));
@@ -246,7 +248,7 @@ fn operands_that_do_not_fit_are_refused() {
         let dilated = Window { dilation: [1, 1, 2], ..w };
         let error = refused(F32, &sizes(w.output), &dilated, Divisor::Inside);
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
-        // The index of each value has the strides of the value.
+        // `values` and `indices` must have equal strides.
         let values = Tensor::garbage(target, F32, &sizes(w.output));
         let indices = result(target, DType::I64, &sizes(w.output), MemoryFormat::ChannelsLast3d);
         let error =

@@ -1,4 +1,4 @@
-//! Every fill compared with PyTorch's values.
+//! Tests that compare every fill with PyTorch's values.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn filled(
     out.floats(target)
 }
 
-/// The golden cases for the device of a target.
+/// Returns the golden cases for the device of a target.
 fn goldens(target: Target<'_>) -> Vec<Value> {
     let device = if matches!(target, Target::Cpu(_)) { "cpu" } else { "cuda" };
     let folder = std::env::var_os("WARPLINE_GOLDENS").map_or_else(
@@ -44,8 +44,8 @@ fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-/// Selects the values of a result that the goldens have: the first ones or, of a large result,
-/// values at regular distances.
+/// Selects the values that the golden file contains: the first `n` values of a small result, or `n`
+/// values at regular distances of a large one.
 fn sample(values: &[f64], n: usize) -> Vec<f64> {
     let step = if values.len() > 1000 { values.len() / n + 1 } else { 1 };
     values.iter().step_by(step).take(n).copied().collect()
@@ -64,7 +64,8 @@ fn close(ours: &[f64], theirs: &Value, tolerance: f64, context: &str) {
     }
 }
 
-/// `tolerance` is the relative or absolute error that a normal or exponential value may have.
+/// Compares every golden case. `tolerance` is the maximum error of normal and exponential values:
+/// relative for values above 1, otherwise absolute.
 fn check_goldens(target: Target<'_>, tolerance: f64) {
     for case in goldens(target) {
         let seed = case["seed"].as_u64().unwrap();
@@ -96,9 +97,9 @@ fn check_goldens(target: Target<'_>, tolerance: f64) {
     }
 }
 
-/// One case fills, in this order: 1000 doubles with `normal_(2, 3)`, 100 halves with `uniform_`,
-/// 100 bfloat16 with `normal_`, 100 floats with `bernoulli_(0.3)`, 100 floats with
-/// `exponential_(1)`.
+/// Compares the golden case of other dtypes and distributions. Its fills, in this order, are: 1000
+/// `float64` with `normal_(2, 3)`, 100 `float16` with `uniform_`, 100 `bfloat16` with `normal_`,
+/// 100 `float32` with `bernoulli_(0.3)`, and 100 `float32` with `exponential_(1)`.
 fn check_other_dtypes(target: Target<'_>, case: &Value, tolerance: f64) {
     let exact = tolerance == 0.0;
     let ours = filled(target, F64, 1000, |t, v| normal(t, v, 2.0, 3.0));
@@ -106,7 +107,7 @@ fn check_other_dtypes(target: Target<'_>, case: &Value, tolerance: f64) {
     let ours = filled(target, F16, 100, |t, v| uniform(t, v, 0.0, 1.0));
     close(&ours, &case["f16_rand"], 0.0, "rand of halves");
     let ours = filled(target, BF16, 100, |t, v| normal(t, v, 0.0, 1.0));
-    // The tolerance is one step of bfloat16.
+    // The tolerance is one unit in the last place of `bfloat16`.
     close(&ours, &case["bf16_randn"], if exact { 0.0 } else { 4e-3 }, "randn of bfloat16");
     let ours = filled(target, F32, 100, |t, v| bernoulli(t, v, 0.3));
     close(&ours, &case["bern"], 0.0, "bernoulli");
@@ -115,26 +116,27 @@ fn check_other_dtypes(target: Target<'_>, case: &Value, tolerance: f64) {
 }
 
 #[test]
-fn values_are_pytorchs() {
+fn values_equal_pytorchs() {
     on_every_target(|target| check_goldens(target, 1e-6));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_values_are_pytorchs() {
+fn gpu_values_equal_pytorchs() {
     on_gpu(|target| {
         let Target::Cuda(_, device, _) = target else { return };
-        // Large fills depend on the number of multiprocessors; the goldens come from a device with
-        // 132.
+        // The values of large fills depend on the number of multiprocessors. The golden values come
+        // from a device with 132.
         if device.properties().multiprocessor_count == 132 {
-            // Simulated devices compute logarithms with the host's library.
+            // Simulated devices compute logarithms with the host's math library, whose results
+            // differ in the last digits.
             check_goldens(target, if gpu_is_simulated() { 1e-6 } else { 0.0 });
         }
     });
 }
 
 #[test]
-fn the_first_seed_is_pytorchs() {
+fn the_first_seed_equals_pytorchs() {
     on_every_target(|target| {
         let default = filled(target, F32, 8, |t, v| uniform(t, v, 0.0, 1.0));
         target.runtime().manual_seed(DEFAULT_SEED);
@@ -175,22 +177,22 @@ fn check_views(target: Target<'_>) {
 }
 
 #[test]
-fn views_are_filled_in_memory_order_and_nothing_else_is() {
+fn views_are_filled_in_memory_order_and_other_memory_is_unchanged() {
     on_every_target(check_views);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_views_are_filled_in_memory_order_and_nothing_else_is() {
+fn gpu_views_are_filled_in_memory_order_and_other_memory_is_unchanged() {
     on_gpu(check_views);
 }
 
-/// A view with an offset or gaps receives the values of a contiguous tensor, and nothing else is
-/// written.
+/// A view with an offset or gaps receives the same values as a contiguous tensor, and memory
+/// outside the view is unchanged.
 fn check_places(target: Target<'_>) {
     const N: usize = 600_001;
     if matches!(target, Target::Cpu(_)) {
-        // As in PyTorch, the CPU draws in another order for views with gaps.
+        // As in PyTorch, the CPU assigns random numbers to a view with gaps in a different order.
         return;
     }
     for dtype in [F16, BF16, F32, DType::F64] {
@@ -219,13 +221,13 @@ fn check_places(target: Target<'_>) {
 }
 
 #[test]
-fn values_do_not_depend_on_the_place() {
+fn values_do_not_depend_on_offset_or_stride() {
     on_every_target(check_places);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_values_do_not_depend_on_the_place() {
+fn gpu_values_do_not_depend_on_offset_or_stride() {
     on_gpu(check_places);
 }
 
@@ -311,7 +313,7 @@ fn a_view_beyond_its_storage_is_refused() {
 }
 
 #[test]
-fn any_place_of_the_sequence_can_be_asked_for() {
+fn generator_offsets_are_rounded_up_to_multiples_of_four() {
     let mut generator = CudaGenerator::default();
     for (asked, place) in [(0, 0), (5, 8), (u64::MAX - 4, u64::MAX - 3), (u64::MAX, 0)] {
         generator.set_offset(asked);
@@ -319,7 +321,7 @@ fn any_place_of_the_sequence_can_be_asked_for() {
     }
 }
 
-/// Streams or devices of different runtimes are rejected before anything is drawn.
+/// A stream or device of another runtime is rejected before the op advances the generator.
 #[test]
 fn a_refused_op_draws_nothing() {
     let runtimes = [(); 2].map(|()| {

@@ -4,7 +4,8 @@ use warpline_kernels::reduce::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 use warpline_runtime::{DType, ErrorKind, ResultExt, Target};
 
-/// Computes one result in exact arithmetic. Integers wrap when the result is stored.
+/// Computes one result from its elements. Integers do not wrap here; they wrap when the result is
+/// stored.
 fn reference(op: ReduceOp, values: &[f64]) -> f64 {
     let nan = values.iter().position(|v| v.is_nan());
     let extreme = |max: bool| {
@@ -66,7 +67,7 @@ pub(crate) fn check(target: Target<'_>, op: ReduceOp, a: &Tensor, dims: &[usize]
     assert_close(dtype, &out.floats(target), &expected, &context);
 }
 
-/// Values whose sums are exact enough to compare, optionally with a NaN.
+/// Returns values whose sums have small rounding errors, with a NaN if `nan` is true.
 fn moderate(dtype: DType, n: usize, nan: bool) -> Vec<f64> {
     let mut values: Vec<f64> = samples(dtype, n, 5)
         .into_iter()
@@ -110,13 +111,13 @@ fn every_op_dtype_and_view(target: Target<'_>) {
 }
 
 #[test]
-fn every_op_over_every_dtype_and_view() {
+fn reductions_support_every_dtype_and_view() {
     on_every_target(every_op_dtype_and_view);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_every_op_over_every_dtype_and_view() {
+fn gpu_reductions_support_every_dtype_and_view() {
     on_gpu(every_op_dtype_and_view);
 }
 
@@ -137,18 +138,18 @@ fn large(target: Target<'_>) {
 }
 
 #[test]
-fn large_tensors_are_shared_out() {
+fn threads_share_large_results() {
     on_every_target(large);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_large_tensors_are_shared_out() {
+fn gpu_threads_share_large_results() {
     on_gpu(large);
 }
 
-/// Views that begin inside a vector, rows with remainders, elements with gaps, and several
-/// dimensions at a time.
+/// Tests views that begin inside a vector, rows that do not consist of whole vectors, elements with
+/// gaps, and several dimensions at a time.
 fn alignments(target: Target<'_>) {
     for dtype in [DType::Bool, DType::I8, DType::I64, DType::F16, DType::F32, DType::F64] {
         let n = 5 * 37 * 131;
@@ -177,20 +178,20 @@ fn alignments(target: Target<'_>) {
 }
 
 #[test]
-fn reductions_take_any_start_and_step() {
+fn reductions_support_any_offset_and_stride() {
     on_every_target(alignments);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_reductions_take_any_start_and_step() {
+fn gpu_reductions_support_any_offset_and_stride() {
     on_gpu(alignments);
 }
 
 /// Reductions for which each kernel uses several blocks per result.
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_results_that_blocks_share() {
+fn gpu_results_that_blocks_share_are_right() {
     on_gpu(|target| {
         for dtype in [DType::I8, DType::BF16, DType::F32, DType::I64] {
             let n = 3 * 700_000;
@@ -219,7 +220,7 @@ fn gpu_results_that_blocks_share() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_sums_are_the_same_each_time() {
+fn gpu_sums_are_the_same_in_each_run() {
     on_gpu(|target| {
         let n = 1 << 22;
         let values: Vec<f64> = (0..n).map(|i| f64::from(i % 1009) / 1009.0 - 0.3).collect();
@@ -239,8 +240,8 @@ fn gpu_sums_are_the_same_each_time() {
     });
 }
 
-/// Extremes of elements that all equal the value with which threads begin.
-fn least_of_all(target: Target<'_>) {
+/// Tests extremes of elements that all equal the initial value of the threads' partial results.
+fn extremes_of_the_initial_value(target: Target<'_>) {
     for (dtype, value) in [(DType::F32, f64::NEG_INFINITY), (DType::U8, 0.0), (DType::I8, -128.0)] {
         let a = Tensor::new(target, dtype, &[2, 300], &[value; 600]);
         for op in [ReduceOp::ArgMax, ReduceOp::ArgMin, ReduceOp::Max, ReduceOp::Min] {
@@ -253,17 +254,17 @@ fn least_of_all(target: Target<'_>) {
 
 #[test]
 fn extremes_of_the_initial_value_are_found() {
-    on_every_target(least_of_all);
+    on_every_target(extremes_of_the_initial_value);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_extremes_of_the_initial_value_are_found() {
-    on_gpu(least_of_all);
+    on_gpu(extremes_of_the_initial_value);
 }
 
 #[test]
-fn nothing_reduces_to_the_identity() {
+fn a_reduction_of_no_elements_gives_the_identity_nan_or_an_error() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[0, 2], &[]);
         for (op, expected) in [
@@ -318,7 +319,8 @@ fn a_result_inside_the_input_is_refused() {
         let row = a.with(|l| l.select(0, 3));
         let error = reduce(target, ReduceOp::Sum, a.view(), &[1], row.view());
         assert!(matches!(error.kind(), Some(ErrorKind::OverlappingOperands)), "{error:?}");
-        // Separate elements, or elements that are their own results, may share a storage.
+        // Source and result may share a storage if they are separate elements, or if each result
+        // reduces only the element at its own address.
         let (left, right) = (a.with(|l| l.narrow(1, 0, 32)), a.with(|l| l.select(1, 40)));
         reduce(target, ReduceOp::Max, left.view(), &[1], right.view()).unwrap();
         let column = a.with(|l| l.narrow(1, 1, 1));
@@ -327,7 +329,7 @@ fn a_result_inside_the_input_is_refused() {
 }
 
 #[test]
-fn an_extreme_of_no_elements_is_refused_even_where_nothing_asks_for_it() {
+fn an_extreme_of_no_elements_is_refused_even_without_results() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[0, 0], &[]);
         for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::ArgMin] {

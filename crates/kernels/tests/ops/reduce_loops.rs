@@ -1,4 +1,5 @@
-//! The CPU loops of reductions compared with plain loops, at sizes around their limits.
+//! Tests that compare the CPU implementation of reductions with plain loops, at sizes around its
+//! limits.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -15,7 +16,7 @@ fn on_cpu(body: impl FnOnce(Target<'_>)) {
     body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
 }
 
-/// Few distinct values, so that most occur several times, and some NaNs.
+/// Returns values of which few are distinct, so that most occur several times, and `nans` NaNs.
 fn values(dtype: DType, n: usize, seed: usize, nans: usize) -> Vec<f64> {
     let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 7;
     let quarters = if dtype.is_float() { 4.0 } else { 1.0 };
@@ -28,14 +29,15 @@ fn values(dtype: DType, n: usize, seed: usize, nans: usize) -> Vec<f64> {
     values
 }
 
-/// Lengths around lanes, groups of rows, blocks, tiles and the parts of threads.
+/// Lengths around the numbers of lanes, of rows in a group, and of elements in a block, in a tile
+/// and in a thread's part.
 const LENGTHS: [usize; 14] = [0, 1, 7, 8, 9, 16, 17, 63, 65, 130, 1023, 1025, 2100, 66_000];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn results_are_those_of_plain_loops(
+    fn results_equal_those_of_plain_loops(
         dtype in select(&DType::ALL[..]),
         [a, b] in [select(&LENGTHS[..]), select(&LENGTHS[..])],
         middle in 1usize..4,
@@ -43,7 +45,7 @@ proptest! {
         seed in 0usize..1000,
         nans in 0usize..3,
     ) {
-        // Two long dimensions together would test nothing new.
+        // Limit the number of elements: two long dimensions together would test nothing new.
         let b = b.min(70_000 / a.max(1));
         on_cpu(|target| {
             let n = a * middle * b;
@@ -71,9 +73,9 @@ proptest! {
     }
 }
 
-/// The index is that of the first largest element, or of the first NaN.
+/// `argmax` and `argmin` return the index of the first extreme, or of the first NaN.
 #[test]
-fn an_index_is_that_of_the_first_extreme() {
+fn argmax_and_argmin_return_the_first_index() {
     on_cpu(|target| {
         let n = 5000;
         for places in [&[0][..], &[4999], &[1023, 1024], &[1024, 3000], &[63, 64], &[4096, 4999]] {
@@ -98,7 +100,7 @@ fn an_index_is_that_of_the_first_extreme() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     on_cpu(|target| {
-        // Sums of numbers of such different magnitudes depend on their order.
+        // The magnitudes of these numbers differ so much that their sum depends on the order.
         let n = 1 << 19;
         let value = |i: usize| {
             let bits = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! Tests of resizing and its gradient, which run on every target.
+//! Tests of resizing and its gradient, on every target.
 
 use warpline_kernels::resample::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I32};
@@ -12,7 +12,7 @@ const KINDS: [Interpolation; 4] = [
     Interpolation::Cubic,
 ];
 
-/// Enlarges a row, and compares it with PyTorch's values.
+/// Enlarges a row, and compares the result with PyTorch's values.
 #[test]
 fn a_row_is_resampled_in_each_mode() {
     on_every_target(|target| {
@@ -87,7 +87,7 @@ fn gpu_the_gradient_is_the_transpose() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn operands_with_wrong_shapes_are_refused() {
     on_every_target(|target| {
         let refused = |dtype, input: &[usize], out_dtype, output: &[usize]| {
             let image = Tensor::garbage(target, dtype, input);

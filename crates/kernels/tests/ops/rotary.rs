@@ -1,4 +1,4 @@
-//! Tests of rotary position embeddings that run on every target.
+//! Tests of rotary position embeddings, on every target.
 
 use warpline_kernels::rotary::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64};
@@ -31,8 +31,8 @@ fn expected(x: &[f64], cos: &[f64], sin: &[f64], width: usize, rotation: Rotatio
     out
 }
 
-/// Covers both layouts, rows that are copied in part, operands that are aligned to vectors and
-/// operands that are not, and angles of both dtypes.
+/// Tests both kinds of pairs, rows with elements after the last pair, operands with and without
+/// vector alignment, and cosines and sines of both dtypes.
 fn every_dtype_and_layout(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         let of_angles = if dtype == F64 { F64 } else { F32 };
@@ -46,7 +46,8 @@ fn every_dtype_and_layout(target: Target<'_>) {
                         let context =
                             format!("{dtype}, angles of {angles}, {pairs} of {width}, {offset}");
                         let context = format!("{context}, {rotation:?}");
-                        // Positions before heads in memory, from an offset.
+                        // In memory, the positions come before the heads, and the elements begin at
+                        // an offset.
                         let numel: usize = sizes.iter().product();
                         let from_offset = |of: Tensor| {
                             of.with(|l| {
@@ -85,7 +86,8 @@ fn gpu_every_dtype_and_layout_is_rotated() {
     on_gpu(every_dtype_and_layout);
 }
 
-/// Elements of a row that are not neighbours, as in every second column of a table.
+/// Tests rows whose elements are not adjacent in memory: transposed rows, and every second column
+/// of a table.
 fn columns_with_gaps(target: Target<'_>) {
     let rotation = Rotation { is_interleaved: true, is_inverse: false };
     let x = numbers(target, F32, &[8, 6], 1).with(|l| l.transpose(0, 1));
@@ -100,13 +102,13 @@ fn columns_with_gaps(target: Target<'_>) {
 }
 
 #[test]
-fn elements_of_a_row_may_have_gaps() {
+fn elements_of_a_row_need_not_be_adjacent() {
     on_every_target(columns_with_gaps);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_elements_of_a_row_may_have_gaps() {
+fn gpu_elements_of_a_row_need_not_be_adjacent() {
     on_gpu(columns_with_gaps);
 }
 

@@ -1,10 +1,10 @@
-//! Tests of running sums and extremes that run on every target.
+//! Tests of running sums and extremes, on every target.
 
 use warpline_kernels::scan::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
 use warpline_runtime::{DType, ErrorKind, Target};
 
-/// Scans each row over the middle of three dimensions.
+/// Scans each row along the middle dimension with plain loops. Returns the results and the indices.
 fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -> [Vec<f64>; 2] {
     let (mut out, mut index) = (values.to_vec(), vec![0.0; values.len()]);
     for (i, k) in (0..a).flat_map(|i| (0..c).map(move |k| (i, k))) {
@@ -27,8 +27,8 @@ fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -
 }
 
 fn every_dtype_and_shape(target: Target<'_>) {
-    // Rows of a block and of a thread, rows longer than a tile, rows of one element, and empty
-    // rows.
+    // Rows that a block scans, rows that a thread scans, rows longer than a tile, rows of one
+    // element, and empty rows.
     for sizes in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 1, 3], [2, 0, 3]] {
         for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ScanOp::ALL.map(|op| (d, op))) {
             let n: usize = sizes.iter().product();

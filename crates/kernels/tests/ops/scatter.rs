@@ -1,10 +1,11 @@
-//! Tests of scattering that run on every target.
+//! Tests of scattering, on every target.
 
 use warpline_kernels::scatter::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
 use warpline_runtime::{DType, ErrorKind, IndexCheck, Layout, Target};
 
-/// Small numbers, whose sums and products every dtype represents or wraps in the same way.
+/// Creates a tensor of small integers, whose sums and products are exact in every dtype, or wrap as
+/// in the reference.
 fn numbers(target: Target<'_>, dtype: DType, sizes: &[usize], salt: usize) -> Tensor {
     let n: usize = sizes.iter().product();
     let values: Vec<f64> = (0..n).map(|i| ((i * 5 + salt) % 4) as f64).collect();
@@ -62,7 +63,8 @@ fn every_reduction_and_dtype(target: Target<'_>) {
             let source = numbers(target, dtype, &[6, 7, 5], 2).with(|l| l.permute(&[2, 0, 1]));
             let from = [5, 6, 7];
             let index = match reduce {
-                // Of several elements that are assigned to one place, any may be the last.
+                // Use distinct indices, because any of several elements with the same index may be
+                // assigned last.
                 Reduce::Assign => {
                     let back: Vec<f64> =
                         places(&[4, 5, 6]).iter().map(|at| (6 - at[dim]) as f64).collect();
@@ -86,8 +88,8 @@ fn every_reduction_and_dtype(target: Target<'_>) {
     }
 }
 
-/// Tests numbers of indices for which a GPU has one thread per element of the result, and for which
-/// the GPU uses atomics. The values are small integers, whose sums are exact.
+/// Tests two numbers of indices: for the first, a GPU has one thread per element of the result; for
+/// the second, it uses atomics. The values are small integers, whose sums are exact.
 fn many(target: Target<'_>) {
     for (n, rows) in [(50, 20), (70_000, 1000)] {
         many_into(target, n, rows);
@@ -97,8 +99,8 @@ fn many(target: Target<'_>) {
 fn many_into(target: Target<'_>, n: usize, rows: usize) {
     let of = |dtype| Reduce::ALL.map(|reduce| (dtype, reduce));
     for (dtype, reduce) in DType::ALL.into_iter().flat_map(of) {
-        // Half-width floats cannot represent such sums, and any of several assigned elements may be
-        // the last.
+        // Half-width floats cannot represent such sums, and any of several elements with the same
+        // index may be assigned last.
         if matches!(dtype, DType::F16 | DType::BF16) && reduce == Reduce::Sum
             || reduce == Reduce::Assign
         {
@@ -117,7 +119,8 @@ fn many_into(target: Target<'_>, n: usize, rows: usize) {
     }
 }
 
-/// Neutral elements change no value, and the values include the ends of an integer's range.
+/// Neutral elements change no value. The values include the least and greatest value of an integer
+/// dtype.
 fn neutral_elements(target: Target<'_>) {
     for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| Reduce::ALL.map(|r| (d, r))) {
         let Some(neutral) = reduce.neutral(dtype) else {
@@ -139,7 +142,8 @@ fn neutral_elements(target: Target<'_>) {
 
 fn rows_added(target: Target<'_>) {
     for dtype in DType::ALL {
-        // Few rows and many rows. The second case has more columns than a block has threads.
+        // Results with few and with many rows. The second case has more columns than a block has
+        // threads.
         for (rows, columns, n) in [(5, 3, 40), (3, 300, 2100), (8200, 2, 50), (4, 1, 0)] {
             let index = indices(target, &[n], rows.min(6));
             let source = numbers(target, dtype, &[columns, n], 2).with(|l| l.transpose(0, 1));
@@ -211,7 +215,7 @@ fn numbers_of_places(target: Target<'_>) {
     assert_eq!(out.floats(target), [4.0, 11.0, 2.0]);
 }
 
-/// Indices out of range are reported, and all other elements are added.
+/// Indices out of range are reported, and all other elements are still added.
 fn out_of_range(target: Target<'_>) {
     let source = Tensor::new(target, DType::F32, &[3, 1], &[1.0, 2.0, 4.0]);
     let one = [1.0, 0.0];

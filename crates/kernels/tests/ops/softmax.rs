@@ -1,4 +1,4 @@
-//! Tests of softmax that run on every target.
+//! Tests of softmax, on every target.
 
 use warpline_kernels::softmax::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
@@ -57,13 +57,13 @@ fn every_dtype_and_view(target: Target<'_>) {
 }
 
 #[test]
-fn softmax_takes_every_float_and_view() {
+fn softmax_supports_every_float_dtype_and_view() {
     on_every_target(every_dtype_and_view);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_softmax_takes_every_float_and_view() {
+fn gpu_softmax_supports_every_float_dtype_and_view() {
     on_gpu(every_dtype_and_view);
 }
 
@@ -99,7 +99,7 @@ fn every_kernel(target: Target<'_>) {
                 let a = base.with(|l| l.narrow(1, start as isize, size));
                 check(target, &a, 1, false);
                 check(target, &a, 1, true);
-                // In place, so that source and result have the same offset within a vector.
+                // Compute in place, so that source and result have the same offset within a vector.
                 let expected = reference(&a.floats(target), size, 1, false);
                 softmax(target, a.view(), 1, a.view(), false).unwrap();
                 assert_close(dtype, &a.floats(target), &expected, "in place");
@@ -120,13 +120,13 @@ fn every_kernel(target: Target<'_>) {
 }
 
 #[test]
-fn rows_and_columns_of_any_size() {
+fn rows_and_columns_of_any_size_are_right() {
     on_every_target(every_kernel);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_rows_and_columns_of_any_size() {
+fn gpu_rows_and_columns_of_any_size_are_right() {
     on_gpu(every_kernel);
 }
 
@@ -151,7 +151,7 @@ fn nan_spreads_over_its_row_only() {
 }
 
 #[test]
-fn in_place_but_not_shifted() {
+fn softmax_runs_in_place_but_not_between_shifted_views() {
     on_every_target(|target| {
         let a = Tensor::new(target, F32, &[4], &[0.0; 4]);
         softmax(target, a.view(), 0, a.view(), false).unwrap();
@@ -165,7 +165,7 @@ fn in_place_but_not_shifted() {
 }
 
 #[test]
-fn a_scalar_and_nothing_and_bad_arguments() {
+fn a_scalar_is_a_row_and_bad_arguments_are_refused() {
     on_every_target(|target| {
         let scalar = Tensor::new(target, F32, &[], &[3.0]);
         softmax(target, scalar.view(), 0, scalar.view(), false).unwrap();
@@ -189,7 +189,7 @@ fn a_scalar_and_nothing_and_bad_arguments() {
     });
 }
 
-/// Gradients of rows and columns, with an incoming gradient of another layout or expanded.
+/// Tests gradients of rows and columns, with incoming gradients that are transposed or expanded.
 fn gradients(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for sizes in [[3, 1, 5], [2, 300, 7], [40, 3, 2], [1, 2, 1500]] {
@@ -225,12 +225,12 @@ fn gradients(target: Target<'_>) {
 }
 
 #[test]
-fn gradients_of_rows_and_columns() {
+fn gradients_of_rows_and_columns_are_right() {
     on_every_target(gradients);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_gradients_of_rows_and_columns() {
+fn gpu_gradients_of_rows_and_columns_are_right() {
     on_gpu(gradients);
 }

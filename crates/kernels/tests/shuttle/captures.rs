@@ -1,5 +1,5 @@
-//! Records of a capture, while other threads enqueue work on its streams, join streams to it, and
-//! drop its memory.
+//! Tests of a capture while other threads enqueue work on its streams, join streams to it, and drop
+//! its memory.
 
 use warpline_runtime::Storage;
 use warpline_runtime::graph::{Capturing, Graph, GraphPool};
@@ -7,8 +7,8 @@ use warpline_stream::Event;
 
 use super::*;
 
-/// The work of a thread. Returns the graph if it ended the capture, and the sum of the numbers that
-/// it added.
+/// The code of a thread. Returns the graph if this thread ended the capture, and the sum of the
+/// numbers that it added.
 type Task = Box<dyn FnOnce() -> (Option<Graph>, i64) + Send>;
 
 /// Adds a number, unless a capture rejects the work. Returns the added number.
@@ -21,9 +21,9 @@ fn add(stream: &Stream, to: &Storage, zero: &Storage, number: i64) -> i64 {
     }
 }
 
-/// Asserts that each addition ran or was captured. The first replay adds the captured numbers, and
-/// the second adds them again. Sums are read on a second stream. Only the read of the first sum
-/// makes that stream wait for the replay.
+/// Asserts that each addition either ran or was captured: the first replay adds the captured
+/// numbers, and the second adds them again. The sums are read on a second stream, and only the read
+/// of the first sum makes this stream wait for the replay.
 #[track_caller]
 fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], added: &[i64]) {
     let ran: Vec<i64> = sums.iter().map(|sum| value_of(reads, sum)).collect();
@@ -36,7 +36,8 @@ fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], 
     }
 }
 
-/// Work on the captured stream and on another stream, before, during and after the capture.
+/// Threads enqueue work on the captured stream and on another stream, before, during and after the
+/// capture.
 #[test]
 fn work_of_other_threads_runs_or_is_captured() {
     check(|| {
@@ -58,7 +59,7 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        // One thread adds to a sum of its own on the captured stream. The other adds on the other
+        // Each thread adds to its own sum: one on the captured stream, the other on the other
         // stream.
         let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
             let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());
@@ -79,10 +80,10 @@ fn work_of_other_threads_runs_or_is_captured() {
     });
 }
 
-/// A joined stream receives work until the capture ends, and afterwards. The stream joins with all
-/// its earlier work; otherwise the driver would invalidate the capture.
+/// A thread enqueues work on a joined stream until the capture ends, and afterwards. The stream
+/// joins with all its earlier work; otherwise the driver would invalidate the capture.
 #[test]
-fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
+fn a_capture_ends_while_another_thread_uses_a_joined_stream() {
     check(|| {
         let (_sim, runtime) = simulated_device();
         let [stream, joins] = [(); 2].map(|()| stream(&runtime));
@@ -107,8 +108,8 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
     });
 }
 
-/// Two threads enqueue work in one capture, on two of its streams. Later work on both streams is
-/// captured after both.
+/// Two threads enqueue work in one capture, on two of its streams. Later work that uses the results
+/// of both is captured after both.
 #[test]
 fn captured_work_of_two_threads_comes_before_later_captured_work() {
     check(|| {
@@ -137,8 +138,8 @@ fn captured_work_of_two_threads_comes_before_later_captured_work() {
     });
 }
 
-/// A capture may end between the checks of an op. Work that reads uninitialized memory of the
-/// capture is captured or rejected, and never runs.
+/// A capture may end between two checks of an op. Work that reads a captured result, which is
+/// uninitialized before a replay, is captured or rejected, and never runs.
 #[test]
 fn work_on_captured_results_does_not_run_before_a_replay() {
     check(|| {
@@ -219,10 +220,11 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
     });
 }
 
-/// A thread allocates memory while another one begins and ends a capture of the same stream. Memory
-/// that is not part of the capture must not be where the graph's replays write.
+/// A thread allocates memory while another thread begins and ends a capture of the same stream.
+/// Memory that does not belong to the capture must not overlap memory that replays of the graph
+/// write.
 #[test]
-fn memory_asked_for_as_a_capture_begins_or_ends_is_no_graphs() {
+fn memory_allocated_outside_a_capture_is_not_written_by_replays() {
     check(|| {
         let (_sim, runtime) = simulated_device();
         let [stream, other] = [(); 2].map(|()| stream(&runtime));

@@ -1,5 +1,5 @@
-//! Locks of host memory: CPU ops on storages that threads share, in any order, with copies from and
-//! to the device meanwhile.
+//! Tests of the locks of host memory: threads run CPU ops on shared storages, in any order, and
+//! copy them from and to the device.
 
 use warpline_runtime::Storage;
 
@@ -20,7 +20,7 @@ fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
 }
 
 #[test]
-fn host_code_and_copies_happen_in_one_order() {
+fn host_code_and_copies_have_a_sequential_order() {
     check(|| {
         let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
@@ -33,7 +33,7 @@ fn host_code_and_copies_happen_in_one_order() {
 }
 
 #[test]
-fn ops_that_name_storages_in_any_order_do_not_wait_for_each_other_forever() {
+fn ops_that_lock_storages_in_any_order_do_not_deadlock() {
     check(|| {
         let (_sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));

@@ -1,4 +1,4 @@
-//! Kernels that check indices, on several threads and streams.
+//! Tests of kernels that check indices, on several threads and streams.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use warpline_runtime::{Error, Storage};
 
 use super::*;
 
-/// Returns the index out of range that a call reports.
+/// Returns the index out of range if the call failed because of one. Panics at any other error.
 fn failed_index(result: Result<()>) -> Option<i64> {
     match result {
         Ok(()) => None,
@@ -19,7 +19,7 @@ fn failed_index(result: Result<()>) -> Option<i64> {
     }
 }
 
-/// Copies the elements of `from` at the indices in `index` to `to`.
+/// Gathers the elements of `from` at the indices in `index` to `to`.
 fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Result<()> {
     let layout = Layout::contiguous(&[COUNT]).unwrap();
     let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
@@ -28,13 +28,13 @@ fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Resul
     indexing::index_select(target, view(from), 0, view(index), view(to))
 }
 
-/// Returns all failures that have not been reported, with as many waits as necessary.
+/// Waits until no wait reports a failure any more. Returns the reported indices.
 fn remaining_failures(runtime: &Runtime) -> BTreeSet<i64> {
     let device = gpu(runtime).device();
     std::iter::from_fn(|| failed_index(device.synchronize().map_err(Error::from))).collect()
 }
 
-/// Returns the failure that reading `result` reports.
+/// Returns the index that a read of `result` reports as out of range.
 fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     let host = Storage::pageable(result.runtime(), BYTES).unwrap();
     failed_index(copy(stream, &host, result, false)).or_else(|| {
@@ -43,9 +43,9 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     })
 }
 
-/// Each thread waits for its own work, and may receive another thread's failure. Every failure is
-/// reported, by a wait or by a read of the failed op's result. Waits report each failure once, and
-/// report nothing else.
+/// Each thread waits for its own work, but its wait may report the failure of another thread's
+/// work. Every failure is reported, by a wait or by a read of the failed op's result. Waits report
+/// each failure once, and report nothing else.
 #[test]
 fn every_failed_index_is_reported_once() {
     check(|| {
@@ -87,11 +87,12 @@ fn every_failed_index_is_reported_once() {
     });
 }
 
-/// Indices out of range, indices that waits reported, and indices that reads reported.
+/// The indices of one thread: those that are out of range, those that waits reported, and those
+/// that reads reported.
 type ReportedIndices = (Vec<i64>, Vec<i64>, Vec<i64>);
 
-/// Two threads enqueue work on one stream. Every failure is reported, by a wait or by a read of its
-/// result, and nothing else is.
+/// Two threads enqueue work on the same stream. Every failure is reported, by a wait or by a read
+/// of the failed op's result, and nothing else is reported.
 #[test]
 fn failed_indices_of_a_shared_stream_are_reported() {
     check(|| {
@@ -135,7 +136,7 @@ fn failed_indices_of_a_shared_stream_are_reported() {
     });
 }
 
-/// Replays of two threads whose index checks fail.
+/// Two threads replay a graph whose index check fails.
 #[test]
 fn every_failed_replay_is_reported() {
     check(|| {
@@ -169,7 +170,7 @@ fn every_failed_replay_is_reported() {
         heard.extend(remaining_failures(&runtime));
         heard.extend(read_fails(&streams[1], &to));
         assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
-        // A replay may run with the indices of the other thread.
+        // A replay may run with the indices that the other thread has written.
         if bad.len() == 2 {
             assert!(!heard.is_empty());
         }

@@ -1,9 +1,9 @@
-//! Tests of state that threads share, under many schedules of the threads and of the simulated
-//! devices' work. A deadlock fails a test, and a missing wait gives wrong data.
+//! Tests of state that threads share. Each test runs under many schedules, of its threads and of
+//! the work of simulated devices. A deadlock fails the test, and a missing wait gives wrong data.
 //!
 //! Run them with `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-kernels --test shuttle
-//! --target-dir
-//! target/shuttle`. `WARPLINE_SHUTTLE` sets the number of schedules per test.
+//! --target-dir target/shuttle`. The environment variable `WARPLINE_SHUTTLE` sets the number of
+//! schedules per test. Default: 1000.
 #![cfg(shuttle)]
 
 mod captures;
@@ -30,11 +30,12 @@ use warpline_runtime::{
 };
 use warpline_stream::Stream;
 
-/// Elements of a storage, which are `i64`s. Their bytes take several pieces of a staged copy.
+/// Number of elements of a storage, each an `i64`. A staged copy of this many bytes needs several
+/// pieces.
 const COUNT: usize = 32;
 const BYTES: usize = 8 * COUNT;
 
-/// Runs `test` under random schedules, and under some with few preemptions.
+/// Runs `test` under random schedules, and under half as many schedules with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
@@ -56,7 +57,7 @@ fn is_capture(kind: &ErrorKind) -> bool {
     )
 }
 
-/// Returns a random number below `end`.
+/// Returns a random number that is less than `end`.
 fn random(end: usize) -> usize {
     thread_rng().gen_range(0..end)
 }
@@ -79,7 +80,7 @@ fn stream(runtime: &Runtime) -> Stream {
     gpu(runtime).device().exclusive_stream(0).unwrap()
 }
 
-/// Starts threads for `tasks` and waits for them.
+/// Runs each task on its own thread, and returns their results.
 fn together<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl FnOnce() -> T + Send + 'static>,
 ) -> Vec<T> {
@@ -93,7 +94,10 @@ fn value(storage: &Storage) -> i64 {
     let mut bytes = [0; BYTES];
     launch::read_bytes((storage, 0), &mut bytes).unwrap();
     let values: &[i64] = &bytes.chunks(8).map(read).collect::<Vec<_>>();
-    assert!(values.iter().all(|v| *v == values[0]), "a part of something else: {values:?}");
+    assert!(
+        values.iter().all(|v| *v == values[0]),
+        "the elements come from different writes: {values:?}"
+    );
     values[0]
 }
 
@@ -137,10 +141,10 @@ cuda_struct! {
     }
 }
 
-/// Has no source, because no GPU runs it.
+/// The program has no source, because no GPU runs it.
 static MIX: Program = Program::new("mix", &["i64"], &[""], |_, _| Source::new());
 
-// SAFETY: `mix`, the only caller, launches with two storages of [`COUNT`] elements.
+// SAFETY: only `mix` launches the kernel, with two storages of [`COUNT`] elements.
 static KERNEL: Kernel<Factors, 2> = unsafe { Kernel::new(&MIX, "", hosts!(I64, T => mix_on_host)) };
 
 /// # Safety
@@ -148,7 +152,7 @@ static KERNEL: Kernel<Factors, 2> = unsafe { Kernel::new(&MIX, "", hosts!(I64, T
 unsafe fn mix_on_host(launch: &HostLaunch<'_>, &Factors { factor, add }: &Factors) {
     let [to, from] = [0, 1].map(|i| launch.pointers[i].cast::<i64>());
     for i in 0..COUNT {
-        // SAFETY: an element of both operands, by this function's contract.
+        // SAFETY: the caller guarantees that both operands have an element `i`.
         unsafe { *to.add(i) = mixed(*to.add(i), *from.add(i), factor, add) };
     }
 }

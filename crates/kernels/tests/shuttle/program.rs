@@ -1,4 +1,5 @@
-//! Programs of several threads, and the check that their results agree with a sequential order.
+//! Programs of several threads, and the check that some sequential order of their steps gives the
+//! same results.
 
 use std::collections::HashSet;
 use std::panic::Location;
@@ -11,21 +12,22 @@ use warpline_stream::Stream;
 
 use super::*;
 
-/// A step of a thread, on storages by index.
+/// A step of a thread. Numbers are indices of storages unless described otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// Sets every byte to the value.
+    /// Sets every byte of the storage to the value.
     Fill(usize, u8),
-    /// Computes `to * 3 + from + add`, on two storages of the device or two of the host.
+    /// Sets each element of the first storage, `to`, to `to * 3 + from + add`. Both storages must
+    /// be on the device, or both on the host.
     Mix(usize, usize, i64),
-    /// Copies from the second storage to the first. The flag makes the copy non-blocking.
+    /// Copies the second storage to the first. If the flag is true, the copy is non-blocking.
     Copy(usize, usize, bool),
     Read(usize),
-    /// Replays a graph of the program, by index.
+    /// Replays the graph with this index.
     Replay(usize),
 }
 
-/// A graph, and its steps: `to`, `from`, `factor` and `add` of each mix.
+/// A graph, and the `to`, `from`, `factor` and `add` of each `mix` in it.
 pub(crate) struct Captured {
     pub(crate) graph: Graph,
     pub(crate) does: Vec<(usize, usize, i64, i64)>,
@@ -111,9 +113,9 @@ impl Shared {
     }
 }
 
-/// Runs the steps of each thread on its stream. Asserts that some sequential order of all steps, in
-/// which the steps of each thread keep their order, gives the values that were read and the final
-/// values of the storages.
+/// Runs the steps of each thread on the thread's stream. Asserts that some sequential order of all
+/// steps gives the values that were read and the final values of the storages. In this order, the
+/// steps of each thread keep their own order.
 pub(crate) fn run(shared: Shared, before: Vec<i64>, threads: Vec<(Stream, Vec<Step>)>) {
     let shared = Arc::new(shared);
     let steps: Vec<Vec<Step>> = threads.iter().map(|(_, steps)| steps.clone()).collect();

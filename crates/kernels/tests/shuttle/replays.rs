@@ -1,4 +1,4 @@
-//! Graphs replayed by several threads, among other uses of the same memory.
+//! Tests of graphs that several threads replay, while other work uses the same memory.
 
 use shuttle::sync::atomic::{AtomicI64, Ordering};
 use warpline_runtime::Storage;
@@ -7,8 +7,8 @@ use warpline_runtime::graph::{Capturing, GraphPool};
 use super::program::{Captured, Shared, Step, run};
 use super::*;
 
-/// Captures two graphs of one pool. The first writes memory of the pool, storage 2, which the
-/// second reads. Storages 0 and 1 are not of the pool.
+/// Captures two graphs of one pool. The first writes storage 2, which the second reads. Storage 2
+/// belongs to the pool; storages 0 and 1 do not.
 fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     let mut storages: Vec<Storage> =
         [1, 2].map(|value| device_memory(&streams[0], runtime, value)).into();
@@ -23,7 +23,7 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     mix_on(stream, &storages[1], &dropped, 3, 0).unwrap();
     drop(dropped);
     let graph = capturing.end().unwrap();
-    // The second capture reuses the memory that the first has dropped.
+    // The second capture reuses memory that the first capture dropped.
     let first = Captured { graph, does: vec![(2, 0, 0, 11), (1, 2, 3, 0)] };
 
     let capturing = Capturing::begin(runtime, stream, &pool).unwrap();
@@ -41,14 +41,14 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
 }
 
 #[test]
-fn replays_by_threads_happen_in_one_order() {
+fn replays_by_threads_have_a_sequential_order() {
     check(|| {
         let (sim, runtime) = simulated_device();
         let streams = [(); 3].map(|()| stream(&runtime));
         let shared = two_graphs(&runtime, &streams);
         drop(runtime);
-        // The replay in `two_graphs` has computed these values. The first two storages began as 1
-        // and 2.
+        // The values after the replay in `two_graphs`. Before it, the first two storages held 1 and
+        // 2.
         let made = 1 + 11;
         let before = vec![1, 2 * 3 + made, made];
         let steps = [
@@ -61,7 +61,7 @@ fn replays_by_threads_happen_in_one_order() {
     });
 }
 
-/// The replays on one stream share one record of uses.
+/// All replays of a graph on one stream share one record of uses.
 #[test]
 fn threads_replay_one_graph_on_one_stream() {
     check(|| {
@@ -94,7 +94,7 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
         let total = device_memory(&streams[1], &runtime, 0);
         drop((runtime, storages));
         let [replays, reads] = streams.clone();
-        // Numbers of begun and of enqueued replays.
+        // The number of replays that have begun, and the number that have been enqueued.
         let counts = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
         let tasks: [Box<dyn FnOnce() -> [i64; 2] + Send>; 2] = [
             {
@@ -102,7 +102,7 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
                 Box::new(move || {
                     for _ in 0..2 {
                         counts[0].fetch_add(1, Ordering::SeqCst);
-                        // Each replay has an input that is larger by one.
+                        // Increase the input by one before each replay.
                         mix_on(&replays, &input, &zero, 1, 1).unwrap();
                         graphs[0].graph.replay(&replays).unwrap();
                         counts[1].fetch_add(1, Ordering::SeqCst);
@@ -121,8 +121,9 @@ fn a_result_is_dropped_while_its_graph_is_replayed() {
             },
         ];
         let [least, most] = together(tasks)[1];
-        // The result was 18. Each replay multiplies by three and adds the graph's memory. The
-        // result is read first, so that only the waits of this read make the other stream run.
+        // The result was 18. Each replay multiplies it by 3 and adds the graph's memory, 13 and
+        // then 14. Read the result first, so that only the waits of this read make the other stream
+        // run.
         assert_eq!(value_of(&streams[0], &result), (18 * 3 + 13) * 3 + 14);
         let read = value_of(&streams[1], &total) - 12;
         assert!((least..=most).contains(&read), "{read} replays, not {least} to {most}");

@@ -1,4 +1,4 @@
-//! Copies of pageable memory, which several threads stage through page-locked pieces.
+//! Tests of copies of pageable memory, which several threads stage in page-locked pieces.
 
 use std::panic::Location;
 
@@ -8,7 +8,8 @@ use warpline_runtime::Storage;
 
 use super::*;
 
-/// Copies different bytes to the device and back. Returns the number of failed copies.
+/// Copies bytes that depend on `number` to the device and back. Returns the number of failed
+/// copies.
 fn copies(runtime: &Runtime, number: i64) -> usize {
     let stream = stream(runtime);
     let device = Storage::device(runtime, BYTES, &stream).unwrap();
@@ -18,7 +19,7 @@ fn copies(runtime: &Runtime, number: i64) -> usize {
         let sent = number * 10 + round;
         launch::write_bytes((&host, 0), &bytes_of(sent)).unwrap();
         let there = copy(&stream, &device, &host, random(2) == 0);
-        // The copy must have read the source by now.
+        // The copy must have read the source before it returned.
         launch::write_bytes((&host, 0), &bytes_of(99)).unwrap();
         let back = copy(&stream, &host, &device, false);
         for error in [&there, &back].into_iter().filter_map(|copied| copied.as_ref().err()) {
@@ -48,7 +49,7 @@ fn copies_of_several_threads_do_not_mix() {
     });
 }
 
-/// A piece fails. Its copy reports the failure, and the copy's other pieces, which may be in
+/// A piece of a copy fails. The copy reports the failure. Its other pieces, which may still be in
 /// flight, affect no other copy.
 #[test]
 fn a_piece_that_fails_harms_no_other_copy() {
@@ -64,15 +65,15 @@ fn a_piece_that_fails_harms_no_other_copy() {
         let tasks: Vec<_> = tasks.collect();
         drop(runtime);
         let failed: usize = together(tasks).into_iter().sum();
-        assert!(failed <= 1, "{failed} copies failed of one call");
+        assert!(failed <= 1, "one failed call made {failed} copies fail");
         assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 
-/// Another thread begins to capture the stream while a copy is staged. The copy runs or is
-/// rejected.
+/// A thread begins to capture the stream while another thread stages a copy. The copy runs or is
+/// rejected, and is never captured.
 #[test]
-fn no_capture_holds_a_piece() {
+fn a_staged_copy_is_never_captured() {
     check(|| {
         let (_sim, runtime) = simulated_device();
         let stream = stream(&runtime);

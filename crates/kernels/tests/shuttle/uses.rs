@@ -1,11 +1,11 @@
-//! The record of a storage's last use: ops of several threads on storages that they share.
+//! Tests of the record of a storage's last use: several threads run ops on shared storages.
 
 use warpline_runtime::Storage;
 
 use super::program::{Shared, run};
 use super::*;
 
-/// Runs ops on threads with a stream each, or with one stream for two threads.
+/// Runs ops on several threads. Each thread has its own stream, or two threads share one.
 fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
     let (sim, runtime) = simulated_device();
     let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();
@@ -32,19 +32,19 @@ fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
 }
 
 #[test]
-fn ops_on_shared_storages_happen_in_one_order() {
+fn ops_on_shared_storages_have_a_sequential_order() {
     check(|| ops_of_threads(3, 3, 0));
 }
 
 #[test]
-fn ops_and_host_code_on_shared_storages_happen_in_one_order() {
+fn ops_and_host_code_on_shared_storages_have_a_sequential_order() {
     check(|| ops_of_threads(2, 5, 2));
 }
 
-/// A storage is dropped while its last use is in flight on another stream. The next use of the
-/// memory is ordered after the last use of the storage.
+/// A storage is dropped while its last use is in flight on another stream. The next use of its
+/// memory is ordered after this use.
 #[test]
-fn dropped_storages_are_not_given_to_others_too_early() {
+fn memory_of_dropped_storages_is_not_reused_too_early() {
     check(|| {
         let (_sim, runtime) = simulated_device();
         let tasks = (1..=3).map(|number| {

@@ -152,7 +152,8 @@ impl Config {
         self.eos_token_id.as_ref().map_or(&[], Tokens::as_slice)
     }
 
-    /// Returns the dtype with this name, or that of the stored weights.
+    /// Returns the dtype with the given name. `None`: the dtype of the stored weights, or `float32` if the
+    /// files do not name it.
     pub(crate) fn dtype(&self, name: Option<&str>) -> Result<DType> {
         let stored = self.dtype.as_deref().or(self.torch_dtype.as_deref());
         match name.or(stored).unwrap_or("float32") {
@@ -177,7 +178,8 @@ impl Config {
             value.with_context(|| format!("the rope scaling `{kind}` has no {name}"))
         };
         match kind {
-            // `dynamic` changes the frequencies beyond max_position_embeddings, which no text exceeds here.
+            // `dynamic` changes the frequencies only for texts longer than max_position_embeddings. This
+            // program generates none.
             "default" | "dynamic" => {}
             "linear" => {
                 let factor = given(rope.factor, "factor")?;
@@ -190,8 +192,9 @@ impl Config {
                 let context = rope.original_max_position_embeddings;
                 let context = given(context, "original_max_position_embeddings")?;
                 for frequency in &mut all {
-                    // The number of turns in the original context. A frequency with many turns stays, one with
-                    // few turns is divided, and one in between is interpolated.
+                    // The number of turns in the original context. A frequency with many turns is not changed,
+                    // a frequency with few turns is divided by the factor, and a frequency between them is
+                    // interpolated.
                     let turns = context / (TAU / *frequency);
                     let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                     *frequency = (1.0 - kept) * *frequency / factor + kept * *frequency;

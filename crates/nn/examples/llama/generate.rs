@@ -10,11 +10,11 @@ use super::model::Llama;
 /// The choice of a token from the logits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampling {
-    /// Divides the logits. A value below 1 favours likely tokens, and 0 takes the most likely token.
+    /// Divides the logits. A value below 1 favours likely tokens, and 0 always chooses the most likely token.
     pub(crate) temperature: f64,
     /// Number of most likely tokens to choose from. 0: all.
     pub(crate) top_k: usize,
-    /// Chooses from the fewest tokens that have this probability together.
+    /// Chooses from the smallest set of most likely tokens whose probabilities sum to this value or more.
     pub(crate) top_p: f64,
 }
 
@@ -36,7 +36,7 @@ impl Sampling {
         };
         let mut likely = logits.softmax(-1)?;
         if self.top_p < 1.0 {
-            // A token is left out if the more likely tokens suffice.
+            // A token is left out if the sum of the more likely tokens reaches `top_p`.
             let more_likely = likely.cumsum(-1)?.sub(&likely)?;
             likely = likely.masked_fill(&more_likely.ge(self.top_p)?, 0.0)?;
         }
@@ -44,7 +44,7 @@ impl Sampling {
     }
 }
 
-/// The state of generating one text after another.
+/// The state of text generation. A generator can generate several texts, one after another.
 pub(crate) struct Generator<'a> {
     model: &'a Llama,
     sampling: Sampling,
@@ -61,11 +61,11 @@ pub(crate) struct Generator<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Generated {
     pub(crate) tokens: Vec<i64>,
-    /// Whether a token ended the text. That token is not one of `tokens`.
+    /// Whether an end token ended the text. `tokens` does not contain the end token.
     pub(crate) ended: bool,
     /// Time until the first token.
     pub(crate) prefill: Duration,
-    /// Number of tokens after the first, including one that ended the text.
+    /// Number of tokens after the first, including the end token, if any.
     pub(crate) steps: usize,
     /// Time of these tokens.
     pub(crate) decode: Duration,
@@ -82,7 +82,7 @@ impl<'a> Generator<'a> {
         let token = zeros([1, 1], (DType::I64, model.device()))?;
         let caches = model.caches(capacity)?;
         let mut generator = Self { model, sampling, caches, capacity, token, graph: None };
-        // Loads the kernels before the times are taken, and before a capture.
+        // A first step loads the kernels, before any time is measured and before a capture.
         generator.step()?;
         if captures {
             generator.graph = Some(cuda::graph(|| generator.step())?.0);
@@ -117,7 +117,8 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Generates up to `length` tokens after `prompt`, or until one of `end`. Calls `each` with each token.
+    /// Generates up to `length` tokens after `prompt`, or until a token of `end` is chosen. Calls `each` with
+    /// each token.
     pub(crate) fn generate(
         &self,
         prompt: &[i64],

@@ -47,13 +47,13 @@ pub(crate) struct Args {
     /// Dtype of weights and caches: f32, bf16 or f16. Default: that of the folder.
     #[arg(long)]
     dtype: Option<String>,
-    /// Divisor of the logits. 0 takes the most likely token each time.
+    /// Divisor of the logits. 0 chooses the most likely token each time.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
     /// Choose from this many most likely tokens. 0: from all.
     #[arg(long, default_value_t = 40)]
     top_k: usize,
-    /// Choose from the fewest tokens that have this probability together.
+    /// Choose from the smallest set of most likely tokens whose probabilities sum to this value or more.
     #[arg(long, default_value_t = 0.95)]
     top_p: f64,
     #[arg(long, default_value_t = 0)]
@@ -90,7 +90,7 @@ fn continue_prompt(args: &Args, folder: &Path, device: Device, out: &mut dyn Wri
     let context = config.max_position_embeddings;
     ensure!(
         prompt.len() < context,
-        "the prompt has {} tokens, but the model's context is of {context}; give a shorter --prompt",
+        "the prompt has {} tokens, but the model's context has {context}; give a shorter --prompt",
         prompt.len()
     );
     let length = args.max_new_tokens.min(context - prompt.len());
@@ -142,7 +142,7 @@ pub(crate) fn read_tokenizer(folder: &Path) -> Result<Tokenizer> {
     })
 }
 
-/// Returns the tokens of a text, with those that begin a text.
+/// Returns the tokens of a text. The token that begins a text is the first.
 pub(crate) fn tokens(tokenizer: &Tokenizer, text: &str, config: &Config) -> Result<Vec<i64>> {
     let encoding = tokenizer.encode(text, true).map_err(anyhow::Error::from_boxed)?;
     let mut tokens: Vec<i64> = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();

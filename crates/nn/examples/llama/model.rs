@@ -1,4 +1,5 @@
-//! The decoder of Llama, with one product for queries, keys and values, and one for both halves of the gate.
+//! The decoder of Llama. One matrix product computes queries, keys and values, and one computes the gate and
+//! the values that it multiplies.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +14,7 @@ use warpline_nn::load_file;
 
 use super::config::Config;
 
-/// The tensors of a folder that have no place in the model yet.
+/// The tensors of a folder that are not part of the model yet.
 struct Weights {
     tensors: HashMap<String, Tensor>,
     dtype: DType,
@@ -41,7 +42,7 @@ impl Weights {
         })?;
         ensure!(
             tensor.size() == size,
-            "`{name}` is of {:?}, but config.json implies {size:?}; they belong to different models",
+            "`{name}` has sizes {:?}, but config.json implies {size:?}; they belong to different models",
             tensor.size()
         );
         Ok(tensor.to(self.dtype)?)
@@ -121,10 +122,11 @@ impl Llama {
         let layers = layers.map(|index| Layer::take(&mut weights, index, &config));
         let layers = layers.collect::<anyhow::Result<_>>()?;
         let norm = weights.take("model.norm.weight", &[config.hidden_size])?;
-        // Old files have the frequencies, which follow from the configuration.
+        // Old files also contain the rotary frequencies. The program computes them from the configuration
+        // instead.
         let unused = weights.tensors.keys().find(|name| !name.ends_with("rotary_emb.inv_freq"));
         if let Some(name) = unused {
-            anyhow::bail!("`{name}` has no place in the model that config.json describes");
+            anyhow::bail!("`{name}` is not a tensor of the model that config.json describes");
         }
         let frequencies = tensor(config.frequencies()?, device)?.unsqueeze(0)?;
         Ok(Self { config, embedding, layers, norm, head, frequencies })
@@ -152,8 +154,9 @@ impl Llama {
         self.layers.iter().map(|_| KvCache::new(size, options)).collect()
     }
 
-    /// Computes the logits that follow each token, or only the last: `[1, n]` to `[1, n, vocabulary]` or
-    /// `[1, 1, vocabulary]`. Appends the tokens to the caches, which must be empty if there are several tokens.
+    /// Computes the logits of the successor of each token, or of the last token only if `all` is not set: `[1,
+    /// n]` to `[1, n, vocabulary]` or `[1, 1, vocabulary]`. Appends the tokens to the caches, which must be
+    /// empty if there are several tokens.
     pub(crate) fn forward(&self, tokens: &Tensor, caches: &[KvCache], all: bool) -> Result<Tensor> {
         let count = tokens.size()[1];
         let positions = arange(count as i64, (DType::I64, tokens.device()))?;

@@ -1,4 +1,4 @@
-//! A tiny random model in a folder of its own, with the files of a downloaded model.
+//! A tiny random model in a temporary folder, with the same files as a downloaded model.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const VOCABULARY: usize = 257;
 pub(crate) struct TinyModel(PathBuf);
 
 impl TinyModel {
-    /// Writes the model to a new folder of the system's folder for temporary files.
+    /// Writes the model to a new folder in the system's folder for temporary files.
     pub(crate) fn write() -> Result<Self> {
         let id = std::process::id();
         let new = |n| {
@@ -53,7 +53,7 @@ impl TinyModel {
 
 impl Drop for TinyModel {
     fn drop(&mut self) {
-        // Nothing can be done about a folder that the system does not remove.
+        // A drop cannot report an error.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -43,7 +43,7 @@ struct Position<'a> {
     mask: Tensor,
 }
 
-/// Rotates the halves of each head.
+/// Applies the rotary embedding to the two halves of each head.
 fn rotate(x: Tensor, at: &Position<'_>) -> Result<Tensor> {
     let halves = x.chunk(2, -1)?;
     expr!(x * at.cos + cat(&[&-&halves[1], &halves[0]], -1)? * at.sin)
@@ -160,7 +160,8 @@ impl Decoding {
     }
 }
 
-/// A layer with one product for queries, keys and values, and one for both halves of the gate.
+/// A layer in which one matrix product computes queries, keys and values, and one computes the gate and the
+/// values that it multiplies.
 #[derive(Module)]
 struct FusedLayer {
     n1: RMSNorm,
@@ -197,7 +198,8 @@ impl FusedLayer {
         })
     }
 
-    /// Takes the result of the former layer and the sum to add it to. Returns both for the next layer.
+    /// Computes the layer. `x` is the result of the previous layer, and `residual` the sum to which it is
+    /// added. Returns the same two tensors for the next layer.
     fn forward(
         &self,
         (x, residual): (&Tensor, &Tensor),
@@ -224,7 +226,7 @@ impl FusedLayer {
     }
 }
 
-/// The decoder with the functions that join several of its ops into one launch.
+/// The decoder, built from functions that compute several of its ops in one launch.
 #[derive(Module)]
 pub(crate) struct FusedDecoder {
     embedding: Embedding,

@@ -221,10 +221,10 @@ fn resnet50(
     if is_graph { captured(name, 5, step) } else { median(name, 5, 5, &mut step) }
 }
 
-/// The numbers that a step computes with.
+/// The dtypes and the arithmetic of a step.
 #[derive(Clone, Copy)]
 enum Numbers {
-    /// Parameters and products of this dtype.
+    /// Parameters and matrix products have this dtype.
     Are(DType),
     /// Parameters of `float32`, whose products round their factors to TF32.
     Tf32,
@@ -337,7 +337,7 @@ fn small() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Measures a step, and for the small model also the replay of the step as a graph.
+/// Measures a training step of a GPT, and for the small model also the replay of the captured step.
 fn gpt(
     name: &'static str,
     numbers: Numbers,
@@ -408,7 +408,8 @@ mod tests {
         assert_eq!(figure.json(None)["ratio"], Value::Null);
     }
 
-    /// The script is found from any folder, as after unpacking an archive. A shell script replaces Python.
+    /// The program runs from any folder without the script's file, because the script is embedded. A shell
+    /// script takes the place of Python.
     #[test]
     #[cfg(unix)]
     fn pytorchs_side_is_found_without_its_file() {

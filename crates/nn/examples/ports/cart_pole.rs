@@ -1,4 +1,4 @@
-//! A pole on a cart, in the place of `gymnasium`'s `CartPole-v1`, with the same constants.
+//! A pole on a cart. Replaces `gymnasium`'s `CartPole-v1`, and has the same constants.
 
 use warpline::{Result, rand};
 
@@ -19,7 +19,7 @@ pub(crate) struct CartPole {
 }
 
 impl CartPole {
-    /// Starts an episode at a random state near the balance.
+    /// Starts an episode at a random state near balance.
     pub(crate) fn reset(&mut self) -> Result<State> {
         for value in &mut self.state {
             *value = rand([1], ())?.item::<f32>()? * 0.1 - 0.05;

@@ -1,4 +1,4 @@
-//! Images of handwritten digits, in the place of `torchvision.datasets.MNIST`.
+//! Images of handwritten digits, which replace `torchvision.datasets.MNIST`.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
 //! Classifies the nodes of a citation graph with a graph attention network: `gat` of pytorch/examples.
 //!
-//! `main.py` has 179 lines without comments. A random graph of papers with Cora's sizes takes the place of Cora: papers
-//! cite papers of their own class more often, and use the words of their class more often. A step is an epoch.
+//! `main.py` has 179 lines without comments. A random graph of papers with Cora's sizes replaces Cora. Its
+//! papers cite papers of their own class more often than others, and use the words of their class more often. A
+//! step is an epoch.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! Programs of PyTorch's example repository, ported: `cargo run --release -p warpline-nn --example ports -- mnist`.
 //!
-//! Each module reads as PyTorch's program: the same classes, names, settings and order. The modules `digits` and
-//! `cart_pole` take the places of torchvision and gymnasium.
+//! Each module has the classes, names, settings and order of PyTorch's program. The modules `digits` and
+//! `cart_pole` replace torchvision and gymnasium.
 
 #![allow(clippy::upper_case_acronyms)] // the names are PyTorch's
 
@@ -21,7 +21,8 @@ mod word_language_model;
 use clap::Parser;
 use warpline::Device;
 
-/// Runs a program: the device, the number of steps if not PyTorch's, and whether sizes are small.
+/// A function that runs a program. Arguments: the device, the number of steps (`None`: as in PyTorch's
+/// program), and whether sizes are small.
 type Port = fn(Device, Option<usize>, bool) -> anyhow::Result<()>;
 
 /// The programs by their names.

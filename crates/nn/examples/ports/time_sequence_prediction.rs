@@ -25,7 +25,8 @@ impl Sequence {
         })
     }
 
-    /// Returns the predicted next value after each value of `input`, `[waves, length]`, and then `future` more.
+    /// Returns the predicted successor of each value of `input`, `[waves, length]`, followed by `future`
+    /// further predictions.
     fn forward(&self, input: &Tensor, future: usize) -> Result<Tensor> {
         let mut outputs = Vec::new();
         let mut output = input.i((.., ..1))?;

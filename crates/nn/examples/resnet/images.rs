@@ -1,4 +1,4 @@
-//! Images with labels: from a folder, or made up.
+//! Images with labels, from a folder or generated.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(crate) struct ImageFolder {
     files: Vec<(PathBuf, i64)>,
     classes: usize,
     size: usize,
-    /// Seed of the choice of a part of each image and of its mirroring. `None`: the middle.
+    /// Seed of the random crop and mirroring of each image. `None`: the middle of each image, not mirrored.
     augment: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// Random images whose mean tells their class.
+/// Random images. The mean of an image depends on its class, so that a network can learn the classes.
 pub(crate) struct MadeUp {
     pub(crate) size: usize,
     pub(crate) images: usize,

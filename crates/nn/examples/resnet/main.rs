@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `FOLDER` has a folder `train` and a folder `val`, and each of these a folder of images per class, as
-//! `torchvision.datasets.ImageFolder` expects. `--weights` takes torchvision's weights as safetensors. The weights
-//! after training are written to `--save`.
+//! `torchvision.datasets.ImageFolder` expects. `--weights` names a safetensors file of torchvision's weights.
+//! The weights after training are written to the file that `--save` names.
 
 mod images;
 mod model;
@@ -105,7 +105,8 @@ fn with_data<D: Dataset<Sample = (Tensor, i64)>>(
         net.load_state_dict(&load_file(weights, ())?, true)?;
     }
     net.to((dtype, device))?;
-    // On a GPU convolutions of halves are fastest with the channels innermost.
+    // On a GPU, convolutions of `float16` and `bfloat16` are fastest if the channels are the innermost
+    // dimension in memory.
     let format = if device.is_cuda() && dtype != DType::F32 {
         MemoryFormat::ChannelsLast
     } else {

@@ -1,4 +1,5 @@
-//! ResNets with torchvision's names of parameters, so that its safetensors files load.
+//! ResNets whose parameters have torchvision's names, so that safetensors files of torchvision's weights can be
+//! loaded.
 
 use warpline::functional::{MaxPoolOptions, adaptive_avg_pool2d, max_pool2d};
 use warpline::{Error, Result, Tensor};
@@ -19,7 +20,7 @@ pub(crate) struct ResNet {
     fc: Linear,
 }
 
-/// Two convolutions of 3 × 3, or a bottleneck: one of 3 × 3 between two of 1 × 1.
+/// Two convolutions of 3 × 3, or a bottleneck: a convolution of 3 × 3 between two convolutions of 1 × 1.
 #[derive(Clone, Module)]
 struct Block {
     conv1: Conv2d,

@@ -45,7 +45,7 @@ pub(crate) fn resume<M: Module + Forward<Tensor, Output = Tensor>>(
 }
 
 fn named(all: &StateDict, name: &str) -> anyhow::Result<Tensor> {
-    let missing = || anyhow::anyhow!("the file has no {name}, so it is none of this training");
+    let missing = || anyhow::anyhow!("the file has no {name}, so this program did not save it");
     all.get(name).cloned().ok_or_else(missing)
 }
 

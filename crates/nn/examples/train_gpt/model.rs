@@ -135,7 +135,7 @@ impl Gpt {
     }
 }
 
-/// Returns the logits of the token after each of the tokens: `[batch, time]` to `[batch, time, vocabulary]`.
+/// Computes the logits of the successor of each token: `[batch, time]` to `[batch, time, vocabulary]`.
 impl Forward<Tensor> for Gpt {
     type Output = Tensor;
 

@@ -37,7 +37,8 @@ fn next_token(
 ) -> Result<i64> {
     let logits = model.forward(tensor(seen, device)?.unsqueeze(0)?)?.select(1, -1)?;
     let likely = logits.div(temperature)?.softmax(-1)?;
-    // Draws in the same way as `torch.multinomial`.
+    // Draw in the same way as `torch.multinomial`: the index of the largest quotient of probability and
+    // exponential random number.
     let waiting = likely.empty_like(())?;
     waiting.exponential_(1.0)?;
     likely.div(&waiting)?.argmax(-1)?.item()

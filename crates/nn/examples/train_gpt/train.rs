@@ -21,7 +21,7 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
 }
 
-/// A training run with its complete state. The model maps tokens to logits.
+/// A training run with its complete state. The model computes logits from tokens.
 #[derive(Debug)]
 pub(crate) struct Training<M = Gpt> {
     pub(crate) model: M,
@@ -76,7 +76,7 @@ impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
         })
     }
 
-    /// Moves to batch `taken` of the epoch that began with the generator state `epoch`.
+    /// Continues at batch `taken` of the epoch at whose start the generator had the state `epoch`.
     pub(crate) fn seek(&mut self, epoch: Tensor, taken: usize) -> Result<()> {
         self.generator.set_state(&epoch)?;
         self.batches = self.loader.iter_from(taken)?;

@@ -38,7 +38,7 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
-/// Marks an error as an error of the preparation, not of the tested call.
+/// Gives an error the name [`super::PREPARATION`], which shows that the tested call did not cause it.
 fn made<T>(operand: Result<T>) -> Result<T> {
     operand.map_err(|error| error.of(super::PREPARATION))
 }
@@ -65,7 +65,7 @@ impl Summarize for Device {
     }
 }
 
-/// Values that differ between devices.
+/// A random tensor. Only its sizes are compared, because its values differ between devices.
 struct Random(Tensor);
 
 impl Summarize for Random {

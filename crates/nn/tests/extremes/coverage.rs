@@ -1,4 +1,4 @@
-//! Finds the parameters that the tables' calls replace by an extreme number, in the source of the tables.
+//! Finds, in the source of the tables, the parameters for which the tables' calls pass an extreme number.
 //!
 //! A call covers a parameter if the argument in its place contains the number `n` of the row, and a struct's field if
 //! the field's value contains it. Calls in functions of these files count too: there, the parameters that the row gives
@@ -24,7 +24,7 @@ const TABLES: [&str; 5] = [
 /// A function of the tables' files: the names of its parameters, and its body.
 type Helper = (Vec<String>, TokenStream);
 
-/// The integers that the rows of the tables replace.
+/// The parameters and options for which the rows of the tables pass an extreme number.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     /// The name of a row, and the position of an argument.
@@ -68,13 +68,13 @@ impl Coverage {
     fn add_row(&mut self, row: &[TokenTree], helpers: &HashMap<String, Helper>) {
         let [name @ TokenTree::Literal(_), rest @ ..] = row else { return };
         let name = name.to_string().trim_matches('"').to_owned();
-        // The bars and names of the closure's parameters come before the call.
+        // Skip the closure's parameter list, which precedes the call.
         let call: TokenStream = rest.iter().skip(5).cloned().collect();
         let mut number = HashSet::from(["n".to_owned()]);
         self.add_calls(&name, call, &mut number, helpers, 0);
     }
 
-    /// Adds the calls in `tokens`, where the words `number` stand for the row's number.
+    /// Adds the calls in `tokens`. The words in `number` are names of the row's number.
     fn add_calls(
         &mut self,
         row: &str,
@@ -107,7 +107,7 @@ impl Coverage {
             }
         }
         for statement in tokens.split(|token| is_mark(token, ';')) {
-            // A variable that is made from the number stands for the number.
+            // A variable that is computed from the number counts as the number.
             if let [Ident(word), names @ ..] = statement
                 && word == "let"
                 && let Some(at) = names.iter().position(|token| is_mark(token, '='))

@@ -1,10 +1,11 @@
-//! Calls all public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers with extreme
-//! integers, on the CPU and on a simulated GPU. Each call must return the same result or error on both, within a second
-//! and in little memory. An error must name the called function and the line of the call. Each integer parameter and
-//! each integer option has a row in which an extreme number stands in its place.
+//! Calls all public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers with
+//! extreme integers, on the CPU and on a simulated GPU. Each call must return the same result or error on both,
+//! within a second and in little memory. An error must name the called function and the line of the call. For
+//! each integer parameter and each integer option, the tables have a row that passes an extreme number.
 //!
-//! `.ci/run` runs this program with overflow checks, as all tests. `cargo xtask ci --full` also runs it without them, and
-//! in a release build with them: each takes a build of the whole workspace, too long for every change.
+//! Like all tests, this program runs with overflow checks in `.ci/run`. `cargo xtask ci --full` also runs it
+//! without overflow checks, and in a release build with them. Each of these runs needs a build of the whole
+//! workspace, which takes too long for every change.
 
 mod cases;
 mod coverage;
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use warpline::{DType, Error, ErrorKind, Result, Tensor, with_runtime};
 
-/// An extreme number, converted to each type of parameter.
+/// An extreme number, converted to each integer type that parameters have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Number {
     pub(crate) i: isize,
@@ -238,7 +239,7 @@ const OTHER_NAMES: [(&str, &str); 9] = [
     ("arange_start_step", "arange"),
     ("batch_size", "DataLoader"),
     ("index_select_sizes", "index_select"),
-    // The step after the load.
+    // The error comes from the step after the load.
     ("load_state_dict", "OneCycleLR"),
     ("randint", "random_"),
     ("reduce", "sum"),

@@ -1,4 +1,4 @@
-//! Modules in regions of autocast.
+//! Tests of modules within `autocast`.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ fn moved<M: Module>(module: Result<M>) -> Result<M> {
     Ok(module)
 }
 
-/// The states have the dtype of the products, whether they are given or not.
+/// The returned states have the dtype of the matrix products, whether or not initial states are given.
 #[test]
 fn recurrent_modules_compute_in_half_the_width() -> Result<()> {
     with_runtime(&simulated(1)?, || {
@@ -38,7 +38,8 @@ fn recurrent_modules_compute_in_half_the_width() -> Result<()> {
     })
 }
 
-/// A capture cannot use the cache, because its replays read the present weights.
+/// A capture cannot use the cache of converted weights, because its replays must read the weights that are
+/// current at the replay.
 #[test]
 fn a_recurrent_layer_without_the_cache_converts_its_weights_once() {
     let sim = SimBox::lazy(1);

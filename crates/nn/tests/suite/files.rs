@@ -1,4 +1,4 @@
-//! Saving and loading of files, and truncated or invalid files.
+//! Tests of saving and loading files, and of errors for truncated or invalid files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn refused(path: &Path, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_file_that_is_cut_or_wrong_says_where() {
+fn the_error_of_a_truncated_or_invalid_file_names_the_place() {
     let folder = Folder::new("wrong");
     let path = folder.file("wrong.safetensors");
     let error = load_file(&path, "cpu").unwrap_err();
@@ -160,9 +160,9 @@ fn a_file_that_is_cut_or_wrong_says_where() {
     assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);
 }
 
-/// If the second file is invalid, no tensor stays allocated.
+/// If the second of two files is invalid, the load allocates no tensor: it checks all headers first.
 #[test]
-fn nothing_is_half_loaded() {
+fn a_load_of_an_invalid_file_allocates_nothing() {
     let folder = Folder::new("half");
     save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
     let last = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
@@ -173,7 +173,7 @@ fn nothing_is_half_loaded() {
     crate::boxes::SimBox::lazy(1).enter(|| {
         assert!(load_file(folder.file("model.safetensors.index.json"), "cuda").is_err());
         let allocated = warpline::cuda::memory_allocated(())?;
-        assert_eq!(allocated, 0, "headers are looked at first");
+        assert_eq!(allocated, 0, "headers are read first");
         Ok(())
     });
 }

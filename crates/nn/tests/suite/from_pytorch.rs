@@ -1,4 +1,5 @@
-//! The training script of `docs/from-pytorch.md`: the page shows the tested program, and its losses are PyTorch's.
+//! Tests of the training script of `docs/from-pytorch.md`: the page shows the tested program, and the program
+//! has PyTorch's losses.
 
 #[allow(dead_code)] // its `main` writes a file
 mod program {

@@ -1,4 +1,5 @@
-//! Hooks of modules: their order, their replacements, and their removal, on the CPU and on simulated devices.
+//! Tests of hooks of modules, on the CPU and on simulated devices: their order, the values that they replace,
+//! and their removal.
 
 use std::sync::{Arc, Mutex};
 
@@ -40,7 +41,7 @@ fn hooks_run_in_pytorchs_order_until_they_are_removed() {
                 (lines("pre 1"), lines("pre 2"), lines("after 1"), lines("after 2"), lines("back"));
             let handles = [
                 module.register_forward_hook(move |module, input, output| {
-                    // The input is that of the pre-hooks, and the module is the wrapped one.
+                    // The hook gets the input that the pre-hooks returned, and the module inside `Hooked`.
                     assert_eq!(input.detach().to_vec::<f32>()?, [3.0]);
                     assert_eq!(output.detach().to_vec::<f32>()?, [6.0]);
                     assert_eq!(module.weight.size(), [1, 1]);
@@ -80,7 +81,7 @@ fn hooks_run_in_pytorchs_order_until_they_are_removed() {
             y.mul(10)?.sum(())?.backward()?;
             assert_eq!(taken(&seen), ["back"]);
             assert_eq!(x.grad().expect("a gradient").to_vec::<f32>()?, [100.0]);
-            // The weight's gradient is that of the output, not of the replaced gradient of the input.
+            // The weight's gradient does not depend on the replaced gradient of the input.
             assert_eq!(module.weight.grad().expect("a gradient").to_vec::<f32>()?, [30.0]);
             handles.into_iter().for_each(warpline::autograd::HookHandle::remove);
             let y = module.clone().forward(&x)?;
@@ -128,7 +129,7 @@ fn elements_of_a_sequence_have_hooks() -> Result<()> {
 }
 
 #[test]
-fn gradients_of_inputs_have_the_places_of_their_tensors() -> Result<()> {
+fn backward_hooks_get_the_gradients_in_the_order_of_the_inputs() -> Result<()> {
     let lstm: Hooked<LSTM, (Tensor, (Tensor, Tensor))> = Hooked::new(LSTM::new(2, 3, ())?);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let grads = Arc::clone(&seen);
@@ -147,7 +148,7 @@ fn gradients_of_inputs_have_the_places_of_their_tensors() -> Result<()> {
 }
 
 #[test]
-fn a_module_whose_inputs_want_no_gradient_calls_its_backward_hooks() -> Result<()> {
+fn a_module_whose_inputs_need_no_gradient_calls_its_backward_hooks() -> Result<()> {
     let table = Hooked::new(Embedding::new(4, 2, ())?);
     let seen = Log::default();
     let lines = Arc::clone(&seen);

@@ -1,4 +1,5 @@
-//! Number of launches in a step of the small GPT of `model_speed`. Launches take most of the step's time.
+//! Tests the number of launches in a training step of the small GPT of `model_speed`. Launches take most of the
+//! time of this step.
 
 use warpline::{DType, randint};
 use warpline_cuda_sys_safe::sim::CallKind;

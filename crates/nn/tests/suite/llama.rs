@@ -1,4 +1,5 @@
-//! The example `llama` computes the logits and the text of transformers, in graphs too, and explains bad input.
+//! Tests that the example `llama` computes the logits and the text of transformers, with and without graphs,
+//! and that its errors say how to correct bad input.
 
 #[allow(dead_code)] // its `main` reads the command line
 #[path = "../../examples/llama/main.rs"]
@@ -49,7 +50,7 @@ fn load(model: &str, dtype: DType, device: Device) -> Result<Llama> {
     Llama::load(&folder, Config::read(&folder)?, (dtype, device))
 }
 
-/// Generates without an end, and checks the number of tokens.
+/// Generates tokens without an end token, and checks their number.
 fn generated(
     model: &Llama,
     sampling: Sampling,
@@ -97,7 +98,7 @@ fn equals_transformers(device: Device) -> Result<()> {
                 assert_eq!(ours.size(), theirs.size());
                 let differences = ours.cpu()?.sub(theirs)?.abs()?.to_vec::<f32>()?;
                 let largest = differences.iter().copied().fold(0.0, f32::max);
-                // NaN is not less either.
+                // This assertion also fails for NaN.
                 assert!(largest < 1e-4, "{name} on {device}, prompt {index}: {largest}");
                 assert!(differences.iter().all(|difference| difference.is_finite()));
             }
@@ -147,7 +148,8 @@ fn gpu_logits_and_text_equal_those_of_transformers() -> Result<()> {
     gpu(equals_transformers)
 }
 
-/// Decoding in a graph generates the tokens of eager decoding, likely and drawn, in half precision too.
+/// Decoding in a graph generates the same tokens as eager decoding, with greedy choice and with sampling, in
+/// `bfloat16` and `float32`.
 fn graphs_equal_eager(device: Device) -> Result<()> {
     for (name, dtype) in MODELS.into_iter().flat_map(|m| [(m, DType::BF16), (m, DType::F32)]) {
         let model = load(name, dtype, device)?;
@@ -193,7 +195,7 @@ fn draws_likely_tokens(device: Device) -> Result<()> {
         (1.0, 2, 1.0, &[1, 3]),
         (1.0, 0, 0.7, &[1, 3]),
         (1.0, 0, 1e-9, &[1]),
-        // The two tokens that remain have probabilities of 2/3 and 1/3.
+        // The two remaining tokens have probabilities 2/3 and 1/3.
         (1.0, 2, 0.6, &[1]),
         (0.01, 0, 1.0, &[1]),
     ] {
@@ -216,7 +218,7 @@ fn ends(device: Device) -> Result<()> {
     let end = end.context("the text of the golden has no end")?;
     assert!(end > 0);
     let generator = Generator::new(&model, GREEDY, ids.len() + 64, device.is_cuda())?;
-    // A generator serves several texts.
+    // A generator can generate several texts.
     for _ in 0..2 {
         let text = generator.generate(&ids, 64, model.config.end(), 0, |_| Ok(()))?;
         assert_eq!((&text.tokens[..], text.ended, text.steps), (&new[..end], true, end));
@@ -252,7 +254,7 @@ fn runs(device: Device) -> Result<()> {
         Ok(text.to_owned())
     };
     let first = text(&[])?;
-    assert_eq!(text(&["--no-graph"])?, first, "a graph and eager decoding draw the same");
+    assert_eq!(text(&["--no-graph"])?, first, "a graph and eager decoding draw the same tokens");
     assert_ne!(text(&["--seed", "1"])?, first);
     assert_ne!(text(&["--temperature", "0", "--dtype", "bf16"])?, first);
     Ok(())

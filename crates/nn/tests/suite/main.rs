@@ -1,5 +1,5 @@
-//! Tests of modules, optimizers and files, on one to three simulated devices. Their variants named `gpu_…` run on real
-//! GPUs. The tests are one program, so that it is linked once.
+//! Tests of modules, optimizers and files, on one to three simulated devices. Tests named `gpu_…` run on real
+//! GPUs. The tests are one program, so that only one program has to be linked.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

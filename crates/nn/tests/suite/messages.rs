@@ -1,4 +1,4 @@
-//! Errors of modules, losses and schedules name the called item and the line of the call.
+//! Tests that errors of modules, losses and schedules name the called item and the line of the call.
 
 use warpline::{DType, Result, Tensor, ones, tensor};
 use warpline_cuda_sys_safe::CudaCode;
@@ -73,7 +73,8 @@ fn modules_fail_under_their_own_names() -> Result<()> {
 /// The name that errors of a call must have, and the call.
 type NamedCall = (&'static str, Box<dyn Fn(&Tensor) -> Result<Tensor>>);
 
-/// Returns calls of modules that are made of several ops. The argument `x`, of shape [6, 4, 4], requires a gradient.
+/// Returns calls of modules that consist of several ops. The argument `x`, of shape [6, 4, 4], requires a
+/// gradient.
 fn calls(x: &Tensor) -> Result<Vec<NamedCall>> {
     let at = x.device();
     macro_rules! calls {
@@ -112,8 +113,8 @@ fn calls(x: &Tensor) -> Result<Vec<NamedCall>> {
     })
 }
 
-/// Fails each launch of a module's forward and backward pass. Each error names the module or its function, and the
-/// line of its call, or an op that the call runs on the arguments.
+/// Makes each launch of a module's forward and backward pass fail in turn. Each error names the line of the
+/// call, and the module, its function, or an op that the call runs on the arguments.
 #[test]
 fn modules_and_their_gradients_fail_under_their_own_names() {
     let world = SimBox::lazy(1);

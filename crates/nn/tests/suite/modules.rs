@@ -1,4 +1,5 @@
-//! Compares modules with the ops that they consist of, on every device, and checks the gradients of all parameters.
+//! Tests that compare modules with the ops that they consist of, on every device, and check the gradients of
+//! all parameters.
 
 use warpline::functional::{self, PadMode, Padding, conv2d, pad};
 use warpline::{ErrorKind, Result, Tensor, manual_seed, ones, randn, tensor};
@@ -38,7 +39,7 @@ fn layer(state: &StateDict, end: &str) -> StateDict {
 }
 
 #[test]
-fn recurrent_networks_are_their_cells_one_after_the_other() {
+fn a_recurrent_network_equals_its_cells_called_in_sequence() {
     worlds(1, |world: &World| {
         for place in world.places() {
             manual_seed(1);
@@ -114,7 +115,7 @@ fn layers_and_directions_have_pytorchs_names() {
 }
 
 #[test]
-fn attention_is_that_of_each_head() {
+fn attention_equals_the_attention_of_each_head() {
     worlds(1, |world: &World| {
         for place in world.places() {
             manual_seed(2);
@@ -183,7 +184,7 @@ fn a_network_of_images_learns_on_every_device() {
 }
 
 #[test]
-fn padding_is_zero_and_is_not_learned() {
+fn the_padding_row_of_an_embedding_is_zero_and_gets_no_gradient() {
     let table = Embedding::new(4, 3, EmbeddingOptions::new().padding_idx(1)).unwrap();
     let out = table.forward(&tensor([[1i64, 2, 1]], ()).unwrap()).unwrap();
     assert_eq!(out.select(1, 0).unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
@@ -194,7 +195,7 @@ fn padding_is_zero_and_is_not_learned() {
 }
 
 #[test]
-fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
+fn the_error_for_an_input_on_another_device_names_the_parameter_and_both_devices() {
     worlds(1, |_| {
         let x = ones([2, 3], ())?;
         let errors = [
@@ -222,7 +223,7 @@ fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
 }
 
 #[test]
-fn an_instance_norm_takes_an_element_without_a_batch() {
+fn an_instance_norm_accepts_an_input_without_a_batch_dimension() {
     let norm = InstanceNorm1d::new(3, ()).unwrap();
     let x = randn([3, 5], ()).unwrap();
     let batched = norm.forward(&x.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
@@ -249,7 +250,7 @@ fn each_head_may_have_a_mask_of_its_own() {
 }
 
 #[test]
-fn a_recurrent_network_takes_no_sequences_but_not_no_steps() {
+fn a_recurrent_network_accepts_an_empty_batch_but_not_empty_sequences() {
     let options = RecurrentOptions::new().num_layers(2).bidirectional(true);
     let net = LSTM::new(3, 2, options).unwrap();
     let (out, (hidden, _)) = net.forward(&ones([4, 0, 3], ()).unwrap(), None).unwrap();
@@ -299,7 +300,8 @@ fn a_convolution_pads_in_every_mode() {
     let x = randn([2, 2, 6, 5], ()).unwrap();
     let plain = functional::ConvOptions::new().dilation([1, 2]);
     let wide = ConvOptions::new().dilation([1, 2]);
-    // The padding, and the same padding in the order of `pad`: left, right, top, bottom. The window is 2 by 3.
+    // The convolution's padding, and the same padding as `pad` expects it: left, right, top, bottom. The window
+    // is 2 × 3.
     let cases = [(Padding::Zeros([1, 2]), [2, 2, 1, 1]), (Padding::Same, [2, 2, 0, 1])];
     for mode in [PadMode::Reflect, PadMode::Replicate, PadMode::Circular] {
         for (padding, sides) in cases {

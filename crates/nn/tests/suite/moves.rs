@@ -1,4 +1,4 @@
-//! Moves of modules between devices and dtypes, and refused moves.
+//! Tests of moves of modules between devices and dtypes, and of invalid moves.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn errors_name_the_call_and_the_parameter() {
     });
 }
 
-/// A network of two layers with a tied weight.
+/// A network of two layers that share one weight.
 #[derive(Clone, Module)]
 struct Net {
     layers: Vec<Linear>,
@@ -129,7 +129,7 @@ fn moves(world: &World, test: impl Fn(TensorOptions) -> Result<()>) -> Result<()
 }
 
 #[test]
-fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
+fn an_optimizer_built_before_a_move_reports_an_error_at_its_step() {
     worlds(1, |world| {
         moves(world, |to| {
             let mut net = Net::tied()?;
@@ -158,7 +158,7 @@ fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
 }
 
 #[test]
-fn a_frozen_parameter_does_not_come_back_in_silence_after_a_move() -> Result<()> {
+fn a_frozen_parameter_that_was_moved_cannot_be_unfrozen_or_stepped() -> Result<()> {
     let mut net = Net::tied()?;
     net.requires_grad_(false)?;
     let (mut optimizer, old) = (sgd(&net)?, net.parameters());
@@ -175,7 +175,7 @@ fn watched(leaf: &Tensor) -> Result<HookHandle> {
 }
 
 #[test]
-fn gradients_and_hooks_do_not_reach_a_moved_parameter_in_silence() {
+fn gradients_and_hooks_of_the_old_tensor_of_a_moved_parameter_are_errors() {
     worlds(1, |world| {
         moves(world, |to| {
             let mut net = Net::tied()?;

@@ -1,4 +1,5 @@
-//! Checks that the setters of options reach the op: each module against an explicit call.
+//! Tests that the options of modules have an effect: the result of each module equals an explicit call of the
+//! op with the same options.
 
 use warpline::functional::{self, PadMode};
 use warpline::{
@@ -306,7 +307,7 @@ fn dropout_has_pytorchs_default() -> Result<()> {
     Ok(())
 }
 
-/// A parameter in an `Option`, as modules have their bias, is an optional tensor by reference.
+/// A reference to an optional parameter, such as a module's bias, is accepted as an optional tensor.
 #[test]
 fn an_optional_parameter_is_an_optional_tensor() -> Result<()> {
     let map = Linear::new(3, 2, ())?;

@@ -1,4 +1,4 @@
-//! The guide lists every public name that PyTorch does not have.
+//! Tests that the guide lists every public name that PyTorch does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::common::sources;
 /// `special` and `utils.data`, and the hooks of `DistributedDataParallel`.
 const PYTORCH: &str = include_str!("../names/pytorch.txt");
 
-/// Names that programs do not write, each with the reason.
+/// Public names that users do not need, so the guide does not list them. Each has its reason.
 const HIDDEN: &[(&str, &str)] = &[
     ("Ambient", MARKER),
     ("Anneal", ALIASED),

@@ -1,4 +1,4 @@
-//! A parameter or buffer is accepted wherever a tensor is.
+//! Tests that a parameter or buffer is accepted wherever a tensor is accepted.
 
 use warpline::functional::{LayerNormOptions, layer_norm, linear};
 use warpline::{DType, Result, cat, einsum, expr, ones, stack, tensor, tensor as make};

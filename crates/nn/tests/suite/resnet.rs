@@ -1,4 +1,4 @@
-//! The ResNets of the example: torchvision's names and sizes, and a training step on each kind of device.
+//! Tests of the ResNets of the example: names and sizes of torchvision, and training on each kind of device.
 
 #[path = "../../examples/resnet/model.rs"]
 mod model;
@@ -35,7 +35,7 @@ fn resnets_have_torchvisions_names_and_sizes() -> Result<()> {
             assert!(state.get(name).is_some(), "ResNet-{depth} has no {name}");
         }
         assert_eq!(state.get("layer1.0.conv3.weight").is_some(), depth >= 50);
-        // A bottleneck widens its first result, so it needs another path around it.
+        // The first bottleneck has more output than input channels, so its shortcut needs a convolution.
         assert_eq!(state.get("layer1.0.downsample.0.weight").is_some(), depth >= 50);
     }
     let error = ResNet::new(20, 10).map(drop).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A run of the example `train_gpt` that resumes from a file is identical to an uninterrupted run.
+//! Tests that a run of the example `train_gpt` that resumes from a file is identical to an uninterrupted run.
 
 #[path = "../../examples/train_gpt/checkpoint.rs"]
 mod checkpoint;
@@ -53,7 +53,7 @@ fn resumes(device: Device) -> anyhow::Result<()> {
         checkpoint::save(&first, &file)?;
         drop(first);
 
-        // Disturb the state of a second run before it resumes.
+        // Change the state of a second run before it resumes.
         let mut second = training(device)?;
         losses(&mut second, 1)?;
         manual_seed(99);
@@ -69,7 +69,7 @@ fn resumes(device: Device) -> anyhow::Result<()> {
 
 #[test]
 fn a_training_on_the_host_resumes_bit_for_bit() -> anyhow::Result<()> {
-    // A runtime of its own, because other tests draw from the generators of the process's runtime.
+    // The test has its own runtime, because other tests draw from the generators of the process's runtime.
     with_runtime(&warpline::simulated(1)?, || resumes(Device::Cpu))
 }
 
@@ -84,9 +84,9 @@ fn gpu_a_training_resumes_bit_for_bit() -> anyhow::Result<()> {
     resumes(Device::cuda(0))
 }
 
-/// Checks that the seeds have an effect, without which the test above would prove nothing.
+/// Checks that the seeds have an effect. Otherwise the tests above would prove nothing.
 #[test]
-fn seeds_decide_over_batches_and_dropout() -> anyhow::Result<()> {
+fn batches_and_dropout_depend_on_the_seeds() -> anyhow::Result<()> {
     with_runtime(&warpline::simulated(1)?, || {
         let mut one = training(Device::Cpu)?;
         let mut other = training(Device::Cpu)?;

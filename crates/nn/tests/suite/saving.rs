@@ -1,4 +1,4 @@
-//! Concurrent saves by several threads and processes, and interrupted saves.
+//! Tests of concurrent saves by several threads and processes, and of interrupted saves.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -83,7 +83,8 @@ impl Drop for Saver {
     }
 }
 
-/// Not a test by itself. Saves a model for each line of input, or aborts at a call of the first save.
+/// The program of the processes that the tests start; without their environment variables it does nothing.
+/// Saves a model for each line of input, or aborts at a given file system call of the first save.
 #[test]
 fn program_of_the_saver() {
     let variable = |name: &str| std::env::var(format!("SAVER_{name}")).ok();

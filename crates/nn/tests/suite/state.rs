@@ -1,4 +1,4 @@
-//! Names of members, and valid and invalid states.
+//! Tests of the names of members, and of valid and invalid states.
 
 use warpline::{Device, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
@@ -64,7 +64,7 @@ fn members_have_pytorchs_names() {
     assert_eq!(
         net.state_dict().names().collect::<Vec<_>>(),
         state,
-        "without what is not persistent"
+        "all but the buffers that are not persistent"
     );
     assert!(net.training.get());
     net.eval();
@@ -154,7 +154,7 @@ fn tied_parameters_stay_tied() {
 }
 
 #[test]
-fn states_are_put_together_and_taken_apart() {
+fn states_can_be_combined_and_split_by_prefix() {
     let state = Linear::new(1, 1, ()).unwrap().state_dict().with_prefix("model");
     assert_eq!(state.names().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
     assert_eq!(state.under_prefix("model").names().collect::<Vec<_>>(), ["weight", "bias"]);

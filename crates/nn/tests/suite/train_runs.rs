@@ -1,4 +1,4 @@
-//! Training runs of twenty steps have PyTorch's losses, gradient norms and weights.
+//! Tests that training runs of twenty steps have PyTorch's losses, gradient norms and weights.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Encoders of the Transformer against compositions of their parts.
+//! Tests of Transformer encoders, compared with compositions of their parts.
 
 use warpline::functional::{gelu, relu};
 use warpline::{DType, IsCloseOptions, Result, Tensor, manual_seed, ones, randn, tensor};
@@ -95,7 +95,7 @@ fn dropout_is_active_in_training_only() -> Result<()> {
 }
 
 #[test]
-fn an_encoder_is_its_layers_one_after_the_other() -> Result<()> {
+fn an_encoder_equals_its_layers_called_in_sequence() -> Result<()> {
     manual_seed(4);
     let layer = TransformerEncoderLayer::new(6, 2, ())?;
     let norm = TransformerEncoderOptions::new().norm(LayerNorm::new(6, ())?);
@@ -105,7 +105,7 @@ fn an_encoder_is_its_layers_one_after_the_other() -> Result<()> {
     for name in ["layers.1.self_attn.in_proj_weight", "layers.0.norm2.bias", "norm.weight"] {
         assert!(names.iter().any(|own| own == name), "{name}");
     }
-    // The layers begin with the same values, in memory of their own.
+    // The layers begin with the same values, but each has its own memory.
     let (first, second) = (&encoder.layers[0], &encoder.layers[1]);
     for ((a, b), own) in first.parameters().iter().zip(second.parameters()).zip(layer.parameters())
     {
@@ -118,7 +118,7 @@ fn an_encoder_is_its_layers_one_after_the_other() -> Result<()> {
     let expected = encoder.layers[1].forward(&encoder.layers[0].forward(&x, causal)?, causal)?;
     let expected = encoder.norm.as_ref().expect("a norm").forward(&expected)?;
     assert_close(&encoder.forward(&x, causal)?, &expected, "an encoder")?;
-    // The mask of later positions has the same effect.
+    // A mask of the later positions has the same effect as `is_causal`.
     let later = ones([5, 5], DType::Bool)?.triu(1)?;
     let masked = TransformerEncoderForwardOptions::new().mask(&later);
     assert_close(&encoder.forward(&x, masked)?, &expected, "a mask")

@@ -1,4 +1,4 @@
-//! Modules as trees: children, `apply`, printing, sequences, and derived modules of enums.
+//! Tests of modules as trees: children, `apply`, printing, sequences, and derived modules of enums.
 
 use std::collections::BTreeMap;
 
@@ -229,7 +229,7 @@ struct Blocks {
 }
 
 #[test]
-fn an_enum_shows_the_fields_of_its_variant() -> Result<()> {
+fn the_children_of_an_enum_are_the_fields_of_its_variant() -> Result<()> {
     let linear = || Linear::new(2, 2, ());
     let blocks = vec![
         Block::Plain(linear()?),

@@ -1,5 +1,6 @@
-//! Measures a chain of small ops, enqueued one by one and replayed as a graph: the time of the host, and the
-//! time until the device has finished. Prints one JSON line; `torch_graph.py` prints the same line for PyTorch.
+//! Measures a chain of small ops, first enqueued one by one and then replayed as a graph: the time of the host,
+//! and the time until the device has finished. Prints one JSON line; `torch_graph.py` prints the same line for
+//! PyTorch.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use warpline::{Result, RuntimeConfig, Tensor, cuda, ones, with_runtime};
 /// Times a chain of small ops with and without a graph.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The driver: `cuda`, or `sim:1`, whose times are meaningless.
+    /// The driver: `cuda`, or `sim:1` for a simulated GPU, whose times are meaningless.
     #[arg(long, default_value = "cuda")]
     driver: String,
     /// Number of ops in the chain.

@@ -1,8 +1,9 @@
-//! Measures the time of ops, beside PyTorch in the same run, and writes the table as JSON and Markdown.
+//! Measures the time of ops, of Warpline and of PyTorch in the same run, and writes a table as JSON and
+//! Markdown.
 //!
 //! Run `cargo run --release -p warpline --example ops -- --python PATH`, or the program alone on a machine
-//! without cargo. Both sides measure a row in turns, round by round. Without `--python`, only Warpline is
-//! measured.
+//! without cargo. In each round, both libraries measure the row, one after the other. Without `--python`, only
+//! Warpline is measured.
 
 mod report;
 mod rows;
@@ -23,10 +24,10 @@ use spec::Spec;
 use table::Op;
 use torch::Torch;
 
-/// The variable with the number of threads of CPU ops.
+/// The environment variable that sets the number of threads of CPU ops.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// Measures ops, beside PyTorch if `--python` is given.
+/// Measures ops of Warpline, and of PyTorch too if `--python` is given.
 #[derive(Debug, Parser)]
 #[command(name = "ops")]
 struct Options {
@@ -57,7 +58,7 @@ struct Options {
     /// The commit of this program, if git is not available
     #[arg(long)]
     commit: Option<String>,
-    /// The driver: `cuda`, or `sim:1`, whose times are meaningless
+    /// The driver: `cuda`, or `sim:1` for a simulated GPU, whose times are meaningless
     #[arg(long, default_value = "cuda")]
     driver: String,
     /// Use tiny tensors, to check that everything runs
@@ -102,7 +103,7 @@ fn start(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the selected rows. On a GPU they always include the copy to which others are compared.
+/// Returns the selected rows. On a GPU they always include the copy with which the other rows are compared.
 fn specs(options: &Options) -> Vec<Spec> {
     let all = if options.cpu { rows::cpu() } else { rows::gpu() };
     let asked = |spec: &Spec| spec.name().starts_with(&options.only);
@@ -156,7 +157,7 @@ fn measure_all(
     for spec in specs {
         if part != spec.part {
             part = spec.part;
-            // An interrupted run leaves the completed parts.
+            // Write after each part, so that an interrupted run leaves the completed parts.
             report::write(&options.out, &about, &rows)?;
             if !options.cpu {
                 cuda::empty_cache();
@@ -177,7 +178,8 @@ fn measure_all(
     Ok(rows)
 }
 
-/// Measures both sides of a row in turns. If one side fails, the error is noted and the other side continues.
+/// Measures a row with both libraries, in turns. If one library fails, its error is recorded in the row and the
+/// other library is still measured.
 fn measure(options: &Options, spec: &Spec, torch: Option<&mut Torch>) -> Result<report::Row> {
     let op = Op::find(spec.op).with_context(|| format!("there is no op `{}`", spec.op))?;
     let mut row = report::Row::new(spec, op.amount(spec));

@@ -48,7 +48,7 @@ pub(crate) struct Row {
     of_copy: Option<f64>,
 }
 
-/// The measurements of one side.
+/// The measurements of one of the two libraries ("side").
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Side {
     /// Seconds per call, one value per round.
@@ -87,8 +87,8 @@ impl Row {
         }
     }
 
-    /// Computes medians and ratios from the measurements. `copy` is the rate of the run's copy, in bytes per
-    /// second.
+    /// Computes medians and ratios from the measurements. `copy` is the rate of the copy that this run
+    /// measured, in bytes per second.
     pub(crate) fn conclude(&mut self, copy: Option<f64>) {
         for side in [&mut self.warpline, &mut self.pytorch] {
             side.median = median(side.seconds.clone());
@@ -160,7 +160,7 @@ fn time(seconds: f64) -> String {
     if us < 1000.0 { format!("{} µs", digits(us)) } else { format!("{} ms", digits(us / 1e3)) }
 }
 
-/// Formats a number with three or more digits.
+/// Formats a number with at least three significant digits.
 fn digits(v: f64) -> String {
     let decimals = match v {
         100.0.. => 0,
@@ -171,7 +171,7 @@ fn digits(v: f64) -> String {
     format!("{v:.decimals$}")
 }
 
-/// Returns the median of the positive measurements. Simulated devices take no time.
+/// Returns the median of the positive measurements. The times of simulated devices are 0 and are left out.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.retain(|v| v.is_finite() && *v > 0.0);
     values.sort_unstable_by(f64::total_cmp);

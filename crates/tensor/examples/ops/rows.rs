@@ -1,4 +1,4 @@
-//! The rows: ops with their dtypes and sizes.
+//! The rows of the table: ops with their dtypes and sizes.
 
 use warpline::DType;
 
@@ -8,10 +8,11 @@ const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
 const F16: DType = DType::F16;
 
-/// Calls in a graph, for ops whose launch takes the host longer than the op takes the device.
+/// Times a graph of 32 calls, for ops whose launch takes the host longer than the device takes for the op
+/// itself.
 const GRAPH: Timing = Timing::Graph(32);
 
-/// Bytes of an operand that no device caches: more than four times an H200's cache.
+/// Bytes of an operand that no device can keep in its cache: more than four times the size of an H200's cache.
 const LARGE: usize = 1 << 28;
 
 fn row(part: &'static str, op: &'static str, dtype: DType, sizes: &[usize]) -> Spec {
@@ -217,7 +218,7 @@ fn products() -> Vec<Spec> {
     }
     rows.push(part(right, BF16, &[64, 16, 512, 64, 512]));
     rows.push(part(right, BF16, &[1, 4096, 14336]));
-    // Few rows by the weights of a decoder.
+    // Products of a few rows and the weights of a decoder.
     for [k, n] in [[2048, 512], [2048, 2048], [2048, 8192], [8192, 2048], [2048, 128_256]] {
         for (dtype, m) in
             [(BF16, 1), (BF16, 5), (BF16, 16), (F16, 1), (F32, 1), (F32, 4), (F32, 16)]
@@ -242,7 +243,7 @@ fn gradients() -> Vec<Spec> {
         .collect()
 }
 
-/// Small ops, for the time that a call takes the host.
+/// Small ops, to measure the host time of a call.
 fn host() -> Vec<Spec> {
     let part = |op, sizes: &[usize]| row("host", op, F32, sizes);
     let mut rows: Vec<Spec> =

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use warpline::{DType, Result, Tensor, functional, randint, randn};
 
-/// A row of the table that is to be measured.
+/// A row of the table, before its measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     /// The part of the table.
@@ -38,7 +38,7 @@ pub(crate) enum Timing {
     Events,
     /// Time of the device alone: events around replays of a graph of this many calls.
     Graph(u32),
-    /// Host time: of the calls that enqueue work on a GPU, or that compute on the CPU.
+    /// Time of the host: it enqueues work on a GPU, or computes on the CPU.
     Host,
 }
 
@@ -64,7 +64,7 @@ impl Spec {
         format!("{} {}{view}", self.dtype.name(), sizes.join(" × "))
     }
 
-    /// Returns the same row with no size above 16 and a minimal measuring time.
+    /// Returns the same row with sizes of at most 16 and a target time of 0.
     pub(crate) fn tiny(mut self) -> Self {
         self.sizes.iter_mut().for_each(|n| *n = (*n).min(16));
         self.target_ms = 0.0;

@@ -1,4 +1,4 @@
-//! The table of measured ops. `torch.py` has an entry with the same name for each.
+//! The table of measured ops. For each op, `torch.py` has an entry with the same name.
 
 use warpline::autograd::{GradOptions, grad};
 use warpline::{DType, Result, Scalar, Tensor, cat, empty, zeros};
@@ -12,7 +12,7 @@ pub(crate) struct Op {
     make: fn(&Spec) -> Result<Call>,
 }
 
-/// A call of the op on operands that were made before.
+/// A closure that calls the op on operands that already exist.
 pub(crate) type Call = Box<dyn FnMut() -> Result<()>>;
 
 /// The work of a call, for rates.
@@ -72,7 +72,8 @@ macro_rules! ops {
     };
 }
 
-/// Computes the gradients of inputs for a gradient of the output. May be called repeatedly.
+/// Computes the gradients of the inputs from a gradient of the output. Keeps the recorded graph, so that it can
+/// be called repeatedly.
 fn gradients<const N: usize>(
     (out, inputs): &(Tensor, [Tensor; N]),
     gradient: &Tensor,

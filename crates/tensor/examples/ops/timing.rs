@@ -1,4 +1,4 @@
-//! Timing of a call, like `Timed` in `common.py`.
+//! Measures the time of a call, by the same method as `Timed` in `common.py`.
 
 use std::time::Instant;
 

@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 
 use super::spec::{Spec, Timing};
 
-/// The common first part of both Python programs. It is compiled in, so that one file is enough on a GPU host.
+/// The common first part of both Python programs. The text is compiled into the program, so that a GPU host
+/// needs no file but the program.
 const COMMON: &str = include_str!("common.py");
 
 const PROGRAM: &str = include_str!("torch.py");
 
-/// The program with NumPy's ops instead, for the ops that NumPy has.
+/// The program that measures NumPy instead of PyTorch, with the ops that NumPy has.
 const NUMPY: &str = include_str!("numpy.py");
 
 /// The process, with its pipes.
@@ -41,7 +42,7 @@ struct Reply {
 }
 
 impl Torch {
-    /// Starts the process, with this number of CPU threads if one is given.
+    /// Starts the process. `threads` is its number of CPU threads; `None`: the library's default.
     pub(crate) fn start(python: &str, threads: Option<usize>, numpy: bool) -> Result<Self> {
         let mut command = Command::new(python);
         let (program, library) = if numpy { (NUMPY, "NumPy") } else { (PROGRAM, "PyTorch") };
@@ -66,7 +67,9 @@ impl Torch {
 
     /// Returns the seconds per call.
     pub(crate) fn measure(&mut self, target_ms: f64) -> Result<f64> {
-        self.order(&json!({ "measure": target_ms }))?.seconds.context("Python told no time")
+        self.order(&json!({ "measure": target_ms }))?
+            .seconds
+            .context("the reply of Python has no time")
     }
 
     /// Drops the operands, and empties the allocator's cache if `empty` is set.

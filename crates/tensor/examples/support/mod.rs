@@ -1,5 +1,5 @@
-//! Code that the examples share: choice of devices, and reports.
-#![allow(dead_code)] // each example uses its part
+//! Code that the examples share: the choice of devices, and reports.
+#![allow(dead_code)] // each example uses a part of this module
 
 use warpline::{Device, Result, Runtime, simulated, with_runtime};
 
@@ -56,8 +56,8 @@ pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Re
     with_runtime(&simulated(3)?, f)
 }
 
-/// Makes a runtime with the same devices but other settings, for settings that are fixed when a runtime is
-/// made.
+/// Runs `f` in a new runtime with the same devices and other settings. Some settings cannot change after a
+/// runtime is made.
 pub(crate) fn with_config<R>(
     devices: usize,
     config: &warpline::RuntimeConfig,
@@ -83,7 +83,7 @@ pub(crate) fn on<R, E: From<warpline::Error>>(
     f(device.parse()?)
 }
 
-/// The `main` function of an example that is part of the note on CUDA semantics.
+/// The `main` function of an example that checks rules of PyTorch's note on CUDA semantics.
 pub(crate) fn main_of(name: &str, run: fn(&mut Report) -> Result<()>) -> std::process::ExitCode {
     let mut report = Report::default();
     println!("{name}");

@@ -1,4 +1,4 @@
-//! Binary arithmetic and comparisons, as methods. Operands broadcast, and are promoted to the dtype of
+//! Methods for binary arithmetic and comparisons. Operands broadcast, and are promoted to the dtype of
 //! `torch.result_type`.
 
 use warpline_kernels::elementwise::{self as table, Op};
@@ -26,8 +26,9 @@ macro_rules! methods {
             /// # Errors
             /// [`crate::ErrorKind::BroadcastMismatch`] if the shapes do not broadcast.
             /// [`crate::ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
-            /// [`crate::ErrorKind::InvalidArgument`] if an operand is a number that the integer dtype cannot
-            /// hold, or integers are divided by the number 0. Errors of [every op](Tensor#errors-of-every-op).
+            /// [`crate::ErrorKind::InvalidArgument`] if the operands have an integer dtype that cannot hold a
+            /// number among them, or if integers are divided by the number 0. Errors of [every
+            /// op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<Self> {
                 apply(&table::$op, self.into(), other.into_operand()).of(stringify!($name))
@@ -39,7 +40,7 @@ macro_rules! methods {
 methods! {
     /// `self + other`.
     add ADD;
-    /// `self - other`. Not for bools.
+    /// `self - other`. Does not support bools.
     sub SUB;
     /// `self * other`.
     mul MUL;
@@ -61,14 +62,14 @@ methods! {
     gt GT;
     /// `self >= other`, as bools.
     ge GE;
-    /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Not for bools. An integer
-    /// divided by a zero in a tensor gives the dividend.
+    /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Does not support bools. An
+    /// integer divided by a zero element of a tensor gives the dividend.
     remainder REMAINDER;
-    /// The remainder of the quotient rounded towards zero, with the sign of the dividend. Not for bools. An
-    /// integer divided by a zero in a tensor gives the dividend.
+    /// The remainder of the quotient rounded towards zero, with the sign of the dividend. Does not support
+    /// bools. An integer divided by a zero element of a tensor gives the dividend.
     fmod FMOD;
-    /// The quotient, rounded down. Not for bools. An integer divided by a zero in a tensor gives a number with
-    /// all bits set.
+    /// The quotient, rounded down. Does not support bools. An integer divided by a zero element of a tensor
+    /// gives a number with all bits set.
     floor_divide FLOOR_DIVIDE;
     /// The angle of the point whose ordinate is `self` and whose abscissa is `other`, in radians.
     atan2 ATAN2;
@@ -100,8 +101,8 @@ methods! {
     bitwise_xor BITWISE_XOR;
     /// `self` shifted left by `other` bits; 0 if the count is negative or too large. Integers only.
     bitwise_left_shift LEFT_SHIFT;
-    /// `self` shifted right by `other` bits, filled with the sign bit. Only sign bits remain if the count is
-    /// negative or too large. Integers only.
+    /// `self` shifted right by `other` bits and filled with the sign bit. If the count is negative or too
+    /// large, all bits of the result are the sign bit. Integers only.
     bitwise_right_shift RIGHT_SHIFT;
     /// The greatest common divisor; 0 for two zeros. Integers only.
     gcd GCD;
@@ -115,9 +116,9 @@ macro_rules! in_place_methods {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`crate::ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this
-            /// tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to a different shape than this
-            /// tensor's. Otherwise the same as the method without the underscore.
+            /// [`crate::ErrorKind::CannotCast`] if the result's category (bool, integer, float) is higher than
+            /// that of this tensor. [`crate::ErrorKind::ShapeMismatch`] if the operands broadcast to a
+            /// different shape than this tensor's. Otherwise the same as the method without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<&Self> {
                 let operands = [self.into(), other.into_operand()];
@@ -132,13 +133,13 @@ macro_rules! in_place_methods {
 in_place_methods! {
     /// Adds `other` to each element.
     add_ ADD;
-    /// Subtracts `other` from each element. Not for bools.
+    /// Subtracts `other` from each element. Does not support bools.
     sub_ SUB;
     /// Multiplies each element by `other`.
     mul_ MUL;
     /// Divides each element by `other`.
     div_ DIV;
-    /// Raises each element to a power. Not for bools.
+    /// Raises each element to a power. Does not support bools.
     pow_ POW;
     /// [`Tensor::remainder`] in place.
     remainder_ REMAINDER;

@@ -10,7 +10,7 @@ use crate::functional::options::{from_number, options};
 use crate::{CallScope, DType, Error, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
 
 options! {
-    /// Options of [`Tensor::nan_to_num`]. A number converts into options, as the replacement of NaN.
+    /// Options of [`Tensor::nan_to_num`]. A number converts into options that replace NaN with this number.
     #[derive(Clone, Copy, Debug)]
     NanToNumOptions [] [] {
         /// Sets the replacement of NaN. Default: 0.
@@ -24,8 +24,8 @@ options! {
 
 from_number! { NanToNumOptions nan; }
 
-/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition is a boolean tensor. All three
-/// broadcast.
+/// Selects `x` where the condition is true, otherwise `y` (`torch.where`). The condition must be a boolean
+/// tensor. Condition, `x` and `y` broadcast.
 ///
 /// ```
 /// # use warpline::{tensor, where_cond};
@@ -49,8 +49,8 @@ pub fn where_cond<'a>(
 }
 
 impl Tensor {
-    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). If `min` is above `max`, the
-    /// result is `max`. If an operand is NaN, the result is NaN. Boolean tensors are not supported.
+    /// Clamps each element to the range from `min` to `max` (`torch.clamp`). If `min` is greater than `max`,
+    /// the result is `max`. If an operand is NaN, the result is NaN. Does not support bools.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the common dtype is `bool`. Otherwise the same as [`Tensor::add`].
@@ -63,9 +63,9 @@ impl Tensor {
     /// [`Tensor::clamp`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
-    /// [`ErrorKind::ShapeMismatch`] if the operands broadcast to a different shape than this tensor's. Otherwise the
-    /// same as [`Tensor::clamp`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is higher than that of this
+    /// tensor. [`ErrorKind::ShapeMismatch`] if the operands broadcast to a different shape than this tensor's.
+    /// Otherwise the same as [`Tensor::clamp`].
     #[track_caller]
     pub fn clamp_<'a>(
         &self,
@@ -77,7 +77,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// The larger of each element and `min`; NaN if either is NaN (`torch.clamp_min`). Not for bools.
+    /// The larger of each element and `min`; NaN if either is NaN (`torch.clamp_min`). Does not support bools.
     ///
     /// # Errors
     /// The same as [`Tensor::clamp`].
@@ -86,7 +86,7 @@ impl Tensor {
         self.bound(&table::MAXIMUM, &table::CLAMP_MIN, min.into_operand())
     }
 
-    /// The smaller of each element and `max`; NaN if either is NaN (`torch.clamp_max`). Not for bools.
+    /// The smaller of each element and `max`; NaN if either is NaN (`torch.clamp_max`). Does not support bools.
     ///
     /// # Errors
     /// The same as [`Tensor::clamp`].
@@ -115,7 +115,7 @@ impl Tensor {
         self.bound_(&table::MINIMUM, &table::CLAMP_MAX, "clamp_max_", max.into_operand())
     }
 
-    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`] with the gradient of a clamp.
+    /// Applies [`table::MAXIMUM`] or [`table::MINIMUM`], but records the gradient of a clamp.
     #[track_caller]
     fn bound(
         &self,
@@ -193,8 +193,8 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). A number in place of the options replaces NaN.
-    /// Integers and bools stay as they are.
+    /// Replaces NaN, inf and -inf with numbers (`torch.nan_to_num`). A number as `options` is the replacement
+    /// of NaN. Integers and bools do not change.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).
@@ -221,7 +221,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype cannot represent these.
+    /// Returns the replacements of NaN, inf and -inf. `None` if the dtype has no NaN and no infinities.
     fn replacements(
         &self,
         NanToNumOptions { nan, posinf, neginf }: NanToNumOptions,

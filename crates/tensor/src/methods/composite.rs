@@ -15,7 +15,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the sum over dimensions. With `keepdim`, the dimensions stay, with size 1.
+    /// Returns the sum over dimensions. If `keepdim` is true, the result keeps the dimensions, with size 1.
     #[track_caller]
     pub(crate) fn sum_kept(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
         if keepdim { self.sum_keepdim(dims) } else { self.sum(dims) }
@@ -30,7 +30,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Returns the square root, with gradient 0 at zero.
+    /// Returns the square root. The gradient at zero is 0.
     #[track_caller]
     pub(crate) fn sqrt_zero_grad(&self) -> Result<Self> {
         if !should_record(&[self]) {

@@ -18,7 +18,8 @@ use crate::{CallScope, Category, DType, Error, ErrorKind, Result, Scalar, Tensor
 pub enum TensorOrScalar<'a> {
     /// A tensor.
     Tensor(&'a Tensor),
-    /// A number. It changes the tensor's dtype only if its category (bool, integer, float) is higher.
+    /// A number. The number changes the dtype of the result only if its category (bool, integer, float) is
+    /// higher than that of the tensors.
     Scalar(Scalar),
 }
 
@@ -51,9 +52,9 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
     }
 }
 
-/// Applies an elementwise op: an entry of [`table`](table::table), or of another crate's
-/// [`elementwise_ops!`](warpline_kernels::elementwise_ops). Records its gradient. The condition of an op such
-/// as `where_cond` is the first operand.
+/// Applies an elementwise op and records its gradient. The op is an entry of [`table`](table::table), or of
+/// another crate's [`elementwise_ops!`](warpline_kernels::elementwise_ops). If the op has a condition, as
+/// `where_cond` does, the condition is the first operand.
 ///
 /// ```
 /// use warpline::{apply_elementwise, tensor};
@@ -67,14 +68,14 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the number of operands is wrong or no operand is a tensor,
-/// [`ErrorKind::UnsupportedDType`] if the entry lacks the operands' dtype.
+/// [`ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
 #[track_caller]
 pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
     apply(op, operands, common_dtype_of(op, operands))
 }
 
 /// Returns the dtype to which operands are promoted (`torch.result_type`). Numbers and tensors without
-/// dimensions count only if their category is higher.
+/// dimensions affect it only if their category (bool, integer, float) is higher.
 pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
@@ -89,7 +90,7 @@ pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     kinds.rev().reduce(|low, high| combine(high, low)).unwrap_or(DType::F32)
 }
 
-/// Returns the dtype to which the operands of an op are promoted. Conditions do not count.
+/// Returns the dtype to which the operands of an op are promoted. A condition does not affect it.
 pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> DType {
     common_dtype(&operands[usize::from(op.is_condition(0))..])
 }
@@ -114,7 +115,7 @@ struct CheckedOperands<'a, 'o> {
 type Layouts = Vec<Option<Layout>>;
 
 impl<'a, 'o> CheckedOperands<'a, 'o> {
-    // Inlined, because returning the large struct would copy it.
+    // Inlined, because a function that returns this large struct would copy it.
     #[inline(always)]
     #[track_caller]
     fn new(op: &'static Op, operands: &'o [TensorOrScalar<'a>], common: DType) -> Result<Self> {
@@ -144,9 +145,9 @@ impl<'a, 'o> CheckedOperands<'a, 'o> {
                         k == 1 && op.has_rule(OperandRule::WideSecond)
                     }) =>
                 {
-                    // Converts as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number
-                    // would be refused. Kernels with two operands read a float without rounding; `lerp` and
-                    // `addcmul` convert it first.
+                    // Convert as PyTorch does. An integer tensor wraps in a smaller dtype, whereas a number
+                    // that does not fit would be an error. Kernels with two operands read a float without
+                    // rounding it to the dtype; `lerp` and `addcmul` convert it first.
                     let converts = dtype.category() == Category::Int || operands.len() > 2;
                     let number =
                         if converts { t.in_dtype(dtype)?.to_scalar() } else { t.to_scalar() };
@@ -220,7 +221,8 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
     layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
 
-/// Returns from an elementwise op with the result of `$call`, as [`autocast!`](crate::amp::autocast) does.
+/// Returns the result of `$call` from the calling function if autocast applies to the op, as
+/// [`autocast!`](crate::amp::autocast) does. `$call` then uses the converted operands.
 macro_rules! autocast_elementwise {
     ($op:ident, [$operands:ident, $common:ident] => $call:expr) => {
         if casts()
@@ -239,8 +241,8 @@ macro_rules! autocast_elementwise {
     };
 }
 
-/// Returns the name of an op in PyTorch's lists for autocast, in which a number divided by a tensor is a reciprocal.
-/// `None` if the op is in no list, as all ops of other crates.
+/// Returns the name of an op in PyTorch's lists for autocast. A number divided by a tensor has the name of the
+/// reciprocal. `None` if the op is in no list; ops of other crates never are.
 fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Option<&'static str> {
     let name = match operands {
         [TensorOrScalar::Scalar(_), _] if op.name() == table::DIV.name() => {
@@ -248,7 +250,7 @@ fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Option<&'sta
         }
         _ => op.name(),
     };
-    // Most ops have no policy, and the walk through the table takes longer.
+    // Look for a policy first: most ops have none, and the search in the table takes longer.
     (has_policy(name) && table::table().any(|own| std::ptr::eq(own, op))).then_some(name)
 }
 
@@ -336,7 +338,8 @@ pub(super) fn apply_in_place_as(
     if !std::ptr::eq(a, inputs.main) {
         check_together(name, a, inputs.main)?;
     }
-    // An operand that overlaps `a` in any other way requires a temporary result.
+    // The kernel may write to `a` directly if each operand is `a` itself or does not share its storage.
+    // Otherwise it writes to a temporary result.
     let may_overwrite = inputs.inputs.iter().all(|input| match input {
         TensorOrScalar::Tensor(b) => may_overwrite(a, b),
         TensorOrScalar::Scalar(_) => true,
@@ -353,9 +356,9 @@ pub(super) fn apply_in_place_as(
     finish_in_place(record)
 }
 
-/// Returns whether a tensor without dimensions is passed to the kernel as a number. This applies to a CPU
-/// tensor among GPU tensors, as in PyTorch. On the CPU, it applies to a tensor among half-width floats, if
-/// the op reads the tensor in `float32` (`is_wide`).
+/// Returns whether a tensor without dimensions is passed to the kernel as a number. This is the case for a CPU
+/// tensor among GPU tensors, as in PyTorch. If all tensors are on the CPU, it is the case among half-width
+/// floats, if the op reads the tensor in `float32` (`is_wide`).
 #[inline]
 pub(crate) fn counts_as_number(
     t: &Tensor,
@@ -385,7 +388,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
     Ok(())
 }
 
-/// Fails if operand `k` is an integer divisor and 0, or a negative integer exponent.
+/// Fails if operand `k` is the divisor of integers and 0, or the exponent of integers and negative.
 #[track_caller]
 fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
     if k != 1 || compute.is_float() {
@@ -422,8 +425,8 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
-/// Returns whether a kernel may overwrite `a` while it reads `b`: they share no memory, or each element of
-/// `b` is the element of `a` with the same index.
+/// Returns whether a kernel may overwrite `a` while it reads `b`: both must have different storages, or each
+/// element of `b` must be the element of `a` with the same index.
 fn may_overwrite(a: &Tensor, b: &Tensor) -> bool {
     !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
 }

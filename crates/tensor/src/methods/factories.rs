@@ -17,7 +17,7 @@ use crate::{
     Scalar, Tensor, TensorOptions, runtime,
 };
 
-/// Makes a tensor with unspecified elements (`torch.empty`). Default: `float32` on the CPU.
+/// Makes a tensor with uninitialized elements (`torch.empty`). Default: `float32` on the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidDeviceString`], [`ErrorKind::NoSuchDevice`] or [`ErrorKind::CudaUnavailable`] if the
@@ -49,8 +49,8 @@ pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
     filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32).of("ones")
 }
 
-/// Makes a tensor with one value everywhere (`torch.full`). Default dtype: `bool`, `int64` or `float32`, by the
-/// kind of the value.
+/// Makes a tensor with one value everywhere (`torch.full`). Default dtype: `bool`, `int64` or `float32`, for a
+/// bool, integer or float.
 ///
 /// ```
 /// # use warpline::full;
@@ -80,7 +80,7 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 }
 
 /// Makes a tensor from numbers: a scalar, or nested arrays, slices or vectors (`torch.tensor`). The numbers are
-/// copied. Default dtype: the numbers' own.
+/// copied. Default dtype: the dtype of the numbers.
 ///
 /// ```
 /// # use warpline::{DType, tensor};
@@ -109,8 +109,8 @@ pub(super) fn tensor_in<D: TensorData>(
     let mut elements = Vec::new();
     data.append_to(&mut elements);
     let own = <D::Elem as Element>::DTYPE;
-    // The elements are first written to host memory in their own dtype. That memory is page-locked at once if
-    // no conversion follows.
+    // Write the elements to host memory in their own dtype first. This memory is already page-locked if no
+    // conversion follows.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
     let source = empty_in(runtime, &sizes, &host, own).of("tensor")?;
@@ -130,8 +130,8 @@ pub(super) fn tensor_in<D: TensorData>(
     Ok(out)
 }
 
-/// Makes a vector of `0, 1, …` below `end` (`torch.arange`). Default dtype: `int64` if `end` is an integer,
-/// `float32` if it is a float.
+/// Makes a vector of the numbers `0, 1, …` that are less than `end` (`torch.arange`). Default dtype: `int64` if
+/// `end` is an integer, `float32` if it is a float.
 ///
 /// # Errors
 /// The same as [`arange_start_step`].
@@ -140,8 +140,8 @@ pub fn arange(end: impl Into<Scalar>, options: impl Into<TensorOptions>) -> Resu
     arange_start_step(0, end, 1, options)
 }
 
-/// Makes a vector of `start, start + 1, …` below `end` (`torch.arange`). Default dtype: `int64` if both are
-/// integers, otherwise `float32`.
+/// Makes a vector of the numbers `start, start + 1, …` that are less than `end` (`torch.arange`). Default
+/// dtype: `int64` if `start` and `end` are integers, otherwise `float32`.
 ///
 /// # Errors
 /// The same as [`arange_start_step`].
@@ -159,8 +159,8 @@ pub fn arange_start(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `step` is zero or leads away from `end`, if an argument is not finite, if
-/// there are too many numbers, or if the requested dtype cannot hold them. [`ErrorKind::UnsupportedDType`] if
-/// bools are requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// the range has too many elements, or if the requested dtype cannot hold them. [`ErrorKind::UnsupportedDType`]
+/// if bools are requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn arange_start_step(
     start: impl Into<Scalar>,
@@ -174,7 +174,7 @@ pub fn arange_start_step(
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
     let out = empty_in(&runtime(), &[length], &options, dtype).of("arange")?;
-    // Integer bounds fit `i64`, so only smaller integer dtypes are checked.
+    // Integer bounds fit `i64`, so check only smaller integer dtypes.
     let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
     if let (Some(last), true) = (length.checked_sub(1), small) {
         check_filled("arange", start, out.dtype())?;
@@ -323,8 +323,8 @@ pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// `int64`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or if the requested dtype cannot hold the
-/// integers. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::InvalidArgument`] if `high` is not greater than `low`, or if the requested dtype cannot hold
+/// the integers. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randint(
     low: i64,
@@ -342,7 +342,7 @@ pub fn randint(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the requested dtype cannot hold the integers.
-/// [`ErrorKind::UnsupportedDType`] if bools are requested. Errors of [`empty()`] and of
+/// [`ErrorKind::UnsupportedDType`] if the requested dtype is bool. Errors of [`empty()`] and of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
@@ -364,7 +364,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the number of elements is not that of the sizes. Errors of [`tensor()`].
+    /// [`ErrorKind::InvalidReshape`] if the number of elements is not the product of the sizes. Errors of
+    /// [`tensor()`].
     #[doc(alias = "from_shape_vec")]
     #[doc(alias = "from_slice")]
     #[doc(alias = "from_numpy")]
@@ -376,7 +377,7 @@ impl Tensor {
     ) -> Result<Self> {
         let options = options.into();
         let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
-        // Detached, so that the result is not a view of `flat`.
+        // Detach the result, so that it is not a view of `flat`.
         let sized = flat.reshape(&sizes.into_shape()).of("from_vec")?.detach();
         match options.requested_memory_format() {
             Some(format) => sized.contiguous_in(format).of("from_vec"),

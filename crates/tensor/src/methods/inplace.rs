@@ -1,5 +1,5 @@
-//! Fills in place. All methods take `&self`, because a change is visible through all handles and views
-//! anyway.
+//! Ops that fill a tensor in place. All methods take `&self`, because a change is visible through all handles
+//! and views anyway.
 
 use warpline_kernels::{fill, random};
 
@@ -48,8 +48,8 @@ impl Tensor {
     /// Sets every element to `value` (`torch.Tensor.fill_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`. [`ErrorKind::OverlappingWrite`] if the
-    /// tensor has several indices at one address. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`. [`ErrorKind::OverlappingWrite`] if
+    /// elements of the tensor share an address. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
@@ -63,8 +63,8 @@ impl Tensor {
     /// Sets every element to zero (`torch.Tensor.zero_`).
     ///
     /// # Errors
-    /// [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one address. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::OverlappingWrite`] if elements of the tensor share an address. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn zero_(&self) -> Result<&Self> {
         let _call = CallScope::enter("zero_");
@@ -91,9 +91,9 @@ impl Tensor {
     /// Draws every element uniformly from `[from, to)` (`torch.Tensor.uniform_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `from` is above `to`, a bound is not finite, or the interval is wider
-    /// than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if `from` is greater than `to`, a bound is not finite, or the interval is
+    /// wider than the range of the dtype. [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn uniform_(&self, options: impl IntoOptions<UniformOptions>) -> Result<&Self> {
         let UniformOptions { from, to } = options.into_options();
@@ -107,8 +107,8 @@ impl Tensor {
     /// Draws every element from the integers from `low` up to but excluding `high` (`torch.Tensor.random_`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `high` is not above `low`, or the dtype cannot hold the integers.
-    /// Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if `high` is not greater than `low`, or the dtype cannot hold the
+    /// integers. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
         let exec = self.exec()?;
@@ -117,11 +117,12 @@ impl Tensor {
         self.record_overwrite("random_", tracked)
     }
 
-    /// Sets every element to 1 with probability `p`, otherwise to 0 (`torch.Tensor.bernoulli_`).
+    /// Sets every element to 1 with probability `p`, otherwise to 0 (`torch.Tensor.bernoulli_`). Default of
+    /// `p`: 0.5.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if `p` is not between 0 and 1. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bernoulli_(&self, p: impl IntoOptions<OrDefault<f64>>) -> Result<&Self> {
         let p = p.into_options().or(0.5);
@@ -131,11 +132,12 @@ impl Tensor {
         self.record_overwrite("bernoulli_", tracked)
     }
 
-    /// Draws every element from the exponential distribution with rate `lambda` (`torch.Tensor.exponential_`).
+    /// Draws every element from the exponential distribution with rate `lambd` (`torch.Tensor.exponential_`).
+    /// Default of `lambd`: 1.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `lambda` is not positive and finite. [`ErrorKind::UnsupportedDType`]
-    /// if the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if `lambd` is not positive and finite. [`ErrorKind::UnsupportedDType`] if
+    /// the tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn exponential_(&self, lambd: impl IntoOptions<OrDefault<f64>>) -> Result<&Self> {
         let lambda = lambd.into_options().or(1.0);
@@ -146,8 +148,8 @@ impl Tensor {
         self.record_overwrite("exponential_", tracked)
     }
 
-    /// If `tracked` is set, records that every element was overwritten. `tracked` is the result of
-    /// [`check_overwritten`].
+    /// Records for autograd that every element was overwritten, if `tracked` is true. `tracked` is the result
+    /// of [`check_overwritten`].
     #[inline]
     #[track_caller]
     fn record_overwrite(&self, op: &'static str, tracked: bool) -> Result<&Self> {

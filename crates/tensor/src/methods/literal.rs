@@ -5,8 +5,8 @@ use super::tensor_data::TensorData;
 use crate::called::Called;
 use crate::{Category, DType, Element, Result, Tensor};
 
-/// Makes a tensor on the CPU from literals, as `torch.tensor` does: floats give `float32`, integers `int64`, and bools
-/// `bool`. The value is a [`Result`].
+/// Makes a tensor on the CPU from literals, as `torch.tensor` does: floats give `float32`, integers `int64`,
+/// and bools `bool`. The macro returns a [`Result`].
 ///
 /// Elements are expressions of one type. Rows that differ in length do not compile. Use
 /// [`tensor()`](crate::tensor()) to keep the data's own dtype, to choose a dtype or a device, or to make a tensor
@@ -24,15 +24,16 @@ use crate::{Category, DType, Element, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if a float exceeds `float32`. Errors of
-/// [`empty()`](crate::empty()).
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if a float is out of the range of
+/// `float32`. Errors of [`empty()`](crate::empty()).
 #[macro_export]
 macro_rules! tensor {
     () => { $crate::tensor_of_literals::<[f64; 0]>([]) };
     ($($element:expr),+ $(,)?) => { $crate::tensor_of_literals([$($element),+]) };
 }
 
-/// Makes a tensor of the default dtype of the numbers' category. For [`tensor!`](crate::tensor!).
+/// Makes a tensor with the default dtype for the category (bool, integer, float) of the numbers. For
+/// [`tensor!`](crate::tensor!).
 ///
 /// # Errors
 /// The same as [`tensor!`](crate::tensor!).

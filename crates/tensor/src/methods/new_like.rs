@@ -1,5 +1,5 @@
-//! Tensors like a given tensor. The defaults of `new_*` methods are its dtype and device. `*_like` methods
-//! also use its sizes.
+//! Methods that create tensors like a given tensor. By default, `new_*` methods use its dtype and device;
+//! `*_like` methods also use its sizes.
 
 use super::factories::tensor_in;
 use super::tensor_data::TensorData;
@@ -8,12 +8,13 @@ use crate::exec::{self, empty_in};
 use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// Returns `asked`, with this tensor's dtype and device in place of missing ones.
+    /// Returns the options `asked`, with this tensor's dtype and device as defaults.
     fn options(&self, asked: impl Into<TensorOptions>) -> TensorOptions {
         asked.into().or(self.dtype(), self.device())
     }
 
-    /// Makes a tensor of `sizes` with unspecified elements. Default: this tensor's dtype and device.
+    /// Makes a tensor with the sizes `sizes` and uninitialized elements (`torch.Tensor.new_empty`). Default:
+    /// this tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::empty()`].
@@ -32,7 +33,8 @@ impl Tensor {
         .of("new_empty")
     }
 
-    /// Makes a tensor of `sizes` with one value everywhere. Default: this tensor's dtype and device.
+    /// Makes a tensor with the sizes `sizes` and one value everywhere (`torch.Tensor.new_full`). Default: this
+    /// tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::full`].
@@ -48,7 +50,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Makes a tensor of zeros of `sizes`. Default: this tensor's dtype and device.
+    /// Makes a tensor of zeros with the sizes `sizes` (`torch.Tensor.new_zeros`). Default: this tensor's dtype
+    /// and device.
     ///
     /// # Errors
     /// The same as [`crate::zeros`].
@@ -61,7 +64,8 @@ impl Tensor {
         self.new_full(sizes, 0, options).of("new_zeros")
     }
 
-    /// Makes a tensor of ones of `sizes`. Default: this tensor's dtype and device.
+    /// Makes a tensor of ones with the sizes `sizes` (`torch.Tensor.new_ones`). Default: this tensor's dtype
+    /// and device.
     ///
     /// # Errors
     /// The same as [`crate::ones`].
@@ -74,7 +78,7 @@ impl Tensor {
         self.new_full(sizes, 1, options).of("new_ones")
     }
 
-    /// Makes a tensor from numbers. Default: this tensor's dtype and device.
+    /// Makes a tensor from numbers (`torch.Tensor.new_tensor`). Default: this tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::tensor()`].
@@ -87,8 +91,8 @@ impl Tensor {
         tensor_in(self.storage().runtime(), data, &self.options(options)).of("new_tensor")
     }
 
-    /// Makes a tensor with unspecified elements and this tensor's sizes. Default: this tensor's dtype, device
-    /// and order of dimensions in memory.
+    /// Makes a tensor with uninitialized elements and this tensor's sizes (`torch.empty_like`). Default: this
+    /// tensor's dtype, device and order of dimensions in memory.
     ///
     /// # Errors
     /// The same as [`crate::empty()`].
@@ -99,8 +103,8 @@ impl Tensor {
         empty_in(self.storage().runtime(), layout, &options, self.dtype()).of("empty_like")
     }
 
-    /// Makes a tensor with one value everywhere and this tensor's sizes. Default: this tensor's dtype and
-    /// device.
+    /// Makes a tensor with one value everywhere and this tensor's sizes (`torch.full_like`). Default: this
+    /// tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::full`].
@@ -115,7 +119,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Makes a tensor of zeros with this tensor's sizes. Default: this tensor's dtype and device.
+    /// Makes a tensor of zeros with this tensor's sizes (`torch.zeros_like`). Default: this tensor's dtype and
+    /// device.
     ///
     /// # Errors
     /// The same as [`crate::zeros`].
@@ -124,7 +129,8 @@ impl Tensor {
         self.full_like(0, options).of("zeros_like")
     }
 
-    /// Makes a tensor of ones with this tensor's sizes. Default: this tensor's dtype and device.
+    /// Makes a tensor of ones with this tensor's sizes (`torch.ones_like`). Default: this tensor's dtype and
+    /// device.
     ///
     /// # Errors
     /// The same as [`crate::ones`].
@@ -133,8 +139,8 @@ impl Tensor {
         self.full_like(1, options).of("ones_like")
     }
 
-    /// Makes a tensor of random values, uniform in `[0, 1)`, with this tensor's sizes. Default: this tensor's
-    /// dtype and device.
+    /// Makes a tensor of random values, uniform in `[0, 1)`, with this tensor's sizes (`torch.rand_like`).
+    /// Default: this tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::rand`].
@@ -145,8 +151,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Makes a tensor of random values from the standard normal distribution, with this tensor's sizes.
-    /// Default: this tensor's dtype and device.
+    /// Makes a tensor of random values from the standard normal distribution, with this tensor's sizes
+    /// (`torch.randn_like`). Default: this tensor's dtype and device.
     ///
     /// # Errors
     /// The same as [`crate::rand`].

@@ -1,5 +1,5 @@
-//! Operators. `%` follows Python: the result has the sign of the divisor. `!` inverts the bits of integers, and
-//! negates bools.
+//! Operators of tensors. `%` follows Python: the result has the sign of the divisor. `!` inverts the bits of
+//! integers, and negates bools.
 
 use warpline_kernels::elementwise as table;
 
@@ -80,8 +80,8 @@ macro_rules! operators {
     };
 }
 
-// Of Rust's own numbers, only `f64` and `i64` are implemented on the left. With a second floating-point type, the type of
-// `1.0 / &t` would not be known before the end of the function, and `(1.0 / &t)?.exp()` would not compile.
+// Of Rust's number types, only `f64` and `i64` can be the left operand. With a second floating-point type, the
+// compiler could not infer the type of `1.0 / &t`, and `(1.0 / &t)?.exp()` would not compile.
 
 operators! {
     Add add ADD f64 i64;
@@ -126,7 +126,7 @@ prefixes! {
     Not not bitwise_not;
 }
 
-/// Operands of an op, by reference.
+/// Conversion of a reference to an operand of an op.
 trait AsOperand {
     fn as_operand(&self) -> TensorOrScalar<'_>;
 }

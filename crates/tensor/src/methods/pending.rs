@@ -7,12 +7,12 @@ use crate::cuda::Event;
 use crate::exec::Exec;
 use crate::{CallScope, Element, ErrorKind, Result, Tensor};
 
-/// A value that a device is still copying to the host. In PyTorch, `t.to('cpu', non_blocking=True)` and an
-/// event that marks when the result can be read.
+/// A value that a device is still copying to the host. PyTorch's counterpart is `t.to('cpu',
+/// non_blocking=True)` together with an event that tells when the result can be read.
 ///
-/// A `Pending` owns the page-locked memory of the copy. The memory cannot be read before the copy is complete,
-/// and is not reused before then if the `Pending` is dropped early. Dropping does not wait. Any thread may wait
-/// for the value.
+/// A `Pending` owns the page-locked memory of the copy. The memory cannot be read before the copy is complete.
+/// If the `Pending` is dropped earlier, its memory is not reused before the copy is complete; the drop does not
+/// wait. Any thread may wait for the value.
 #[must_use = "nothing waits for the copy unless the value is asked for"]
 pub struct Pending<T> {
     host: Tensor,
@@ -37,17 +37,17 @@ impl<T> Pending<T> {
     }
 
     /// Waits until the copy is complete, and returns the value. Does not wait for work that was enqueued on the
-    /// stream after the copy. The call is immediate after [`Pending::query`] has returned `true`.
+    /// stream after the copy. Returns at once if [`Pending::query`] has returned `true`.
     ///
     /// # Errors
     /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed. [`ErrorKind::IndexCheck`] or
-    /// [`ErrorKind::Collective`] if the value was computed by an op that failed.
+    /// [`ErrorKind::Collective`] if an op that computed the value failed in this way.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
         let _call = CallScope::enter("wait");
         if let Some(done) = self.done {
             let waited = done.host_wait();
-            // Reports a failure of an op that computed the value in preference to an error of the wait.
+            // If an op that computed the value failed, report its failure rather than an error of the wait.
             let memory = self.host.storage();
             memory.check_marks(0..memory.bytes())?;
             waited.of("wait")?;
@@ -58,7 +58,7 @@ impl<T> Pending<T> {
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Does not print the elements, because the copy may still be writing them.
+        // Omit the elements, because the copy may still be writing them.
         f.debug_struct("Pending")
             .field("size", &self.host.size())
             .field("dtype", &self.host.dtype())
@@ -75,7 +75,7 @@ impl Tensor {
     /// with_runtime(&simulated(1)?, || {
     ///     let t = arange(4, "cuda")?;
     ///     let pending = t.to_vec_async::<i64>()?;
-    ///     t.fill_(0)?; // comes after the copy
+    ///     t.fill_(0)?; // runs after the copy
     ///     assert_eq!(pending.wait()?, [0, 1, 2, 3]);
     ///     Ok::<_, warpline::Error>(())
     /// })?;
@@ -91,13 +91,13 @@ impl Tensor {
             return Err(ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }
                 .of("to_vec_async"));
         }
-        // A host tensor is copied at once, because later writes must not change the value.
+        // Copy a host tensor at once, because later writes must not change the value.
         let from = if self.is_cuda() { self.clone() } else { self.duplicate()? };
         from.pending(|host| host.to_vec())
     }
 
-    /// Starts a copy of the tensor to the host: [`Tensor::cpu`] without the wait
-    /// (`t.to('cpu', non_blocking=True)`). A tensor on the CPU is not copied.
+    /// Starts a copy of the tensor to the host: [`Tensor::cpu`] without the wait (`t.to('cpu',
+    /// non_blocking=True)`). A tensor on the CPU is returned without a copy.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).

@@ -1,4 +1,4 @@
-//! Powers, rounded quotients, and other ops that need more than an entry of the table.
+//! Powers, rounded quotients, and other ops that need more code than an entry of the table of elementwise ops.
 
 use warpline_kernels::elementwise as table;
 
@@ -15,7 +15,7 @@ options! {
     /// Options of [`Tensor::isclose`] and [`Tensor::allclose`].
     #[derive(Clone, Copy, Debug)]
     IsCloseOptions [] [] {
-        /// Sets the allowed difference relative to the other element. Default: 1e-5.
+        /// Sets the allowed difference relative to the magnitude of the other element. Default: 1e-5.
         rtol: f64 = 1e-5, f64;
         /// Sets the allowed absolute difference. It is added to the allowed relative difference. Default: 1e-8.
         atol: f64 = 1e-8, f64;
@@ -34,7 +34,7 @@ pub enum RoundingMode {
 }
 
 impl Tensor {
-    /// `self` to the power of `exponent` (`torch.pow`). Integers wrap. Not for bools.
+    /// `self` to the power of `exponent` (`torch.pow`). Integers wrap. Does not support bools.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -54,7 +54,7 @@ impl Tensor {
         if let TensorOrScalar::Scalar(number) = exponent {
             autocast_operands!("pow", [this] => this.pow(number));
             let common = result_type_scalar(self, number);
-            // Uses the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
+            // Use the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
             // whereas -inf to the power of 0.5 is inf.
             if number.to_f64() == 2.0 && common == self.dtype() && common != DType::Bool {
                 return self.square();
@@ -79,8 +79,8 @@ impl Tensor {
         binary::apply(&table::POW, base.into().into(), self.into())
     }
 
-    /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers. For an integer divided
-    /// by a zero in a tensor, the result has all bits set. Not for bools.
+    /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers. An integer divided by
+    /// a zero element of a tensor gives a number with all bits set. Does not support bools.
     ///
     /// # Errors
     /// The same as [`Tensor::add`].
@@ -97,7 +97,7 @@ impl Tensor {
         }
     }
 
-    /// Rounds to `decimals` decimal places, or if `decimals` is negative, to a multiple of `10^-decimals`
+    /// Rounds to `decimals` decimal places or, if `decimals` is negative, to a multiple of `10^-decimals`
     /// (`torch.round` with `decimals`). Halfway cases go to the even neighbour. Half-width floats are rounded
     /// in `f32`, as on PyTorch's CPU. Floats only.
     ///
@@ -126,8 +126,8 @@ impl Tensor {
     /// [`Tensor::round_decimals`] in place.
     ///
     /// # Errors
-    /// The same as [`Tensor::round_decimals`]. [`ErrorKind::OverlappingWrite`] if the tensor has several
-    /// indices at one address.
+    /// The same as [`Tensor::round_decimals`]. [`ErrorKind::OverlappingWrite`] if elements of the tensor share
+    /// an address.
     #[track_caller]
     pub fn round_decimals_(&self, decimals: i64) -> Result<&Self> {
         self.check_rounds()?;
@@ -143,7 +143,7 @@ impl Tensor {
         table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
     }
 
-    /// The larger of two elements; if one is NaN, the other (`torch.fmax`).
+    /// The larger of two elements. If one is NaN, the result is the other element (`torch.fmax`).
     ///
     /// # Errors
     /// The same as [`Tensor::add`].
@@ -154,7 +154,7 @@ impl Tensor {
         binary::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self.into(), other)
     }
 
-    /// The smaller of two elements; if one is NaN, the other (`torch.fmin`).
+    /// The smaller of two elements. If one is NaN, the result is the other element (`torch.fmin`).
     ///
     /// # Errors
     /// The same as [`Tensor::add`].
@@ -186,7 +186,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// `self + value * a * b` (`torch.addcmul`). Not for bools.
+    /// `self + value * a * b` (`torch.addcmul`). Does not support bools.
     ///
     /// # Errors
     /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors have an integer dtype. Otherwise the same as
@@ -206,8 +206,8 @@ impl Tensor {
     /// [`Tensor::addcmul`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
-    /// Otherwise the same as [`Tensor::addcmul`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is higher than that of this
+    /// tensor. Otherwise the same as [`Tensor::addcmul`].
     #[track_caller]
     pub fn addcmul_(
         &self,
@@ -241,8 +241,8 @@ impl Tensor {
     /// [`Tensor::addcdiv`] in place.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is above that of this tensor.
-    /// Otherwise the same as [`Tensor::addcdiv`].
+    /// [`ErrorKind::CannotCast`] if the result's category (bool, integer, float) is higher than that of this
+    /// tensor. Otherwise the same as [`Tensor::addcdiv`].
     #[track_caller]
     pub fn addcdiv_(
         &self,
@@ -289,7 +289,7 @@ impl Tensor {
         close.logical_or(&near)
     }
 
-    /// Adds `alpha * other` in place (`add_(other, alpha=…)`), as a step of gradient descent does.
+    /// Adds `alpha * other` in place (`torch.Tensor.add_` with `alpha`), as a step of gradient descent does.
     ///
     /// ```
     /// # use warpline::ones;
@@ -299,8 +299,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is above that of this
-    /// tensor. Otherwise the same as [`Tensor::add_`].
+    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is higher than that of
+    /// this tensor. Otherwise the same as [`Tensor::add_`].
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled_(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<&Self> {
@@ -321,8 +321,8 @@ impl Tensor {
     /// `self + alpha * other` (`torch.add` with `alpha`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is above that of the
-    /// result. Otherwise the same as [`Tensor::add`].
+    /// [`ErrorKind::InvalidArgument`] if the category of `alpha` (bool, integer, float) is higher than that of
+    /// the result. Otherwise the same as [`Tensor::add`].
     #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {

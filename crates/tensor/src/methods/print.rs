@@ -54,7 +54,7 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Prints sizes, strides, dtype, device, and the gradient function. Reads no elements.
+/// Prints sizes, strides, dtype, device, and the gradient function, but no elements.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Tensor");
@@ -71,14 +71,14 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The printed elements: all of them, or only the edges of dimensions that are `cut`.
+/// The elements to print: all elements or, along the dimensions in `cut`, only those at the edges.
 struct PrintedElements {
     values: Vec<Scalar>,
     sizes: Vec<usize>,
     cut: Vec<bool>,
 }
 
-/// Calls [`shown`]. Race reports name the caller's line, not a line of this file.
+/// Calls [`collect_elements`], so that race reports name the caller's line, not a line of this file.
 #[track_caller]
 fn collect_for_print(tensor: &Tensor) -> Result<PrintedElements> {
     let runtime = tensor.storage().runtime();
@@ -101,8 +101,8 @@ fn collect_elements(tensor: &Tensor) -> Result<PrintedElements> {
     Ok(PrintedElements { values, sizes, cut })
 }
 
-/// Copies the edges of the dimensions of `part` from `dim` on to `values`, which has `sizes`. `at` is the
-/// position of `part` in `values`.
+/// Copies `part` to `values`, which has the sizes `sizes`. Of each dimension in `cut` with index `dim` or
+/// higher, copies only the edges. `at` is the position of `part` in `values`.
 #[track_caller]
 fn corner(
     part: &Tensor,
@@ -139,7 +139,7 @@ fn corner(
     Ok(())
 }
 
-/// Returns the text between `tensor(` and the suffixes.
+/// Returns the text between `tensor(` and the suffixes, such as the device.
 fn format_values(shown: &PrintedElements, category: Category) -> String {
     let formatter = Formatter::new(&shown.values, category);
     let mut out = String::new();
@@ -267,7 +267,7 @@ impl Formatter {
 /// Appends the suffixes and the closing parenthesis. A suffix that does not fit on the line starts a new
 /// line.
 fn append_suffixes(text: &mut String, suffixes: &[String]) {
-    // PyTorch adds 2 to the length of the last line.
+    // PyTorch adds 2 to the length of the last line when it decides whether to start a new line.
     let mut column = text.len() - text.rfind('\n').map_or(0, |i| i + 1) + 2;
     for suffix in suffixes {
         if column + suffix.len() + 2 > LINE_WIDTH {

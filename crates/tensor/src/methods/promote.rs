@@ -2,7 +2,7 @@
 
 use crate::{DType, Scalar, Tensor};
 
-/// Returns the dtype to which both dtypes can be converted (`torch.promote_types`).
+/// Returns the smallest dtype to which both dtypes can be converted (`torch.promote_types`).
 #[must_use]
 pub fn promote_types(a: DType, b: DType) -> DType {
     a.promote(b)
@@ -24,7 +24,7 @@ pub(crate) fn result_type_scalar(a: &Tensor, b: Scalar) -> DType {
     b.result_type(a.dtype())
 }
 
-/// Promotes two dtypes to one. `low` counts only if its category is higher than that of `high`.
+/// Promotes two dtypes to one. `low` affects the result only if its category is higher than that of `high`.
 pub(super) fn combine(high: DType, low: DType) -> DType {
     if high == DType::Bool || low.category() > high.category() { high.promote(low) } else { high }
 }

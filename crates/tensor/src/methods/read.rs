@@ -12,7 +12,7 @@ use crate::exec::Exec;
 use crate::{DType, Element, Error, ErrorKind, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Returns the sizes as an array, for a pattern (`b, t, c = x.shape`).
+    /// Returns the sizes as an array, to be matched by a pattern (Python's `b, t, c = x.shape`).
     ///
     /// ```
     /// # use warpline::zeros;
@@ -43,8 +43,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DTypeMismatch`] if `T` is not the tensor's dtype. [`ErrorKind::Surfaced`] if earlier work
-    /// on the device failed. [`ErrorKind::Capture`] if the stream is captured. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// on the device failed. [`ErrorKind::Capture`] if the stream is being captured. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[doc(alias = "tolist")]
     #[doc(alias = "numpy")]
     #[doc(alias = "to_vec1")]
@@ -120,9 +120,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ValueDoesNotFit`] if the element is an integer outside the range of `T`, a float with a
-    /// fraction and `T` is an integer, or a finite float that is not finite in `T`. Otherwise the same as
-    /// [`Tensor::to_scalar`].
+    /// [`ErrorKind::ValueDoesNotFit`] if the element is an integer outside the range of `T`, if it is a float
+    /// with a fraction and `T` is an integer type, or if it is a finite float that is not finite in `T`.
+    /// Otherwise the same as [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.check_readable("item")?;
@@ -132,7 +132,8 @@ impl Tensor {
             .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
     }
 
-    /// Fails if the stream is being captured, because the host would wait forever for elements on it.
+    /// Fails if the stream is being captured, because captured work does not run and the host would wait
+    /// forever.
     #[track_caller]
     fn check_readable(&self, op: &'static str) -> Result<()> {
         match self.exec()? {
@@ -173,12 +174,12 @@ impl Tensor {
     pub fn to_vec3<T: Element>(&self) -> Result<Vec<Vec<Vec<T>>>> {
         const OP: &str = "to_vec3";
         let [matrices, rows, _] = self.dims().of(OP)?;
-        // An overflow leaves too many rows to allocate, which `nested` reports.
+        // If the product overflows, there are too many rows to allocate, which `nested` reports.
         nested(OP, nested(OP, self.to_vec().of(OP)?, matrices.saturating_mul(rows))?, matrices)
     }
 
-    /// Iterates over the first dimension, as `for row in tensor` does in Python: over the views that
-    /// [`Tensor::unbind`] returns.
+    /// Returns an iterator over the first dimension, as `for row in tensor` does in Python. It yields the views
+    /// that [`Tensor::unbind`] returns.
     ///
     /// ```
     /// # use warpline::tensor;

@@ -14,8 +14,8 @@ use crate::called::Called;
 use crate::into_shape::list_tuples;
 use crate::{CallScope, Error, Integer, Result, Tensor};
 
-/// The dimensions that a reduction combines: `()` or `None` for all, one dimension, or several. Negative
-/// dimensions count from the end.
+/// The dimensions over which a reduction combines elements: `()` or `None` for all, one dimension, or several.
+/// Negative dimensions count from the end.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name dimensions",
     label = "expected `()` for all, one such as `-1`, or several such as `[0, 2]`",
@@ -38,7 +38,7 @@ impl<I: Integer> IntoDims for I {
     }
 }
 
-// Implemented for one integer type only, so that the type of `None` can be inferred.
+// Implemented for only one integer type, so that the compiler can infer the type of `None`.
 impl IntoDims for Option<isize> {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
         self.into_iter().collect()
@@ -129,8 +129,9 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     record_reduction(op, a, out, ReducedDims(which))
 }
 
-/// Declares the methods of each reduction, and its gradient: the struct that the backward pass saves, made of the
-/// input, the result and the reduced dimensions, or `none`. A reduction that is missing here does not compile.
+/// Declares the methods of each reduction, and its gradient: an expression for the struct that the backward
+/// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not
+/// compile if a reduction is missing here.
 macro_rules! reduction_methods {
     ($(
         $(#[$doc:meta])*
@@ -141,15 +142,15 @@ macro_rules! reduction_methods {
             ///
             /// # Errors
             /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if
-            /// a dimension is named twice, or if there is no element and the reduction has no value without
-            /// elements. [`ErrorKind::UnsupportedDType`] if there is no such reduction of the dtype. Errors of
-            /// [every op](Tensor#errors-of-every-op).
+            /// a dimension is named twice, or if the reduction is undefined for no elements, as a maximum is,
+            /// and there are none. [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype.
+            /// Errors of [every op](Tensor#errors-of-every-op).
             #[track_caller]
             pub fn $name(&self, $dims: impl $into) -> Result<Self> {
                 apply(ReduceOp::$op, self, $dims.$convert().as_slice(), false).of(stringify!($name))
             }
 
-            #[doc = concat!("[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1.")]
+            #[doc = concat!("The same as [`Tensor::", stringify!($name), "`], but keeps the dimensions, with size 1.")]
             ///
             /// # Errors
             #[doc = concat!("The same as [`Tensor::", stringify!($name), "`].")]
@@ -199,16 +200,18 @@ reduction_methods! {
     #[doc(alias = "min")]
     amin amin_keepdim Min(dims: IntoDims => into_dims),
         gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
-    /// Whether any element over dimensions is nonzero, as bools; for `uint8`, as `uint8` (`torch.any`).
+    /// Whether any element along dimensions is nonzero (`torch.any`). The result is bool, but `uint8` for
+    /// `uint8`.
     any any_keepdim Any(dims: IntoDims => into_dims), gradient none;
-    /// Whether all elements over dimensions are nonzero, as bools; for `uint8`, as `uint8` (`torch.all`).
+    /// Whether all elements along dimensions are nonzero (`torch.all`). The result is bool, but `uint8` for
+    /// `uint8`.
     all all_keepdim All(dims: IntoDims => into_dims), gradient none;
-    /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). With `None` or `()`,
-    /// the index counts in the flattened tensor. Of equal elements, the first counts. A NaN is the largest
-    /// element.
+    /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). If `dim` is `None` or
+    /// `()`, the index is the position in the flattened tensor. Of equal elements, the first is chosen. A NaN
+    /// is larger than any number.
     argmax argmax_keepdim ArgMax(dim: IntoDim => into_dim), gradient none;
-    /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is the smallest
-    /// element. Otherwise the same as [`Tensor::argmax`].
+    /// The index of the smallest element along a dimension, as `int64` (`torch.argmin`). A NaN is smaller than
+    /// any number. Otherwise the same as [`Tensor::argmax`].
     argmin argmin_keepdim ArgMin(dim: IntoDim => into_dim), gradient none;
 }
 
@@ -245,8 +248,8 @@ impl Tensor {
         self.softmax_or_log(dim.into_isize(), false)
     }
 
-    /// The logarithm of [`Tensor::softmax`] (`torch.log_softmax`). It is more exact than `softmax` followed by
-    /// `log`.
+    /// The logarithm of [`Tensor::softmax`] (`torch.log_softmax`). It is more accurate than `softmax` followed
+    /// by `log`.
     ///
     /// # Errors
     /// The same as [`Tensor::softmax`].

@@ -62,7 +62,7 @@ impl OpBackward for Mean {
 }
 
 impl OpBackward for Extreme {
-    /// Distributes the gradient equally among equal elements.
+    /// Distributes the gradient equally among all elements that equal the extreme.
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let (reduced, sizes) = (&self.reduced, inputs.sizes(0));
         let equal = self.x.eq(&reduced.kept(&self.out, sizes)?)?.to(grad.dtype())?;
@@ -81,9 +81,9 @@ impl OpBackward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// Divides the product of all elements by the element. If there is one zero, its factor is the product of
-    /// the other elements, and all other factors are 0. This formula is not differentiable where an element
-    /// is zero; `backward` is.
+    /// Multiplies the gradient by the product of all elements, divided by the element. If there is one zero,
+    /// the product of the other elements belongs to the zero, and all other gradients are 0. This formula is
+    /// not differentiable where an element is zero; the formula of `backward` is.
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);
         let zero = x.eq(0.0)?;
@@ -120,7 +120,7 @@ fn expand(t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 }
 
 saved! {
-    /// The result of softmax over dimension `dim`, or of its logarithm if `log`.
+    /// The result of softmax over dimension `dim`, or of log-softmax if `log` is true.
     pub(crate) struct Softmax {
         pub(crate) out: Tensor,
         pub(crate) dim: usize,

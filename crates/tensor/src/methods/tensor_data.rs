@@ -1,4 +1,4 @@
-//! Values that a tensor can be made from: numbers, and nested arrays, slices and vectors of numbers.
+//! Values from which a tensor can be made: numbers, and nested arrays, slices and vectors of numbers.
 
 use warpline_runtime::Sizes;
 
@@ -6,8 +6,8 @@ use warpline_runtime::Sizes;
 use crate::ErrorKind;
 use crate::{Element, Error, Result};
 
-/// Numbers with a shape. The tensor's default dtype is the type of the numbers: `1f32` is `float32`. A plain
-/// `1.0` is an `f64` in Rust, so name its type or request a dtype.
+/// Numbers with a shape. The default dtype of the tensor is the type of the numbers: `1f32` gives `float32`. A
+/// plain `1.0` is an `f64` in Rust, so add a suffix or request a dtype.
 #[diagnostic::on_unimplemented(
     message = "a tensor cannot be made from `{Self}`",
     label = "expected numbers, or arrays, slices or `Vec`s of them, nested",
@@ -26,7 +26,7 @@ pub trait TensorData {
     /// Appends the numbers in row-major order.
     fn append_to(&self, out: &mut Vec<Self::Elem>);
 
-    /// Appends the numbers of several items. Numbers are appended with one copy.
+    /// Appends the numbers of several items, in order.
     fn append_all(items: &[Self], out: &mut Vec<Self::Elem>)
     where
         Self: Sized,
@@ -66,7 +66,7 @@ impl<T: TensorData> TensorData for [T] {
         sizes.push(self.len());
         let Some((first, rest)) = self.split_first() else { return Ok(sizes) };
         let inner = first.sizes()?;
-        // Skipped for numbers, which have no shape. Comparing each would be slow.
+        // Numbers have no shape, so there is nothing to compare, and a loop over all of them would be slow.
         if !inner.is_empty() {
             for (i, row) in rest.iter().enumerate() {
                 let other = row.sizes()?;

@@ -18,8 +18,9 @@ use crate::{
 };
 
 impl Tensor {
-    /// Copies the elements to new memory, with the dimensions in the same order (PyTorch's `clone`). Rust's
-    /// `clone` makes another handle of the same memory, as `b = a` does in Python.
+    /// Copies the elements to new memory, and keeps the order of the dimensions in memory
+    /// (`torch.Tensor.clone`). Rust's `clone` makes another handle of the same memory, as `b = a` does in
+    /// Python.
     ///
     /// ```
     /// # use warpline::zeros;
@@ -39,7 +40,7 @@ impl Tensor {
         self.recorded_copy("clone", self.duplicate().of("copy")?)
     }
 
-    /// Records `copy` as a copy of this tensor's elements, if a gradient is wanted.
+    /// Records `copy` as a copy of this tensor's elements, if autograd records ops on this tensor.
     #[track_caller]
     pub(crate) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
         if !copy.dtype().is_float() || !should_record(&[self]) {
@@ -71,7 +72,8 @@ impl Tensor {
         self.copied_to(exec, self.layout().preserved(), dtype)
     }
 
-    /// Copies the tensor to a new tensor on `exec`, with a dense layout and a dtype.
+    /// Copies the tensor to a new tensor on `exec`, with the dtype `dtype` and the layout `layout`, which must
+    /// be dense.
     #[track_caller]
     pub(crate) fn copied_to(&self, exec: &Exec<'_>, layout: Layout, dtype: DType) -> Result<Self> {
         if self.storage().is_shared_host() {
@@ -82,8 +84,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Returns the layout for a copy of this tensor: in the requested format, or else with the same order of
-    /// dimensions in memory.
+    /// Returns the layout for a copy of this tensor: in `format` or, if `format` is `None`, with the same order
+    /// of dimensions in memory.
     #[track_caller]
     pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
         match format {
@@ -124,8 +126,9 @@ impl Tensor {
         self.transfer(options.into(), false)
     }
 
-    /// [`Tensor::to`] that does not wait for a copy between page-locked memory and a GPU. Other copies wait. A
-    /// result on the host is page-locked, and ops on it wait for the copy by themselves.
+    /// The same as [`Tensor::to`], but does not wait for a copy between page-locked memory and a GPU
+    /// (`torch.Tensor.to` with `non_blocking=True`). A result on the host is page-locked, and ops on it wait
+    /// for the copy. The call still waits for copies between a GPU and memory that is not page-locked.
     ///
     /// # Errors
     /// The same as [`Tensor::to`].
@@ -174,7 +177,7 @@ impl Tensor {
         if here && dtype == self.dtype() && in_format {
             return Ok(self.clone());
         }
-        // Only a copy to page-locked memory can be asynchronous.
+        // A copy to the host can be asynchronous only if its memory is page-locked.
         let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
         let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
         let out = empty_in(runtime, self.layout_in(format)?, &options, dtype)?;
@@ -182,8 +185,8 @@ impl Tensor {
         self.recorded_copy("to_copy", out)
     }
 
-    /// Copies the tensor to page-locked host memory (`torch.Tensor.pin_memory`). A tensor in such memory is
-    /// returned itself.
+    /// Copies the tensor to page-locked host memory (`torch.Tensor.pin_memory`). Returns the tensor itself if
+    /// it is in such memory.
     ///
     /// # Errors
     /// [`ErrorKind::CannotPin`] if the tensor is on a GPU. [`ErrorKind::CudaUnavailable`] if there is no GPU.
@@ -197,23 +200,24 @@ impl Tensor {
         self.to(TensorOptions::new().pin_memory(true))
     }
 
-    /// Copies the tensor, contiguously, to memory that other processes can map. A tensor in such memory is
-    /// returned itself. `torch.Tensor.share_memory_` moves the tensor instead. A channel of
+    /// Copies the tensor to memory that other processes can map; the copy is contiguous. Returns the tensor
+    /// itself if it is in such memory. `torch.Tensor.share_memory_` moves the tensor instead. A channel of
     /// `warpline::multiprocessing` sends the result to other processes.
     ///
-    /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to the memory at
-    /// any time. So the tensor can be copied (from and to GPUs without waiting, by [`Tensor::copy`], and if it
-    /// is contiguous by [`Tensor::copy_`]), read ([`Tensor::to_vec`], [`Tensor::item`], printing) and sent. Ops
-    /// on the host refuse the tensor with [`ErrorKind::SharedHostMemory`].
+    /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to this memory at
+    /// any time, which limits the use of the tensor. It can be copied: from and to GPUs without waiting, by
+    /// [`Tensor::copy`], and, if it is contiguous, by [`Tensor::copy_`]. It can be read by [`Tensor::to_vec`],
+    /// [`Tensor::item`] and printing, and it can be sent. Ops on the host refuse the tensor with
+    /// [`ErrorKind::SharedHostMemory`].
     ///
-    /// For a leaf that requires a gradient, the result is a leaf that requires a gradient and has none yet. The
-    /// result is another tensor, so share parameters before you build an optimizer over them.
+    /// If the tensor is a leaf that requires a gradient, so is the result, which has no gradient yet. The
+    /// result is a different tensor, so share parameters before you build an optimizer for them.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if the driver or the system cannot share memory; its `reason` says why.
-    /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf, because the copy would
-    /// leave its graph. [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if the device
-    /// has no memory. Otherwise the same as [`Tensor::copy_`].
+    /// [`ErrorKind::CannotShare`] if the driver or the operating system cannot share memory; the field `reason`
+    /// says why. [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf, because the copy
+    /// would leave its graph. [`ErrorKind::Capture`] if the stream is being captured. [`ErrorKind::Driver`] if
+    /// the device has no memory. Otherwise the same as [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         let _call = CallScope::enter("share_memory");
@@ -232,7 +236,7 @@ impl Tensor {
         if !self.requires_grad() || self.is_leaf() {
             return Ok(());
         }
-        let reason = "the tensor requires a gradient and is no leaf, and autograd does not cross \
+        let reason = "the tensor requires a gradient and is not a leaf, and autograd does not cross \
                       processes; use the result of `detach` to share its values alone";
         Err(Error::gradient(op, reason))
     }
@@ -244,17 +248,17 @@ impl Tensor {
     }
 
     /// Copies the elements of `src` to this tensor (`torch.Tensor.copy_`). `src` broadcasts to this tensor's
-    /// sizes, and is converted to its dtype and moved to its device. With `non_blocking`, a copy between a GPU
-    /// and page-locked memory does not wait. Default of `non_blocking`: `false`.
+    /// sizes, and is converted to its dtype and moved to its device. If `non_blocking` is true, the call does
+    /// not wait for a copy between a GPU and page-locked memory. Default of `non_blocking`: `false`.
     ///
     /// A copy between GPUs runs after all work on the current streams of both. Later work on these streams runs
     /// after the copy.
     ///
     /// # Errors
     /// [`ErrorKind::ExpandMismatch`] if `src` does not broadcast to this tensor's sizes.
-    /// [`ErrorKind::OverlappingWrite`] if this tensor has several indices at one address.
-    /// [`ErrorKind::RuntimeMismatch`] if the tensors belong to different runtimes. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::OverlappingWrite`] if elements of this tensor share an address.
+    /// [`ErrorKind::RuntimeMismatch`] if the tensors belong to different runtimes. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn copy_(
         &self,
@@ -297,7 +301,7 @@ impl Tensor {
             if self.layout() == src.layout() && self.dtype() == src.dtype() {
                 return Ok(());
             }
-            // Copies the source first, because it may overlap the destination.
+            // Copy the source first, because it may overlap the destination.
             apart = src.duplicate()?;
             src = &apart;
         }
@@ -312,8 +316,8 @@ impl Tensor {
         copy::copy(exec.target(), src.as_view(), self.as_view())
     }
 
-    /// Copies shared host memory to memory of this process, while other processes may write to it. Keeps the
-    /// layout.
+    /// Copies the tensor from shared host memory to memory of this process, and keeps the layout. Other
+    /// processes may write to the shared memory meanwhile.
     #[track_caller]
     pub(super) fn copy_from_shared_host(&self) -> Result<Self> {
         let mut bytes = vec![0; self.storage().bytes()];
@@ -336,9 +340,10 @@ impl Tensor {
         launch::write_bytes((self.storage(), self.byte_offset()), &bytes)
     }
 
-    /// Copies between two devices. Copies bytes if both tensors are dense, with the same strides and dtype.
-    /// Otherwise the source's device converts the elements, and the destination's device writes them to their
-    /// positions. If the destination's device can read the source's memory, one kernel does both.
+    /// Copies between two devices. If both tensors are dense, with the same strides and dtype, copies the
+    /// bytes. Otherwise the device of the source converts the elements, and the device of the destination
+    /// writes them to their positions. If the device of the destination can read the memory of the source, one
+    /// kernel does both.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();

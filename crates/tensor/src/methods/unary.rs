@@ -1,4 +1,4 @@
-//! Functions of one element.
+//! Elementwise functions with one operand.
 
 use warpline_kernels::elementwise::{self as table, Op};
 
@@ -11,7 +11,7 @@ fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
     elementwise::apply(op, &[a.into()], a.dtype())
 }
 
-/// Defines a method for an op of the table, and the method in place if it is named.
+/// Defines a method for each listed op of the table and, if its name is given, the method in place.
 macro_rules! methods {
     ($($(#[$doc:meta])* $op:ident $name:ident $($in_place:ident)?;)*) => {
         impl Tensor {$(
@@ -43,29 +43,29 @@ macro_rules! methods {
 }
 
 methods! {
-    /// `-self`. Not for bools.
+    /// `-self`. Does not support bools.
     NEG neg neg_;
-    /// The absolute value. Not for bools.
+    /// The absolute value. Does not support bools.
     ABS abs abs_;
     /// The sign: −1, 0 or 1; 0 for NaN.
     SIGN sign sign_;
     /// `self * self`.
     SQUARE square square_;
-    /// The larger of each element and zero. Not for bools.
+    /// The larger of the element and zero. Does not support bools.
     RELU relu relu_;
-    /// The largest integer that is not above the element. Not for bools.
+    /// The largest integer that is not greater than the element. Does not support bools.
     FLOOR floor floor_;
-    /// The smallest integer that is not below the element. Not for bools.
+    /// The smallest integer that is not less than the element. Does not support bools.
     CEIL ceil ceil_;
-    /// The nearest integer; halfway cases go to the even integer. Not for bools.
+    /// The nearest integer; halfway cases go to the even integer. Does not support bools.
     ROUND round round_;
-    /// `e` to the power of each element.
+    /// `e` to the power of the element.
     EXP exp exp_;
-    /// `exp(self) - 1`, exact near zero.
+    /// `exp(self) - 1`, accurate near zero.
     EXPM1 expm1 expm1_;
     /// The natural logarithm.
     LOG log log_;
-    /// `log(1 + self)`, exact near zero.
+    /// `log(1 + self)`, accurate near zero.
     LOG1P log1p log1p_;
     /// The square root.
     SQRT sqrt sqrt_;
@@ -89,11 +89,11 @@ methods! {
     GELU gelu gelu_;
     /// The Gaussian error linear unit, approximated with `tanh`. Floats only.
     GELU_TANH gelu_tanh gelu_tanh_;
-    /// The element rounded towards zero. Not for bools.
+    /// The element rounded towards zero. Does not support bools.
     TRUNC trunc trunc_;
     /// The fractional part: `self - trunc(self)`. Floats only.
     FRAC frac frac_;
-    /// 2 to the power of each element.
+    /// 2 to the power of the element.
     EXP2 exp2 exp2_;
     /// The logarithm to base 2.
     LOG2 log2 log2_;
@@ -186,7 +186,7 @@ predicates! {
 }
 
 impl Tensor {
-    /// Whether the sign bit is set, as bools; it is for -0 (`torch.signbit`).
+    /// Whether the sign bit is set, as bools (`torch.signbit`). It is set for -0.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).

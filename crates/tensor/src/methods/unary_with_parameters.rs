@@ -32,7 +32,8 @@ macro_rules! methods {
 }
 
 methods! {
-    /// `log(1 + exp(beta * self)) / beta`, or `self` where `beta * self` is above `threshold`. Floats only.
+    /// `log(1 + exp(beta * self)) / beta`, but `self` where `beta * self` is greater than `threshold`. Floats
+    /// only.
     softplus SoftplusOptions(beta, threshold) SOFTPLUS;
     /// `self` where it is positive, otherwise `alpha * (exp(self) - 1)`. Floats only.
     elu ELUOptions(alpha) ELU;
@@ -48,8 +49,8 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// The same as the method without the underscore. [`crate::ErrorKind::OverlappingWrite`] if the
-            /// tensor has several indices at one address.
+            /// The same as the method without the underscore. [`crate::ErrorKind::OverlappingWrite`] if
+            /// elements of the tensor share an address.
             #[track_caller]
             pub fn $in_place(&self, options: impl IntoOptions<$options>) -> Result<&Self> {
                 let $options { $($parameter),+ } = options.into_options();
@@ -68,7 +69,7 @@ in_place_methods! {
 }
 
 impl Tensor {
-    /// `self - lambd` where `self` is above `lambd`, `self + lambd` where it is below `-lambd`, otherwise 0
+    /// `self - lambd` where `self > lambd`, `self + lambd` where `self < -lambd`, otherwise 0
     /// (`torch.nn.functional.softshrink`). Floats only.
     ///
     /// ```
@@ -94,8 +95,8 @@ impl Tensor {
         apply(&table::SOFTSHRINK, &[self.into(), lambd.into()], self.dtype())
     }
 
-    /// 0 where `self` is from `-lambd` to `lambd`, otherwise `self` (`torch.nn.functional.hardshrink`).
-    /// Floats only.
+    /// 0 where `self` is between `-lambd` and `lambd`, both included, otherwise `self`
+    /// (`torch.nn.functional.hardshrink`). Floats only.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `lambd`. [`ErrorKind::UnsupportedDType`] if the
@@ -107,8 +108,8 @@ impl Tensor {
         apply(&table::HARDSHRINK, &[self.into(), lambd.into()], self.dtype())
     }
 
-    /// `self` where it is above `threshold` or NaN, otherwise `value` (`torch.nn.functional.threshold`). Not
-    /// for bools.
+    /// `self` where it is above `threshold` or NaN, otherwise `value` (`torch.nn.functional.threshold`). Does
+    /// not support bools.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -137,8 +138,8 @@ impl Tensor {
     /// [`Tensor::threshold`] in place.
     ///
     /// # Errors
-    /// The same as [`Tensor::threshold`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
-    /// one address.
+    /// The same as [`Tensor::threshold`]. [`ErrorKind::OverlappingWrite`] if elements of the tensor share an
+    /// address.
     #[track_caller]
     pub fn threshold_(
         &self,
@@ -159,8 +160,8 @@ impl Tensor {
         Ok(rounded(number, self.dtype()))
     }
 
-    /// Clamps each element to the range from `min_val` to `max_val` (`torch.nn.functional.hardtanh`). Not for bools.
-    /// For integers, the bounds lose their fractions.
+    /// Clamps each element to the range from `min_val` to `max_val` (`torch.nn.functional.hardtanh`). Does not
+    /// support bools. For integers, the bounds are truncated.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the elements are unsigned and a bound is -1 or less.
@@ -177,8 +178,8 @@ impl Tensor {
     /// [`Tensor::hardtanh`] in place.
     ///
     /// # Errors
-    /// The same as [`Tensor::hardtanh`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at
-    /// one address.
+    /// The same as [`Tensor::hardtanh`]. [`ErrorKind::OverlappingWrite`] if elements of the tensor share an
+    /// address.
     #[track_caller]
     pub fn hardtanh_(&self, options: impl IntoOptions<HardtanhOptions>) -> Result<&Self> {
         let name = "hardtanh_";
@@ -196,14 +197,14 @@ impl Tensor {
         match self.dtype() {
             DType::Bool => Err(ErrorKind::UnsupportedDType { dtype: DType::Bool }.of(op)),
             DType::U8 if bounds.iter().any(|v| *v <= -1.0) => {
-                Err(Error::invalid(op, "unsigned elements have no negative bounds"))
+                Err(Error::invalid(op, "a tensor of torch.uint8 cannot have negative bounds"))
             }
             dtype if dtype.category() == Category::Int => Ok(bounds.map(|v| Scalar::Int(v as i64))),
             _ => Ok(bounds.map(Scalar::Float)),
         }
     }
 
-    /// Clamps each element to the range from 0 to 6 (`torch.nn.functional.relu6`). Not for bools.
+    /// Clamps each element to the range from 0 to 6 (`torch.nn.functional.relu6`). Does not support bools.
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedDType`] if the tensor is boolean. Errors of
@@ -217,7 +218,7 @@ impl Tensor {
     /// [`Tensor::relu6`] in place.
     ///
     /// # Errors
-    /// The same as [`Tensor::relu6`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
+    /// The same as [`Tensor::relu6`]. [`ErrorKind::OverlappingWrite`] if elements of the tensor share an
     /// address.
     #[track_caller]
     pub fn relu6_(&self) -> Result<&Self> {
@@ -225,8 +226,8 @@ impl Tensor {
         self.hardtanh_(HardtanhOptions::new().min_val(0.0).max_val(6.0))
     }
 
-    /// `log(self / (1 - self))` (`torch.logit`). With `eps`, elements are first clamped to the range from `eps`
-    /// to `1 - eps`.
+    /// `log(self / (1 - self))` (`torch.logit`). If `eps` is given, elements are first clamped to the range
+    /// from `eps` to `1 - eps`.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).

@@ -1,4 +1,4 @@
-//! Views, which share memory with their tensor.
+//! Views, which share memory with the tensor from which they are made.
 
 use std::panic::Location;
 
@@ -15,7 +15,8 @@ use crate::{
     CallScope, Error, ErrorKind, Integer, IntoOptions, IntoSizes, MemoryFormat, Result, Tensor,
 };
 
-/// The range of dimensions that [`Tensor::flatten`] merges: `()` for all, the first dimension, or the first and the last.
+/// The range of dimensions that [`Tensor::flatten`] merges: `()` for all dimensions, the first dimension of the
+/// range, or a tuple of the first and the last.
 #[derive(Clone, Copy, Debug)]
 pub struct DimRange(isize, isize);
 
@@ -39,10 +40,10 @@ impl<A: Integer, B: Integer> From<(A, B)> for DimRange {
 
 impl Tensor {
     /// Returns the elements in another shape (`torch.reshape`): a view if the strides allow it, otherwise a
-    /// copy. One size may be −1; it follows from the other sizes.
+    /// copy. One size may be −1; this size is computed from the others.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements.
     /// [`ErrorKind::InvalidArgument`] if several sizes are −1. Errors of [every op](Tensor#errors-of-every-op)
     /// if a copy is made.
     #[track_caller]
@@ -54,11 +55,11 @@ impl Tensor {
         }
     }
 
-    /// Returns a view in another shape (`torch.Tensor.view`). One size may be −1; it follows from the other
-    /// sizes.
+    /// Returns a view in another shape (`torch.Tensor.view`). One size may be −1; this size is computed from
+    /// the others.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the shape has another number of elements.
+    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements.
     /// [`ErrorKind::InvalidArgument`] if several sizes are −1. [`ErrorKind::ViewNeedsCopy`] if the strides do
     /// not allow a view in this shape.
     #[track_caller]
@@ -77,8 +78,8 @@ impl Tensor {
         self.viewed_reshaped("view", layout)
     }
 
-    /// Reshapes a contiguous tensor to which no other handle exists (`torch._unsafe_view`). Autograd does not
-    /// treat the result as a view, so an in-place op on the result does not affect the original.
+    /// Reshapes a contiguous tensor that has no other handle (`torch._unsafe_view`). Autograd does not treat
+    /// the result as a view, so an in-place op on the result does not change the graph of the original.
     #[track_caller]
     pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
         let view = self.with_layout(Layout::contiguous(sizes)?);
@@ -88,7 +89,7 @@ impl Tensor {
         record("view", view, &[self], linear(reshape_back))
     }
 
-    /// Computes the size that a shape gives as -1.
+    /// Replaces the size -1 in a shape by the size that the number of elements implies.
     #[track_caller]
     fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
         let numel = self.numel();
@@ -136,7 +137,7 @@ impl Tensor {
         self.viewed("transpose", layout, linear(move |grad, _| grad.transpose(dim0, dim1)))
     }
 
-    /// Returns the transpose of a matrix, as a view (`torch.t`). A vector or scalar stays as it is.
+    /// Returns the transpose of a matrix, as a view (`torch.t`). Returns a vector or scalar itself.
     ///
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if the tensor has more than two dimensions.
@@ -167,8 +168,8 @@ impl Tensor {
         self.viewed("permute", layout, Permute { dims })
     }
 
-    /// Returns a view that repeats dimensions of size 1, and new leading dimensions, without copying
-    /// (`torch.Tensor.expand`). A size of −1 keeps the dimension's size.
+    /// Returns a view in which dimensions of size 1, and new leading dimensions, are repeated without a copy
+    /// (`torch.Tensor.expand`). A size of −1 keeps the size of the dimension.
     ///
     /// # Errors
     /// [`ErrorKind::ExpandMismatch`] if a dimension whose size is not 1 would change, or if there are fewer sizes than
@@ -191,18 +192,17 @@ impl Tensor {
                 }
             });
         }
-        // The identity is enough as the gradient, because the engine sums gradients over broadcast
-        // dimensions.
+        // The gradient function is the identity, because the engine sums gradients over broadcast dimensions.
         let layout = self.layout().expand(&to).of("expand")?;
         self.viewed("expand", layout, linear(|grad, _| Ok(grad.clone())))
     }
 
-    /// Returns a view of `length` indices of a dimension, from `start` on (`torch.narrow`). A negative `start`
-    /// counts from the end.
+    /// Returns a view of `length` indices of a dimension, beginning with `start` (`torch.narrow`). A negative
+    /// `start` counts from the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
-    /// indices are not all in the dimension. [`ErrorKind::InvalidArgument`] if `length` is negative.
+    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if an
+    /// index is outside the dimension. [`ErrorKind::InvalidArgument`] if `length` is negative.
     /// [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
     #[track_caller]
     pub fn narrow(
@@ -219,8 +219,8 @@ impl Tensor {
         self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
     }
 
-    /// Returns a view of one index of a dimension, without that dimension (`torch.select`). A negative index
-    /// counts from the end.
+    /// Returns a view of one index of a dimension; the view lacks this dimension (`torch.select`). A negative
+    /// index counts from the end.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::IndexOutOfRange`] if the
@@ -233,9 +233,8 @@ impl Tensor {
         self.viewed_part("select", layout, move |whole| whole.select(dim, index))
     }
 
-    /// Returns a view of every `step`-th index of a range of a dimension, which is Python's `t[start:end:step]`
-    /// for that dimension. As in Python, negative bounds count from the end, and bounds beyond the dimension
-    /// are clamped.
+    /// Returns a view of every `step`-th index in a range of a dimension, like Python's `t[start:end:step]`. As
+    /// in Python, negative bounds count from the end, and bounds beyond the dimension are clamped.
     ///
     /// ```
     /// # use warpline::arange;
@@ -274,7 +273,7 @@ impl Tensor {
     }
 
     /// Returns a view without a dimension of size 1 (`torch.squeeze`). `None` or `()` removes all dimensions of
-    /// size 1. A dimension of another size stays.
+    /// size 1. If the dimension has a different size, the view keeps it.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension.
@@ -299,8 +298,8 @@ impl Tensor {
     }
 
     /// Merges a range of dimensions into one (`torch.flatten`). The range is `()` for all dimensions, its first
-    /// dimension, or a tuple of the first and the last, which is included. The result is a view if the strides
-    /// allow it, otherwise a copy.
+    /// dimension, or a tuple of its first and last dimension, both included. The result is a view if the
+    /// strides allow it, otherwise a copy.
     ///
     /// ```
     /// # use warpline::zeros;
@@ -344,8 +343,8 @@ impl Tensor {
         self.contiguous_in(MemoryFormat::Contiguous)
     }
 
-    /// Returns the tensor itself if its elements follow each other in the order of `format`, otherwise a copy
-    /// in that order (`torch.Tensor.contiguous` with `memory_format`).
+    /// Returns the tensor itself if its elements are adjacent in the order of `format`, otherwise a copy in
+    /// this order (`torch.Tensor.contiguous` with `memory_format`).
     ///
     /// ```
     /// # use warpline::{MemoryFormat, zeros};
@@ -369,15 +368,15 @@ impl Tensor {
         self.recorded_copy("clone", copy)
     }
 
-    /// Returns whether the elements follow each other in the order of `format` (`torch.Tensor.is_contiguous`
-    /// with `memory_format`).
+    /// Returns whether the elements are adjacent in the order of `format` (`torch.Tensor.is_contiguous` with
+    /// `memory_format`).
     #[must_use]
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
         self.layout().is_contiguous_in(format)
     }
 }
 
-/// Returns a length or a step as an unsigned number.
+/// Converts a length or a step to an unsigned number. Fails if it is negative.
 #[track_caller]
 fn not_negative(op: &'static str, name: &str, number: impl Integer) -> Result<usize> {
     let number = number.into_isize();

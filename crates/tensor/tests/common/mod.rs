@@ -1,5 +1,5 @@
-//! Runtimes for tests, and the folder of the goldens.
-#![allow(dead_code)] // each test binary uses its part
+//! Runtimes for tests, and access to the golden files.
+#![allow(dead_code)] // each test binary uses only a part
 
 pub(crate) mod bad_calls;
 pub(crate) mod sources;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use warpline::{Device, Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
 
-/// A runtime of the test's own, with a description.
+/// A runtime that only one test uses, and a description of its driver.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) runtime: Runtime,
@@ -32,7 +32,7 @@ impl World {
     }
 
     fn enter(&self, body: &dyn Fn(&World) -> Result<()>) {
-        /// Prints the driver's specification, with its seed, if the test panics.
+        /// Prints the driver's specification, which includes the seed, if the test panics.
         struct OnPanic<'a>(&'a str);
         impl Drop for OnPanic<'_> {
             fn drop(&mut self) {
@@ -53,14 +53,14 @@ fn number(name: &str, default: usize) -> usize {
     }
 }
 
-/// Numbers of simulated devices to test with, at least `needs`. `WARPLINE_SIM_DEVICES` selects one
-/// number.
+/// Returns the numbers of simulated devices to test with: from `needs` to 3, or only the number in
+/// `WARPLINE_SIM_DEVICES`.
 fn device_counts(needs: usize) -> Vec<usize> {
     let only = number("WARPLINE_SIM_DEVICES", 0);
     (needs.max(1)..=3).filter(|n| only == 0 || *n == only).collect()
 }
 
-/// Runs a test on simulated boxes with `needs` to three devices.
+/// Runs a test on simulated machines with `needs` to three devices.
 pub(crate) fn worlds(needs: usize, body: impl Fn(&World) -> Result<()>) {
     worlds_with(needs, &RuntimeConfig::default(), body);
 }
@@ -76,8 +76,8 @@ pub(crate) fn worlds_with(
     }
 }
 
-/// Runs a test under many schedules: the laziest, and `WARPLINE_SCHEDULES` (default: 8) seeded
-/// ones.
+/// Runs a test under the laziest schedule and under `WARPLINE_SCHEDULES` (default: 8) seeded
+/// schedules.
 pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
     schedules_with(needs, &config, body);
@@ -97,8 +97,8 @@ pub(crate) fn schedules_with(
     }
 }
 
-/// Runs a test on `needs` devices, under the laziest schedule and `WARPLINE_SCHEDULES` seeded ones, at
-/// least 64: for faults that showed under few schedules.
+/// Runs a test on `needs` devices, under the laziest schedule and `WARPLINE_SCHEDULES` seeded
+/// schedules, but at least 64. For faults that occur only under few schedules.
 pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig::default();
     World::open(&format!("sim:{needs},lazy"), &config).enter(&body);
@@ -107,18 +107,20 @@ pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
     }
 }
 
-/// Settings under which the allocator reserves and reuses memory exactly like PyTorch's.
+/// Returns settings under which the allocator reserves and reuses memory exactly like PyTorch's.
 pub(crate) fn torch_config() -> RuntimeConfig {
     let allocator = warpline_alloc::AllocatorConfig::parse("policy:torch").expect("options");
     RuntimeConfig { allocator, ..RuntimeConfig::default() }
 }
 
-/// Driver of [`gpu`]: the real one, or the simulated one in `WARPLINE_DRIVER`.
+/// Returns the driver for [`gpu`]: the specification in `WARPLINE_DRIVER`, by default the real
+/// driver.
 pub(crate) fn gpu_spec() -> String {
     std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into())
 }
 
-/// Runs a test on the devices of [`gpu_spec`], with the allocator options of the environment.
+/// Runs a test on the devices of the driver [`gpu_spec`], with the allocator options of the
+/// environment.
 pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let read = |name: &str| std::env::var(name);
     let allocator = warpline_alloc::AllocatorConfig::from_env_with(read).expect("options");
@@ -141,7 +143,7 @@ pub(crate) fn cpu(body: impl Fn(&World) -> Result<()>) {
     World { runtime, devices: 0, name: "cpu".into(), real: false }.enter(&body);
 }
 
-/// Number of GPUs that a test's name declares: 1 for `gpu_…`, N for `gpuN_…`.
+/// Returns the number of GPUs that a test's name declares: 1 for `gpu_…`, N for `gpuN_…`.
 pub(crate) const fn declared(name: &str) -> usize {
     match name.as_bytes()[3] {
         b'_' => 1,
@@ -149,7 +151,7 @@ pub(crate) const fn declared(name: &str) -> usize {
     }
 }
 
-/// Declares tests of a row. Each test has a simulated and a real version.
+/// Declares tests. Each test has a version on simulated devices and a version on real GPUs.
 #[macro_export]
 macro_rules! rows {
     ($($runner:ident($needs:expr) $sim:ident $gpu:ident => $body:expr;)*) => {$(
@@ -191,7 +193,7 @@ macro_rules! rows {
     };
 }
 
-/// Folder of the goldens: `WARPLINE_GOLDENS`, by default the folder beside the tests.
+/// Returns the folder of the golden files: `WARPLINE_GOLDENS`, by default the committed folder.
 pub(crate) fn goldens() -> PathBuf {
     if let Some(path) = std::env::var_os("WARPLINE_GOLDENS") {
         return path.into();
@@ -199,14 +201,14 @@ pub(crate) fn goldens() -> PathBuf {
     committed_goldens()
 }
 
-/// Folder of the goldens beside the tests.
+/// Returns the folder of the committed golden files.
 pub(crate) fn committed_goldens() -> PathBuf {
     let root = std::env::var_os("CARGO_MANIFEST_DIR");
     let root = root.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     root.join("tests/goldens")
 }
 
-/// Reads a golden file of JSON. Returns `None` if the folder in `WARPLINE_GOLDENS` lacks the file.
+/// Reads a golden JSON file. Returns `None` if the folder in `WARPLINE_GOLDENS` lacks the file.
 pub(crate) fn golden_json(name: &str) -> Option<serde_json::Value> {
     let path = goldens().join(name);
     let text = match std::fs::read_to_string(&path) {

@@ -1,6 +1,6 @@
 //! A scanner for the public functions in a crate's sources, including functions that macros declare.
 //!
-//! It works on tokens, because the body of a macro is not a tree of items.
+//! The scanner works on tokens, because the body of a macro cannot be parsed as items.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use proc_macro2::{Delimiter, TokenStream};
 /// A public function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
-    /// The type of the `impl` block, empty if a macro's argument names the type. `None` for a free
+    /// The type of the `impl` block. Empty if the type is an argument of a macro. `None` for a free
     /// function.
     pub(crate) owner: Option<String>,
     pub(crate) name: String,
@@ -50,12 +50,12 @@ pub(crate) fn functions(text: &str) -> Vec<Function> {
 }
 
 struct Scanner {
-    /// The name of each macro that is called with braces, and the arguments.
+    /// The name and the arguments of each macro call with braces.
     calls: Vec<(String, TokenStream)>,
     functions: Vec<Function>,
 }
 
-/// A macro that takes entries of names, each closed by a semicolon.
+/// A macro whose arguments are entries of names, each closed by a semicolon.
 struct Rules {
     name: String,
     /// The matcher's variables for identifiers, in order.
@@ -78,7 +78,8 @@ impl Scanner {
         }
     }
 
-    /// Adds the public functions of an `impl` block of `owner`, or of other code.
+    /// Adds the public functions of an `impl` block of `owner` or, if `owner` is `None`, of other
+    /// code.
     fn scan(&mut self, tokens: TokenStream, owner: Option<&str>, rules: Option<&Rules>) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
@@ -117,7 +118,7 @@ impl Scanner {
         }
     }
 
-    /// Adds the function whose name and signature come first.
+    /// Adds the function whose name and signature are at the start of `tokens`.
     fn add(&mut self, tokens: &[TokenTree], owner: Option<&str>, rules: Option<&Rules>) {
         let is_list = |token: &TokenTree| matches!(token, Group(group) if group.delimiter() == Delimiter::Parenthesis);
         let Some(list) = tokens.iter().position(is_list) else { return };
@@ -178,7 +179,8 @@ fn is_braces(token: &TokenTree) -> bool {
     matches!(token, Group(group) if group.delimiter() == Delimiter::Brace)
 }
 
-/// Returns whether an item may follow these tokens. An `impl` elsewhere is a type.
+/// Returns whether an item may follow these tokens. At any other position, `impl` is part of a
+/// type.
 fn starts_item(before: &[TokenTree]) -> bool {
     match before.last() {
         None | Some(Group(_)) => true,
@@ -187,7 +189,8 @@ fn starts_item(before: &[TokenTree]) -> bool {
     }
 }
 
-/// Returns the first word of the type in the head of an `impl` block. Empty if a macro's argument names the type.
+/// Returns the first word of the type in the head of an `impl` block. Empty if the type is an
+/// argument of a macro.
 fn type_name(head: &[&TokenTree]) -> String {
     let (mut depth, mut name) = (0, None);
     for (at, token) in head.iter().enumerate() {
@@ -242,7 +245,7 @@ pub(crate) fn split_list(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Returns the text of tokens. Lists of parameters and types need no spaces except between words.
+/// Returns the text of tokens, with spaces only between words.
 pub(crate) fn text(tokens: TokenStream) -> String {
     let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let mut joined = String::new();

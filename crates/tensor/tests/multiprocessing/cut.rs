@@ -1,9 +1,10 @@
-//! One process is killed with -9 inside a call of the channel: before any byte of a message has
-//! left, or after some of its bytes. The descriptor travels with the first byte.
+//! Tests in which one process is killed with `SIGKILL` inside a call of the channel: before it has
+//! sent any byte of a message, or after it has sent some of them. The file descriptor is sent with
+//! the first byte.
 //!
-//! The socket hands over a message of this size in one piece, so no timing makes a kill come
-//! between its bytes. Instead, the process to be killed uses a stand-in channel. Bytes pass between
-//! the stand-in and the real socket only up to the point of the kill.
+//! The socket transfers a message of this size as a whole, so a kill of the process could not hit
+//! between two bytes. Instead, the process that will be killed uses a stand-in channel, and the
+//! test passes bytes between the stand-in and the real socket only up to the point of the kill.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -28,7 +29,8 @@ use crate::processes::{LONG, Peer, specs};
 /// Size of a message's header: magic bytes, kind, length of the body.
 pub(crate) const HEAD: usize = 16;
 
-/// Points at which a message is cut: after a number of bytes, or a number of bytes before its end.
+/// Points inside a message at which the process is killed: after a number of bytes, or a number of
+/// bytes before the end of the message.
 const CUTS: [(&str, Cut); 6] = [
     ("tensor, one byte", Cut::After(1)),
     ("tensor, nearly its head", Cut::After(HEAD - 1)),
@@ -40,7 +42,8 @@ const CUTS: [(&str, Cut); 6] = [
 const EVENT_CUTS: [(&str, Cut); 2] =
     [("event, its head", Cut::After(HEAD)), ("event, all but one byte", Cut::Before(1))];
 
-/// Points of a kill outside the cuts of a message. With the cuts, each side has ten points.
+/// Points outside a message at which the process is killed. Together with the points inside
+/// messages, each side has ten.
 const MAKER: [&str; 2] = ["exported, and the socket takes nothing", "tensor, nothing of it"];
 const RECEIVER: [&str; 2] = ["the memory came", "it is mapped"];
 
@@ -64,7 +67,7 @@ impl Cut {
     }
 }
 
-/// Returns the points of one side, with the two of `own` first.
+/// Returns all points of one side, beginning with the two in `own`.
 fn points(own: [&'static str; 2]) -> impl Iterator<Item = &'static str> {
     own.into_iter().chain(CUTS.into_iter().chain(EVENT_CUTS).map(|(name, _)| name))
 }
@@ -74,7 +77,8 @@ fn kill() -> ! {
     unreachable!("it was killed");
 }
 
-/// Waits for progress of another thread, then kills this process.
+/// Waits until `reached` returns `true` because of another thread's progress, then kills this
+/// process.
 fn kill_once(reached: impl Fn() -> bool) -> ! {
     let start = Instant::now();
     while !reached() {
@@ -103,7 +107,7 @@ pub(crate) fn read_message(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     (message, handle)
 }
 
-/// Reads the first message that is not a semaphore's announcement. Announcements are passed on.
+/// Reads the first message that does not announce a semaphore. Forwards announcements to `to`.
 pub(crate) fn read_next_message(
     from: &UnixStream,
     to: Option<&UnixStream>,
@@ -138,7 +142,8 @@ fn forward_message(from: &UnixStream, to: &UnixStream) {
     send_bytes(to, &message, handle.as_ref().map(AsFd::as_fd));
 }
 
-/// Returns the socket of a channel, a stand-in for the channel, and the stand-in's other end.
+/// Returns the real socket of a channel, a stand-in for the channel, and the other end of the
+/// stand-in's socket.
 fn stand_in_channel(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
     let real = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
     let (near, far) = UnixStream::pair().unwrap();
@@ -147,7 +152,7 @@ fn stand_in_channel(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
     (real, near, far)
 }
 
-/// In the other process: sends a tensor and its event, up to the point.
+/// Program of the other process: sends a tensor and its event, and is killed at the point.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     let (real, near, far) = stand_in_channel(channel);
     let tensor = full([elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
@@ -175,7 +180,7 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     kill();
 }
 
-/// In the other process: receives a tensor and sends an event, up to the point.
+/// Program of the other process: receives a tensor and sends an event, and is killed at the point.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
     let (real, near, far) = stand_in_channel(channel);
     let runtime = warpline::runtime();
@@ -204,7 +209,8 @@ pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
         drop(kept);
     });
     if point == RECEIVER[1] {
-        // `maps` does not list memory of a real GPU. There, only `received` shows the progress.
+        // The file `maps` does not list memory of a real GPU. With a real GPU, only `received`
+        // shows the progress.
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
         send_bytes(&far, &message, handle);
         kill_once(|| received.load(Relaxed) || mapped().contains("warpline-shared"));
@@ -253,12 +259,12 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
     })
 }
 
-/// Runs alone in a process, and checks that no descriptor is left over.
+/// Program of a process in which no other test runs: checks that no file descriptor remains open.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     let world = warpline::runtime();
-    // The first use opens descriptors that stay open.
+    // The first use opens file descriptors that stay open, so do not count them.
     survive_maker(spec, &world, MAKER[0])?;
-    // The real driver keeps some descriptors of its own.
+    // The real driver keeps some file descriptors open.
     let most = descriptors() + if spec.starts_with("sim") { 0 } else { 8 };
     let left = |point: &str| {
         assert_eq!(files_left(), 0, "{spec}, {point}: memory of the dead is still here");

@@ -1,4 +1,5 @@
-//! A forked child drops a channel of its parent. The parent's threads do not exist in the child.
+//! Tests of a forked child that drops a channel of its parent. The parent's threads do not exist in
+//! the child.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use warpline_cuda_sys_safe::sim::Schedule;
 use crate::processes::{LONG, alone};
 use crate::threads::{pair, world};
 
-/// Whether `f` returns in a forked child.
+/// Returns whether `f` returns in a forked child.
 fn ends_in_child(f: impl FnOnce()) -> bool {
     // SAFETY: the child runs only `f` and leaves through `_exit`, so no destructor or exit handler
     // of the parent runs in it.
@@ -48,7 +49,7 @@ fn s33_a_forked_child_drops_a_channel_without_waiting() {
     })
     .unwrap();
     let received = with_runtime(&worlds[1].1, || there.recv()).unwrap();
-    // A stream of the parent waits for work that is still held back.
+    // The work of the parent's stream has not run, because the simulator holds it back.
     let mut there = Some(there);
     let ended = ends_in_child(|| drop(there.take()));
     hold.open();

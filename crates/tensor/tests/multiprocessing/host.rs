@@ -1,4 +1,4 @@
-//! Host memory that processes share.
+//! Tests of host memory that processes share.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -87,7 +87,7 @@ fn host_code_gets_copies_of_shared_memory_and_no_op_runs_on_it() {
         let twice = cat(&[&shared, &shared], 0)?;
         assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
-        // Both tensors show the same memory; a row of `shared` is contiguous.
+        // Both tensors are views of the same memory. A row of `shared` is contiguous.
         shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, ())?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
         let flipped = shared.copy()?.copy_(&shared, ())?.mul(-1.0)?;
@@ -162,7 +162,8 @@ fn a_process_without_gpus_shares_host_memory_too() {
     .unwrap();
 }
 
-/// Sends a message with the descriptor of another message, and returns the receiver's error.
+/// Sends a message with the file descriptor `handle`, which belongs to another message. Returns the
+/// receiver's error.
 fn swapped(message: &[u8], handle: &File) -> String {
     let (raw, end) = UnixStream::pair().unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -175,7 +176,7 @@ fn swapped(message: &[u8], handle: &File) -> String {
 }
 
 #[test]
-fn other_files_are_no_host_memory_and_that_is_no_devices() {
+fn files_of_another_kind_of_memory_are_refused() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let sent = |tensor: &Tensor| -> Result<_> {
@@ -192,7 +193,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
             assert!(error.contains("host memory for several processes"), "{error}");
         }
         assert!(swapped(&device, &host_file).contains("memory of a simulated device"));
-        // The size fits the file, but the message says the wrong kind of memory.
+        // The size fits the file, but the message names the wrong kind of memory.
         let flipped = |message: &[u8]| {
             let mut message = message.to_vec();
             message[HEAD + 3] ^= 1; // flips the bit for host memory
@@ -211,7 +212,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
 
 const POINTS: [&str; 5] = ["shared", "enqueued", "sent", "written", "told"];
 
-/// In the other process: shares host memory and is killed at the point.
+/// Program of the other process: shares host memory, and is killed at the point.
 pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
     let kill_point = KillPoint(point);
     let tensor = full([5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
@@ -243,7 +244,7 @@ fn survive(spec: &str, point: &str) -> Result<usize> {
     Ok(1 + usize::from(told))
 }
 
-/// Runs alone in a process.
+/// Program of a process in which no other test runs.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
     survive(spec, "sent")?;
     let before = descriptors();

@@ -1,4 +1,4 @@
-//! Peers that lie, stall, or send one byte at a time.
+//! Tests with hostile peers: they send false values, stall, or send one byte at a time.
 
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -20,12 +20,13 @@ use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
 use crate::cut::{HEAD, read_message};
 use crate::threads::{pair, schedule_count, world};
 
-/// Time after which a call counts as stuck.
+/// Time after which a test treats a call as stuck.
 const BOUND: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Position of the signal in a message, in bytes from its end. A signal is a flag, the semaphore
-/// and the number.
+/// Position of the semaphore's value in an event message, in bytes from the end. In a tensor
+/// message, the position of the signal, in bytes from the start: a flag, the semaphore, and its
+/// value.
 const NUMBER_IN_EVENT: usize = 4;
 const SIGNAL_IN_TENSOR: usize = HEAD + 36;
 
@@ -40,7 +41,8 @@ fn bounded<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static
     result.recv_timeout(BOUND).unwrap_or_else(|e| panic!("{what}: {e}"))
 }
 
-/// A sender whose GPU never reaches the signalled work, with the messages that it sent.
+/// A sender whose GPU holds back the work that would signal its semaphore, and the messages that it
+/// sent.
 struct StalledSender {
     messages: Vec<Message>,
     hold: Hold,
@@ -48,7 +50,7 @@ struct StalledSender {
     _kept: (Channel, Tensor, Runtime, UnixStream),
 }
 
-/// Sends a tensor and then `events` events of it.
+/// Sends a tensor, and then `events` events of this tensor.
 fn stalled_sender(events: usize) -> StalledSender {
     let (sim, runtime) = world(1, Schedule::Lazy);
     let (socket, tap) = UnixStream::pair().unwrap();
@@ -69,7 +71,8 @@ fn stalled_sender(events: usize) -> StalledSender {
 }
 
 impl StalledSender {
-    /// Changes the number in a message. Message 0 announces the semaphore, message 1 is the tensor.
+    /// Changes the semaphore's value in a message. Message 0 announces the semaphore, message 1 is
+    /// the tensor.
     fn set_number(&mut self, message: usize, number: u32) {
         let bytes = &mut self.messages[message].0;
         let at = match message {
@@ -79,7 +82,7 @@ impl StalledSender {
         bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
     }
 
-    /// Sends all messages over a new socket. Returns the peer's end and the receiver's end.
+    /// Sends all messages over a new socket. Returns the sender's end and the receiver's end.
     fn send_all(&self) -> (UnixStream, UnixStream) {
         let (peers, socket) = UnixStream::pair().unwrap();
         for (message, handle) in &self.messages {
@@ -124,7 +127,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 }
 
 #[test]
-fn a_semaphore_number_that_is_not_above_the_last_is_refused() {
+fn a_semaphore_value_that_does_not_increase_is_refused() {
     for number in [0, 0x8000_0000, 0x8000_0001, u32::MAX] {
         let mut peer = stalled_sender(0);
         peer.set_number(1, number);
@@ -140,7 +143,7 @@ fn a_semaphore_number_that_is_not_above_the_last_is_refused() {
 }
 
 #[test]
-fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
+fn a_stalled_peer_delays_only_its_own_tensors() {
     for schedule in schedules() {
         let peer = stalled_sender(0);
         let (end, socket) = peer.send_all();
@@ -174,9 +177,10 @@ fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
     }
 }
 
-/// The wait for the first tensor does not cover the waits for the next ones, which are enqueued later.
+/// The use of the first tensor waits only for this tensor, although waits for later tensors are
+/// enqueued meanwhile.
 #[test]
-fn a_tensor_that_has_arrived_is_used_while_the_peers_next_ones_are_awaited() {
+fn a_received_tensor_is_usable_while_later_tensors_are_awaited() {
     const MORE: usize = 100;
     for schedule in schedules() {
         let (sim, sender) = world(1, Schedule::Lazy);
@@ -216,7 +220,7 @@ fn a_tensor_that_has_arrived_is_used_while_the_peers_next_ones_are_awaited() {
 }
 
 #[test]
-fn sending_on_one_stream_does_not_stop_another_one() {
+fn sending_on_one_stream_does_not_block_another() {
     for schedule in schedules() {
         let (sim, runtime) = world(1, schedule);
         with_runtime(&runtime, || -> Result<()> {
@@ -271,7 +275,7 @@ fn a_read_of_a_stalled_peers_work_ends_with_the_timeout() {
 }
 
 #[test]
-fn dropping_the_channel_of_a_stalled_peer_ends_with_the_timeout_and_lets_streams_go_on() {
+fn dropping_the_channel_of_a_stalled_peer_ends_with_the_timeout_and_streams_continue() {
     let peer = stalled_sender(0);
     let (end, socket) = peer.send_all();
     bounded("dropping a channel", move || {
@@ -317,7 +321,7 @@ fn a_timeout_bounds_the_entire_call_on_a_peer_that_sends_byte_by_byte() {
 }
 
 #[test]
-fn a_timeout_bounds_the_wait_for_other_threads_calls_too() {
+fn a_timeout_includes_the_wait_for_calls_of_other_threads() {
     let (here, _there) = Channel::pair().unwrap();
     here.set_timeout(Some(TIMEOUT)).unwrap();
     let start = Instant::now();
@@ -398,7 +402,7 @@ fn several_threads_send_over_one_channel() {
 }
 
 #[test]
-fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
+fn sharing_a_leaf_keeps_requires_grad() {
     let (here, there) = pair();
     let (_, maker) = world(1, Schedule::Lazy);
     with_runtime(&maker, || -> Result<()> {
@@ -422,7 +426,7 @@ fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
 }
 
 #[test]
-fn sharing_a_tensor_with_a_graph_says_to_detach_it() {
+fn sharing_a_tensor_with_a_graph_fails_and_suggests_detach() {
     let (here, _there) = pair();
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {

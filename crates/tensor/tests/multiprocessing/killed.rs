@@ -1,5 +1,5 @@
-//! One process is killed with -9 at each of ten points. The other process keeps its tensors with
-//! the right data, or learns that its peer is gone. Nothing leaks.
+//! Tests in which one process is killed with `SIGKILL` at each of ten points. The other process has
+//! tensors with the right data, or an error tells it that its peer is gone. Nothing leaks.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -15,7 +15,8 @@ use warpline::{
 use crate::common;
 use crate::processes::{Peer, alone, runtime, specs};
 
-/// Elements of a tensor: 64 MiB on a GPU, so that a leak shows in the free memory.
+/// Number of elements of a tensor. On a real GPU a tensor has 64 MiB, so that a leak is visible in
+/// the free memory.
 const GPU: usize = 16 << 20;
 const SIM: usize = 4 << 10;
 
@@ -44,7 +45,7 @@ const RECEIVER: [&str; 10] = [
     "closed",
 ];
 
-/// The point at which this process ends as by `kill -9`.
+/// The point at which this process kills itself with `SIGKILL`.
 pub(crate) struct KillPoint<'a>(pub(crate) &'a str);
 
 impl KillPoint<'_> {
@@ -65,7 +66,7 @@ fn send_half_message(channel: &Channel) {
     socket.write_all(b"wrplne").unwrap();
 }
 
-/// In the other process: makes two tensors and sends them.
+/// Program of the other process: makes two tensors and sends them.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     let kill_point = KillPoint(point);
     kill_point.reached("start");
@@ -94,7 +95,7 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     unreachable!("no point is {point}");
 }
 
-/// In the other process: receives two tensors and changes the first.
+/// Program of the other process: receives two tensors and changes the first.
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
     let kill_point = KillPoint(point);
     kill_point.reached("start");
@@ -136,7 +137,7 @@ pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
     Ok(wrong.is_none())
 }
 
-/// Reuses freed memory. The shared memory must not be among it.
+/// Allocates and writes memory, to reuse what was freed. Shared memory must not be reused.
 pub(crate) fn reuse_freed_memory() -> Result<()> {
     for i in 0..4 {
         full([elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
@@ -163,8 +164,8 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
         for (tensor, value) in [(&first, 21.0), (&second, 22.0)] {
             let Some(tensor) = tensor else { continue };
             let Some(right) = or_gone(all(tensor, value))? else {
-                // The peer's work on the tensor was not complete at the kill, and this process
-                // cannot know when the work ends.
+                // The peer's work on the tensor was not complete when the peer was killed, and this
+                // process cannot know when the work ends.
                 tensor.fill_(1.0)?;
                 assert!(or_gone(all(tensor, 1.0))?.is_none(), "{spec}, {point}: it is used again");
                 continue;
@@ -194,7 +195,8 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
         ));
         assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
         reuse_freed_memory()?;
-        // Work that the peer's event covers is complete. Without an event, either value is right.
+        // If the peer's event arrived, its work is complete. Otherwise the value before or after
+        // the work is right.
         let values = or_gone(tensor.to_vec::<f32>())?;
         let right = |v: &f32| *v == 7.0 || !told && *v == 1.0;
         assert!(values.iter().flatten().all(right), "{spec}: {point}");
@@ -206,7 +208,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
     })
 }
 
-/// Number of shared-memory files that this process has open or mapped.
+/// Returns the number of shared-memory files that this process has open or mapped.
 pub(crate) fn files_left() -> usize {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
     let fds = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -219,10 +221,10 @@ pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Kills a process at each point, once on each side of the channel.
+/// Runs both programs once for each of their points, and kills the process at the point.
 fn kill_everywhere(spec: &str, world: &Runtime) {
     let failed = |point| move |e: Error| -> usize { panic!("{spec}, killed when {point}: {e}") };
-    // The most messages that arrive if the maker is killed at each point.
+    // For each point, the maximum number of messages that arrive if the maker is killed there.
     let arrives = [0, 0, 0, 0, 1, 1, 1, 1, 2, 3];
     for (point, arrives) in MAKER.into_iter().zip(arrives) {
         let arrived = survive_maker(spec, world, point).unwrap_or_else(failed(point));
@@ -235,16 +237,17 @@ fn kill_everywhere(spec: &str, world: &Runtime) {
     }
 }
 
-/// Runs alone in a process, and checks that no descriptor is left over.
+/// Program of a process in which no other test runs: checks that no file descriptor remains open.
 pub(crate) fn survivor(spec: &str) -> Result<()> {
-    // `world` outlives the count of descriptors: a thread of the simulator may hold the driver, and
-    // so the file of its memory, a moment longer than every other user.
+    // Keep `world` alive until descriptors are counted: a thread of the simulator may hold the
+    // driver, and with it the file of the driver's memory, a moment longer than all other users.
     let world = runtime(spec);
-    // The first use opens descriptors that stay open.
+    // The first use opens file descriptors that stay open, so do not count them.
     survive_maker(spec, &world, "start")?;
     let before = descriptors();
     kill_everywhere(spec, &world);
-    // A stream may still have waited for the killed process when the last tensor was dropped.
+    // When the last tensor was dropped, a stream may still have been waiting for the killed
+    // process.
     let start = Instant::now();
     while files_left() > 0 && start.elapsed() < Duration::from_secs(10) {
         with_runtime(&world, cuda::ipc_collect);
@@ -267,7 +270,7 @@ fn gpu_s33_the_survivor_of_a_kill_has_right_data_and_nothing_leaks() {
     let spec = common::gpu_spec();
     let world = runtime(&spec);
     let free = || with_runtime(&world, || cuda::mem_get_info(0).map(|info| info.free)).unwrap();
-    // The first use takes memory that it keeps.
+    // The first use allocates memory that stays allocated.
     survive_maker(&spec, &world, "start").unwrap();
     with_runtime(&world, cuda::empty_cache);
     let (before, fds) = (free(), descriptors());

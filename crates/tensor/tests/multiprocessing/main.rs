@@ -1,5 +1,6 @@
-//! Tensors that several processes share. Tests with many schedules run two runtimes in threads in
-//! place of processes. Programs with real processes run on simulated and on real GPUs.
+//! Tests of tensors that several processes share. Tests with many schedules use two threads, each
+//! with its own runtime, instead of processes. Programs with real processes run on simulated and on
+//! real GPUs.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]

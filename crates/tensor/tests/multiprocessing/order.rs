@@ -1,5 +1,5 @@
-//! Streams of both sides wait for each other, and their hosts do not wait. A process that is killed
-//! with unfinished work leaves no stale data to its peer.
+//! Tests that streams of two processes wait for each other while their hosts do not wait, and that
+//! a process never reads stale data after its peer was killed with unfinished work.
 
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -26,18 +26,18 @@ use crate::threads::{pair, schedule_count, world};
 struct Side {
     channel: Channel,
     sim: Arc<SimDriver>,
-    /// A path around the channel, for signals between the two sides' test code.
+    /// Signals the test code of the other side, without the channel under test.
     tell: Sender<()>,
     told: Receiver<()>,
 }
 
 impl Side {
-    /// Holds back all later work of the current stream.
+    /// Makes the simulator hold back all later work of the current stream.
     fn hold(&self) -> Hold {
         self.sim.hold(StreamHandle::default_of(0)).unwrap()
     }
 
-    /// Runs `f` and checks that the host waits for no work in it.
+    /// Runs `f`, and checks that the host does not wait for a device meanwhile.
     fn unwaited<T>(&self, f: impl FnOnce(&Channel) -> Result<T>) -> Result<T> {
         let before = self.sim.usage().host_waits;
         let result = f(&self.channel);
@@ -213,7 +213,8 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
     );
 }
 
-/// The outcome of an index check is known only after it has run, so the host waits for it.
+/// The result of an index check is known only after the check has run, so `send` waits for it on
+/// the host.
 #[test]
 fn s33_a_tensor_with_a_failed_check_is_not_sent() {
     let (_, runtime) = world(1, Schedule::Lazy);
@@ -229,8 +230,8 @@ fn s33_a_tensor_with_a_failed_check_is_not_sent() {
     .unwrap();
 }
 
-/// A tensor that depends on a third process is sent once the third process has completed its work.
-/// The call is refused if the third process is gone.
+/// A tensor that depends on the work of a third process is sent after this work is complete. If the
+/// third process is gone, the call fails.
 #[test]
 fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     let worlds = [0, 1, 2].map(|_| world(1, Schedule::Lazy));
@@ -247,7 +248,7 @@ fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     with_runtime(&worlds[1].1, || -> Result<()> {
         let tensor = from_third.recv()?;
         let own = tensor.add(1.0)?.share_memory()?;
-        // Closing the socket without further work has the effect of a kill.
+        // Closing the socket before the work is complete has the same effect as a kill.
         let socket = UnixStream::from(to_second.as_fd().try_clone_to_owned().unwrap());
         socket.shutdown(Shutdown::Both).unwrap();
         for _ in 0..2 {
@@ -265,8 +266,8 @@ fn s33_unfinished_work_of_another_process_is_not_sent_on() {
     hold.open();
 }
 
-/// The GPU of a process that is gone may signal late and lower the semaphore's number again. No
-/// stream of the peer may hang because of the lower number.
+/// The GPU of a process that is gone may signal late, and so lower the semaphore's value again. No
+/// stream of the peer may hang because of the lower value.
 #[test]
 fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
     for drops in [false, true] {
@@ -288,7 +289,7 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
             let received = there.recv()?;
             let own = hold(1); // behind other work
             there.recv_event(&received)?;
-            // Closing the socket has the effect of a kill.
+            // Closing the socket has the same effect as a kill.
             let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
             socket.shutdown(Shutdown::Both).unwrap();
             let start = Instant::now();
@@ -320,7 +321,8 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
     }
 }
 
-/// A graph that reads and overwrites the tensor does not make its bytes known.
+/// A replay that overwrites a received tensor does not make its contents known, because unfinished
+/// work of the killed peer may write to the tensor later.
 #[test]
 fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
@@ -340,7 +342,7 @@ fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
         send(&|| tensor.add_(1.0).and_then(|_| here.send_event(&tensor)));
         there.recv_event(&received)?;
         graph.replay()?;
-        // Closing the socket has the effect of a kill.
+        // Closing the socket has the same effect as a kill.
         let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
         socket.shutdown(Shutdown::Both).unwrap();
         assert!(gone(received.to_vec::<f32>()), "its work may still come");
@@ -353,7 +355,7 @@ fn s33_replays_pass_on_marks_of_a_peer_that_is_gone() {
     hold.inspect(Hold::open);
 }
 
-/// A capture cannot hold a wait for another process, so the host waits.
+/// A graph cannot contain a wait for another process, so the host waits.
 #[test]
 fn s33_a_capture_waits_for_a_received_tensor() {
     both(
@@ -379,8 +381,8 @@ fn s33_a_capture_waits_for_a_received_tensor() {
     );
 }
 
-/// Enqueues work that takes about a second on a GPU. The simulator holds the work back until
-/// something waits for it.
+/// Enqueues work that takes about a second on a real GPU. The simulator instead holds work back
+/// until the returned `Hold` is opened.
 fn long_work(sim: Option<&SimDriver>) -> Result<Option<Hold>> {
     if let Some(sim) = sim {
         return Ok(Some(sim.hold(StreamHandle::default_of(0)).unwrap()));
@@ -392,7 +394,7 @@ fn long_work(sim: Option<&SimDriver>) -> Result<Option<Hold>> {
     Ok(None)
 }
 
-/// The other process. It kills itself, or its peer kills it.
+/// Program of the other process. It kills itself, or its peer kills it.
 pub(crate) fn killed(channel: &Channel, side: &str) -> Result<()> {
     let is_sim = warpline::runtime().driver().is_ok_and(|driver| driver.name() == "sim");
     let (sim, own) = if is_sim {
@@ -444,8 +446,8 @@ fn gone<T: std::fmt::Debug>(result: Result<T>) -> bool {
     }
 }
 
-/// Checks that results computed from a tensor, before or after its other user was killed, are right
-/// or refused.
+/// Checks that reads of a tensor and of results computed from it give the right values or an error,
+/// whether the results were computed before or after the peer was killed.
 fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> {
     let refused = gone(tensor.to_vec::<f32>());
     for result in results {
@@ -456,7 +458,7 @@ fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Resu
         }
     }
     if refused {
-        // The killed process's GPU may still be writing to the tensor.
+        // Work of the killed process may still write to the tensor.
         tensor.fill_(3.0)?;
         assert!(gone(tensor.to_vec::<f32>()), "it is used again");
         assert!(gone(tensor.add(1.0).and_then(|sum| sum.to_vec::<f32>())));
@@ -465,8 +467,8 @@ fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Resu
     Ok(())
 }
 
-/// Kills the peer with work under way. A GPU may still complete that work; the simulator never
-/// does.
+/// Kills the peer while its work is running. A real GPU may still complete this work; the simulator
+/// never does.
 fn kills(spec: &str, world: &Runtime) -> Result<()> {
     let sim = spec.starts_with("sim");
     let killed = |peer: &mut Peer| {
@@ -534,7 +536,7 @@ fn gpu_s33_unfinished_work_of_a_killed_process_is_never_read() {
     kills(&spec, &runtime(&spec)).unwrap();
 }
 
-/// Neither host waits, although work of about a second is under way.
+/// Neither host waits, although about a second of work is running.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s33_sending_and_receiving_wait_for_no_work() {
@@ -543,7 +545,7 @@ fn gpu_s33_sending_and_receiving_wait_for_no_work() {
     with_runtime(&runtime(&spec), || -> Result<()> {
         // Loading a kernel on its first use may wait for the device, so load all of them now.
         ones([600], (DType::F32, "cuda:0"))?.share_memory()?.sum(())?.item::<f32>()?;
-        // The peer asserts that its work was still under way when it had sent.
+        // The peer asserts that its work was still running after it had sent the tensor.
         let mut peer = Peer::start("order@before", &spec);
         let tensor = peer.channel.recv()?;
         let sum = tensor.sum(())?;

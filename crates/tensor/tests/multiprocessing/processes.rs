@@ -1,4 +1,5 @@
-//! Programs of two processes: the test itself, and a process that runs only [`child`].
+//! Tests with two processes: the process of the test, and a process that runs only
+//! [`program_of_the_other_process`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,10 +15,11 @@ use crate::{common, cut, host, killed, order};
 const PROGRAM: &str = "WARPLINE_TEST_SHARE";
 const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
 
-/// Longer than any step of these tests takes.
+/// Time limit, which is longer than any step of these tests takes.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// Locks out the other tests here, because these tests count all descriptors of the process.
+/// Keeps other tests of this file from running meanwhile, because some tests count all file
+/// descriptors of the process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -27,7 +29,7 @@ pub(crate) fn runtime(spec: &str) -> Runtime {
     warpline::open(spec, &RuntimeConfig::default()).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Another process that runs a program of [`child`], and the channel to that process.
+/// Another process, which runs [`program_of_the_other_process`], and the channel to it.
 pub(crate) struct Peer {
     pub(crate) process: Child,
     pub(crate) channel: Channel,
@@ -54,12 +56,13 @@ impl Peer {
         Self { process, channel }
     }
 
-    /// Runs the surviving side in a process of its own, where no other test opens descriptors.
+    /// Runs the surviving side in a separate process, in which no other test opens file
+    /// descriptors.
     pub(crate) fn survives(program: &str, spec: &str) {
         assert!(Self::start(&format!("survivor@{program}"), spec).ended(), "{spec}: see above");
     }
 
-    /// Waits for the process's end. Returns whether it exited successfully.
+    /// Waits until the process has ended. Returns whether it exited successfully.
     pub(crate) fn ended(mut self) -> bool {
         let start = Instant::now();
         loop {
@@ -76,7 +79,7 @@ impl Peer {
     }
 }
 
-/// The other process's program. Does nothing if it runs as a normal test.
+/// Entry point of the other process. Does nothing if it runs as a normal test.
 #[test]
 fn program_of_the_other_process() {
     let (Ok(program), Ok(spec)) = (std::env::var(PROGRAM), std::env::var(SPEC)) else { return };
@@ -98,7 +101,7 @@ fn program_of_the_other_process() {
     ran.unwrap_or_else(|e| panic!("{spec}, {program}: {e}"));
 }
 
-/// The other process's side of [`exchanges`].
+/// Program of the other process in [`exchanges`].
 fn exchange(channel: &Channel) -> Result<()> {
     let tensor = channel.recv()?;
     assert_eq!(tensor.size(), [100, 1000]);
@@ -112,7 +115,7 @@ fn exchange(channel: &Channel) -> Result<()> {
     channel.send(&tensor.copy()?.share_memory()?)
 }
 
-/// Lets both processes change one tensor in turns.
+/// Lets both processes change a tensor in turns.
 fn exchanges(spec: &str) {
     let _alone = alone();
     let peer = Peer::start("exchange", spec);
@@ -138,7 +141,8 @@ fn s33_two_processes_change_one_tensor_in_turns() {
     specs().iter().for_each(|spec| exchanges(spec));
 }
 
-/// The laziest schedule and seven seeded ones.
+/// Returns the drivers to test with: simulated, with the laziest schedule and with seven seeded
+/// schedules.
 pub(crate) fn specs() -> Vec<String> {
     let seeded = (1..8).map(|seed| format!("sim:1,seed={seed}"));
     std::iter::once("sim:1,lazy".to_owned()).chain(seeded).collect()

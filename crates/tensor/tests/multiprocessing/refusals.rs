@@ -1,4 +1,5 @@
-//! Tensors that cannot be shared are refused with the reason, and messages of a peer do no harm.
+//! Tests that tensors that cannot be shared are refused with a reason, and that invalid messages of
+//! a peer are errors.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -68,7 +69,7 @@ fn refusals_to_receive_name_the_reason() {
 }
 
 #[test]
-fn a_tensor_arrives_on_the_same_gpu_whatever_its_number() {
+fn a_tensor_arrives_on_the_same_gpu_even_if_its_index_differs() {
     let (here, there) = pair();
     let [all, second] = [None, Some("1")]
         .map(|v| warpline::simulated(SimulatedOptions::new(2).visible(v)).unwrap());
@@ -113,7 +114,7 @@ fn captures_refuse_calls_that_wait_on_the_host() {
 }
 
 #[test]
-fn a_closed_channel_is_a_peer_that_is_gone() {
+fn a_closed_channel_fails_with_peer_gone() {
     alone(|| {
         let (here, there) = pair();
         let shared = ones([2], "cuda")?.share_memory()?;
@@ -133,7 +134,7 @@ fn a_closed_channel_is_a_peer_that_is_gone() {
 }
 
 #[test]
-fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
+fn the_wait_for_an_idle_peer_ends_with_the_timeout() {
     alone(|| {
         let (here, _there) = pair();
         here.set_timeout(Some(Duration::from_millis(10)))?;
@@ -144,7 +145,7 @@ fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn invalid_messages_are_errors() {
     alone(|| {
         // A valid message in which the descriptor is missing, and copies of it with one byte
         // changed.
@@ -162,7 +163,7 @@ fn nonsense_is_an_error() {
             drop(raw);
             assert!(Channel::new(end).recv().is_err(), "byte {at}: no memory came along");
         }
-        // Half a message, then the end of the stream.
+        // Half a message, then the end of the byte stream.
         let (mut raw, end) = UnixStream::pair().unwrap();
         raw.write_all(&good[..good.len() / 2]).unwrap();
         drop(raw);
@@ -182,7 +183,7 @@ fn nonsense_is_an_error() {
 }
 
 #[test]
-fn events_are_of_the_tensor_that_they_are_waited_for_with() {
+fn an_event_is_received_only_for_its_own_tensor() {
     alone(|| {
         let (here, there) = pair();
         let [one, other] =
@@ -199,11 +200,11 @@ fn events_are_of_the_tensor_that_they_are_waited_for_with() {
 }
 
 #[test]
-fn memory_has_no_neighbours_and_no_past() {
+fn shared_memory_has_its_own_pages_and_no_old_contents() {
     alone(|| {
         let (here, there) = pair();
         for _ in 0..3 {
-            // The device has memory that was in use before.
+            // The device has free memory that was in use before.
             drop(ones([4 << 20], "cuda")?);
             cuda::empty_cache();
             let (one, other) =

@@ -1,4 +1,4 @@
-//! Two runtimes in two threads, with a driver each, stand for two processes.
+//! Tests in which two threads, each with its own runtime and driver, act as two processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,15 @@ pub(crate) fn pair() -> (Channel, Channel) {
     (a, b)
 }
 
-/// Number of schedules of a test: `WARPLINE_SCHEDULES`, and at least 64, because faults of the order showed under few
-/// of them.
+/// Returns the number of schedules per test: `WARPLINE_SCHEDULES`, but at least 64, because a wrong
+/// order is visible only under few schedules.
 pub(crate) fn schedule_count() -> u64 {
     let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok());
     count.unwrap_or(64).max(64)
 }
 
-/// Runs both sides under pairs of schedules, and checks that both worlds are settled afterwards.
+/// Runs both sides under pairs of schedules, and checks that both drivers have released everything
+/// afterwards.
 pub(crate) fn both(
     maker: impl Fn(Channel) -> Result<()> + Sync,
     peer: impl Fn(Channel) -> Result<()> + Sync,
@@ -158,7 +159,7 @@ fn s33_views_arrive_as_they_are() {
     );
 }
 
-/// Memory that is received more than once is one storage, on which all work is ordered.
+/// Memory that is received more than once is the same storage, so all work on it is ordered.
 #[test]
 fn s33_memory_received_again_is_ordered_with_its_earlier_uses() {
     both(
@@ -175,7 +176,7 @@ fn s33_memory_received_again_is_ordered_with_its_earlier_uses() {
             assert!(all.storage().same_as(half.storage()));
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
-            // Drop the tensors while work on them is under way.
+            // Drop the tensors while work on them is still pending.
             cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             drop((all, half));
             let again = channel.recv()?;

@@ -1,4 +1,4 @@
-//! The effect of a step on the model.
+//! Applies steps to the model.
 
 use warpline::DType;
 
@@ -7,19 +7,19 @@ use crate::model::{ANY, Blur, Kinds, Memory, Model, Out, Track, UNKNOWN, Value, 
 use crate::ops;
 use crate::row::{Effect, Values};
 
-/// What a step must do.
+/// The predicted outcome of a step.
 #[derive(Clone, Debug)]
 pub(crate) enum Expect {
-    /// Returns these tensors.
+    /// The step returns these tensors.
     Ok(Vec<Value>),
-    /// Fails with one of these kinds and changes nothing.
+    /// The step fails with one of these kinds and changes nothing.
     Err(Kinds),
-    /// Does either. The step has no results.
+    /// The step succeeds without results, or fails with one of these kinds.
     Either(Kinds),
 }
 
 impl Model {
-    /// Applies a step. Returns `None`, and changes nothing, if the step is not predicted.
+    /// Applies a step. Returns `None` and changes nothing if the model cannot predict the step.
     pub(crate) fn apply(&mut self, step: &Step) -> Option<Expect> {
         let row = &ops::table()[step.row];
         let args: Option<Vec<Value>> =
@@ -33,7 +33,7 @@ impl Model {
             Ok(outs) => outs,
             Err(UNKNOWN) => return None,
             Err(ANY) => return Some(Expect::Either(ANY)),
-            // A call with two mistakes may name either.
+            // The error of a call with two mistakes may name either mistake.
             Err(_) if row.effect == Effect::Writes && self.graphs => return None,
             Err(kinds) => return Some(Expect::Err(kinds)),
         };
@@ -102,9 +102,9 @@ impl Model {
         Some(expect.unwrap_or(Expect::Ok(results)))
     }
 
-    /// Whether a tensor on a storage may be part of a graph.
+    /// Returns whether a tensor in a storage may be part of a graph.
     fn shares_graph(&self, _storage: usize) -> bool {
-        // A node may have saved a tensor that is dropped since.
+        // A node may still hold a saved tensor that the program has dropped.
         self.graphs
     }
 

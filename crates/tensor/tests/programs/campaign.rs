@@ -1,5 +1,5 @@
-//! Runs many programs in child processes, so that a crash or a hang names its program, and shrinks
-//! a program that fails.
+//! Runs many programs in child processes, so that the program of a crash or hang is known, and
+//! shrinks a program that fails.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::generate::{self, Step};
 use crate::run::{Coverage, check};
 use crate::{ops, print};
 
-/// Longest time of a program. A program takes milliseconds.
+/// Time after which a program counts as hanging. Programs normally take milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads a number from the environment.
@@ -21,11 +21,12 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// The work of a child process: the first seed, the number of seeds and their distance.
+/// Variable with the work of a child process: the first seed, the number of seeds, and their
+/// distance.
 const RANGE: &str = "WARPLINE_PROGRAMS_CHILD";
-/// The steps that are not left out.
+/// Variable with the steps to keep. Without it, all steps run.
 const KEEP: &str = "WARPLINE_PROGRAMS_KEEP";
-/// The folder for the answers.
+/// Variable with the folder to which the child writes its results.
 const FOLDER: &str = "WARPLINE_PROGRAMS_FOLDER";
 
 fn keep(program: Vec<Step>, kept: &[usize]) -> Vec<Step> {
@@ -36,7 +37,7 @@ fn numbers(text: &str) -> Vec<usize> {
     text.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Runs the programs that a parent asks for.
+/// Runs the programs of a child process.
 pub(crate) fn work() {
     let range = std::env::var(RANGE).expect("`random_programs` starts this process");
     let folder = PathBuf::from(std::env::var(FOLDER).expect("the parent's folder"));
@@ -62,18 +63,18 @@ fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
 }
 
-/// A child process with a folder of its own.
+/// A child process, and the folder of its results.
 struct Worker {
     child: Child,
     folder: PathBuf,
-    /// The seed at the last look, and when it began.
+    /// The seed at the last poll, and the time when it was first seen.
     seed: (u64, Instant),
 }
 
-/// How a child ended.
+/// The end of a child process.
 enum End {
     Done,
-    /// The seed that failed, and why.
+    /// The seed that failed, and the reason.
     Failed(u64, String),
 }
 
@@ -100,7 +101,7 @@ impl Worker {
         std::fs::read_to_string(self.folder.join(file)).unwrap_or_default()
     }
 
-    /// Looks whether the child has ended, or hangs.
+    /// Returns how the child has ended. `None` if it is still running. Kills a child that hangs.
     fn poll(&mut self) -> Option<End> {
         let seed = self.text("seed").parse().unwrap_or(self.seed.0);
         if seed != self.seed.0 {
@@ -143,11 +144,13 @@ impl Drop for Worker {
     }
 }
 
-/// Runs `count` programs from a seed on. Panics with the first failing program, shrunk, as Rust.
+/// Runs `count` programs, beginning with the seed `first`. If a program fails, panics with the
+/// shrunk program as Rust code.
 pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
     let start = Instant::now();
     let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().min(8)) as u64;
-    // The workers take turns, so the number of a failing seed says how many programs found it.
+    // Seeds are dealt to the workers in turn, so a failing seed tells how many programs ran before
+    // it.
     let mut workers: Vec<Worker> = (0..parallel.min(count))
         .map(|k| {
             let seeds = [first + k, (count - k).div_ceil(parallel), parallel];
@@ -183,7 +186,7 @@ pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
     coverage
 }
 
-/// Shrinks the program of a seed, and panics with the rest.
+/// Shrinks the program of a seed, and panics with the remaining steps.
 fn fail(seed: u64, reason: &str) -> ! {
     let program = generate::program(seed);
     let mut kept: Vec<usize> = program.iter().map(|step| step.id).collect();
@@ -201,7 +204,7 @@ fn fail(seed: u64, reason: &str) -> ! {
             true
         }
     };
-    // A failure that depends on the order of threads may not happen again.
+    // A failure that depends on the order of threads may not be repeatable.
     if fails(&kept, &mut reason) {
         let mut size = kept.len() / 2;
         while size > 0 {

@@ -1,4 +1,4 @@
-//! Runs programs while driver calls fail.
+//! Runs programs with injected failures of driver calls.
 
 use warpline::{Result, cuda, with_runtime};
 use warpline_cuda_sys_safe::CudaCode;
@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::row::Effect;
 use crate::run::{Machine, World, describe};
 
-/// Driver calls that fail in a faulted run.
+/// Driver calls that may be made to fail. Repeated kinds are chosen more often.
 const FAULTS: [CallKind; 20] = [
     CallKind::Launch,
     CallKind::Launch,
@@ -34,8 +34,8 @@ const FAULTS: [CallKind; 20] = [
     CallKind::ModuleFunction,
 ];
 
-/// Runs a program in which a driver call fails, once or from then on. Any step may fail then, but
-/// nothing panics, no memory remains, and later ops work.
+/// Runs a program in which a driver call fails, once or every time from then on. Any later step may
+/// fail, but nothing may panic, no memory may remain in use, and later ops must work.
 pub(crate) fn run(plan: &Plan, seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xFA17);
     let call = random.pick(&FAULTS);
@@ -54,7 +54,7 @@ pub(crate) fn run(plan: &Plan, seed: u64) -> Result<(), String> {
         sim.inject(fault);
         for planned in &plan.steps {
             let row = &ops::table()[planned.step.row];
-            // Such a row has expectations of its own.
+            // Such a row contains assertions that a failed call violates.
             let expects = row.text.contains("assert") || row.text.contains("unwrap");
             if expects || planned.step.tensors.iter().any(|at| !machine.slots.contains_key(at)) {
                 continue;

@@ -10,17 +10,17 @@ use crate::row::{DTYPES, Row};
 /// A call of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// The number that later steps refer to.
+    /// The number by which later steps refer to this step.
     pub(crate) id: usize,
     pub(crate) row: usize,
-    /// Arguments: results of earlier steps.
+    /// Arguments: the step and the index of its result.
     pub(crate) tensors: Vec<(usize, usize)>,
     pub(crate) numbers: Vec<i64>,
-    /// The stream of both devices on which the step runs.
+    /// The index of the stream, on both devices, on which the step runs.
     pub(crate) stream: usize,
-    /// Whether the step runs in a thread of its own.
+    /// Whether the step runs in its own thread.
     pub(crate) thread: bool,
-    /// Whether the step runs at the same time as the one before, if it does not depend on it.
+    /// Whether the step runs at the same time as the step before, unless it depends on that step.
     pub(crate) beside: bool,
 }
 
@@ -41,7 +41,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `n`.
+    /// Returns a number less than `n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
@@ -62,10 +62,10 @@ pub(crate) struct Draw<'a> {
     pub(crate) model: &'a mut Model,
     steps: &'a mut Vec<Step>,
     next: &'a mut usize,
-    /// The arguments so far.
+    /// The arguments drawn so far.
     pub(crate) tensors: Vec<(usize, usize)>,
     pub(crate) numbers: Vec<i64>,
-    /// Whether rounded values may be passed.
+    /// Whether only exact values may be passed, and no rounded values.
     sharp: bool,
 }
 
@@ -75,7 +75,7 @@ impl Draw<'_> {
         self.model.values[&self.tensors[k]].clone()
     }
 
-    /// Passes a live tensor that fits, or else a new one of these dtypes.
+    /// Passes a live tensor for which `fits` is true, or else a new tensor of one of the dtypes.
     pub(crate) fn tensor(&mut self, dtypes: &[DType], fits: impl Fn(&Value) -> bool) {
         let blur_fits = |v: &Value| !self.sharp || self.model.blur(v) == Blur::Exact;
         let live: Vec<(usize, usize)> = self
@@ -125,7 +125,7 @@ impl Draw<'_> {
         self.tensor(&FLOATS, |_| true);
     }
 
-    /// Passes a tensor of which broadcasts with argument 0, on the same place.
+    /// Passes a tensor that broadcasts with argument 0, on the same device.
     pub(crate) fn broadcasts(&mut self) {
         let with = self.arg(0);
         let dtype = if self.random.percent(60) { with.dtype } else { self.random.pick(&DTYPES) };
@@ -148,7 +148,7 @@ impl Draw<'_> {
         self.fresh(dtype, with.place, 0, &sizes);
     }
 
-    /// Passes a tensor with the sizes, dtype and place of argument 0.
+    /// Passes a tensor with the sizes, dtype and device of argument 0.
     pub(crate) fn same(&mut self) {
         let with = self.arg(0);
         let fits = |v: &Value| v.place == with.place && v.sizes == with.sizes;
@@ -159,7 +159,7 @@ impl Draw<'_> {
         self.fresh(with.dtype, with.place, 0, &with.sizes);
     }
 
-    /// Passes a new tensor. With a modulus, its elements are numbers below it.
+    /// Passes a new tensor. If `modulus` is not 0, the elements are less than `modulus`.
     pub(crate) fn fresh(&mut self, dtype: DType, place: usize, modulus: usize, sizes: &[usize]) {
         let mut numbers =
             vec![dtype as i64, place as i64, self.random.below(11) as i64, modulus as i64];
@@ -217,7 +217,7 @@ impl Draw<'_> {
         number
     }
 
-    /// Passes a dimension of argument 0. Returns it counted from the front.
+    /// Passes a dimension of argument 0, which may be negative. Returns it counted from the front.
     pub(crate) fn dim(&mut self) -> usize {
         let count = self.arg(0).ndim().max(1) as i64;
         self.int(-count, count - 1).rem_euclid(count) as usize
@@ -244,7 +244,7 @@ impl Draw<'_> {
 pub(crate) const FLOATS: [DType; 7] =
     [DType::F32, DType::F32, DType::F32, DType::F64, DType::F64, DType::F16, DType::BF16];
 
-/// Numbers that replace valid ones in wrong calls.
+/// Numbers that replace valid arguments in wrong calls.
 const EXTREMES: [i64; 14] = [
     -1,
     0,
@@ -262,12 +262,13 @@ const EXTREMES: [i64; 14] = [
     1 << 62,
 ];
 
-/// Calls that are to be wrong, in percent. Not every function can be called wrongly.
+/// Percentage of calls for which a wrong argument is tried. Not every function can be called
+/// wrongly.
 const WRONG: usize = 35;
-/// Calls of a program, beside those that make tensors for others and those that drop tensors because
-/// there are many.
+/// Number of calls of a program, without calls that make arguments for other calls and calls that
+/// drop tensors because there are too many.
 const CALLS: usize = 20;
-/// Live tensors above which tensors are dropped.
+/// Number of live tensors above which the program drops tensors.
 const LIVE: usize = 14;
 
 /// Generates the program of a seed.
@@ -275,7 +276,7 @@ pub(crate) fn program(seed: u64) -> Vec<Step> {
     let rows = ops::table();
     let mut random = Random::new(seed);
     let (mut model, mut steps, mut next) = (Model::default(), Vec::new(), 0);
-    // Each program concentrates on some of the rows, so that these meet often.
+    // Each program uses mainly a few of the rows, so that these are often combined.
     let focus: Vec<usize> = (0..8).map(|_| weighted(&mut random, rows)).collect();
     let mut calls = 0;
     while calls < CALLS {
@@ -332,7 +333,7 @@ fn weighted(random: &mut Random, rows: &[Row]) -> usize {
     0
 }
 
-/// Replaces one argument so that the call is wrong, if a few attempts find such an argument.
+/// Replaces one argument by a wrong one, if a few attempts find a wrong argument.
 fn corrupt(draw: &mut Draw<'_>, row: &Row) {
     let valid = (draw.tensors.clone(), draw.numbers.clone());
     for _ in 0..12 {
@@ -343,7 +344,7 @@ fn corrupt(draw: &mut Draw<'_>, row: &Row) {
         }
         (draw.tensors, draw.numbers) = valid.clone();
     }
-    // Another valid call, with more unusual arguments.
+    // Otherwise keep a valid call, with more unusual arguments.
     replace_one(draw);
 }
 

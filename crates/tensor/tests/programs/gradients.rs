@@ -1,4 +1,4 @@
-//! Gradients, hooks and checkpoints.
+//! Rows of gradients, hooks and checkpoints.
 
 use warpline::autograd::{
     BackwardOptions, BackwardTensorsOptions, GradOptions, checkpoint, grad, no_grad,
@@ -25,7 +25,7 @@ fn on_floats(t: &[Value]) -> Predict {
     if t[0].is_float() { Ok(vec![]) } else { Err(UNKNOWN) }
 }
 
-/// A hook needs a tensor that requires a gradient.
+/// Predicts the registration of a hook, which needs a tensor that requires a gradient.
 fn hooked(t: &[Value]) -> Predict {
     match t[0].track {
         Track::No => Err(&["Gradient"]),
@@ -34,7 +34,7 @@ fn hooked(t: &[Value]) -> Predict {
     }
 }
 
-/// The call's own pass over a new graph of a leaf.
+/// Predicts a call that runs a backward pass over its own graph of a leaf.
 fn of_leaf(t: &[Value]) -> Predict {
     if t[0].track == Track::Leaf && t[0].numel() > 0 { Ok(vec![]) } else { Err(UNKNOWN) }
 }
@@ -195,7 +195,7 @@ pub(crate) fn rows() -> Vec<Row> {
                     }
                     Ok(())
                 };
-                // A chain that is dropped by recursion overflows this stack.
+                // A recursive drop of the chain would overflow this small stack.
                 let small = std::thread::Builder::new().stack_size(512 << 10);
                 let ended = std::thread::scope(|s| {
                     let thread = small.spawn_scoped(s, || with_runtime(&world, chain)).unwrap();
@@ -234,6 +234,6 @@ pub(crate) fn rows() -> Vec<Row> {
         )
         .weight(5),
     ];
-    // A pass and a hook affect tensors that are no arguments.
+    // Passes and hooks affect tensors that are not arguments, so these rows run exclusively.
     rows.into_iter().map(Row::exclusive).collect()
 }

@@ -1,36 +1,41 @@
 //! Random programs against the public safe API.
 //!
-//! A *generator* writes programs from seeds ([`generate`]). A program is a list of calls of rows of
-//! a *table* ([`ops`], [`views`], [`gradients`], [`scenarios`]). A row is a public function, or a
-//! fixed combination of public functions, with a rule for drawing valid arguments and a prediction.
-//! A fifth of the calls gets a wrong argument: another number, or another tensor.
+//! A *generator* creates programs from seeds ([`generate`]). A program is a list of calls of the
+//! rows of a *table* ([`ops`], [`views`], [`gradients`], [`scenarios`]). A row is a public
+//! function, or a fixed combination of public functions, with a rule for drawing valid arguments
+//! and a prediction of the outcome. A fifth of the calls get a wrong argument: another number, or
+//! another tensor.
 //!
-//! A *model* ([`model`], [`apply`]) predicts each call from shapes, dtypes, strides, devices,
-//! aliasing, gradients and memory, but without values: the results, or the kinds of error that a
-//! wrong call may return. Calls that the model cannot predict are not generated. The predictions of
-//! a program follow from its calls alone, so a program remains predicted when calls are left out.
+//! A *model* ([`model`], [`apply`]) predicts the outcome of each call: the results, or the kinds of
+//! error that a wrong call may return. It knows shapes, dtypes, strides, devices, aliasing,
+//! gradients and memory, but no values. Calls that the model cannot predict are not generated.
+//! Predictions depend only on the calls of a program, so calls can be left out and the remaining
+//! program is predicted again.
 //!
 //! An *interpreter* ([`run`]) runs each program on the CPU and on two simulated GPUs under the
-//! laziest schedule and a seeded one. Steps run on several streams, in threads of their own, and at
-//! the same time if the model says that they are independent. These must hold:
+//! laziest schedule and a seeded one. Steps run on several streams, some in their own threads, and
+//! at the same time if they are independent in the model. The interpreter checks:
 //!
-//! - A call does what the model predicts: sizes, dtype, device, strides, offset, shared memory,
-//!   `requires_grad`, or one of the kinds of error.
+//! - A call has the predicted outcome: sizes, dtype, device, strides, offset, shared memory and
+//!   `requires_grad` of its results, or one of the kinds of error.
 //! - No call panics, crashes or hangs, and a failed call changes no tensor.
 //! - Values are the same bits under both schedules. Between CPU and GPU they are the same bits or,
 //!   after a sum, equal up to rounding. Values computed from rounded values are not compared.
 //! - Gradients are the same bits under both schedules.
-//! - Before a tensor requires a gradient, the allocator's count equals the model's after every
-//!   step. At the end nothing is in use, and the driver has no objects.
-//! - No kernel leaves its footprint.
-//! - In another run ([`faults`]) a driver call fails, once or from then on. Any call of the program may then fail,
-//!   but nothing panics, no memory remains in use, and later ops work.
+//! - As long as no tensor has required a gradient, the allocator and the model agree on the number
+//!   of allocated bytes after every step. At the end no memory is in use, and the driver has no
+//!   objects.
+//! - No kernel accesses memory outside its declared footprint.
+//! - In a further run ([`faults`]), a driver call fails, once or every time from then on. Any later
+//!   call of the program may fail, but nothing panics, no memory remains in use, and later ops
+//!   work.
 //!
-//! Programs run in child processes ([`campaign`]). A failing program is shrunk by leaving out calls
-//! and printed as Rust ([`print`]), with its seed.
+//! Programs run in child processes ([`campaign`]). A failing program is shrunk by leaving out
+//! calls, and printed as Rust code with its seed ([`print`]).
 //!
-//! `WARPLINE_PROGRAMS` is the number of programs (default: 2,000), `WARPLINE_PROGRAM_SEED` the
-//! first seed (default: 0). `WARPLINE_PROGRAM_COVERAGE` names a file for the counts of calls.
+//! Environment variables: `WARPLINE_PROGRAMS` is the number of programs (default: 2,000),
+//! `WARPLINE_PROGRAM_SEED` the first seed (default: 0), and `WARPLINE_PROGRAM_COVERAGE` a file to
+//! which the numbers of calls are written.
 //!
 //! Not covered yet: files, channels between processes, data loaders, modules, and functions without
 //! a row.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use warpline::{Category, DType};
 
-/// Names of the [`warpline::ErrorKind`]s that a wrong call may fail with.
+/// Names of the [`warpline::ErrorKind`]s with which a wrong call may fail.
 pub(crate) type Kinds = &'static [&'static str];
 
-/// The answer of a row that does not predict a call. Such a call is not generated.
+/// The prediction of a row for a call whose outcome it does not know. Such a call is not generated.
 pub(crate) const UNKNOWN: Kinds = &["unknown"];
 
-/// The answer of a row without results whose call may do anything but panic, crash or hang.
+/// The prediction of a row without results whose call may succeed or fail in any way, but must not
+/// panic, crash or hang.
 pub(crate) const ANY: Kinds = &["any"];
 
 /// The results of a call, or the kinds of its error.
@@ -25,11 +26,11 @@ pub(crate) enum Out {
     View { of: usize, sizes: Vec<usize>, strides: Vec<isize>, offset: usize },
     /// An argument itself.
     Same(usize),
-    /// Another tensor on the memory of an argument, outside its graph.
+    /// A new tensor on the memory of an argument, outside the argument's graph.
     Detached(usize),
 }
 
-/// Autograd's relation to a tensor.
+/// The state of a tensor in autograd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Track {
     /// Requires no gradient.
@@ -42,7 +43,7 @@ pub(crate) enum Track {
     Maybe,
 }
 
-/// How far the values on the CPU and on a simulated GPU agree.
+/// The agreement between the values on the CPU and on a simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Blur {
     /// The same bits.
@@ -56,7 +57,7 @@ pub(crate) enum Blur {
 /// A tensor of the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Value {
-    /// Handles of one tensor have the same identity.
+    /// A number that all handles of the same tensor share.
     pub(crate) identity: usize,
     pub(crate) storage: usize,
     pub(crate) dtype: DType,
@@ -86,7 +87,7 @@ impl Value {
         self.track != Track::No
     }
 
-    /// Whether the elements follow each other in row-major order.
+    /// Returns whether the elements are adjacent in row-major order.
     pub(crate) fn contiguous(&self) -> bool {
         let mut step = 1;
         self.numel() == 0
@@ -106,7 +107,7 @@ impl Value {
         all
     }
 
-    /// Whether two indices share an address.
+    /// Returns whether two indices refer to the same address.
     pub(crate) fn overlaps_itself(&self) -> bool {
         let mut all = self.positions();
         let count = all.len();
@@ -132,7 +133,7 @@ pub(crate) fn dense_strides(sizes: &[usize]) -> Vec<isize> {
     strides
 }
 
-/// The memory of tensors.
+/// The memory of a storage.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     pub(crate) bytes: usize,
@@ -146,18 +147,19 @@ pub(crate) struct Model {
     /// Live tensors by step and result.
     pub(crate) values: BTreeMap<(usize, usize), Value>,
     pub(crate) memory: BTreeMap<usize, Memory>,
-    /// Whether a saved tensor may have been changed, or a graph been freed, so that a backward pass
-    /// may fail.
+    /// Whether a backward pass may fail, because a saved tensor may have been changed or a graph
+    /// may have been freed.
     pub(crate) hazard: bool,
     /// Whether a tensor ever required a gradient. A graph may then own memory.
     pub(crate) graphs: bool,
-    /// Whether some values of the CPU and the GPU differ by rounding, or at random.
+    /// Whether some values on the CPU and the GPU may differ, by rounding or because they are
+    /// random.
     pub(crate) blurred: bool,
     next: usize,
 }
 
 impl Model {
-    /// Returns a new number.
+    /// Returns a number that is not in use.
     pub(crate) fn number(&mut self) -> usize {
         self.next += 1;
         self.next
@@ -167,7 +169,8 @@ impl Model {
         self.memory[&value.storage].blur
     }
 
-    /// Returns the bytes of live tensors of a device, rounded as the allocator counts them.
+    /// Returns the number of bytes of all live tensors of a device, rounded as the allocator counts
+    /// them.
     pub(crate) fn allocated(&self, place: usize) -> usize {
         let live = |storage: &usize| self.values.values().any(|value| value.storage == *storage);
         let here = self.memory.iter().filter(|(id, memory)| memory.place == place && live(id));
@@ -175,9 +178,9 @@ impl Model {
     }
 }
 
-// Rules that several rows share.
+// Rules that several rows use.
 
-/// Returns the number of elements, unless the model does not predict so many.
+/// Returns the number of elements. Fails with [`UNKNOWN`] if there are too many for the model.
 pub(crate) fn count(sizes: &[usize]) -> Result<usize, Kinds> {
     if sizes.iter().any(|&n| n > 1 << 20) {
         return Err(UNKNOWN);
@@ -186,7 +189,7 @@ pub(crate) fn count(sizes: &[usize]) -> Result<usize, Kinds> {
     count.filter(|&count| count <= 4096).ok_or(UNKNOWN)
 }
 
-/// Returns a new tensor on the place of another.
+/// Predicts a new tensor on the device of `like`.
 pub(crate) fn new(like: &Value, dtype: DType, sizes: &[usize]) -> Predict {
     count(sizes)?;
     Ok(vec![Out::New { dtype, place: like.place, sizes: sizes.to_vec() }])
@@ -206,7 +209,7 @@ pub(crate) fn size(t: &Value, d: usize) -> usize {
     t.sizes.get(d).copied().unwrap_or(1)
 }
 
-/// Fails if an op does not take a dtype.
+/// Predicts the failure of an op that does not support a dtype.
 pub(crate) fn takes(takes: bool) -> Result<(), Kinds> {
     if takes { Ok(()) } else { Err(&["UnsupportedDType"]) }
 }
@@ -249,7 +252,7 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
         }
         _ if a.is_float() => a,
         _ if b.is_float() => b,
-        // No integer dtype but `int16` and wider holds `uint8` and signed numbers.
+        // The smallest dtype that represents all values of `uint8` and negative numbers is `int16`.
         (U8, other) | (other, U8) => {
             if other.size() > 1 {
                 other
@@ -267,8 +270,8 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
     }
 }
 
-/// Returns the dtype of the result of an op with two operands, of which those without dimensions
-/// count less.
+/// Returns the dtype of the result of an op with two operands. An operand without dimensions
+/// affects it only if its category is higher.
 pub(crate) fn result_type(a: &Value, b: &Value) -> DType {
     if (a.ndim() == 0) == (b.ndim() == 0) {
         return promote(a.dtype, b.dtype);
@@ -278,8 +281,8 @@ pub(crate) fn result_type(a: &Value, b: &Value) -> DType {
     if second.category() > first.category() { promote(first, second) } else { first }
 }
 
-/// Fails if elements of a tensor that an op writes to share an address. Steps that are not nested
-/// may be refused although no elements do.
+/// Predicts the failure of an op that writes to a tensor whose elements share addresses. If the
+/// strides are not nested, the op may refuse the tensor even if no elements share an address.
 pub(crate) fn writable(t: &Value) -> Result<(), Kinds> {
     if t.overlaps_itself() {
         return Err(&["OverlappingWrite"]);

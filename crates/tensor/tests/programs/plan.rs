@@ -1,4 +1,4 @@
-//! A program with the model's predictions, and the groups of steps that run at the same time.
+//! A program with the predictions of the model, and the groups of steps that run at the same time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,7 +17,8 @@ pub(crate) struct Planned {
     pub(crate) args: Vec<Value>,
     /// Whether all results are new tensors.
     pub(crate) dense: bool,
-    /// Bytes of both devices' tensors after the step. `None` if a graph may own memory, too.
+    /// Number of bytes of the tensors of each device after the step. `None` if a graph may also own
+    /// memory.
     pub(crate) allocated: Option<[usize; 2]>,
 }
 
@@ -26,16 +27,16 @@ pub(crate) struct Planned {
 pub(crate) struct Plan {
     pub(crate) steps: Vec<Planned>,
     pub(crate) groups: Vec<Range<usize>>,
-    /// Live tensors at the end, and how their values agree between CPU and GPU.
+    /// Live tensors at the end, and the agreement of their values between CPU and GPU.
     pub(crate) live: Vec<((usize, usize), Blur)>,
     /// Whether the gradients of the CPU and the GPU agree up to rounding.
     pub(crate) close_gradients: bool,
-    /// One handle of each leaf that requires a gradient.
+    /// One handle per leaf that requires a gradient.
     pub(crate) leaves: Vec<(usize, usize)>,
 }
 
-/// Predicts a program. Leaves out steps that the model does not predict, such as those whose
-/// arguments are not made any more.
+/// Predicts a program. Leaves out steps that the model cannot predict, such as those whose
+/// arguments come from steps that were left out.
 pub(crate) fn plan(program: &[Step]) -> Plan {
     let mut model = Model::default();
     let mut steps: Vec<Planned> = Vec::new();
@@ -81,7 +82,8 @@ fn groups(steps: &[Planned]) -> Vec<Range<usize>> {
     groups
 }
 
-/// Whether two steps may run at the same time, with the same results as one after the other.
+/// Returns whether two steps that run at the same time have the same results as one after the
+/// other.
 fn independent(a: &Planned, b: &Planned) -> bool {
     let row = |p: &Planned| &ops::table()[p.step.row];
     let exclusive = |p: &Planned| {

@@ -1,10 +1,10 @@
 //! Functions that the programs call. A printed program contains this file.
-#![allow(dead_code)] // each program uses its part
+#![allow(dead_code)] // each program uses only a part
 
 use warpline::{DType, Device, Error, Result, Tensor, cuda};
 
-/// Returns the device of a place: 0 and 1 are GPUs, 2 is the host. In a world without GPUs, every
-/// place is the host.
+/// Returns the device with a number: 0 and 1 are GPUs, 2 is the host. Without GPUs, every number
+/// means the host.
 pub(crate) fn place(place: i64) -> Result<Device> {
     let gpus = cuda::device_count()?;
     Ok(if place == 2 || gpus == 0 { Device::Cpu } else { Device::cuda(place as usize) })
@@ -20,8 +20,8 @@ pub(crate) fn sizes(numbers: &[i64]) -> Vec<usize> {
     numbers.iter().map(|&number| number as usize).collect()
 }
 
-/// Makes a tensor of `[dtype, place, seed, modulus, sizes…]`. With a modulus, the elements are
-/// numbers from 0 to `modulus - 1`. Otherwise they are small integers.
+/// Makes a tensor from the numbers `[dtype, device, seed, modulus, sizes…]`. If the modulus is not
+/// 0, the elements are integers from 0 to `modulus - 1`. Otherwise they are small integers.
 pub(crate) fn pattern(n: &[i64]) -> Result<Tensor> {
     let (dtype, sizes) = (dtype(n[0]), sizes(&n[4..]));
     let value = |i: i64| match (n[3], dtype) {
@@ -77,7 +77,7 @@ pub(crate) fn dense(results: Vec<Tensor>) -> Result<Vec<Tensor>> {
 
 /// Reads all elements.
 pub(crate) fn read(t: &Tensor) -> Result<Vec<f64>> {
-    // A shared handle must not be recorded by autograd.
+    // Detach, so that autograd does not record ops on a shared handle.
     let t = t.detach();
     if t.dtype().is_float() {
         return t.to((DType::F64, "cpu"))?.to_vec::<f64>();
@@ -85,7 +85,7 @@ pub(crate) fn read(t: &Tensor) -> Result<Vec<f64>> {
     Ok(t.to((DType::I64, "cpu"))?.to_vec::<i64>()?.into_iter().map(|v| v as f64).collect())
 }
 
-/// A failure of a program's own closure.
+/// Returns an error with which a closure of a program fails.
 pub(crate) fn own_error() -> Error {
     Error::invalid("own", "the program's own error")
 }

@@ -1,4 +1,4 @@
-//! Prints programs as Rust.
+//! Prints programs as Rust code.
 
 use std::fmt::Write;
 
@@ -8,8 +8,8 @@ use crate::ops;
 use crate::plan::{Planned, plan};
 use crate::row::Effect;
 
-/// Returns the source of a program that makes the calls one after another, on the CPU and on
-/// simulated GPUs, and prints the tensors that remain.
+/// Returns the source of a Rust program that makes the calls, on the CPU and on simulated GPUs, and
+/// prints the tensors that remain.
 pub(crate) fn source(program: &[Step], seed: u64, reason: &str) -> String {
     let plan = plan(program);
     let mut text = String::new();
@@ -120,7 +120,7 @@ fn step(text: &mut String, planned: &Planned) {
     }
 }
 
-/// Every call of the table, as printed programs, compiles.
+/// Printed programs compile. Together, they call every row of the table.
 #[test]
 fn printed_programs_compile() {
     let mut rows = std::collections::BTreeSet::new();
@@ -146,7 +146,7 @@ fn printed_programs_compile() {
     compile(&text);
 }
 
-/// Type-checks a program with the library that this test was built with.
+/// Type-checks a program against the library with which this test was built.
 fn compile(text: &str) {
     let folder = std::env::temp_dir().join(format!("warpline-printed-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a temporary folder");
@@ -164,7 +164,7 @@ fn compile(text: &str) {
         .collect();
     libraries.sort();
     let mut errors = String::from("no library found");
-    // Builds with other features may be there, too. The newest comes first.
+    // There may also be libraries that were built with other features. Try the newest first.
     for (_, library) in libraries.iter().rev() {
         let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
         let output = std::process::Command::new(rustc)

@@ -1,38 +1,39 @@
-//! A row of the table: one public function, how its arguments are drawn, and what it must do.
+//! A row of the table: a public function, the rule for drawing its arguments, and the prediction of
+//! its outcome.
 
 use warpline::{DType, Result, Tensor};
 
 use crate::generate::Draw;
 use crate::model::{Predict, Value};
 
-/// How values of a row's results agree between the CPU and a simulated GPU.
+/// The agreement of a row's results between the CPU and a simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
-    /// Bit by bit, if those of the arguments do.
+    /// The same bits, if the arguments have the same bits.
     Same,
-    /// Up to rounding, because the order of a sum differs. Integers agree exactly.
+    /// Equal up to rounding, because sums have a different order. Integers are equal.
     Rounded,
-    /// Not at all: random numbers.
+    /// Not compared: random numbers.
     Random,
 }
 
-/// The effect of a row beside its results.
+/// The side effect of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     None,
     /// Changes the first argument in place.
     Writes,
-    /// Changes the elements of the first argument outside of autograd.
+    /// Changes the elements of the first argument without a record in autograd.
     WritesDetached,
-    /// Makes a leaf of the first argument.
+    /// Makes the first argument a leaf that requires a gradient.
     Leaf,
-    /// Adds to the gradients of all leaves that the first argument was computed from.
+    /// Adds to the gradients of all leaves from which the first argument was computed.
     Backward {
         retains: bool,
     },
     /// Drops the first argument.
     Drop,
-    /// Records the elements of the first argument.
+    /// Reads the elements of the first argument, which the trace records.
     Read,
 }
 
@@ -46,10 +47,11 @@ pub(crate) struct Row {
     pub(crate) predict: fn(&[Value], &[i64]) -> Predict,
     pub(crate) values: Values,
     pub(crate) effect: Effect,
-    /// Whether float results of tracked arguments require a gradient. `None` if it depends.
+    /// Whether float results require a gradient if an argument does. `None` if this depends on the
+    /// call.
     pub(crate) differentiable: Option<bool>,
-    /// Whether the results' values or sizes depend on the arguments' values discontinuously, so that
-    /// rounded arguments are not passed.
+    /// Whether the results depend discontinuously on the values of the arguments, as those of a
+    /// comparison do. Rounded arguments are then not passed.
     pub(crate) sharp: bool,
     /// Whether no other step runs at the same time.
     pub(crate) exclusive: bool,
@@ -99,7 +101,7 @@ impl Row {
     }
 }
 
-/// Declares a row: its name, how to draw valid arguments, the prediction, and the call.
+/// Declares a row: its name, the function that draws valid arguments, the prediction, and the call.
 macro_rules! row {
     ($name:expr, $draw:expr, $predict:expr, |$t:pat_param, $n:pat_param| $call:expr) => {
         $crate::row::Row {
@@ -119,7 +121,7 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// Dtypes with their usual share in programs.
+/// Dtypes to draw from. Repeated dtypes are drawn more often.
 pub(crate) const DTYPES: [DType; 14] = [
     DType::F32,
     DType::F32,

@@ -1,4 +1,4 @@
-//! Runs programs, and compares what they do in several worlds.
+//! Runs programs in several worlds (the CPU and simulated GPUs), and compares the results.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ impl Snapshot {
         Ok(Self { dtype: t.dtype(), sizes: t.size().to_vec(), values: prelude::read(t)? })
     }
 
-    /// Returns a difference beyond what `blur` allows.
+    /// Returns a description of a difference that `blur` does not allow.
     fn difference(&self, other: &Self, blur: Blur) -> Option<String> {
         if (self.dtype, &self.sizes) != (other.dtype, &other.sizes) {
             return Some(format!(
@@ -60,16 +60,16 @@ impl Snapshot {
     }
 }
 
-/// What a program did in a world.
+/// The results of a program in a world.
 #[derive(Debug, Default)]
 struct Trace {
-    /// The kind of each step's error, or nothing, or a tensor that it read.
+    /// For each step, the kind of its error, if it failed, and the tensor that it read, if any.
     steps: Vec<(Option<String>, Option<Snapshot>)>,
     live: Vec<Snapshot>,
     gradients: Vec<Option<Snapshot>>,
 }
 
-/// A place where programs run.
+/// A runtime in which programs run.
 pub(crate) struct World {
     name: String,
     pub(crate) runtime: Runtime,
@@ -90,10 +90,11 @@ impl World {
     }
 }
 
-/// Number of times that each row succeeded, and failed with each kind.
+/// The number of times that each row succeeded, and failed with each kind of error.
 pub(crate) type Coverage = BTreeMap<(usize, String), u64>;
 
-/// Runs a program on the CPU and on simulated GPUs. Returns what went wrong, if anything.
+/// Runs a program on the CPU and on simulated GPUs. Fails with a description of the first
+/// violation.
 pub(crate) fn check(program: &[Step], seed: u64, coverage: &mut Coverage) -> Result<(), String> {
     let plan = plan(program);
     for planned in &plan.steps {
@@ -122,7 +123,8 @@ fn compare(plan: &Plan, a: &Trace, b: &Trace, devices: bool) -> Result<(), Strin
         if a.0 != b.0 && !skipped && matches!(planned.expect, Expect::Either(_)) {
             return Err(format!("{step}: {:?} and {:?}", a.0, b.0));
         }
-        // The blur of a tensor that is read in the middle is that of its memory at the end or less.
+        // The model does not record how exact a tensor is in the middle of a program. So compare
+        // such reads only between the two simulated runs, which must agree exactly.
         if let (Some(a), Some(b), false) = (&a.1, &b.1, devices)
             && let Some(difference) = a.difference(b, Blur::Exact)
         {
@@ -153,7 +155,7 @@ fn compare(plan: &Plan, a: &Trace, b: &Trace, devices: bool) -> Result<(), Strin
     Ok(())
 }
 
-/// Whether a wrong call is wrong only if there are devices.
+/// Returns whether a wrong call is wrong only if there are GPUs.
 fn only_on_gpus(planned: &Planned) -> bool {
     matches!(planned.expect, Expect::Err(kinds) if kinds.contains(&"DeviceMismatch"))
 }
@@ -163,13 +165,13 @@ pub(crate) fn describe(planned: &Planned) -> String {
     format!("step {} ({})", step.id, ops::table()[step.row].name)
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
 }
 
-/// Name of an error's kind.
+/// Returns the name of an error's kind.
 fn kind(error: &warpline::Error) -> String {
     let text = format!("{:?}", error.kind());
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
@@ -220,7 +222,7 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
 type Answer = Result<Result<Vec<Tensor>>, String>;
 
 impl<'a> Machine<'a> {
-    /// Creates the state of a program that has not begun, and runs all steps on the current streams.
+    /// Creates the state of a program that has not begun. All steps run on the current streams.
     pub(crate) fn new(world: &'a World) -> Self {
         let streams = [Vec::new(), Vec::new()];
         Self { world, slots: BTreeMap::new(), streams, trace: Trace::default() }
@@ -395,7 +397,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Reads everything, and drops it.
+    /// Reads all live tensors and gradients into the trace, and drops them.
     fn end(mut self, plan: &Plan) -> Result<Trace, String> {
         let read = |t: &Tensor| Snapshot::of(t).map_err(|e| e.to_string());
         for (at, _) in &plan.live {

@@ -1,5 +1,4 @@
-//! Streams, events, graphs, pools, guards and threads: fixed combinations of calls, on arguments
-//! of the program.
+//! Rows of fixed combinations of calls: streams, events, graphs, pools, guards and threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::scope;
@@ -11,7 +10,7 @@ use crate::generate::Draw;
 use crate::model::{Kinds, Predict, UNKNOWN, Value, new, writable};
 use crate::row::{Effect, Row, row};
 
-/// Draws a tensor of floats on a GPU, and a second one of its sizes, dtype and place.
+/// Draws a float tensor on a GPU, and a second tensor with the same sizes, dtype and device.
 fn two(d: &mut Draw<'_>) {
     d.tensor(&[DType::F32, DType::F64], |v| v.place < 2 && !v.tracked());
     d.same();
@@ -33,13 +32,13 @@ fn plain(t: &[Value]) -> Predict {
     if t[0].dtype == DType::F32 && !t[0].tracked() { Ok(vec![]) } else { Err(UNKNOWN) }
 }
 
-/// Predicts a new tensor like the first of both.
+/// Predicts a new tensor like the first of two arguments.
 fn sum(t: &[Value]) -> Predict {
     both(t)?;
     new(&t[0], t[0].dtype, &t[0].sizes)
 }
 
-/// Predicts a change of the first of both, which share no memory.
+/// Predicts a change of the first of two arguments, which must not share memory.
 fn added(t: &[Value]) -> Predict {
     both(t)?;
     writable(&t[0]).map_err(|_| UNKNOWN)?;
@@ -307,7 +306,7 @@ pub(crate) fn rows() -> Vec<Row> {
                     warpline::ErrorKind::IndexCheck { index: 9, .. }
                 ));
                 drop(bad);
-                // Takes the report, which the next wait would return.
+                // Consume the report, which the next wait would otherwise return.
                 let _ = cuda::synchronize(device);
             }
         ),

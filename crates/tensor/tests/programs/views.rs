@@ -1,4 +1,4 @@
-//! Views, with their exact strides and offsets.
+//! Rows of views, whose exact strides and offsets are predicted.
 
 use crate::generate::Draw;
 use crate::model::{Out, Predict, UNKNOWN, Value, count, dense_strides, dim, size};
@@ -33,7 +33,7 @@ fn narrow(t: &[Value], n: &[i64]) -> Predict {
     part(v, sizes, v.strides.clone(), start as isize * v.strides[d])
 }
 
-/// A view of a part of a tensor. The offset of an empty part is not compared.
+/// Predicts a view of a part of a tensor. The offset of an empty part is not compared.
 fn part(v: &Value, sizes: Vec<usize>, strides: Vec<isize>, by: isize) -> Predict {
     view(sizes, strides, (v.offset as isize + by) as usize)
 }
@@ -71,7 +71,8 @@ fn slice(t: &[Value], n: &[i64]) -> Predict {
     let step = n[3] as i128;
     sizes[d] = ((length + step - 1) / step) as usize;
     if step > 1 << 20 {
-        // A huge stride has no effect on one element.
+        // A huge step has no effect if only one element remains, and the stride of that dimension
+        // is not predicted.
         return Err(UNKNOWN);
     }
     strides[d] *= step as isize;
@@ -170,7 +171,8 @@ fn reshape(t: &[Value], n: &[i64]) -> Predict {
     part(v, sizes, strides, 0)
 }
 
-/// Draws a contiguous tensor and sizes for all its elements, the last of which is inferred.
+/// Draws a contiguous tensor, and sizes for all its elements. The last size is -1, so it is
+/// inferred.
 fn contiguous_and_sizes(d: &mut Draw<'_>) {
     d.tensor(&DTYPES, |v| v.contiguous());
     let numel = d.arg(0).numel() as i64;
@@ -225,7 +227,8 @@ fn as_strided(t: &[Value], n: &[i64]) -> Predict {
             Err(UNKNOWN)
         };
     }
-    // The storage's size is not an argument: the model knows that of contiguous tensors.
+    // The model does not know the size of every storage, but that of a contiguous tensor at offset
+    // 0 is at least its number of elements.
     if t[0].contiguous() && n[4] as i128 + last < t[0].numel() as i128 && t[0].offset == 0 {
         return view(sizes, strides, n[4] as usize);
     }

@@ -1,4 +1,4 @@
-//! An op that this crate adds to the library's, by an entry as in `docs/add-an-op.md`.
+//! Tests of ops that this crate adds to the library's, with entries as in `docs/add-an-op.md`.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{DType, Result, Tensor, apply_elementwise, tensor};

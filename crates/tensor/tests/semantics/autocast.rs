@@ -1,5 +1,5 @@
-//! Regions of autocast: the cache of converted parameters, nesting, threads, captures and custom functions. The dtypes
-//! of each op are compared in `registry/autocast.rs`.
+//! Tests of autocast regions: the cache of converted parameters, nesting, threads, captures and
+//! custom functions. `registry/autocast.rs` tests the dtypes of each op.
 
 use std::panic::catch_unwind;
 
@@ -50,7 +50,7 @@ fn a_parameter_is_converted_once_until_it_changes() {
 }
 
 #[test]
-fn without_the_cache_nothing_is_kept() {
+fn without_the_cache_no_conversion_is_kept() {
     on_gpu(|| {
         let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
         let bytes = memory_allocated(0)?;
@@ -85,8 +85,8 @@ fn a_cleared_cache_frees_the_copies_of_all_parameters() {
     });
 }
 
-/// In a region, both products share one conversion, so their gradients are added in half the width: 2048 + 1 is 2048
-/// there. Two regions add in `float32`.
+/// In one region, both products share one conversion of the weight, so their gradients are added in
+/// `float16`, where 2048 + 1 is 2048. In two regions, they are added in `float32`.
 #[test]
 fn a_region_records_a_conversion_once_and_the_next_region_again() -> Result<()> {
     let weight = weight([1, 1], ())?;
@@ -121,7 +121,7 @@ fn a_value_converted_without_gradients_does_not_hide_them_later() -> Result<()> 
 }
 
 #[test]
-fn regions_nest_and_end_with_a_panic() -> Result<()> {
+fn regions_nest_and_a_panic_ends_them() -> Result<()> {
     let (a, b) = (ones([2, 2], ())?, ones([2, 2], ())?);
     let outer = AutocastGuard::new("cpu", ())?;
     assert_eq!(a.matmul(&b)?.dtype(), DType::BF16);
@@ -138,7 +138,7 @@ fn regions_nest_and_end_with_a_panic() -> Result<()> {
 }
 
 #[test]
-fn a_region_leaves_other_devices_wide_floats_integers_and_in_place_ops() {
+fn a_region_does_not_affect_other_devices_float64_integers_and_in_place_ops() {
     on_gpu(|| {
         let _region = AutocastGuard::new("cuda", ())?;
         assert_eq!(ones([2, 2], ())?.matmul(&ones([2, 2], ())?)?.dtype(), DType::F32);
@@ -153,7 +153,7 @@ fn a_region_leaves_other_devices_wide_floats_integers_and_in_place_ops() {
 }
 
 #[test]
-fn a_backward_pass_within_a_region_computes_as_outside() -> Result<()> {
+fn a_backward_pass_in_a_region_equals_one_outside() -> Result<()> {
     let gradient = |inside: bool| {
         let weight = full([2, 2], 1.0 / 3.0, ())?.requires_grad_(true)?;
         let loss = full([2, 2], 1.0 / 7.0, ())?.matmul(&weight)?.exp()?.sum(())?;
@@ -169,7 +169,7 @@ fn a_backward_pass_within_a_region_computes_as_outside() -> Result<()> {
 }
 
 #[test]
-fn a_region_without_a_dtype_has_that_of_the_region_around() -> Result<()> {
+fn a_region_without_a_dtype_inherits_that_of_the_enclosing_region() -> Result<()> {
     let weight = weight([2, 2], ())?;
     let dtype = || ones([2, 2], ())?.matmul(&weight).map(|t| t.dtype());
     let outer = AutocastOptions::new().dtype(DType::F16).cache_enabled(false);
@@ -187,7 +187,7 @@ fn a_region_without_a_dtype_has_that_of_the_region_around() -> Result<()> {
     Ok(())
 }
 
-/// Changes its input.
+/// Changes its input in place.
 struct Doubles;
 
 impl Function for Doubles {
@@ -220,7 +220,7 @@ fn a_change_of_a_converted_input_does_not_reach_the_parameter() {
 }
 
 #[test]
-fn a_parameter_that_needs_no_gradient_any_more_frees_its_conversion() {
+fn a_parameter_that_stops_requiring_a_gradient_frees_its_conversion() {
     on_gpu(|| {
         let weight = weight([256, 256], "cuda")?;
         drop(autocast("cuda", (), || ones([1, 256], "cuda")?.matmul(&weight))?);
@@ -246,7 +246,7 @@ fn a_captured_conversion_reads_the_parameter_at_each_replay() {
     on_gpu(|| {
         let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
         let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
-        assert_eq!(product()?.to_vec::<f32>()?, [2.0; 2], "which fills the cache");
+        assert_eq!(product()?.to_vec::<f32>()?, [2.0; 2], "this product fills the cache");
         let (graph, out) = cuda::graph(product)?;
         no_grad(|| weight.fill_(3).map(drop))?;
         graph.replay()?;
@@ -256,7 +256,7 @@ fn a_captured_conversion_reads_the_parameter_at_each_replay() {
     });
 }
 
-/// A replay writes to parameters, too.
+/// A replay may also change a parameter.
 #[test]
 fn a_parameter_that_a_replay_changes_is_converted_again() {
     on_gpu(|| {
@@ -271,7 +271,8 @@ fn a_parameter_that_a_replay_changes_is_converted_again() {
     });
 }
 
-/// Without a policy that orders streams, a stream reads only what it converted itself. The simulator reports a race.
+/// Under `SyncPolicy::Manual`, a stream reads only conversions that it made itself. Otherwise the
+/// simulator would report a race.
 #[test]
 fn a_stream_does_not_read_what_another_one_converted() {
     schedules(1, SyncPolicy::Manual, |world| {
@@ -292,7 +293,7 @@ fn a_stream_does_not_read_what_another_one_converted() {
 }
 
 #[test]
-fn threads_get_regions_only_with_the_modes() -> Result<()> {
+fn threads_inherit_regions_only_with_the_modes() -> Result<()> {
     let _region = AutocastGuard::new("cpu", ())?;
     let modes = Modes::current();
     let there = std::thread::spawn(move || {
@@ -360,7 +361,7 @@ fn a_custom_function_with_cast_inputs_computes_outside_the_region() -> Result<()
 }
 
 #[test]
-fn a_linear_layer_in_half_the_width_gets_single_gradients() {
+fn a_linear_layer_in_half_width_gets_float32_gradients() {
     on_gpu(|| {
         let (weight, bias) = (weight([3, 2], "cuda")?, ones([3], "cuda")?.requires_grad_(true)?);
         let x = ones([4, 2], "cuda")?;

@@ -1,4 +1,5 @@
-//! Bad input gives a typed error, changes nothing and leaves the counters exact.
+//! Tests that bad input gives a typed error, changes no tensor, and keeps the memory counters
+//! exact.
 
 use warpline::{
     DType, ErrorKind, Result, Tensor, TensorOptions, arange, arange_start_step, cuda, empty,
@@ -45,7 +46,7 @@ fn sizes(world: &World) -> Result<()> {
         fails!(empty([usize::MAX, 2], at), ErrorKind::SizeOverflow { .. });
         fails!(empty([1 << 62], (DType::F64, at)), ErrorKind::SizeOverflow { .. });
         fails!(empty([isize::MAX as usize], at), ErrorKind::SizeOverflow { .. });
-        // The size is above 1 EB, more than any device has.
+        // The tensor has more than 10¹⁸ bytes, more than any device has.
         assert!(empty([1 << 59], at).is_err());
         if at.is_cuda() {
             let error = empty([1 << 45], at).expect_err("128 TiB");

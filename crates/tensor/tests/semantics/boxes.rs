@@ -1,6 +1,6 @@
-//! Simulated boxes whose driver a test can inspect: executed work, waits, live objects, injected
-//! failures.
-#![allow(dead_code)] // each test binary uses its part
+//! Simulated machines ("boxes") whose driver a test can inspect and make fail: executed work,
+//! waits, live objects, injected failures.
+#![allow(dead_code)] // each test binary uses only a part
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -27,7 +27,7 @@ impl SimBox {
         Self { sim, runtime, devices, schedule }
     }
 
-    /// Opens a box that runs no work before something waits for it.
+    /// Opens a box that runs work only when something waits for it.
     pub(crate) fn lazy(devices: usize) -> Self {
         Self::with(devices, Schedule::Lazy, SyncPolicy::Auto)
     }
@@ -51,18 +51,19 @@ impl SimBox {
         with_runtime(&self.runtime, body).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Number of driver calls of a kind.
+    /// Returns the number of driver calls of a kind.
     pub(crate) fn count(&self, call: CallKind) -> u64 {
         self.sim.usage().count(call)
     }
 
-    /// Number of times the host waited for a device.
+    /// Returns the number of times that the host waited for a device.
     pub(crate) fn host_waits(&self) -> u64 {
         self.sim.usage().host_waits
     }
 }
 
-/// The laziest schedule, the most eager one, and `WARPLINE_SCHEDULES` (default: 8) seeded ones.
+/// Returns the laziest schedule, the most eager schedule, and `WARPLINE_SCHEDULES` (default: 8)
+/// seeded schedules.
 pub(crate) fn schedules() -> Vec<Schedule> {
     let seeds = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
     let seeded = (0..seeds).map(Schedule::Seeded);

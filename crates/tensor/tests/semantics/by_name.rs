@@ -1,8 +1,9 @@
-//! Elementwise methods by name. The registry's completeness test fails if a method is missing here.
+//! Finds elementwise methods by name. The completeness test of the registry fails if a method is
+//! missing here.
 
 use warpline::{Result, Tensor, TensorOrScalar};
 
-/// A method of one tensor.
+/// A method without operands besides the tensor.
 pub(crate) type Unary = fn(&Tensor) -> Result<Tensor>;
 /// A method of a tensor and another operand.
 pub(crate) type Binary = fn(&Tensor, TensorOrScalar<'_>) -> Result<Tensor>;

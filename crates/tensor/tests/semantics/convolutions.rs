@@ -1,5 +1,5 @@
-//! Convolutions, pools and resizing: cases that the goldens lack. Gradients, and gradients of
-//! gradients, are compared with finite differences.
+//! Tests of convolutions, pools and resizing, for cases that the golden files lack. Gradients, and
+//! gradients of gradients, are compared with finite differences.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::functional::{
@@ -75,9 +75,9 @@ fn gradients_of_transposed_convolutions_agree_with_differences() {
     });
 }
 
-/// The columns of a batch are computed image by image, or all at once.
+/// The columns of a batch are computed for one image at a time, or for all images at once.
 #[test]
-fn a_batch_is_its_images() {
+fn a_batch_gives_the_results_of_its_images() {
     places(|device| {
         for groups in [1, 2] {
             let x = randn([3, 32, 40, 41], on(device, DType::F32))?;
@@ -110,7 +110,7 @@ fn close(a: &Tensor, b: &Tensor) -> Result<()> {
 }
 
 #[test]
-fn strided_operands_and_empty_ones() {
+fn strided_and_empty_operands_are_supported() {
     places(|device| {
         let base = randn([2, 5, 6, 3], on(device, DType::F64))?;
         let weight = randn([3, 3, 2, 4], on(device, DType::F64))?;
@@ -153,7 +153,7 @@ fn gradients_of_pools_agree_with_differences() {
 }
 
 #[test]
-fn gradients_of_resizing_and_folding() {
+fn gradients_of_resizing_and_folding_agree_with_differences() {
     places(|device| {
         let modes = [InterpolateMode::Nearest, InterpolateMode::Bicubic, InterpolateMode::Area];
         for mode in modes {
@@ -184,7 +184,7 @@ fn output_sizes_of_windows_follow_pytorchs_rounding() {
         assert_eq!(max_pool1d(&pair, [3], options)?.to_vec::<f32>()?, [1.0]);
         let same = ConvOptions::new().padding(Padding::Same);
         let weight = arange(4f32, ())?.reshape([1, 1, 4])?;
-        // One zero is padded in front, two behind.
+        // The padding is one zero before the elements and two after them.
         let out = conv1d(&x, &weight, None, same)?.to_vec::<f32>()?;
         assert_eq!(out, [8.0, 14.0, 20.0, 26.0, 32.0, 17.0, 6.0]);
         Ok(())

@@ -1,4 +1,4 @@
-//! S5, S9, S10: copies between all pairs of devices, dtypes and layouts.
+//! Tests of rows S5, S9 and S10: copies between all pairs of devices, dtypes and layouts.
 
 use warpline::{
     DType, Device, ErrorKind, Result, ResultExt as _, Tensor, arange, cuda, empty, zeros,
@@ -41,7 +41,7 @@ fn pairings(world: &World) -> Result<()> {
 fn converting(world: &World) -> Result<()> {
     for from in world.places() {
         for to in world.places() {
-            // Both sides are non-contiguous, and their dtypes differ.
+            // Source and destination are not contiguous, and their dtypes differ.
             let source = numbers(from)?.transpose(0, 2)?;
             let into = zeros([3, 4, 5], (DType::F16, to))?;
             let view = into.permute([1, 0, 2])?.narrow(2, 1, 2)?;
@@ -99,7 +99,7 @@ fn non_blocking(world: &World) -> Result<()> {
         let pinned = arange(1000, ())?.pin_memory()?;
         let expected: Vec<i64> = (0..1000).collect();
         let device = pinned.to_non_blocking(i)?;
-        // Host code that changes the source waits for the copy.
+        // A host op that changes the source waits for the copy.
         pinned.fill_(0)?;
         assert_eq!(device.to_vec::<i64>()?, expected);
         let back = device.to_non_blocking("cpu")?;
@@ -111,7 +111,7 @@ fn non_blocking(world: &World) -> Result<()> {
         device.copy_(&pageable, true)?;
         pageable.fill_(0)?;
         assert_eq!(device.to_vec::<i64>()?, expected, "a pageable source is read at once");
-        // The memory of a dropped page-locked source is not reused before the copy is done.
+        // The memory of a dropped page-locked source is not reused before the copy is complete.
         let moved = arange(1000, ())?.pin_memory()?.to_non_blocking(i)?;
         let other = zeros([1000], DType::I64)?.pin_memory()?;
         other.fill_(-1)?;
@@ -120,7 +120,8 @@ fn non_blocking(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Sizes around the limit from which pageable copies are staged through page-locked memory.
+/// Tests sizes around the limit from which copies of pageable memory are staged in page-locked
+/// memory.
 fn large(world: &World) -> Result<()> {
     for elements in [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 700_001] {
         let expected: Vec<i64> = (0..elements).collect();

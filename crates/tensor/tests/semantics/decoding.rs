@@ -1,4 +1,4 @@
-//! The functions that a decoder takes in place of several ops, against compositions of these ops.
+//! Tests that compare fused functions for decoders with compositions of separate ops.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::cuda::{self, CudaGraph};
@@ -26,7 +26,8 @@ crate::rows! {
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// Asserts that a result is as exact as its dtype, compared with a composition in `float64`.
+/// Asserts that a result equals a composition in `float64`, up to the precision of the result's
+/// dtype.
 #[track_caller]
 fn assert_close(result: &Tensor, expected: &Tensor, context: &str) {
     let tolerance = match result.dtype() {
@@ -45,7 +46,7 @@ fn assert_close(result: &Tensor, expected: &Tensor, context: &str) {
     assert!(compared.expect("a comparison"), "{context}: {result} instead of {expected}");
 }
 
-/// Returns a tensor of `[a, b, c]`, contiguous and as the transposed view of another.
+/// Returns two tensors of shape `[a, b, c]`: one is contiguous, the other is a transposed view.
 fn layouts([a, b, c]: [usize; 3], dtype: DType, device: Device) -> Result<[Tensor; 2]> {
     let make = |sizes: [usize; 3]| randn(sizes, (DType::F64, device))?.to(dtype);
     Ok([make([a, b, c])?, make([b, a, c])?.transpose(0, 1)?])
@@ -98,7 +99,8 @@ fn norms(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Rotates halves as `transformers` does: `x * cos + rotate_half(x) * sin`.
+/// Rotates pairs of elements from both halves of a row, as `transformers` does: `x * cos +
+/// rotate_half(x) * sin`.
 fn rotated_halves(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let half = x.size()[x.dim() - 1] / 2;
     let (first, second) = (x.narrow(-1, 0, half)?, x.narrow(-1, half as isize, half)?);
@@ -106,7 +108,7 @@ fn rotated_halves(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     x.mul(cos)?.add(&turned.mul(sin)?)
 }
 
-/// Rotates neighbours as Llama's paper does, by the angles of pairs.
+/// Rotates pairs of neighbouring elements, as Llama's paper does, with one angle per pair.
 fn rotated_pairs(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let sizes = x.size().iter().map(|&n| n as isize);
     let half = x.size()[x.dim() - 1] as isize / 2;
@@ -148,11 +150,12 @@ fn rotations(world: &World) -> Result<()> {
                     assert_close(&out, &halves, &context);
                     assert_eq!((out.size(), out.stride()), (&sizes[..], x.stride()));
                     assert_close(&rotary_embedding(&x, &cos, &sin, pairs)?, &neighbours, &context);
-                    // The angles of neighbours twice: one after the other.
+                    // Pass each angle twice, once for each element of a pair.
                     let twice = |t: &Tensor| stack(&[t, t], -1)?.flatten((2, 3));
                     let out = rotary_embedding(&x, &twice(&cos)?, &twice(&sin)?, pairs)?;
                     assert_close(&out, &neighbours, &context);
-                    // Angles of positions only, and a part of each row.
+                    // Angles that depend only on the position, and a rotation of only a part of
+                    // each row.
                     let (cos, sin) = (cos.select(0, 0)?, sin.select(0, 0)?);
                     let part = RotaryEmbeddingOptions::new().rotary_dim(4);
                     let (cos, sin) = (cos.narrow(1, 0, 2)?, sin.narrow(1, 0, 2)?);
@@ -218,7 +221,7 @@ fn a_cache_appends_prompts_and_single_positions() {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
                 let cache = KvCache::new([2, 3, 6, 4], (dtype, device))?;
                 assert_eq!(cache.keys().device(), device);
-                // Heads after positions, as projections return them.
+                // In memory, positions come before heads, as in the result of a projection.
                 let rows = |n: usize| randn([2, n, 3, 4], (DType::F64, device))?.to(dtype);
                 let [k, v] = [rows(5)?.transpose(1, 2)?, rows(5)?.transpose(1, 2)?];
                 for (start, count) in [(0, 3), (3, 1), (4, 1)] {
@@ -229,7 +232,7 @@ fn a_cache_appends_prompts_and_single_positions() {
                     assert!(cached.narrow(2, 0, 5)?.equal(source)?);
                     assert_eq!(cached.narrow(2, 5, 1)?.count_nonzero(())?.item::<i64>()?, 0);
                 }
-                // A program may drop positions.
+                // A program may remove positions by setting the length.
                 cache.len().fill_(2)?;
                 cache.append(&k.narrow(2, 4, 1)?, &v.narrow(2, 4, 1)?)?;
                 assert!(cache.keys().narrow(2, 2, 1)?.equal(&k.narrow(2, 4, 1)?)?);
@@ -242,7 +245,7 @@ fn a_cache_appends_prompts_and_single_positions() {
     });
 }
 
-/// One graph, captured once, appends a position in each replay, for two layers.
+/// Tests a graph that is captured once and appends a position for two layers in each replay.
 fn replayed_appends(_: &World) -> Result<()> {
     let device = Device::cuda(0);
     let layers = [(); 2].map(|()| KvCache::new([1, 2, 8, 4], (DType::F32, device)));
@@ -272,13 +275,13 @@ fn replayed_appends(_: &World) -> Result<()> {
         assert_eq!(of(layer.keys())?, expected);
         assert_eq!(of(layer.values())?, expected.map(|x| if x == 9.0 { x } else { -x }));
     }
-    // Attention over the capacity masks the remainder.
+    // Attention over the whole capacity must mask positions beyond the length.
     let mask = arange(8i64, device)?.lt(layers[0].len())?;
     assert_eq!(mask.to(DType::I64)?.sum(())?.item::<i64>()?, 7);
     Ok(())
 }
 
-/// An append without room changes nothing and is reported; a replay reports as well.
+/// Tests that an append beyond the capacity changes nothing and is reported, also in a replay.
 fn full_cache(_: &World) -> Result<()> {
     let device = Device::cuda(0);
     let cache = KvCache::new([1, 1, 2, 4], (DType::F32, device))?;

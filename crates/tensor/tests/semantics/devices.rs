@@ -1,4 +1,4 @@
-//! S1–S4: the current device, and the devices of tensors and results.
+//! Tests of rows S1–S4: the current device, and the devices of tensors and results.
 
 use warpline::{Device, ErrorKind, Result, ResultExt, cuda, full, ones, zeros};
 
@@ -131,8 +131,8 @@ fn scalars(_: &World) -> Result<()> {
     let sum = (&a + &half)?;
     assert_eq!((sum.device(), sum.to_vec::<f32>()?), (Device::cuda(0), vec![3.5; 2]));
     assert_eq!((&half - &a)?.to_vec::<f32>()?, [-2.5; 2]);
-    // A tensor without dimensions counts as a number only on the CPU. A tensor without dimensions
-    // on a device is not read for an op on the CPU.
+    // A tensor without dimensions counts as a number only if it is on the CPU. A tensor without
+    // dimensions on a GPU cannot be an operand of an op on the CPU.
     assert!(matches!(
         (&ones([2], ())? + &half.cuda()?).kind(),
         Some(ErrorKind::DeviceMismatch { .. })

@@ -1,4 +1,5 @@
-//! Elementwise methods beyond their values: dtypes, broadcasting, in-place results, refusals.
+//! Tests of elementwise methods apart from values: dtypes, broadcasting, in-place results,
+//! refusals.
 
 use warpline::functional::HardtanhOptions;
 use warpline::{
@@ -80,7 +81,8 @@ rows! {
         let a = square()?;
         a.add_(&a.gt(&a.t()?)?)?;
         assert_eq!(values(&a)?, [0.0, 1.0, 2.0, 4.0, 4.0, 5.0, 7.0, 8.0, 8.0]);
-        // Operands without dimensions, without elements, and with one element that broadcasts.
+        // Operands without dimensions, operands without elements, and operands with one element
+        // that broadcasts.
         let one = full([], 1, DType::F16)?.to(a.device())?;
         one.add_(&full([], 2, DType::F64)?.to(a.device())?)?.add_(&full([], 4, DType::F64)?)?;
         assert_eq!((one.dtype(), values(&one)?), (DType::F16, vec![7.0]));
@@ -101,7 +103,8 @@ rows! {
         assert_eq!(a.clamp_min(0)?.to_vec::<i64>()?, [0, 0, 3]);
         let low = ints(&[-1], world)?.expand([2, 1])?;
         assert_eq!(a.clamp(&low, 1)?.size(), [2, 3]);
-        // A number or a tensor without dimensions changes the dtype only if its category is higher.
+        // A number or a tensor without dimensions affects the dtype of the result only if its
+        // category is higher.
         let condition = a.gt(0)?;
         let half = full([3], 1, DType::F16)?.to(a.device())?;
         let one = full([], 1, DType::F64)?.to(a.device())?;
@@ -207,7 +210,8 @@ rows! {
         assert!(hard[0].is_nan() && hard[1..] == [-1.0, 0.0, 0.0, 0.75], "{hard:?}");
         let above: Vec<f32> = x.threshold(0.25, -7)?.to_vec()?;
         assert!(above[0].is_nan() && above[1..] == [-7.0, -7.0, -7.0, 0.75], "{above:?}");
-        // The threshold is rounded like the elements: as a half, 0.3 does not exceed itself.
+        // The threshold is rounded like the elements, so a `float16` element 0.3 does not exceed
+        // the threshold 0.3.
         let half = full([2], 0.3, DType::F16)?.to(x.device())?;
         assert_eq!(half.threshold(0.3, 1)?.to_scalars()?, half.full_like(1, ())?.to_scalars()?);
         assert_eq!(half.hardshrink(0.3)?.to_scalars()?, half.zeros_like(())?.to_scalars()?);

@@ -1,4 +1,4 @@
-//! Arguments far beyond any tensor's size, on the CPU and on a simulated GPU.
+//! Tests of arguments far beyond the size of any tensor, on the CPU and on a simulated GPU.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::common::bad_calls::everywhere;
 
 const STEPS: [usize; 6] = [1 << 31, (1 << 31) + 1, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX];
 
-/// A stride matters only with more than one window, and a dilation only with more than one element
-/// of a kernel.
+/// A stride has an effect only if there is more than one window, and a dilation only if the window
+/// has more than one element.
 #[test]
-fn a_stride_or_dilation_of_two_to_the_31_has_no_effect_where_there_is_one_place() -> Result<()> {
+fn a_huge_stride_or_dilation_has_no_effect_with_a_single_window_or_element() -> Result<()> {
     everywhere(|at| {
         let image = arange(36f32, at)?.reshape([1, 1, 6, 6])?;
         let row = ones([1, 1, 64], at)?;
@@ -70,7 +70,7 @@ fn a_padding_of_two_to_the_40_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn diff_and_triangles_of_endless_rows_end() -> Result<()> {
+fn diff_and_triangles_of_huge_sizes_return() -> Result<()> {
     everywhere(|at| {
         let start = Instant::now();
         let t = tensor([1i64, 4, 9], at)?;
@@ -107,7 +107,7 @@ fn diff_and_triangles_of_endless_rows_end() -> Result<()> {
 }
 
 #[test]
-fn repeating_more_often_than_a_size_counts_is_an_error() -> Result<()> {
+fn repeating_beyond_the_largest_size_is_an_error() -> Result<()> {
     everywhere(|at| {
         let one = ones([1], at)?;
         for times in [usize::MAX, 1 << 63] {
@@ -121,7 +121,7 @@ fn repeating_more_often_than_a_size_counts_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn views_of_nothing_with_huge_strides_are_made_and_used() -> Result<()> {
+fn empty_views_with_huge_strides_can_be_made_and_used() -> Result<()> {
     everywhere(|at| {
         let none = zeros([1, 0], at)?.expand([1isize << 61, 0])?.reshape([4isize, 1 << 59, 0])?;
         let views = [
@@ -149,10 +149,10 @@ fn views_of_nothing_with_huge_strides_are_made_and_used() -> Result<()> {
 }
 
 #[test]
-fn roll_by_any_number_moves_by_its_remainder() -> Result<()> {
+fn roll_reduces_any_shift_to_its_remainder() -> Result<()> {
     everywhere(|at| {
         let t = arange(3, at)?;
-        // Both shifts are 1 more than a multiple of 3.
+        // Both shifts have the remainder 1 when divided by 3.
         for shift in [isize::MIN, isize::MAX] {
             assert_eq!(t.roll(shift, 0)?.to_vec::<i64>()?, [2, 0, 1]);
             assert_eq!(t.roll(shift, ())?.to_vec::<i64>()?, [2, 0, 1]);
@@ -162,7 +162,7 @@ fn roll_by_any_number_moves_by_its_remainder() -> Result<()> {
 }
 
 #[test]
-fn more_views_than_memory_holds_are_an_error() -> Result<()> {
+fn more_views_than_fit_in_memory_are_an_error() -> Result<()> {
     everywhere(|at| {
         let wide = ones([1], at)?.expand([1isize << 46])?;
         assert!(matches!(wide.unbind(0).kind(), Some(ErrorKind::InvalidArgument { .. })));
@@ -177,7 +177,7 @@ fn more_views_than_memory_holds_are_an_error() -> Result<()> {
 }
 
 #[test]
-fn more_samples_than_memory_holds_are_an_error() -> Result<()> {
+fn more_samples_than_fit_in_memory_are_an_error() -> Result<()> {
     everywhere(|at| {
         for n in [1 << 50, 1 << 63, usize::MAX - 5, usize::MAX] {
             assert!(ones([3], at)?.multinomial(n, true).is_err());

@@ -1,6 +1,6 @@
-//! Failed allocations, launches and copies, and operands that cannot be combined. Each failure is a
-//! typed error that states the facts. Existing tensors stay usable, and the counters return to
-//! their start.
+//! Tests of failed allocations, launches and copies, and of operands that cannot be combined. Each
+//! failure is a typed error that states the facts. Existing tensors remain usable, and the memory
+//! counters return to their initial values.
 
 use warpline::{
     DType, Error, ErrorKind, Result, RuntimeConfig, Tensor, TensorOptions, cuda, empty, full,
@@ -20,7 +20,7 @@ crate::rows! {
     worlds(2) tensors_of_two_devices gpu2_tensors_of_two_devices => two_devices;
 }
 
-/// Checks an error's variant and that its text states the facts.
+/// Checks the variant of an error, and that its text contains the facts.
 macro_rules! refused {
     ($result:expr, $op:literal: $kind:pat, $($fact:expr),*) => {{
         let result = $result;
@@ -35,7 +35,8 @@ macro_rules! refused {
     }};
 }
 
-/// Runs `body` beside a tensor on `device` that must stay as it is, and checks the counters.
+/// Runs `body` while a tensor exists on `device`. Checks that the tensor does not change, and that
+/// the memory counters return to their initial values.
 fn harmless(device: usize, body: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
     let kept = full([100], 3.0, device)?;
     let before = (cuda::memory_allocated(device)?, kept.data_ptr());
@@ -144,7 +145,7 @@ fn two_runtimes(world: &World) -> Result<()> {
         refused!(ones([1], "cpu")?.add(&foreign_host), ErrorKind::RuntimeMismatch, "add");
         Ok(())
     })?;
-    // The op runs in the tensor's own runtime.
+    // An op on a tensor runs in the runtime of the tensor.
     assert_eq!((&foreign + 1.0)?.sum(())?.item::<f32>()?, 200.0);
     assert!(foreign.cpu()?.storage().runtime().same_as(&other));
     Ok(())
@@ -196,7 +197,7 @@ fn a_failed_allocation_states_the_facts() {
                 refused!(&big + 1.0, ErrorKind::Alloc, "38.00 MiB");
                 assert_eq!(big.sum(())?.item::<f32>()?, (38 << 18) as f32);
                 drop(big);
-                // After the drop, the memory can be allocated again: the cache gives it back.
+                // After the drop, the cached memory can be allocated again.
                 assert_eq!(ones([50 << 18], 0)?.sum(())?.item::<f32>()?, (50 << 18) as f32);
                 assert_eq!(kept.sum(())?.item::<f32>()?, 300.0);
                 Ok(())
@@ -218,7 +219,7 @@ fn an_injected_failure_of_an_allocation_is_harmless() {
         let world = SimBox::new(config, &RuntimeConfig { allocator, ..RuntimeConfig::default() });
         world.enter(|| {
             harmless(0, |kept| {
-                // Both attempts fail: the first, and the one after the cache is emptied.
+                // Make both attempts fail: the first, and the second after the cache was emptied.
                 world.sim.inject(Fault::new(call, CudaCode::OUT_OF_MEMORY).times(5));
                 refused!(empty([50 << 20], 0), ErrorKind::Alloc, "out of memory");
                 world.sim.clear_faults();
@@ -295,7 +296,7 @@ fn one_failed_call_of_any_kind_is_survived() {
                 let fault = Fault::new(call, CudaCode::INVALID_VALUE).after(after);
                 world.sim.inject(fault);
                 match program() {
-                    // Some failures, such as that of a query, are recovered without an error.
+                    // Some failures, such as that of a query, cause no error.
                     Ok(values) => assert_eq!(values, expected, "{call:?} after {after}"),
                     Err(error) => {
                         let text = error.to_string();

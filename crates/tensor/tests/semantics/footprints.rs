@@ -1,5 +1,6 @@
-//! Every op touches only the footprints that it declares. The simulator also runs each kernel on
-//! poisoned copies and reports undeclared accesses. The check itself has its own tests.
+//! Tests that every op accesses only the memory that it declares (its footprint). The simulator
+//! also runs each kernel on poisoned copies of its operands, and reports undeclared accesses. This
+//! check has its own tests elsewhere.
 
 use warpline::{
     DType, Device, ErrorKind, Result, RuntimeConfig, Tensor, arange, cuda, embedding, empty, eye,
@@ -10,7 +11,8 @@ use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 use crate::boxes::SimBox;
 use crate::goldens_suite;
 
-/// Runs a program with every kernel checked, and asserts at least `launches` launches.
+/// Runs a program in which every kernel is checked. Asserts that there are at least `launches`
+/// launches.
 fn checked(launches: u64, program: impl FnOnce() -> Result<()>) {
     let config = SimConfig {
         schedule: Schedule::Eager,
@@ -38,8 +40,8 @@ fn goldens_keep_to_their_footprints() {
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// Returns views of a `[12, 10]` tensor, each with 2 dimensions. A kernel must not touch elements
-/// outside a view.
+/// Returns views of a `[12, 10]` tensor, each with two dimensions. A kernel must not access
+/// elements outside its view.
 fn views(base: &Tensor) -> Result<Vec<Tensor>> {
     Ok(vec![
         base.clone(),
@@ -101,7 +103,7 @@ fn views_keep_to_their_footprints() {
                     )?;
                 }
                 embedding(&a, &index)?;
-                // In a narrow view the index is out of range, so nothing is read there.
+                // In a narrow view the index is out of range, and nothing may be read.
                 match cuda::synchronize(0) {
                     Err(error) if matches!(error.kind(), ErrorKind::IndexCheck { .. }) => {}
                     synchronized => synchronized?,

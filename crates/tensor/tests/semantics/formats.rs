@@ -1,4 +1,4 @@
-//! Memory formats, and the strides of results, which are PyTorch's.
+//! Tests of memory formats, and of the strides of results, which must equal PyTorch's.
 
 use warpline::autograd::{GradOptions, grad};
 use warpline::functional::{
@@ -28,14 +28,14 @@ fn results(_: &World) -> Result<()> {
             assert_eq!((y.size(), y.stride()), (&[4, 3][..], &[1, 4][..]));
         }
         assert_eq!((&turned + 1)?.to_vec::<f32>()?, x.add(1)?.transpose(0, 1)?.to_vec::<f32>()?);
-        // The result takes the order of dimensions from the first operand that has one. A row that
-        // broadcasts over all rows has no order.
+        // The result has the order of dimensions of the first operand for which the order is
+        // defined. It is not defined for a row that broadcasts over all rows.
         let plain = turned.contiguous()?;
         assert_eq!((&turned + &plain)?.stride(), [1, 4]);
         assert_eq!((&plain + &turned)?.stride(), [3, 1]);
         let row = ones([3], (DType::F32, device))?;
         assert_eq!((&row + &turned)?.stride(), [1, 4]);
-        // The order stays through a conversion of the dtype.
+        // A conversion of the dtype keeps the order of dimensions.
         let integers = turned.to(DType::I64)?;
         assert_eq!(integers.stride(), [1, 4]);
         assert_eq!(integers.sqrt()?.stride(), [1, 4]);
@@ -77,7 +77,7 @@ fn layers(_: &World) -> Result<()> {
                     [144, 1, 24, 4],
                 ),
             };
-            // The gradient of a result of 1 × 1 has no order of its own.
+            // For a result of size 1 × 1, the order of the gradient's dimensions is not defined.
             let of_active = of_active[0].as_ref().expect("a gradient");
             for (t, strides) in [
                 (of_active, wide),
@@ -93,7 +93,7 @@ fn layers(_: &World) -> Result<()> {
             }
             let [of_x, of_weight] = [&x, &weight].map(|t| t.grad().expect("a gradient"));
             assert_eq!(of_x.stride(), image, "{device} {format:?}");
-            // The gradient of a leaf has the leaf's order.
+            // The gradient of a leaf has the order of dimensions of the leaf.
             assert_eq!(of_weight.stride(), [36, 9, 3, 1], "{device} {format:?}");
         }
     }

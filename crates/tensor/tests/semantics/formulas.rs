@@ -1,4 +1,4 @@
-//! `expr!`: operators, operands, control flow and locations of errors.
+//! Tests of `expr!`: operators, operands, control flow and locations of errors.
 
 use warpline::{DType, ErrorKind, Result, Tensor, cat, expr, tensor};
 
@@ -36,7 +36,7 @@ fn operands_are_tensors_references_fields_and_elements() {
 }
 
 #[test]
-fn numbers_are_of_every_type_and_meet_as_rusts_do() {
+fn numbers_of_every_type_combine_as_in_rust() {
     let x = vector(&[2.0]);
     let (n, m, half) = (3usize, -1i8, half::f16::from_f32(0.5));
     assert_eq!(values(expr!(x * n + m)), [5.0]);
@@ -51,10 +51,10 @@ fn numbers_are_of_every_type_and_meet_as_rusts_do() {
 }
 
 #[test]
-fn outside_of_formulas_floats_and_integers_are_on_the_left() {
+fn outside_formulas_f64_and_i64_may_be_left_operands() {
     let x = vector(&[2.0]);
     assert_eq!(values((1.0 / &x).and_then(|y| 3 - y)), [2.5]);
-    // The type of the result is known, although that of the literal is inferred later.
+    // The compiler knows the type of the result before it infers the type of the literal.
     let y = (1.0 - x).unwrap();
     assert_eq!(values(y.abs()), [1.0]);
 }
@@ -80,7 +80,7 @@ fn calls_give_their_values() {
 }
 
 #[test]
-fn control_flow_leaves_the_formula_as_it_leaves_a_block() {
+fn control_flow_leaves_a_formula_like_a_block() {
     fn early(x: &Tensor, stop: bool) -> std::result::Result<f32, Box<dyn std::error::Error>> {
         let number: f32 = "2".parse()?;
         let y = expr!(x * if stop { return Ok(0.0) } else { number } + "x3"[1..].parse::<f32>()?)?;

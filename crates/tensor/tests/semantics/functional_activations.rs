@@ -1,4 +1,4 @@
-//! The functions for activations return the same results as the methods of the same names.
+//! Tests that activation functions return the same results as the methods of the same names.
 
 use warpline::functional::{self as f, Approximate, ELUOptions, HardtanhOptions, SoftplusOptions};
 use warpline::{Result, Tensor, functional, tensor};
@@ -11,7 +11,7 @@ macro_rules! same {
 }
 
 #[test]
-fn activations_as_functions_are_the_methods() -> Result<()> {
+fn activation_functions_equal_the_methods() -> Result<()> {
     let x = tensor([[-3f32, -0.4, 0.0], [0.4, 1.5, 30.0]], ())?;
     same! {
         &x,

@@ -1,4 +1,4 @@
-//! Dtype promotion against PyTorch's.
+//! Tests that compare dtype promotion with PyTorch's.
 
 use serde_json::Value;
 use warpline::{DType, Result, Scalar, Tensor, empty, full, ones, promote_types, result_type};
@@ -9,7 +9,7 @@ fn dtype(name: &str) -> DType {
     DType::from_name(name).unwrap_or_else(|| panic!("no dtype {name}"))
 }
 
-/// Returns each entry of a table: the names in its key, and the dtype.
+/// Returns the entries of a table, each as the names in its key and the resulting dtype.
 fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
     let table = table.as_object().expect("a table");
     assert!(!table.is_empty());

@@ -1,5 +1,6 @@
-//! Results of all ops on each kind of device, compared with PyTorch's. `WARPLINE_GOLDENS` names
-//! another folder of goldens; `tests/goldens/README.md` describes its format.
+//! Tests that compare the results of all ops with PyTorch's, on each kind of device.
+//! `WARPLINE_GOLDENS` is the path of another folder of golden files; `tests/goldens/README.md`
+//! describes the format.
 
 use warpline::{Device, SyncPolicy};
 

@@ -1,5 +1,5 @@
-//! Printed tensors, compared with PyTorch's text. The expressions in `print.json` are Python; the
-//! module `python` evaluates them.
+//! Tests that compare printed tensors with PyTorch's text. The expressions in `print.json` are
+//! Python; the module `python` evaluates them.
 
 use warpline::{SyncPolicy, Tensor};
 
@@ -92,7 +92,7 @@ fn s25_cases_outside_the_goldens_print_as_in_pytorch() {
         for (tensor, expected) in cases {
             assert_eq!(tensor.to_string(), expected);
         }
-        // A suffix that does not fit in the line goes to a line of its own.
+        // A suffix that does not fit in the line starts a new line.
         let long = full([7], 12345678, DType::I32)?.to_string();
         assert!(long.ends_with("12345678],\n       dtype=torch.int32)"), "{long}");
         Ok(())

@@ -1,4 +1,5 @@
-//! Errors of gradients have the line of the forward call, also for functions that consist of several ops.
+//! Tests that errors in gradients name the line of the forward call, also for functions that
+//! consist of several ops.
 
 use warpline::autograd::detect_anomaly;
 use warpline::functional::{
@@ -9,7 +10,8 @@ use warpline::{Device, Result, Tensor, full, rand};
 
 use crate::common;
 
-/// Computes the gradient of a result from NaN. The anomaly's error has the line of the forward call.
+/// Runs the backward pass of a result with an incoming gradient of NaN. The error of anomaly
+/// detection must name the line of the forward call.
 #[track_caller]
 fn check(name: &str, line: u32, result: Result<Tensor>) -> Result<()> {
     let y = result?;

@@ -1,13 +1,13 @@
-//! Ordered uses and races of memory on several streams: the cases in PyTorch's tests of PyTorch's
-//! stream sanitizer, under `SyncPolicy::Manual`.
+//! Tests of ordered uses and races of memory on several streams, under `SyncPolicy::Manual`. The
+//! cases are those of PyTorch's tests of its stream sanitizer.
 
 use warpline::cuda::{Event, Stream};
 use warpline::{Race, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, zeros};
 
 use crate::common::World;
 
-/// Order is decided when work is enqueued and does not depend on its execution, so one schedule
-/// suffices.
+/// Declares the tests. The detector decides the order when work is enqueued, independently of its
+/// execution, so one schedule suffices.
 macro_rules! cases {
     ($($sim:ident $gpu:ident => $body:expr;)*) => {$(
         #[test]
@@ -83,7 +83,7 @@ fn each(world: &World, case: impl Fn(&mut HazardCase) -> Result<()>) -> Result<(
     Ok(())
 }
 
-/// Lets `on` wait for all work that `after` has so far.
+/// Makes `on` wait for all work that has been enqueued on `after`.
 fn wait(on: &Stream, after: &Stream) -> Result<()> {
     on.wait_event(&after.record_event(None)?)
 }
@@ -110,8 +110,8 @@ fn simple_sync(world: &World) -> Result<()> {
     })
 }
 
-/// Two streams may read after waits for the same write. Neither of these streams may write before
-/// the other's read.
+/// Two streams may read after they have waited for the same write. Neither may then write without a
+/// wait for the other's read.
 fn branch_sync(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, c, _] = case.streams();
@@ -152,7 +152,7 @@ fn expired_record(world: &World) -> Result<()> {
     })
 }
 
-/// A new event does not stand for a deleted one, even if it reuses its handle.
+/// A wait for a new event does not count as a wait for a deleted event whose handle it reuses.
 fn deleted_record(world: &World) -> Result<()> {
     each(world, |case| {
         let [a, b, ..] = case.streams();

@@ -1,5 +1,5 @@
-//! Indexing by tensors, scattering, masks and sorting beyond the goldens: edges, in-place forms,
-//! and gradients compared with finite differences.
+//! Tests of indexing by tensors, scattering, masks and sorting, for cases that the golden files
+//! lack: edge cases, in-place forms, and gradients compared with finite differences.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{
@@ -20,13 +20,13 @@ fn ints(values: &[i64], device: Device) -> Result<Tensor> {
     tensor(values, device)
 }
 
-/// Returns 0, 1, 2, … in these sizes.
+/// Returns a tensor of 0, 1, 2, … with the given sizes.
 fn numbers(sizes: &[isize], device: Device) -> Result<Tensor> {
     arange(sizes.iter().product::<isize>() as i64, device)?.reshape(sizes)
 }
 
 #[test]
-fn indices_stand_where_they_index_or_in_front() {
+fn dimensions_of_indices_replace_the_indexed_ones_or_come_first() {
     everywhere(|device| {
         let t = numbers(&[2, 3, 4], device)?;
         let (a, b) = (ints(&[1, 0], device)?, ints(&[-1, 0], device)?);
@@ -48,7 +48,7 @@ fn indices_stand_where_they_index_or_in_front() {
 }
 
 #[test]
-fn masks_stand_for_indices() {
+fn masks_select_their_true_elements() {
     everywhere(|device| {
         let t = numbers(&[2, 3], device)?;
         assert_eq!(t.index(&[Some(&t.gt(2)?)])?.to_vec::<i64>()?, [3, 4, 5]);
@@ -110,15 +110,15 @@ fn an_index_out_of_range_names_dimension_and_index() {
 }
 
 #[test]
-fn in_place_forms_write_where_the_others_copy() {
+fn in_place_forms_write_to_the_tensor_itself() {
     everywhere(|device| {
         let t = zeros([2, 3], (DType::I64, device))?;
         let (rows, columns) = (ints(&[0, 1, 0], device)?, ints(&[2, 0, 2], device)?);
         let both = [Some(&rows), Some(&columns)];
         t.index_put_(&both, &tensor(1i64, device)?, true)?;
         assert_eq!(t.to_vec::<i64>()?, [0, 0, 2, 1, 0, 0]);
-        // In-place ops on a transposed view, and on a view that is not contiguous, write the base's
-        // memory.
+        // In-place ops on a transposed view, and on a view that is not contiguous, write to the
+        // memory of the base.
         t.t()?.index_put_(&[Some(&ints(&[1], device)?)], &ints(&[7, 8], device)?, ())?;
         assert_eq!(t.to_vec::<i64>()?, [0, 7, 2, 1, 8, 0]);
         let part = zeros([2, 4], (DType::I64, device))?;
@@ -197,7 +197,7 @@ fn order_ops_handle_edge_cases() {
         );
         assert_eq!(functional::one_hot(&ints(&[], device)?, 3)?.size(), [0, 3]);
         if !device.is_cuda() {
-            // On a GPU the failure would be reported by a later call.
+            // On a GPU, a later call would report the failure.
             assert!(functional::one_hot(&ints(&[-1], device)?, ()).is_err());
         }
         assert!(functional::one_hot(&ints(&[i64::MAX], device)?, ()).is_err());
@@ -205,7 +205,7 @@ fn order_ops_handle_edge_cases() {
     });
 }
 
-/// Returns elements for finite differences: all different, none zero.
+/// Returns elements for finite differences: they are all different, and none is zero.
 fn apart(sizes: &[isize], device: Device) -> Result<Tensor> {
     let t = numbers(sizes, device)?.mul(7)?.remainder(11)?.to(DType::F64)?;
     t.add(&numbers(sizes, device)?.mul(0.01)?)?.sub(4.3)
@@ -213,7 +213,8 @@ fn apart(sizes: &[isize], device: Device) -> Result<Tensor> {
 
 type Checked = (&'static str, fn(&[Tensor]) -> Result<Tensor>);
 
-/// The inputs are 3 × 4 numbers, 2 × 4 numbers, and 2 × 4 indices of three rows.
+/// Functions whose gradients are compared with finite differences. Their inputs are 3 × 4 numbers,
+/// 2 × 4 numbers, and 2 × 4 indices of three rows.
 const FUNCTIONS: &[Checked] = &[
     ("gather", |x| x[0].gather(0, &x[2])),
     ("index_select", |x| x[0].index_select(1, &x[2].select(0, 0)?)),
@@ -265,7 +266,7 @@ fn reduced(x: &[Tensor], reduce: ScatterReduce, include_self: bool) -> Result<Te
 }
 
 #[test]
-fn gradients_are_differences() {
+fn gradients_of_indexing_agree_with_differences() {
     everywhere(|device| {
         let index = tensor([[0i64, 2, 1, 1], [2, 0, 1, 0]], device)?;
         for (name, f) in FUNCTIONS {
@@ -275,7 +276,8 @@ fn gradients_are_differences() {
             let f = |x: &[Tensor]| Ok(vec![f(x)?]);
             let options = GradcheckOptions::default();
             gradcheck(f, &inputs, options).unwrap_or_else(|e| panic!("{name}: {e}"));
-            // Only on the CPU, because it takes long and the formulas are the same.
+            // Only on the CPU, because this check takes long and the formulas do not depend on the
+            // device.
             if device == Device::Cpu {
                 gradgradcheck(f, &inputs, options).unwrap_or_else(|e| panic!("{name}, twice: {e}"));
             }

@@ -1,6 +1,7 @@
-//! Tests of the semantic rows on simulated boxes of one to three devices. Tests named `gpu_…` run
-//! on real devices, those named `gpu2_…` on two. Tests that inspect the simulated driver use
-//! [`boxes`]. Goldens, graphs and footprints are in the same binary, so that only one is linked.
+//! Tests of the semantic rows (`docs/rows.md`) on simulated machines with one to three devices.
+//! Tests named `gpu_…` run on a real device, tests named `gpu2_…` on two. Tests that inspect the
+//! simulated driver use [`boxes`]. Tests of golden files, graphs and footprints are in the same
+//! binary, so that only one binary is linked.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! S14–S18: memory counters of the caching allocator.
+//! Tests of rows S14–S18: memory counters of the caching allocator.
 
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, ones, rand};
 
@@ -57,7 +57,7 @@ fn allocated(world: &World) -> Result<()> {
 
 fn cached(world: &World) -> Result<()> {
     for i in 0..world.devices {
-        // Create the context before the first measurement, because it takes memory of its own.
+        // Create the context before the first measurement, because the context uses memory.
         drop(empty([1], i)?);
         cuda::synchronize(i)?;
         cuda::empty_cache();
@@ -69,8 +69,7 @@ fn cached(world: &World) -> Result<()> {
         assert_eq!(cuda::memory_cached(i)?, 32 * MIB);
         assert_eq!(cuda::max_memory_cached(i)?, cuda::max_memory_reserved(i)?);
         if !world.real {
-            // Other processes may use a real GPU, so its free memory is checked only on the
-            // simulator.
+            // Check free memory only on the simulator, because other processes may use a real GPU.
             let after = cuda::mem_get_info(i)?;
             assert_eq!((before.free - after.free, before.total), (32 * MIB, after.total));
         }
@@ -110,7 +109,8 @@ fn empties(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Memory of a tensor that a second stream uses is not reused before that stream has finished.
+/// Tests that memory of a tensor that a second stream uses is not reused before this stream has
+/// finished.
 fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
     move |_| {
         let s = cuda::Stream::new(())?;

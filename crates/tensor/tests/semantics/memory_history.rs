@@ -1,4 +1,4 @@
-//! The history of device memory, and the statistics of page-locked memory, through tensors.
+//! Tests of the history of device memory and of the statistics of page-locked memory, with tensors.
 
 use warpline::cuda::{TraceAction, TraceConfig, memory};
 use warpline::{ErrorKind, Result, ResultExt, cuda, ones};
@@ -24,7 +24,11 @@ fn history(world: &World) -> Result<()> {
         let [alloc] = &allocs[..] else { panic!("{allocs:?}") };
         assert_eq!((alloc.address, alloc.size), (tensors[i].data_ptr(), 4000 * (i + 1)));
         assert_eq!(&*alloc.user_metadata, "step 1");
-        assert_eq!(alloc.site.map(|site| site.file()), Some(file!()), "who asked is the program");
+        assert_eq!(
+            alloc.site.map(|site| site.file()),
+            Some(file!()),
+            "the site is a line of this program"
+        );
         assert!(trace.iter().any(|e| e.action == TraceAction::Annotate));
         let mut blocks = segments.iter().filter(|s| s.device == i).flat_map(|s| &s.blocks);
         assert!(blocks.any(|block| block.address == alloc.address));

@@ -1,4 +1,4 @@
-//! Private memory pools, through tensors.
+//! Tests of private memory pools, with tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ rows! {
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
-/// Whether the tensor's memory is in a pool.
+/// Returns whether the memory of a tensor belongs to a pool.
 fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
     let address = tensor.data_ptr();
     let segments = pool.snapshot();
@@ -192,8 +192,8 @@ fn a_source_is_dropped_outside_the_locks_of_the_allocator() {
                 Ok(DeviceMemory::new(driver, device, bytes)?.into())
             })?;
             let x = cuda::with_mem_pool(&pool, || ones([1000], 0))?;
-            // Freed while another stream uses it, so the allocator keeps the memory after the pool
-            // is gone.
+            // Free the memory while another stream uses it, so that the allocator keeps it after
+            // the pool is gone.
             let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || x.add(1.0).map(drop))?;
             drop((x, pool));

@@ -1,4 +1,4 @@
-//! Error messages name the called op, the fault, and the line of the call.
+//! Tests that error messages name the called op, the fault, and the line of the call.
 
 use std::error::Error as _;
 
@@ -147,7 +147,7 @@ fn mixed_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     })
 }
 
-/// Unknown devices and malformed device names, in every function that takes a device.
+/// Tests unknown devices and malformed device names in every function that accepts a device.
 #[test]
 fn unknown_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
@@ -245,7 +245,8 @@ fn without_memory_the_op_the_size_and_the_line_are_named() -> Result<()> {
     })
 }
 
-/// A closure does not know the caller of its function, so the location must be passed explicitly.
+/// A closure does not know the caller of its function, so the code must pass the location
+/// explicitly.
 #[test]
 fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     struct Ragged;
@@ -276,7 +277,7 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     Ok(())
 }
 
-/// The peer is gone, or sends bytes that are not a message.
+/// Tests a peer that is gone, and a peer that sends bytes that are not a message.
 #[cfg(target_os = "linux")]
 #[test]
 fn channels_fail_at_the_line_of_the_call() -> Result<()> {
@@ -296,8 +297,8 @@ fn channels_fail_at_the_line_of_the_call() -> Result<()> {
     Ok(())
 }
 
-/// `fn main() -> warpline::Result<()>` prints `Debug`, and error reports of several lines follow
-/// `source`.
+/// `fn main() -> warpline::Result<()>` prints an error with `Debug`, and libraries that print
+/// chains of errors follow `source`.
 #[test]
 fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
     with_runtime(&simulated(1)?, || {

@@ -1,5 +1,5 @@
-//! Errors of composed functions, of gradients, and of failed index checks name the function that
-//! the program called, and its line.
+//! Tests that errors of composed functions, of gradients and of failed index checks name the
+//! function that the program called, and the line of the call.
 
 use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave, no_grad};
 use warpline::functional::{
@@ -115,7 +115,7 @@ fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
     })
 }
 
-/// The gradient of a convolution does not fit in memory.
+/// There is no memory for the gradient of a convolution.
 #[test]
 fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
     let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default())?;
@@ -174,8 +174,8 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
     })
 }
 
-/// On a GPU, the backward pass runs before the failure is reported, and its kernels check the same
-/// index.
+/// On a GPU, the backward pass runs before the failure of the forward pass is reported, and its
+/// kernels check the same index.
 #[test]
 fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
     with_runtime(&simulated(1)?, index_failures_after_a_pass)

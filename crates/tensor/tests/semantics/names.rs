@@ -1,4 +1,4 @@
-//! Names and forms of calls that users of PyTorch, candle or ndarray try first.
+//! Tests of names and argument types that users of PyTorch, candle or ndarray try first.
 
 use warpline::autograd::no_grad;
 use warpline::functional::{
@@ -121,7 +121,7 @@ fn a_step_of_gradient_descent_in_place() -> Result<()> {
         assert!(matches!(whole.add_scaled_(&grad, 1).kind(), Some(ErrorKind::CannotCast { .. })));
         let error = weight.add_scaled_(&ones([2], at)?, 1).unwrap_err();
         assert!(error.to_string().starts_with("add_scaled_: "), "{error}");
-        // The operand is the tensor itself.
+        // Pass the tensor itself as the operand.
         assert_eq!(weight.add_scaled_(&weight, 1)?.to_vec::<f32>()?, [1.0, 0.0, -2.0]);
         Ok(())
     })

@@ -1,4 +1,5 @@
-//! Half-width floats combined with numbers or with tensors without dimensions are rounded as in PyTorch.
+//! Tests that half-width floats combined with numbers, or with tensors without dimensions, are
+//! rounded as in PyTorch.
 
 use serde_json::Value;
 use warpline::{
@@ -94,7 +95,7 @@ impl<'a> Golden<'a> {
         }
     }
 
-    /// Calls the op in place.
+    /// Calls the op in place. Returns `None` if it has no in-place form.
     fn call_in_place(&self, values: &Tensor) -> Result<Option<Tensor>> {
         let tensor = self.tensor()?;
         let number = match &tensor {
@@ -144,7 +145,7 @@ fn a_number_is_rounded_as_in_pytorch() {
 /// `remainder`, `fmod`, `pow`, and `lerp` with a tensor without dimensions round the number to the
 /// dtype of the half-width floats first, as on the CPU.
 #[test]
-fn a_number_beside_a_gpus_halves_is_rounded_as_pytorchs_kernels_do() -> Result<()> {
+fn a_number_with_halves_on_a_gpu_is_rounded_as_in_pytorchs_kernels() -> Result<()> {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");
     with_runtime(&simulated(1)?, || {
         for golden in Golden::all(&goldens) {

@@ -1,4 +1,4 @@
-//! Sizes and numbers at the limits of their types, on the CPU and on a simulated GPU.
+//! Tests of sizes and numbers at the limits of their types, on the CPU and on a simulated GPU.
 
 use warpline::data::{DataLoader, Dataset};
 use warpline::{
@@ -9,7 +9,7 @@ use warpline::{
 use crate::common::bad_calls::everywhere;
 
 #[test]
-fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
+fn empty_tensors_whose_sizes_overflow_are_refused() -> Result<()> {
     everywhere(|at| {
         let huge = 1 << 40;
         for sizes in [[huge, huge, 0], [0, huge, huge], [huge, 0, huge]] {
@@ -35,7 +35,7 @@ fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
 }
 
 #[test]
-fn a_slice_beyond_the_end() -> Result<()> {
+fn bounds_of_a_slice_beyond_the_end_are_clamped() -> Result<()> {
     everywhere(|at| {
         let t = arange(6, at)?.reshape([2, 3])?;
         assert_eq!(t.slice(0, usize::MAX - 1..usize::MAX, 1)?.size(), [0, 3], "cut off");
@@ -52,10 +52,10 @@ fn a_slice_beyond_the_end() -> Result<()> {
     })
 }
 
-/// A value that does not fit the requested type is an error, both when it is read and when it is
-/// made.
+/// A value that does not fit the requested type is an error, when it is read and when a tensor is
+/// made from it.
 #[test]
-fn a_value_that_the_type_cannot_hold() -> Result<()> {
+fn a_value_that_the_type_cannot_hold_is_an_error() -> Result<()> {
     fn refused<T: Element>(t: &Tensor) {
         let error = t.item::<T>().expect_err("it does not fit");
         assert!(
@@ -97,7 +97,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
             matches!((error.op(), error.kind()), ("to_vec_async", ErrorKind::DTypeMismatch { .. })),
             "{error}"
         );
-        // Making a tensor from values outside its dtype is an error, too.
+        // Making a tensor from values outside the range of its dtype is also an error.
         assert!(tensor([300i64, 1], (DType::U8, at)).is_err());
         assert!(tensor([f32::NAN], (DType::I32, at)).is_err());
         assert_eq!(tensor([255i64, 1], (DType::U8, at))?.to_vec::<u8>()?, [255, 1]);
@@ -108,7 +108,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
 }
 
 #[test]
-fn a_fill_that_the_dtype_cannot_hold() -> Result<()> {
+fn a_fill_value_that_the_dtype_cannot_hold_is_an_error() -> Result<()> {
     everywhere(|at| {
         assert!(full([1], 1_000_000, (DType::F16, at)).is_err());
         assert!(full([1], -9.25e18, (DType::I64, at)).is_err());
@@ -120,7 +120,7 @@ fn a_fill_that_the_dtype_cannot_hold() -> Result<()> {
 }
 
 #[test]
-fn a_cpu_scalar_beside_a_gpu_tensor() -> Result<()> {
+fn a_cpu_scalar_may_be_combined_with_a_gpu_tensor() -> Result<()> {
     everywhere(|at| {
         let bytes = tensor([1u8], at)?;
         assert_eq!(bytes.add(&tensor(300i64, "cpu")?)?.to_vec::<u8>()?, [45]);
@@ -150,7 +150,7 @@ impl Dataset for Count {
 }
 
 #[test]
-fn a_loader_with_the_largest_numbers() -> Result<()> {
+fn a_loader_accepts_the_largest_numbers() -> Result<()> {
     for len in [isize::MAX as usize, usize::MAX] {
         let loader = DataLoader::new(Count(len)).batch_size(2)?;
         let batches: Vec<_> = loader.iter()?.take(2).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! S26: page-locked memory.
+//! Tests of row S26: page-locked memory.
 
 use warpline::{DType, Device, ErrorKind, Result, ResultExt, TensorOptions, arange, ones};
 

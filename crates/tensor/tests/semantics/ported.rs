@@ -1,5 +1,4 @@
-//! Behaviours that PyTorch tests and that belong to no single row. The tests inspect the simulated
-//! driver.
+//! Ported PyTorch tests that belong to no single row. They inspect the simulated driver.
 
 use warpline::{
     DType, ErrorKind, Result, RuntimeConfig, SyncPolicy, arange, cuda, empty, full, ones, zeros,
@@ -14,7 +13,7 @@ fn small(capacity: usize) -> SimBox {
 }
 
 /// PyTorch's tests `copy_non_blocking`, `to_non_blocking` and `to_cpu_blocking_by_default`. After
-/// an asynchronous copy the stream is busy; after any other copy it is not.
+/// an asynchronous copy the stream is busy; after all other copies it is idle.
 #[test]
 fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
     let world = SimBox::lazy(1);
@@ -93,8 +92,8 @@ fn pending_frees_are_reclaimed_under_pressure() {
             let y = &x + 1.0;
             let y = y?;
             cuda::with_stream(&s, || y.add_(1.0).map(drop))?;
-            // `y` is freed while `s` still uses it. Without a wait, the freed tensors would not
-            // fit.
+            // `y` is freed while `s` still uses it. Without a wait for freed memory, the next
+            // tensor would not fit.
         }
         cuda::synchronize(0)?;
         assert_eq!(x.sum(())?.item::<f32>()?, 0.0);
@@ -190,7 +189,7 @@ fn devices_may_be_used_first_at_once() {
     }
 }
 
-/// All threads share one cache: page-locked memory that one thread frees may serve another.
+/// All threads share one cache: a thread may reuse page-locked memory that another thread freed.
 #[test]
 fn threads_share_tensors_and_caches() {
     for seed in 0..4 {

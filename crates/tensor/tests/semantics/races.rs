@@ -1,5 +1,5 @@
-//! Tensor programs that the race detector of `SyncPolicy::Manual` reports, and programs that it
-//! accepts.
+//! Tests of tensor programs in which the race detector of `SyncPolicy::Manual` must report a race,
+//! and of programs that it must accept.
 
 use warpline::{Device, Result, cuda, ones, zeros};
 
@@ -34,7 +34,7 @@ fn allocation(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A tensor is freed while another stream reads it, and the next tensor receives its memory.
+/// Frees a tensor while another stream reads it, so that the next tensor reuses its memory.
 fn freed(world: &World) -> Result<()> {
     for device in 0..world.devices {
         for record in [true, false] {
@@ -92,7 +92,7 @@ fn host_code(world: &World) -> Result<()> {
         pinned.add_(1.0)?;
         assert_eq!(pinned.to_vec::<f32>()?[7], 2.0);
         assert!(cuda::take_races().is_empty());
-        // The source of a copy in flight may be read, not written.
+        // The host may read the source of a copy in flight, but not write it.
         a.copy_(&pinned, true)?;
         assert_eq!(pinned.to_vec::<f32>()?[7], 2.0);
         assert!(cuda::take_races().is_empty());
@@ -103,7 +103,7 @@ fn host_code(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A copy between devices is ordered on both current streams, and on no other stream.
+/// Tests that a copy between devices is ordered on both current streams, and on no other stream.
 fn peers(world: &World) -> Result<()> {
     for device in 1..world.devices {
         let a = ones([1000], 0)?;
@@ -127,14 +127,14 @@ fn peers(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// One stream per device, with frequent allocations and an emptied cache, has no race.
+/// Tests that one stream per device, with frequent allocations and an emptied cache, has no race.
 fn plain(world: &World) -> Result<()> {
     for round in 0..3 {
         for device in 0..world.devices {
             let a = ones([300, 7], device)?;
             let b = (&(&a * 2.0)?.t()?.contiguous()? + 1.0)?;
             assert_eq!(b.sum(())?.item::<f32>()?, 6300.0);
-            // Another stream of the device allocates the memory that this stream freed.
+            // Let another stream of the device allocate the memory that this stream freed.
             let s = cuda::exclusive_stream(device, 0)?;
             drop((a, b));
             cuda::empty_cache();

@@ -1,4 +1,4 @@
-//! S30: random fills in place, seeds, and PyTorch's values.
+//! Tests of row S30: random fills in place, seeds, and PyTorch's values.
 
 use serde_json::Value;
 use warpline::{
@@ -82,15 +82,16 @@ fn doubles(t: &Tensor) -> Result<Vec<f64>> {
     t.to(DType::F64)?.to_vec()
 }
 
-/// PyTorch's first values, and for some cases the last value and the sum.
+/// Compares values with PyTorch's: the first values and, for some cases, the last value and the
+/// sum.
 fn check(case: &Value, name: &str, t: &Tensor, tolerance: f64) -> Result<()> {
     let got = doubles(t)?;
-    // The values are `float32`, written with a few digits more.
+    // Golden values are `float32`, written with a few more digits.
     let close =
         |a: f64, b: f64| a as f32 == b as f32 || (a - b).abs() <= tolerance * b.abs().max(1.0);
     let want = list(&case[name]);
     assert!(!want.is_empty(), "{name} of {case}");
-    // Long rows list values at equal distances, and their sum.
+    // For long results, the golden file has values at equal distances, and the sum of all.
     let sum = case[format!("{name}_sum")].as_f64();
     let step = if sum.is_some() { got.len() / want.len() + 1 } else { 1 };
     for (i, (g, w)) in got.iter().step_by(step).zip(&want).enumerate() {
@@ -140,7 +141,8 @@ fn goldens(world: &World) -> Result<()> {
     golden(Device::cuda(world.devices - 1))
 }
 
-/// As in PyTorch, values on CUDA depend on the GPU's number of multiprocessors.
+/// Returns whether the current GPU gives other values than the golden file. As in PyTorch, values
+/// on CUDA depend on the number of multiprocessors; the golden values come from a GPU with 132.
 fn cuda_is_not_the_goldens() -> Result<bool> {
     Ok(warpline::cuda::get_device_properties(())?.multiprocessor_count != 132)
 }

@@ -1,4 +1,4 @@
-//! S6: ops that read a peer's memory, with peer access enabled.
+//! Tests of row S6: ops that read the memory of a peer device, with peer access enabled.
 
 use warpline::cuda::AllocatorConfig;
 use warpline::{
@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::common;
 
-/// Policies with mapped pages, with segments, and with expandable segments.
+/// Allocator policies with mapped pages, with segments, and with expandable segments.
 const POLICIES: [&str; 4] = [
     "policy:default",
     "policy:torch",
@@ -77,7 +77,7 @@ fn every_op(devices: usize) -> Result<()> {
         let _current = cuda::device(current)?;
         let cases = [
             ((&x + &y)?, vec![10.0, 11.0, 12.0, 13.0, 14.0, 15.0]),
-            // A broadcast operand of another dtype.
+            // A broadcast operand with a different dtype.
             ((&x * &z)?, vec![0.0, 1.0, 4.0, 0.0, 4.0, 10.0]),
             (x.matmul(&y.t()?)?, vec![30.0, 30.0, 120.0, 120.0]),
             (
@@ -131,8 +131,8 @@ impl First for Tensor {
     }
 }
 
-/// The op is ordered after earlier work of both devices, and later work of both is ordered after
-/// it, on any current streams.
+/// Tests that an op is ordered after earlier work of both devices, and that later work of both
+/// devices is ordered after the op, whichever streams are current.
 fn in_order(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let (here, there) = (cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(1, 0)?);
@@ -151,7 +151,7 @@ fn in_order(_devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// Memory that a peer's stream reads is not reused before the read.
+/// Tests that memory that a stream of a peer reads is not reused before the read.
 fn freed(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let here = cuda::exclusive_stream(0, 0)?;
@@ -170,7 +170,8 @@ fn freed(_devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// Random programs over devices and streams give the same values as the ops one after another.
+/// Tests that random programs on several devices and streams give the same values as their ops one
+/// after another.
 fn random_programs(devices: usize) -> Result<()> {
     for a in 0..devices {
         for b in 0..devices {
@@ -223,7 +224,7 @@ fn random_programs(devices: usize) -> Result<()> {
     Ok(())
 }
 
-/// No peer read makes the host wait.
+/// A read of a peer's memory does not make the host wait.
 #[test]
 fn s06_a_peer_read_does_not_wait_on_the_host() {
     let world = SimBox::lazy(2);
@@ -239,7 +240,7 @@ fn s06_a_peer_read_does_not_wait_on_the_host() {
     });
 }
 
-/// The race detector checks the program's order across devices, too.
+/// The race detector also checks the order of a program across devices.
 #[test]
 fn s06_manual_order_is_the_programs() {
     let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);

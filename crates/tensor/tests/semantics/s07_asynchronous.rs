@@ -1,5 +1,5 @@
-//! S7: ops are enqueued and return before they run. Their results are as if each op had run at
-//! once.
+//! Tests of row S7: ops are enqueued and return before they run, and the results are the same as if
+//! each op had run at once.
 
 use warpline::{DType, Device, Result, RuntimeConfig, arange, cuda, full, ones};
 use warpline_cuda_sys_safe::sim::CallKind;
@@ -60,7 +60,7 @@ fn s07_nothing_runs_before_something_waits() {
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s07_ops_return_before_they_run() {
-    // A simulated device may run work early, so the test asks for the laziest schedule.
+    // A simulated device may run work early, so the test uses the laziest schedule.
     let spec = crate::common::gpu_spec();
     let (spec, n) = if spec.starts_with("sim") { (spec + ",lazy", 16) } else { (spec, 4096) };
     let runtime = warpline::open(&spec, &RuntimeConfig::default()).expect("a GPU");

@@ -1,5 +1,5 @@
-//! S8: `synchronize` reports a failed index check to the thread that made the call, and to no other
-//! thread.
+//! Tests of row S8: `synchronize` reports a failed index check only in the thread that called the
+//! failed op.
 
 use std::thread::scope;
 
@@ -27,7 +27,7 @@ fn in_other_thread<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> 
     scope(|s| s.spawn(|| with_runtime(runtime, f)).join().expect("no panic"))
 }
 
-/// Runs all calls of a thread that wait implicitly.
+/// Makes all kinds of calls that wait implicitly.
 fn wait_implicitly() -> Result<()> {
     let x = tensor([1.0f32, 2.0], 0)?;
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, [2.0, 3.0]);
@@ -66,7 +66,7 @@ fn own_tensors(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Several tests run in one process, and some of them expect a failure.
+/// Models several tests in one process, some of which expect a failure.
 fn parallel(_: &World) -> Result<()> {
     let runtime = runtime();
     let test = |number: i64| -> Result<()> {
@@ -112,7 +112,7 @@ fn ended(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A dataset that gathers on the device, with an index that may be out of range.
+/// A dataset that gathers rows on a device. An index may be out of range.
 struct GatherDataset(Tensor);
 
 impl Dataset for GatherDataset {

@@ -1,6 +1,6 @@
-//! S8: an index out of range is an error that names the index and the line of the call. On the CPU,
-//! the call itself fails. On a GPU, each read of the result fails, and so does the next
-//! `synchronize` of the thread that made the call. The device stays usable.
+//! Tests of row S8: an index out of range is an error that names the index and the line of the
+//! call. On the CPU, the call itself fails. On a GPU, each read of the result fails, and so does
+//! the next `synchronize` of the thread that made the call. The device remains usable.
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
@@ -24,7 +24,7 @@ crate::rows! {
     schedules(2) s08_devices_are_blamed_apart gpu2_s08_devices_are_blamed_apart => devices;
 }
 
-/// `[[0, 1, 2], [3, 4, 5], …]`, four rows.
+/// Returns the tensor `[[0, 1, 2], [3, 4, 5], …]`, with four rows.
 pub(crate) fn table(device: usize) -> Result<Tensor> {
     arange(12.0f32, device)?.view([4, 3])
 }
@@ -58,7 +58,8 @@ fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Waits and queries that report no failure of the tensor. Some of them wait for other tensors.
+/// Returns waits and queries that must not report the failure of a tensor, some of them because
+/// they are for other tensors.
 fn silent_waits() -> Vec<Wait> {
     vec![
         |_| until(|| cuda::current_stream(())?.query()),
@@ -82,7 +83,7 @@ fn silent_waits() -> Vec<Wait> {
     ]
 }
 
-/// Waits that report a tensor's failure.
+/// Returns waits that must report the failure of a tensor.
 fn waits() -> Vec<Wait> {
     vec![
         |_| cuda::synchronize(()),
@@ -110,7 +111,7 @@ fn every_op_and_wait(_: &World) -> Result<()> {
         let (line, picked) = (line!(), t.index_select(0, &bad)?);
         let after = t.index_select(0, &good)?;
         assert_is(&failed(wait(&picked)), "index_select", 4, [0, 4], line);
-        // The failure is reported once by waits, and by each read of dependent data. Other results
+        // Waits report the failure once, and each read of dependent data reports it. Other results
         // are right.
         wait(&after)?;
         assert_is(&failed(picked.to_vec::<f32>()), "index_select", 4, [0, 4], line);
@@ -152,7 +153,7 @@ fn s08_on_the_cpu_the_call_itself_fails() {
     });
 }
 
-/// With `launch_blocking`, the call itself fails, on any stream.
+/// Tests that with `launch_blocking` the call itself fails, on any stream.
 fn blocking(_: &World) -> Result<()> {
     let (t, bad) = (table(0)?, indices(0, &[-7])?);
     for _ in 0..3 {
@@ -205,7 +206,7 @@ fn streams(_: &World) -> Result<()> {
             assert_is(&failed(stream.synchronize()), "embedding", 9, [0, 4], line);
             stream.synchronize()?;
         }
-        // Waits for the device report the two failures one after the other.
+        // Two waits for the device report the two failures one after the other.
         let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
         let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let mut lines = [0, 1].map(|_| failed(cuda::synchronize(0)).location.line());
@@ -228,7 +229,7 @@ fn covered(_: &World) -> Result<()> {
     cuda::synchronize(0)?;
     let [a, b] = pool_streams()?;
     for _ in 0..4 {
-        // The event covers neither earlier work of `b` nor later work of `a`.
+        // A wait for the event covers neither the earlier work of `b` nor the later work of `a`.
         let (early, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let event = a.record_event(None)?;
         let (late, picked) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
@@ -236,7 +237,7 @@ fn covered(_: &World) -> Result<()> {
         // The copy on `a` waits for `picked` and for no other stream.
         let read = cuda::with_stream(&a, || picked.to_vec::<f32>());
         assert_is(&failed(read), "embedding", 5, [0, 4], late);
-        // The failure on `b` is not reported before something waits for `b` through `a`.
+        // The failure on `b` is reported only after `a` waits for `b`, by a wait for `a`.
         a.wait_stream(&b)?;
         assert_is(&failed(a.synchronize()), "embedding", 5, [0, 4], early);
         cuda::synchronize(0)?;
@@ -295,7 +296,7 @@ fn replays(_: &World) -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// Index checks add no host waits, and reserve pages only for launches in flight.
+/// Index checks add no host waits, and allocate report pages only for launches in flight.
 #[test]
 fn s08_checks_cost_nothing_where_there_are_none() {
     let world = SimBox::lazy(2);
@@ -307,11 +308,11 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         for _ in 0..2000 {
             embedding(&t, &good)?;
         }
-        // No launch has run, so each takes one place, and a page has 512 places.
+        // No launch has run, so each occupies a slot for its report. A page has 512 slots.
         let pages = world.count(CallKind::HostAlloc) - before;
         assert!((1..=4).contains(&pages), "{pages}");
         assert_eq!(world.host_waits(), waits);
-        // The places of dropped streams are reused.
+        // The slots of dropped streams are reused.
         for turn in 0..200 {
             // Create a new table, because a tensor records its readers.
             let t = table(0)?;
@@ -328,7 +329,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
     assert_eq!(alive.count(CallKind::HostAlloc), alive.count(CallKind::HostFree));
 }
 
-/// Completed launches are noticed without a wait.
+/// The slots of completed launches are reused although the program never waits.
 #[test]
 fn s08_a_program_that_never_waits_needs_no_more_places() {
     let world = SimBox::with(1, Schedule::Eager, SyncPolicy::Auto);
@@ -364,7 +365,7 @@ fn s08_without_a_place_to_report_the_launch_fails() {
     });
 }
 
-/// Each thread waits for its own stream and receives only its own failures.
+/// Tests that each thread that waits for its own stream receives only its own failures.
 fn threads(_: &World) -> Result<()> {
     let t = table(0)?;
     cuda::synchronize(0)?;

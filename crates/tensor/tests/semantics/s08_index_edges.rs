@@ -1,5 +1,5 @@
-//! S8: edge cases of failed index checks. A failure that one wait does not cover is kept for a
-//! later wait, even if other threads enqueue work or wait meanwhile.
+//! Tests of row S8, edge cases of failed index checks: a failure that one wait does not cover is
+//! kept for a later wait, even if other threads enqueue work or wait meanwhile.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::s08_index_check::{failed, indices, table};
 
-/// The wait for each value reports the failure of that value's own launch.
+/// The wait for a value reports only the failure of the launch that computed this value.
 #[test]
 fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
     for schedule in schedules() {
@@ -37,8 +37,8 @@ fn s08_failures_outside_a_wait_stay_for_a_later_wait() {
     }
 }
 
-/// A replay may fail before its launch has returned. Waits of other threads do not take that
-/// failure.
+/// A replay may fail before the call that launches it has returned. Waits of other threads must not
+/// consume this failure.
 #[test]
 fn s08_only_a_wait_for_the_replay_reports_it() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
@@ -69,7 +69,7 @@ fn s08_only_a_wait_for_the_replay_reports_it() {
     });
 }
 
-/// A refused replay does not affect the replay before it.
+/// A refused replay does not hide the failure of the replay before it.
 #[test]
 fn s08_a_refused_replay_hides_no_earlier_one() {
     let world = SimBox::lazy(1);
@@ -85,8 +85,8 @@ fn s08_a_refused_replay_hides_no_earlier_one() {
     });
 }
 
-/// One thread begins and ends captures of a stream while another launches on the stream. A launch
-/// is captured or runs at once; its failure is reported by the replay or by the run.
+/// One thread begins and ends captures of a stream while another thread launches on it. Each launch
+/// is captured or runs at once, and its failure is reported either for the replay or for the run.
 #[test]
 fn s08_a_launch_beside_a_capture_reports_its_failure() {
     SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
@@ -154,10 +154,10 @@ fn s08_remaining_failures_are_reported_by_the_next_wait() {
     });
 }
 
-/// A wait that a lost device ends does not consume the report of another device.
+/// A wait that ends because a device is lost does not consume the report of another device.
 #[test]
 fn s08_a_moot_wait_swallows_no_report() {
-    // Faults are isolated here. On hardware all devices are lost together, and no report remains.
+    // This test isolates faults. On hardware all devices are lost together, and no report remains.
     let config = SimConfig { schedule: Schedule::Lazy, isolate_faults: true, ..SimConfig::new(2) };
     let world = SimBox::new(config, &RuntimeConfig::default());
     world.enter(|| {

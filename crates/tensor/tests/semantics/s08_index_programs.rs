@@ -1,5 +1,5 @@
-//! S8: random programs with indices out of range on several streams. A model predicts which call
-//! reports which failure.
+//! Tests of row S8: random programs with indices out of range on several streams. A model predicts
+//! which call reports which failure.
 
 use std::collections::BTreeMap;
 

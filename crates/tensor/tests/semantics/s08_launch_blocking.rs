@@ -1,5 +1,6 @@
-//! S8: with `launch_blocking`, every launch waits for its completion and reports its failure at its
-//! call site. Otherwise the next synchronisation reports the failure and names the launch.
+//! Tests of row S8: with `launch_blocking`, every launch waits for its completion, and the call
+//! that launched reports a failure. Otherwise the next synchronization reports the failure and
+//! names the launch.
 
 use warpline::{Error, ErrorKind, Result, RuntimeConfig, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
@@ -60,7 +61,7 @@ fn s08_without_launch_blocking_the_next_synchronisation_reports_the_failure() {
     });
 }
 
-/// All work of an op is complete when the op returns.
+/// Checks that all work of an op is complete when the op returns.
 fn nothing_is_left() -> Result<()> {
     let stream = cuda::current_stream(())?;
     let a = ones([64, 64], "cuda")?;

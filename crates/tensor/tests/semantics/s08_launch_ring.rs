@@ -1,5 +1,5 @@
-//! S8: an error that surfaces after its launch lists the stream's launches that may be incomplete,
-//! oldest first, with shapes and call sites.
+//! Tests of row S8: an error that is reported after its launch lists all launches of the stream
+//! that may be incomplete, oldest first, with shapes and call sites.
 
 use warpline::{Error, ErrorKind, Result, SyncPolicy, Tensor, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
@@ -15,12 +15,12 @@ fn pending(error: &Error) -> &[PendingLaunches] {
     }
 }
 
-/// Returns op and line of each listed launch.
+/// Returns the op and the line of each listed launch.
 fn listed(of: &PendingLaunches) -> Vec<(&'static str, u32)> {
     of.launches.iter().map(|l| (l.op, l.location.line())).collect()
 }
 
-/// Injects a fault into the next kernel of the device, and returns a tensor there.
+/// Injects a fault into the next kernel of the device, and returns a tensor on this device.
 fn struck(world: &SimBox) -> Result<Tensor> {
     let a = ones([2, 3], 0)?;
     cuda::synchronize(0)?; // completed launches are not listed
@@ -69,7 +69,8 @@ fn s08_an_error_lists_the_launches_it_may_be_of() {
     }
 }
 
-/// A copy that is staged through page-locked memory waits for earlier work by itself.
+/// A copy that is staged in page-locked memory waits for earlier work on its own, so it may report
+/// a failure.
 #[test]
 fn s08_a_large_copy_lists_pending_launches_too() {
     for to_device in [false, true] {
@@ -124,8 +125,8 @@ fn s08_the_ring_is_bounded_and_counts_dropped_launches() {
     });
 }
 
-/// The synchronised stream is listed first. The whole device is lost, so other streams are listed
-/// too.
+/// The synchronized stream is listed first. Other streams are also listed, because the whole device
+/// is lost.
 #[test]
 fn s08_other_streams_of_a_lost_device_come_after() {
     for schedule in schedules() {

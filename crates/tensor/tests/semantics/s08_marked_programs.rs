@@ -1,5 +1,5 @@
-//! S8: random programs over tensors on a device and on the host, with indices out of range. A model
-//! predicts the marks of each tensor.
+//! Tests of row S8: random programs with tensors on a device and on the host, and with indices out
+//! of range. A model predicts the failure marks of each tensor.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ const WIDTH: usize = 4;
 /// Indices of the middle elements.
 const MIDDLE: [usize; 2] = [1, 2];
 
-/// A step of a random program. Tensors have numbers, and the last tensor is page-locked.
+/// A step of a random program. Tensors are referred to by number; the last tensor is page-locked.
 #[derive(Clone, Debug)]
 enum Step {
     Pick {
@@ -63,8 +63,8 @@ fn step() -> impl Strategy<Value = (usize, Step)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each read of a marked tensor fails with one of its marks. An unmarked tensor has the right
-    /// values.
+    /// Each read of a marked tensor fails with the index of one of its marks. An unmarked tensor
+    /// has the right values.
     #[test]
     fn s08_tensors_are_marked_as_a_model_says(steps in prop::collection::vec(step(), 0..60)) {
         for schedule in schedules() {
@@ -75,7 +75,7 @@ proptest! {
 
 type Indices = BTreeSet<i64>;
 
-/// Expected values of a tensor, with the bad indices that mark the whole tensor and its middle.
+/// Expected values of a tensor, and the bad indices that mark the whole tensor and its middle.
 #[derive(Clone, Debug, Default)]
 struct Model {
     values: [f32; WIDTH],
@@ -96,14 +96,14 @@ struct Program {
     /// The index of the row.
     index: Tensor,
     models: Vec<Model>,
-    /// Failures that the host knows of.
+    /// Indices of failures that the host already knows.
     known: Indices,
     issued: Indices,
 }
 
 impl Program {
-    /// Whether work that depends on `marks` was enqueued. Such work must be refused if the host
-    /// knows of one of the failures.
+    /// Returns whether work that depends on `marks` was enqueued. Such work must be refused if the
+    /// host already knows one of the failures.
     fn done<R: std::fmt::Debug>(&self, answer: Result<R>, marks: &Indices, context: &str) -> bool {
         if answer.is_ok() {
             assert!(marks.is_disjoint(&self.known), "{context}: {marks:?} not refused");
@@ -114,7 +114,7 @@ impl Program {
     }
 }
 
-/// Retries a call that failed only with the report of a wait.
+/// Calls `f` again while it fails only because of a report.
 fn again<R>(mut f: impl FnMut() -> Result<R>) -> Result<R> {
     for _ in 0..8 {
         match f() {
@@ -221,7 +221,7 @@ impl Program {
                 }
             }
             Step::Replay { bad, times } => {
-                // Overlapping replays would share their failures, so wait first.
+                // Wait first, because overlapping replays would share a report slot.
                 let _ = cuda::synchronize(0);
                 self.known = self.issued.clone();
                 let index = if *bad { 100 + i } else { i % 4 };
@@ -271,7 +271,7 @@ impl Program {
     }
 }
 
-/// A program that never waits for its launches reads the right data or the failure.
+/// A program that never waits for its launches reads either the right data or the failure.
 #[test]
 fn s08_marks_of_a_program_that_never_waits() {
     common::schedules_with(1, &RuntimeConfig::default(), |_| {
@@ -281,7 +281,7 @@ fn s08_marks_of_a_program_that_never_waits() {
         for turn in 0..300 {
             right.add_(&embedding(&t, &good)?)?;
             let row = picked(&t, if turn == 123 { 77 } else { 1 })?;
-            // The launch may be known to be complete although the host has not waited.
+            // The host may know that the launch is complete although it has not waited.
             if let Err(refused) = sum.add_(&row) {
                 assert!(turn >= 123, "{turn}: {refused}");
                 assert_eq!(failed(Err::<(), _>(refused)).index, 77);

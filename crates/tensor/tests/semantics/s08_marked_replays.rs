@@ -1,5 +1,5 @@
-//! S8: graphs with indices out of range: the tensors that a replay marks, and the inputs that must
-//! be overwritten before the next replay.
+//! Tests of row S8, graphs with indices out of range: which tensors a failed replay marks, and
+//! which inputs must be overwritten before the next replay.
 
 use warpline::cuda::{self, CudaGraph};
 use warpline::{Result, RuntimeConfig, embedding, zeros};
@@ -46,7 +46,8 @@ fn replays(_: &World) -> Result<()> {
         // Results that do not depend on the failed check are right.
         assert_eq!(kept.narrow(0, 1, 1)?.to_vec::<f32>()?, [0.0; 3]);
         assert_eq!(other.to_vec::<f32>()?[0], 1.0);
-        // A replay overwrites its results. Marked inputs must be overwritten before it.
+        // A replay overwrites its results, but the program must overwrite marked inputs before the
+        // replay.
         set(2)?;
         assert_eq!(failed(graph.replay()).index, 8);
         sum.zero_()?;
@@ -64,7 +65,7 @@ fn replays(_: &World) -> Result<()> {
     }
     assert_marked(&twice, 8);
     cuda::synchronize(0)?;
-    // A report at a wait removes no mark, and a copy to the host keeps the mark.
+    // The report of a wait removes no mark, and a copy to the host copies the mark.
     sum.zero_()?;
     set(9)?;
     graph.replay()?;
@@ -77,7 +78,7 @@ fn replays(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A graph's input is marked, and its failure is known or unknown at the replay.
+/// Tests a graph whose input is marked, when the failure is known at the replay and when it is not.
 fn marked_inputs(_: &World) -> Result<()> {
     let (t, input, out) = (table(0)?, zeros([1, 3], 0)?, zeros([1, 3], 0)?);
     let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
@@ -108,7 +109,7 @@ fn marked_inputs(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// With blocking launches, the tensor of a failed launch is marked as well.
+/// With blocking launches, the result of a failed launch is also marked.
 #[test]
 fn s08_a_blocking_launch_marks_its_result() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
@@ -127,13 +128,13 @@ fn s08_a_blocking_launch_marks_its_result() {
     });
 }
 
-/// Consecutive replays; nothing else uses the graph's tensors between them.
+/// Tests consecutive replays, between which nothing else uses the tensors of the graph.
 fn in_a_row(_: &World) -> Result<()> {
     let (t, which, sum) = (table(0)?, which(-1)?, zeros([1, 3], 0)?);
     let (rounds, twice) = (zeros([1], 0)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
     graph.capture(|| {
-        // The sum of the previous replay.
+        // Read the sum of the previous replay.
         twice.copy_(&(&sum * 2.0)?, ())?;
         which.add_(1)?;
         sum.add_(&embedding(&t, &which)?)?;
@@ -158,7 +159,7 @@ fn in_a_row(_: &World) -> Result<()> {
         })?;
         graph.replay()?;
         assert_eq!(twice.to_vec::<f32>()?, [36.0, 44.0, 52.0]);
-        // Rows read by earlier replays are right. The sum, and every later sum, is marked.
+        // Results of earlier replays are right. This sum and every later sum are marked.
         assert_marked(&sum, 4);
         assert_eq!(rounds.to_vec::<f32>()?, [5.0]);
         assert_eq!(failed(graph.replay()).index, 4);
@@ -169,7 +170,7 @@ fn in_a_row(_: &World) -> Result<()> {
             graph.replay()?;
         }
         assert_eq!(sum.to_vec::<f32>()?, [9.0, 12.0, 15.0]);
-        // Several replays overlap the one that fails.
+        // Several replays overlap the replay that fails.
         let overlapping = (0..4).try_for_each(|_| graph.replay());
         let index = overlapping.map_or_else(|error| failed::<(), _>(Err(error)).index, |()| 4);
         assert_eq!(index, 4);
@@ -185,7 +186,8 @@ fn in_a_row(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// The failure is known, and nothing has used the graph's tensors since the failed replay.
+/// Tests a replay when the failure is known and nothing has used the tensors of the graph since the
+/// failed replay.
 fn known(_: &World) -> Result<()> {
     let (t, which, sum) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();
@@ -206,7 +208,7 @@ fn known(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A program that always has replays in flight.
+/// Tests a program that always has replays in flight.
 fn pipelined(_: &World) -> Result<()> {
     let (t, which) = (table(0)?, which(1)?);
     let mut graph = CudaGraph::new();
@@ -233,7 +235,8 @@ fn pipelined(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Between replays, the graph's input is overwritten with a result of a replay or with good values.
+/// Tests that between replays the input of a graph may be overwritten with a result of a replay or
+/// with good values.
 fn between(_: &World) -> Result<()> {
     let (t, which, x) = (table(0)?, which(8)?, zeros([1, 3], 0)?);
     let mut graph = CudaGraph::new();

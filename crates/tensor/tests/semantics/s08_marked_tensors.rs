@@ -1,7 +1,7 @@
-//! S8: a failed index check marks the tensor that the kernel wrote. Until the tensor is
-//! overwritten, each host read of it, or of data computed from it, returns the error. Once the
-//! failure is known, so does each launch that reads them. This holds on any thread, whether or not
-//! the error was reported before.
+//! Tests of row S8: a failed index check marks the tensor that the kernel wrote. Until this tensor
+//! is overwritten, each read on the host, of the tensor or of data computed from it, returns the
+//! error. Once the failure is known, each launch that reads such data also returns the error. This
+//! holds on any thread, whether or not the error was reported before.
 
 use warpline::cuda::{self, Stream};
 use warpline::{
@@ -34,12 +34,12 @@ crate::rows! {
         => between_devices;
 }
 
-/// Picks a row by an index out of range. Reads of the result fail with this index.
+/// Returns a row of `t` at an index out of range. Reads of the result fail with this index.
 pub(crate) fn picked(t: &Tensor, index: i64) -> Result<Tensor> {
     embedding(t, &which(index)?)
 }
 
-/// Makes an index on the device, without a copy from the host, which would wait.
+/// Returns an index that is made on the device, because a copy from the host would wait.
 pub(crate) fn which(index: i64) -> Result<Tensor> {
     full([1], index, (DType::I64, 0))
 }
@@ -57,7 +57,8 @@ pub(crate) fn assert_marked(t: &Tensor, index: i64) {
     }
 }
 
-/// Other threads wait and receive no report. Each read of the tensor fails, on any thread.
+/// Tests that other threads that wait receive no report, and that each read of the tensor fails, on
+/// any thread.
 fn told_elsewhere(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let other = cuda::Stream::new(0)?;
@@ -109,7 +110,7 @@ fn four_threads(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Marks propagate through ops, streams, dtypes, views and in-place ops.
+/// Tests that marks propagate through ops, streams, dtypes, views and in-place ops.
 fn derived(_: &World) -> Result<()> {
     let t = table(0)?;
     let right = zeros([1, 3], 0)?;
@@ -141,7 +142,8 @@ fn derived(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Launches run before the failure is known and are refused afterwards, on any thread and stream.
+/// Tests that launches that read a marked tensor run before the failure is known, and are refused
+/// afterwards, on any thread and stream.
 fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;
@@ -179,7 +181,8 @@ fn refused(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Copies to host memory, page-locked or pageable, blocking or not, and host code that reads them.
+/// Tests copies to page-locked and pageable host memory, blocking and non-blocking, and host ops
+/// that read the copies.
 fn on_host(_: &World) -> Result<()> {
     let t = table(0)?;
     for known in [false, true] {
@@ -202,7 +205,7 @@ fn on_host(_: &World) -> Result<()> {
         let plain = zeros([1, 3], ())?;
         assert_eq!(failed(plain.copy_(&u, ())).index, 5);
         assert_eq!(failed(plain.copy_(&host, ())).index, 5);
-        // Host code that overwrites the row removes its mark, and so does a copy from a device.
+        // A host op that overwrites the row removes its mark, and so does a copy from a device.
         rows[1].fill_(2.0)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0, 4.0, 5.0, 2.0, 2.0, 2.0]);
         host.copy_(&zeros([1, 3], 0)?, true)?;
@@ -221,7 +224,8 @@ fn on_host(_: &World) -> Result<()> {
     cuda::synchronize(0)
 }
 
-/// Each of many failures stays with its own tensor, and the tensors between them are right.
+/// Tests that each of many failures marks only its own tensor, and that the tensors between them
+/// are right.
 fn many(_: &World) -> Result<()> {
     let t = table(0)?;
     for by_wait in [false, true] {
@@ -257,7 +261,7 @@ fn overwritten(_: &World) -> Result<()> {
         |u, _| u.normal_(()).map(drop),
         |u, row| u.copy_(row, ()).map(drop),
         |u, _| u.copy_(&zeros([1, 3], ())?.pin_memory()?, true).map(drop),
-        // Overwrite the tensor piece by piece.
+        // Overwrite the tensor in parts.
         |u, row| {
             u.narrow(1, 0, 1)?.fill_(1.0)?;
             u.narrow(1, 2, 1)?.fill_(1.0)?;
@@ -288,7 +292,7 @@ fn overwritten(_: &World) -> Result<()> {
             }
         }
     }
-    // Overwriting a part keeps the mark of the whole.
+    // Overwriting a part keeps the mark of the whole tensor.
     let u = table(0)?.index_select(0, &indices(0, &[0, 9, 1])?)?;
     u.narrow(0, 0, 1)?.fill_(1.0)?;
     for view in [&u, &u.narrow(0, 1, 1)?, &u.t()?, &u.view([9])?, &u.narrow(1, 1, 1)?] {
@@ -344,7 +348,7 @@ fn between_devices(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Without a peer link, the copy goes through page-locked memory.
+/// Without a peer link, the driver copies through page-locked memory.
 #[test]
 fn s08_copies_without_a_link_are_marked() {
     for schedule in schedules() {
@@ -361,7 +365,7 @@ fn s08_copies_without_a_link_are_marked() {
     }
 }
 
-/// The tensor is large enough for a staged copy, because the pieces are small.
+/// The staging pieces are so small that the copy of this tensor is staged.
 #[test]
 fn s08_staged_copies_are_marked() {
     let staging = Staging { from: 1, chunk: 64, threads: 2 };

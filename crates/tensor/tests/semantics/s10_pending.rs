@@ -1,5 +1,5 @@
-//! S10: copies in flight. Host memory that a device writes or reads is neither visible half written
-//! nor reused.
+//! Tests of row S10, copies in flight: host memory that a device still writes or reads is neither
+//! visible half written nor reused.
 
 use warpline::{
     DType, ErrorKind, Pending, Result, SyncPolicy, Tensor, arange, cuda, full, ones, zeros,
@@ -20,7 +20,7 @@ crate::rows! {
     worlds(1) s10_values_on_the_host_are_ready gpu_s10_values_on_the_host_are_ready => ready;
 }
 
-/// Polls, like a program that does other work meanwhile.
+/// Queries until the value is there, like a program that does other work meanwhile.
 fn poll<T>(pending: Pending<T>) -> Result<T> {
     while !pending.query()? {
         std::thread::yield_now();
@@ -58,7 +58,8 @@ fn arrive(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The next owner of the memory sees its own values, even if the copy was not complete at the drop.
+/// Tests that the next owner of the memory reads its own values, even if the copy was not complete
+/// at the drop.
 fn dropped(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let t = full([N], 7.0, (DType::F32, device))?;
@@ -89,7 +90,7 @@ fn moved(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The source of a copy stays allocated until the device has read it.
+/// Tests that the source of a copy stays allocated until the device has read it.
 fn source(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
     for device in 0..world.devices {
@@ -121,7 +122,7 @@ fn ready(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// The page-locked block is out of the cache while the device uses it, and is back in the cache
+/// The page-locked block is not in the cache while the device uses it, and returns to the cache
 /// afterwards.
 #[test]
 fn s10_the_block_is_out_of_the_cache_until_done() {
@@ -153,8 +154,8 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
     });
 }
 
-/// Neither creating nor querying a pending value makes the host wait. `wait` waits once, and not at
-/// all after a query that returned true.
+/// Neither the creation nor a query of a pending value makes the host wait. `wait` waits once, but
+/// not at all after a query that returned `true`.
 #[test]
 fn s10_a_pending_value_waits_only_when_asked() {
     for schedule in schedules() {
@@ -181,7 +182,7 @@ fn s10_a_pending_value_waits_only_when_asked() {
     }
 }
 
-/// A wait covers the copy and not later work of its stream.
+/// A wait covers the copy, but no later work of its stream.
 #[test]
 fn s10_later_work_is_not_waited_for() {
     let lazy = SimBox::lazy(1);

@@ -1,5 +1,5 @@
-//! S11: default, pool, exclusive and external streams; stream guards. The current stream is per
-//! thread and device.
+//! Tests of row S11: default, pool, exclusive and external streams, and stream guards. Each thread
+//! has a current stream per device.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
-//! S12: the note's incorrect example. `normal_` runs on the default stream and `sum` on another
-//! stream, without a wait. The result is right by default, and a race is reported under
-//! `SyncPolicy::Manual`.
+//! Tests of row S12: the incorrect example in PyTorch's note on CUDA semantics. `normal_` runs on
+//! the default stream and `sum` on another stream, without a wait. By default, the result is right.
+//! Under `SyncPolicy::Manual`, a race is reported.
 
 use warpline::{Device, Race, Result, SyncPolicy, Tensor, cuda, empty, manual_seed};
 use warpline_cuda_sys_safe::sim::Schedule;
@@ -26,7 +26,7 @@ fn filled(device: usize) -> Result<Tensor> {
     Ok(a)
 }
 
-/// Computes the sum on one stream.
+/// Computes the expected sum, on one stream.
 fn expected(device: usize) -> Result<f32> {
     filled(device)?.sum(())?.item()
 }
@@ -49,7 +49,7 @@ fn right_by_default(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A tensor is made on a pool stream of one device, then moved to another device and used there.
+/// Makes a tensor on a pool stream of one device, moves it to another device and uses it there.
 fn right_across_devices(world: &World) -> Result<()> {
     let expected = expected(0)?;
     for device in 1..world.devices {
@@ -63,7 +63,7 @@ fn right_across_devices(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that the only race is between these two calls in this file.
+/// Asserts that all reported races are between these two calls in this file.
 fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
     assert!(!races.is_empty(), "no race was reported");
     for race in races {
@@ -137,11 +137,11 @@ fn two_reads(world: &World) -> Result<()> {
     assert!(world.runtime.take_races().is_empty(), "reads do not conflict");
     cuda::synchronize(0)?;
     assert_eq!(b.to_vec::<f32>()?, cuda::with_stream(&s, || c.to_vec::<f32>())?);
-    assert!(world.runtime.take_races().is_empty(), "what the host has seen done is ordered");
+    assert!(world.runtime.take_races().is_empty(), "work that the host has waited for is ordered");
     Ok(())
 }
 
-/// A view shares memory with its base, although their addresses differ.
+/// Tests that a race between a view and its base is found, although their addresses differ.
 fn views(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
     let a = empty([100, 100], 0)?;
@@ -157,7 +157,8 @@ fn views(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The simulator shows the mistake: under the laziest schedule, `sum` reads unwritten memory.
+/// The simulator makes the mistake visible: under the laziest schedule, `sum` reads unwritten
+/// memory.
 #[test]
 fn s12_without_a_wait_the_data_is_wrong() {
     let run = |policy| {

@@ -1,5 +1,5 @@
-//! S12: random programs over several streams, devices and threads give the same values as their ops
-//! one after another. The host waits only where the program asks for it.
+//! Tests of row S12: random programs on several streams, devices and threads give the same values
+//! as their ops one after another, and the host waits only for values that the program reads.
 
 use std::sync::{Condvar, Mutex};
 
@@ -24,7 +24,7 @@ enum Action {
     Add,
     /// Assigns twice the second half of `src` to the first half of `dst`.
     Halves,
-    /// Replaces `dst` by a new tensor `src * 3 + 1` on a device. The old tensor is freed.
+    /// Replaces `dst` by a new tensor `src * 3 + 1` on a device, and frees the old tensor.
     Replace { device: usize },
     /// Copies `src` to `dst`.
     Copy { non_blocking: bool },
@@ -32,9 +32,9 @@ enum Action {
     ThroughHost,
     /// Sets all elements of `dst` to one number.
     Fill(i64),
-    /// Copies `src` to the host, and waits at the end of the program.
+    /// Starts a copy of `src` to the host. The program waits for it at the end.
     Ask,
-    /// Copies `src` to the host, and waits at once.
+    /// Copies `src` to the host, and waits for the copy at once.
     Read,
 }
 
@@ -52,7 +52,7 @@ impl Operation {
         !matches!(self.action, Action::Ask | Action::Read)
     }
 
-    /// Whether the order of the two calls matters.
+    /// Returns whether the order of the two calls matters.
     fn conflicts(&self, other: &Operation) -> bool {
         let touches = |a: &Operation, b: &Operation| a.writes() && [b.dst, b.src].contains(&a.dst);
         touches(self, other) || touches(other, self)
@@ -76,7 +76,7 @@ fn program() -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(op, 1..50)
 }
 
-/// The final tensors, and the values that each reading operation saw.
+/// The final tensors, and the values that each reading operation returned.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     tensors: Vec<Vec<i64>>,
@@ -120,8 +120,8 @@ struct Run<'a> {
     program: &'a [Operation],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
-    /// The operations that were called. Conflicting operations are called in the program's order,
-    /// the others in any order.
+    /// For each operation, whether it was called. Conflicting operations are called in the order of
+    /// the program, all others in any order.
     called: Mutex<Vec<bool>>,
     progress: Condvar,
 }
@@ -179,7 +179,7 @@ impl Run<'_> {
     }
 }
 
-/// Runs a program on threads. Also returns the number of host waits.
+/// Runs a program on several threads. Also returns the number of host waits.
 fn run(world: &SimBox, program: &[Operation]) -> Result<(Outcome, u64)> {
     let mut tensors = Vec::new();
     let mut streams = Vec::new();
@@ -243,7 +243,8 @@ fn s12_random_programs_agree_with_their_ops_one_by_one() {
     checked.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Without the inserted waits, some programs under some schedules give wrong values.
+/// Without the waits that `SyncPolicy::Auto` inserts, some programs give wrong values under some
+/// schedules.
 #[test]
 fn s12_random_programs_need_their_waits() {
     let wrong = std::cell::Cell::new(0);
@@ -251,7 +252,7 @@ fn s12_random_programs_need_their_waits() {
     let ran = TestRunner::new(config).run(&program(), |program| {
         let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);
         let outcome = with_runtime(&world.runtime, || run(&world, &program));
-        // Memory that is reused too early may also show as an error.
+        // Memory that is reused too early may also cause an error.
         let right = outcome.is_ok_and(|(outcome, _)| outcome == expected(&program));
         wrong.set(wrong.get() + usize::from(!right));
         Ok(())
@@ -260,12 +261,13 @@ fn s12_random_programs_need_their_waits() {
     assert!(wrong.get() > 0, "no program came out wrong");
 }
 
-/// Number of operations on the producer's stream after the operation for which the consumer waits.
+/// Number of operations that the producer enqueues after the operation for which the consumer
+/// waits.
 const LATER: usize = 20;
 
-/// A consumer uses a producer's result while the producer continues with unrelated work, `rounds`
-/// times. Returns the virtual time of the last round in milliseconds, and the producer's remaining
-/// operations when the consumer is done.
+/// Runs `rounds` rounds in which a consumer uses a producer's result while the producer continues
+/// with unrelated work. Returns the virtual time of the last round in milliseconds, and the number
+/// of the producer's operations that are pending when the consumer is done.
 fn consume(wait_for_all: bool, rounds: usize) -> (f64, usize) {
     const SIZE: [usize; 1] = [1 << 18];
     let world = SimBox::lazy(1);
@@ -308,8 +310,8 @@ fn consume(wait_for_all: bool, rounds: usize) -> (f64, usize) {
     (time, left)
 }
 
-/// A wait covers the producer's last use and not its later work, from the second wait that comes
-/// after later work.
+/// A wait covers the producer's use of the result, but not its later work. This holds from the
+/// second round on; the first wait covers all work so far.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
     let (serial, left) = consume(true, 2);
@@ -328,7 +330,8 @@ fn gpu_s12_streams_overlap_past_a_wait() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| {
         let (producer, consumer) = (cuda::Stream::new(0)?, cuda::Stream::new(0)?);
         let big = full([n, n], 1e-3, (DType::F32, 0))?;
-        // Load the kernels and allocate the results' memory on both streams beforehand.
+        // Load the kernels, and allocate memory for the results on both streams, before the
+        // measurement.
         let products = || (0..20).map(|_| big.matmul(&big)).collect::<Result<Vec<_>>>();
         drop(cuda::with_stream(&producer, products)?);
         drop(cuda::with_stream(&consumer, || full([64], 0.0, 0)?.add(1.0)?.sum(()))?);
@@ -344,8 +347,8 @@ fn gpu_s12_streams_overlap_past_a_wait() {
         };
         round()?; // The first wait covers later work.
         let (sum, overlap) = round()?;
-        // A simulated schedule may have run everything, so the overlap is asserted only on a real
-        // GPU.
+        // Assert the overlap only on a real GPU, because a simulated schedule may have run
+        // everything.
         assert!(overlap || !real, "the consumer waited for 20 unrelated products");
         assert_eq!(sum.item::<f32>()?, 192.0);
         Ok(())

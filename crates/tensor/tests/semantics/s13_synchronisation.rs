@@ -1,4 +1,5 @@
-//! S13: `synchronize`, `wait_stream`, `wait_event`, `record_event`, `query`, `elapsed_time`.
+//! Tests of row S13: `synchronize`, `wait_stream`, `wait_event`, `record_event`, `query` and
+//! `elapsed_time`.
 
 use warpline::cuda::{Event, EventFlags, Stream};
 use warpline::{DType, Result, Tensor, cuda, full, zeros};
@@ -17,7 +18,7 @@ crate::rows! {
     schedules(1) s13_elapsed_time gpu_s13_elapsed_time => elapsed_time;
 }
 
-/// Enqueues 20 products on the current stream, which keep it busy for a while.
+/// Enqueues 20 matrix products, which keep the current stream busy for a while.
 fn busy(world: &World, device: usize) -> Result<Tensor> {
     let size = if world.real { 2048 } else { 4 };
     let a = full([size, size], 0.5 / size as f64, (DType::F32, device))?;
@@ -66,7 +67,8 @@ fn event(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// One stream produces and another consumes; `order` orders the two.
+/// Produces a tensor on one stream and consumes it on another. `order` must order the consumer
+/// after the producer.
 fn produce_and_consume(
     world: &World,
     from: usize,
@@ -80,7 +82,7 @@ fn produce_and_consume(
     order(&s, &t)?;
     let sum = cuda::with_stream(&t, || a.to(warpline::Device::cuda(to))?.sum(())?.item::<f32>())?;
     assert_eq!(sum, 3000.0);
-    assert!(world.runtime.take_races().is_empty(), "what is ordered is no race");
+    assert!(world.runtime.take_races().is_empty(), "ordered uses are no race");
     a.record_stream(&t)?;
     cuda::synchronize(from)?;
     cuda::synchronize(to)?;
@@ -108,13 +110,13 @@ fn wait_event(world: &World) -> Result<()> {
             event.record(s)?;
             event.wait(t)
         })?;
-        // Order through a third stream.
+        // Order the streams through a third stream.
         produce_and_consume(world, device, device, |s, t| {
             let between = cuda::Stream::new(device)?;
             between.wait_stream(s)?;
             t.wait_stream(&between)
         })?;
-        // Order through the host.
+        // Order the streams by a wait on the host.
         produce_and_consume(world, device, device, |s, _| s.synchronize())?;
     }
     Ok(())

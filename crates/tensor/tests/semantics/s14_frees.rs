@@ -1,4 +1,5 @@
-//! S14: frees never synchronise the device; `record_stream` defers reuse across streams.
+//! Tests of row S14: frees never synchronize the device, and `record_stream` defers the reuse of
+//! memory that another stream uses.
 
 use warpline::{DType, Result, SyncPolicy, Tensor, cuda, empty, full, ones};
 use warpline_cuda_sys_safe::sim::{CallKind, Schedule};
@@ -13,7 +14,7 @@ crate::rows! {
         => automatic;
 }
 
-/// Elements of 4 MiB. A segment holds several such blocks.
+/// Number of `float32` elements in 4 MiB. A segment holds several blocks of this size.
 const COUNT: usize = 1 << 20;
 
 #[test]
@@ -60,7 +61,7 @@ fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((a.sum(())?, product))
 }
 
-/// The memory of a tensor that another stream reads is not reused before the read.
+/// Tests that the memory of a tensor that another stream reads is not reused before the read.
 fn freed_early(world: &World, record: bool) -> Result<()> {
     for device in 0..world.devices {
         let s = cuda::Stream::new(device)?;
@@ -90,8 +91,8 @@ fn automatic(world: &World) -> Result<()> {
     freed_early(world, false)
 }
 
-/// PyTorch's test `record_stream`. Returns whether the next tensor of the same size reuses the
-/// freed address, while the stream is busy and afterwards.
+/// PyTorch's test `record_stream`. Returns whether the next tensor of the same size has the freed
+/// address, first while the other stream is busy, then afterwards.
 fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
     let world = SimBox::with(1, Schedule::Lazy, policy);
     let mut same = (false, false);

@@ -1,4 +1,5 @@
-//! S19: `is_available`, and one program for CPU and CUDA with a `--disable-cuda` flag.
+//! Tests of row S19: `is_available`, and a program for CPU and CUDA with a flag like
+//! `--disable-cuda`.
 
 use warpline::{
     Device, Error, ErrorKind, Result, ResultExt, Runtime, RuntimeConfig, cuda, tensor,
@@ -12,7 +13,7 @@ crate::rows! {
     worlds(1) s19_one_program_on_either gpu_s19_one_program_on_either => either;
 }
 
-/// The note's device-agnostic program. It chooses the device once.
+/// The device-agnostic program of PyTorch's note on CUDA semantics. It chooses the device once.
 fn program(disable_cuda: bool) -> Result<(Device, Vec<f32>)> {
     let device =
         if !disable_cuda && cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
@@ -51,7 +52,7 @@ fn s19_the_program_runs_without_cuda() {
     });
 }
 
-/// Queries create no context. PyTorch's tests are `lazy_init` and `is_pinned_no_context`.
+/// Queries create no context, as in PyTorch's tests `lazy_init` and `is_pinned_no_context`.
 #[test]
 fn s19_asking_makes_no_context() {
     let world = crate::boxes::SimBox::lazy(2);
@@ -73,7 +74,7 @@ fn s19_asking_makes_no_context() {
     });
 }
 
-/// Without libcuda, nothing panics, and the error says the reason and the remedy.
+/// Without libcuda, nothing panics, and the error states the reason and the remedy.
 #[test]
 fn s19_without_libcuda_the_error_says_why() {
     let missing = std::path::PathBuf::from("/nonexistent/libcuda.so.1");

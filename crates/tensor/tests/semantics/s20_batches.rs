@@ -1,4 +1,4 @@
-//! S20: a loader's batches move to a device with `.to(cuda0)`.
+//! Tests of row S20: batches of a loader move to a device with `.to(cuda0)`.
 
 use warpline::data::{DataLoader, TensorDataset};
 use warpline::{DType, Device, Result, arange};

@@ -1,10 +1,11 @@
-//! S21: `CUDA_VISIBLE_DEVICES` with indices, UUIDs, any order, an empty value, and invalid entries.
+//! Tests of row S21: `CUDA_VISIBLE_DEVICES` with indices, UUIDs, any order, an empty value, and
+//! invalid entries.
 
 use std::process::Command;
 
 use warpline::{Device, Error, ErrorKind, SimulatedOptions, cuda, ones, simulated, with_runtime};
 
-/// Returns the UUIDs of the visible devices of a box with three devices, in order.
+/// Returns the UUIDs of the visible devices of a simulated machine with three devices, in order.
 fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
     let runtime = simulated(SimulatedOptions::new(3).visible(text)).expect("a runtime");
     with_runtime(&runtime, || {
@@ -68,7 +69,7 @@ fn s21_hidden_devices_are_not_there() {
     });
 }
 
-/// Prints the state of the default runtime. The tests below run this test in a process of its own.
+/// Prints the state of the default runtime. The tests below run this test in a separate process.
 #[test]
 #[ignore = "other tests run it in processes of their own"]
 fn the_default_runtime_follows_the_environment() {
@@ -135,8 +136,9 @@ fn s19_a_driver_that_means_nothing_is_named() {
     wrong("WARPLINE_DRIVER", "sim:2,lazy,eager", "`lazy` and `eager`");
 }
 
-/// Asserts that an invalid setting is not taken for a machine without GPUs. Listing devices and
-/// using one both fail with an error that names the variable, its value and the allowed values.
+/// Asserts that an invalid setting does not look like a machine without GPUs: listing devices and
+/// using a device both fail with an error that names the variable, its value and the allowed
+/// values.
 #[track_caller]
 fn wrong(variable: &str, value: &str, may_hold: &str) {
     let mut variables = vec![("WARPLINE_DRIVER", "sim:2")];
@@ -166,8 +168,8 @@ fn s19_a_wrong_setting_is_no_machine_without_gpus() {
     wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "Set the variable");
 }
 
-/// Without settings, the machine's driver is used, or the reason for its absence is reported.
-/// Nothing panics, and no device is simulated.
+/// Without settings, the driver of the machine is used, or an error states the reason for its
+/// absence. Nothing panics, and no device is simulated.
 #[test]
 fn s19_nothing_is_simulated_unasked() {
     let text = child(&[]);

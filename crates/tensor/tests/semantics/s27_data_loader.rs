@@ -1,4 +1,4 @@
-//! S27: the `DataLoader`, with workers and page-locked batches.
+//! Tests of row S27: the `DataLoader`, with workers and page-locked batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ fn a_sample_past_the_end_is_an_error_at_any_index() -> Result<()> {
     Ok(())
 }
 
-/// The numbers from 0 on as `int64`. One sample may fail or panic.
+/// A dataset of the numbers 0, 1, …, as `int64`. One sample may fail or panic.
 #[derive(Debug, Default)]
 struct Numbers {
     len: usize,
@@ -127,7 +127,7 @@ fn s27_shuffle_is_a_permutation_by_the_cpu_generator() {
     });
 }
 
-/// Samples of random values, on the CPU and on a device.
+/// A dataset of random values, drawn on the CPU and on a device.
 struct Noise(Option<Device>);
 
 impl Dataset for Noise {
@@ -174,7 +174,8 @@ fn s27_workers_draw_from_seeds_of_their_own() {
             if workers == 0 {
                 continue;
             }
-            // As in PyTorch, an iteration draws a base seed, and each worker adds its number.
+            // As in PyTorch, an iteration draws a base seed, and the seed of a worker is the base
+            // seed plus the worker's number.
             manual_seed(5);
             let base = world.runtime.cpu_generator().random64() & i64::MAX as u64;
             for worker in 0..workers {
@@ -191,7 +192,7 @@ fn s27_workers_draw_from_seeds_of_their_own() {
     });
 }
 
-/// The expected orders are from PyTorch 2.11.
+/// The expected orders were computed with PyTorch 2.11.
 #[test]
 fn s27_the_order_is_pytorchs_for_a_seed() {
     cpu(|_| {

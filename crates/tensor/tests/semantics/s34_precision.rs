@@ -1,4 +1,4 @@
-//! S34: settings that trade precision for speed.
+//! Tests of row S34: settings that trade precision for speed.
 
 use serde_json::Value;
 use warpline::backends::{cuda::matmul, cudnn};
@@ -31,7 +31,8 @@ fn set(name: &str, value: &Value) -> Result<()> {
     }
 }
 
-/// Returns the present settings as the golden file has them: `null` where old and new ones were mixed.
+/// Returns the current settings in the form of the golden file. A setting is `null` if its older
+/// and newer interface were mixed.
 fn read() -> Vec<Value> {
     let mixed = |value: Result<Value>| match value {
         Ok(value) => value,
@@ -105,12 +106,13 @@ fn s34_other_words_are_errors() -> Result<()> {
     })
 }
 
-/// The note's example, in a smaller size: TF32 keeps 11 bits of each factor.
+/// The example of PyTorch's note on CUDA semantics, with smaller matrices. TF32 keeps 11 bits of
+/// each factor.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s34_products_in_tf32_lose_bits() {
     crate::common::gpu(1, warpline::SyncPolicy::Auto, |_| {
-        // 1 + 2⁻¹² is 1 in TF32. The sums of 1024 squares differ by a half.
+        // In TF32, 1 + 2⁻¹² is rounded to 1. The sums of 1024 squares then differ by 0.5.
         let a = ones([1024, 1024], "cuda")?.add(f64::from(2f32.powi(-12)))?;
         let first = |word: &str| {
             matmul::set_fp32_precision(word)?;
@@ -124,7 +126,8 @@ fn gpu_s34_products_in_tf32_lose_bits() {
     });
 }
 
-/// The note's example and its errors: 0.0022 of the mean with TF32, 0.000039 without.
+/// The example of PyTorch's note, with its relative errors: 0.0022 of the mean with TF32, 0.000039
+/// without.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s34_the_notes_product_has_its_errors() {

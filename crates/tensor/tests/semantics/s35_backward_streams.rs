@@ -1,4 +1,5 @@
-//! S35: a backward op runs on its forward op's stream, and `backward()` is ordered like any op.
+//! Tests of row S35: a backward op runs on the stream of its forward op, and `backward()` is
+//! ordered like any other op.
 
 use warpline::cuda::{self, Stream};
 use warpline::{DType, Result, RuntimeConfig, Tensor, ones, tensor, with_runtime, zeros};
@@ -14,7 +15,7 @@ crate::rows! {
     schedules(2) s35_gradients_cross_devices gpu2_s35_gradients_cross_devices => devices;
 }
 
-/// A hook of a gradient runs on the stream of the forward op.
+/// Tests that a hook of a gradient runs on the stream of the forward op.
 fn streams(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let (s, t) = (Stream::new(device)?, Stream::new(device)?);
@@ -36,7 +37,7 @@ fn streams(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The examples in PyTorch's note on streams of backward passes.
+/// Tests the examples of PyTorch's note on streams of backward passes.
 fn examples(world: &World) -> Result<()> {
     for device in 0..world.devices {
         // The forward pass runs on `s`, so the gradient is computed on `s`.
@@ -105,7 +106,7 @@ fn examples(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Under `SyncPolicy::Manual`, the backward pass itself orders its work on several streams.
+/// Tests that, under `SyncPolicy::Manual`, a backward pass orders its own work on several streams.
 fn meet(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let own = cuda::current_stream(device)?;
@@ -134,8 +135,8 @@ fn meet(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Uses a gradient on the current stream after a pass whose leaf is on another stream, and whose loss is
-/// on `loss`.
+/// Uses a gradient on the current stream, after a pass whose leaf is on another stream of device
+/// `leaf` and whose loss is on the device `loss`.
 fn use_after_pass(leaf: usize, loss: &str) -> Result<()> {
     let s = Stream::new(leaf)?;
     let (x, loss) = cuda::with_stream(&s, || {

@@ -1,4 +1,4 @@
-//! Types of dimensions, sizes and indices, and reads into nested vectors.
+//! Tests of the types of dimensions, sizes and indices, and of reads into nested vectors.
 
 use warpline::{ErrorKind, Tensor, arange, ones, tensor, zeros};
 

@@ -1,6 +1,7 @@
-//! After an illegal address or a lost device, every device of the process fails with `DeviceLost`
-//! and the cause, as on hardware. CPU tensors stay usable, nothing panics or hangs, and after all
-//! drops no object is alive. If the simulator isolates faults, the other devices stay usable.
+//! Tests of sticky errors: after an illegal address or a lost device, calls on every device of the
+//! process fail with `DeviceLost` and the cause, as on hardware. CPU tensors remain usable, nothing
+//! panics or hangs, and after all drops no driver object is alive. If the simulator isolates
+//! faults, other devices remain usable.
 
 use warpline::{Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
 use warpline_alloc::AllocError;
@@ -9,7 +10,7 @@ use warpline_cuda_sys_safe::{CudaCode, DriverError};
 
 use crate::boxes::{SimBox, schedules, within_a_minute};
 
-/// The cause of a device's loss.
+/// The cause of the loss of a device.
 #[derive(Clone, Copy, Debug)]
 enum LossCause {
     Kernel,
@@ -43,7 +44,7 @@ impl LossCause {
     }
 }
 
-/// Returns the driver's error among the error's sources.
+/// Returns the driver error among the sources of an error.
 fn driver_error(error: &Error) -> &DriverError {
     match error.find::<AllocError>() {
         Some(source) => source.backend().unwrap_or_else(|| panic!("not the driver's: {error}")),
@@ -74,7 +75,7 @@ fn each(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(false, test);
 }
 
-/// Runs a test with isolated faults, unlike on hardware.
+/// Runs a test with isolated faults, which do not exist on hardware.
 fn each_isolated(test: fn(&SimBox, LossCause) -> Result<()>) {
     each_with(true, test);
 }
@@ -124,7 +125,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(s.record_event(None), "record_event", loss);
             assert_lost(cuda::exclusive_stream(0, 0), "a new stream", loss);
         }
-        // Calls that need no driver call on a device still succeed.
+        // Calls that do not call the driver for a device still succeed.
         assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(cuda::memory_allocated(0)? > 0);
@@ -224,8 +225,8 @@ fn sticky_waits_for_a_lost_device_end() {
     });
 }
 
-/// Copies of the lost device still used page-locked memory. The host may write the sources of these
-/// copies again, and reads of their destinations fail.
+/// The host may write to page-locked sources of pending copies of a lost device, and reads of
+/// page-locked destinations fail.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
     each_isolated(|world, loss| {
@@ -234,8 +235,8 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
         loss.inject(world, &a);
-        // Another device's wait for the lost device ends, but the work of the lost device does not
-        // count as complete.
+        // A wait of another device for the lost device ends, but the work of the lost device does
+        // not count as complete.
         cuda::synchronize(1)?;
         assert!(cuda::synchronize(0).is_err());
         assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);
@@ -252,7 +253,7 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
     });
 }
 
-/// The same with two devices: another device may overwrite memory that the lost device was to read.
+/// Another device may overwrite memory that a pending copy of the lost device would have read.
 #[test]
 fn sticky_another_device_may_overwrite_a_source_of_a_lost_copy() {
     each_isolated(|world, loss| {
@@ -299,7 +300,7 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
     });
 }
 
-/// After all drops, no object of a healthy box is alive.
+/// After all drops, no driver object is alive on a machine without faults.
 #[test]
 fn nothing_is_alive_when_all_is_dropped() {
     for schedule in schedules() {

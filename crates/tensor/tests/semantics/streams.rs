@@ -1,4 +1,4 @@
-//! S7, S8, S11–S13: streams, and the order of work on them.
+//! Tests of rows S7, S8 and S11–S13: streams, and the order of work on them.
 
 use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones, zeros};
 
@@ -83,7 +83,8 @@ fn guard(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The note's example with a fixed seed, so that the expected sum is known.
+/// The example of PyTorch's note on CUDA semantics, with a fixed seed, so that the expected sum is
+/// known.
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
     let a = empty([100, 100], "cuda")?;

@@ -1,5 +1,5 @@
-//! Streams, tensors and events in several threads. All of them may move between threads, and
-//! threads may share a stream. Each thread has its own current streams.
+//! Tests of streams, tensors and events in several threads. All of these may move between threads,
+//! and threads may share a stream. Each thread has its own current streams.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
@@ -19,7 +19,7 @@ crate::rows! {
     schedules(1) threads_read_the_writes_of_one_thread gpu_threads_read_the_writes_of_one_thread => readers;
 }
 
-/// Runs `f` in eight threads, each in the test's runtime.
+/// Runs `f` in eight threads, in the runtime of the test.
 fn in_threads(world: &World, f: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     std::thread::scope(|scope| {
         let run = |i: usize| with_runtime(&world.runtime, || f(i));
@@ -30,7 +30,8 @@ fn in_threads(world: &World, f: impl Fn(usize) -> Result<()> + Sync) -> Result<(
     })
 }
 
-/// A tensor, the stream that wrote it, and an event after the write, passed from thread to thread.
+/// A message that is passed from thread to thread: a tensor, the stream that wrote it, and an event
+/// after the write.
 struct Parcel {
     tensor: Tensor,
     stream: Stream,
@@ -38,7 +39,7 @@ struct Parcel {
     hops: usize,
 }
 
-/// Parcels go around a ring of threads. Each thread adds 1 on its own stream or on the parcel's
+/// Passes parcels around a ring of threads. Each thread adds 1 on its own stream or on the parcel's
 /// stream, and some threads move the tensor to another device.
 fn passing(world: &World) -> Result<()> {
     const HOPS: usize = 3 * THREADS;
@@ -67,7 +68,7 @@ fn passing(world: &World) -> Result<()> {
                 parcel.tensor = parcel.tensor.add(1.0)?;
                 parcel.tensor.add_(1.0).map(drop)
             })?;
-            // The thread's own stream leaves with the parcel, so the thread takes a new one.
+            // The thread's own stream leaves with the parcel, so the thread makes a new stream.
             parcel.event = stream.record_event(None)?;
             parcel.stream = std::mem::replace(&mut own, cuda::exclusive_stream(device, 0)?);
             parcel.hops += 1;
@@ -90,8 +91,8 @@ fn passing(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Eight threads enqueue on one stream. Each thread's ops stay in order, and no other op runs
-/// inside an op.
+/// Tests eight threads that enqueue on one stream: the ops of each thread stay in order, and no op
+/// is interleaved with another.
 fn one_stream(world: &World) -> Result<()> {
     const STEPS: usize = 12;
     for device in 0..world.devices {
@@ -117,8 +118,8 @@ fn one_stream(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Workers of a pool set their streams once. Every job finds its worker's streams current, although
-/// earlier jobs changed streams inside guards.
+/// Tests a pool whose workers set their streams once: in every job, the streams of the worker are
+/// current, although earlier jobs changed streams inside guards.
 fn pool(world: &World) -> Result<()> {
     type Job = (usize, Tensor);
     let (jobs, taken) = channel::<Job>();
@@ -166,7 +167,7 @@ fn pool(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Eight readers on eight streams, then one writer, repeatedly.
+/// Tests eight readers on eight streams and then one writer, repeatedly.
 fn readers(world: &World) -> Result<()> {
     let shared = arange(256, (DType::I64, 0))?;
     let expected: Vec<i64> = (0..256).collect();

@@ -1,4 +1,4 @@
-//! S19, S21: availability and visibility of devices.
+//! Tests of rows S19 and S21: availability and visibility of devices.
 
 use warpline::{Device, Result, SimulatedOptions, cuda, ones, simulated, with_runtime};
 

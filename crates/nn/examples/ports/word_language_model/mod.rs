@@ -1,8 +1,8 @@
 //! Trains a recurrent network or a Transformer to predict the next word of a text: `word_language_model` of
 //! pytorch/examples.
 //!
-//! `main.py`, `model.py` and `data.py` have 333 lines without comments. Shakespeare's plays take the place of
-//! Wikitext-2. A step is an epoch. The encoder layer is written out, because there is no `TransformerEncoderLayer`.
+//! `main.py`, `model.py` and `data.py` have 333 lines without comments. Shakespeare's plays replace Wikitext-2.
+//! A step is an epoch. The encoder layer is written out, because there is no `TransformerEncoderLayer`.
 
 mod data;
 mod model;

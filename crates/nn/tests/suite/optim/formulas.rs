@@ -1,4 +1,4 @@
-//! The formulas of optimizer steps.
+//! Tests of the formulas of optimizer steps.
 
 use warpline::{DType, Device, Result, tensor};
 use warpline_nn::optim::{

@@ -1,4 +1,4 @@
-//! Fused steps of many parameters, and captured steps.
+//! Tests of fused steps, which update many parameters in one launch, and of captured steps.
 
 use warpline::{DType, Device, Result, Tensor, full, tensor};
 use warpline_nn::optim::{
@@ -35,7 +35,7 @@ fn alone_and_together<R: Rule>(options: R, device: Device) -> Result<()> {
 }
 
 #[test]
-fn steps_of_many_are_those_of_each() {
+fn a_fused_step_equals_the_steps_of_single_parameters() {
     worlds(1, |world: &World| {
         for place in world.places() {
             for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
@@ -125,9 +125,9 @@ fn a_step_that_cannot_be_captured_is_an_error() {
     });
 }
 
-/// Parameters without a gradient get a separate step counter.
+/// After a step without a gradient, a parameter has its own step counter.
 #[test]
-fn counters_separate_where_gradients_are_missing() {
+fn a_parameter_without_a_gradient_gets_its_own_step_counter() {
     worlds(1, |world: &World| {
         for place in world.places() {
             let run = |capturable: bool| -> Result<(Vec<Vec<f64>>, Vec<f64>)> {

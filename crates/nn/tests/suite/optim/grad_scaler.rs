@@ -1,4 +1,5 @@
-//! Gradient scaling: runs with overflows against PyTorch's, the states of optimizers, errors, and waits.
+//! Tests of gradient scaling: runs with overflows compared with PyTorch's runs, states of optimizers, errors,
+//! and waits.
 
 use serde_json::Value;
 use warpline::amp::autocast;
@@ -175,7 +176,8 @@ fn a_step_leaves_unscaled_gradients_and_an_overflow_leaves_the_weights() {
     });
 }
 
-/// The host never waits for an iteration of a fused optimizer, and waits once for another one.
+/// The host never waits in an iteration with a fused optimizer, and waits once in an iteration with any other
+/// optimizer.
 #[test]
 fn a_scaled_step_does_not_wait_for_the_device() {
     let sim = SimBox::lazy(1);
@@ -211,7 +213,7 @@ fn a_scaled_step_does_not_wait_for_the_device() {
     });
 }
 
-/// The streams of forward pass, backward pass and step may differ.
+/// The forward pass, the backward pass and the step may run on different streams.
 #[test]
 fn scaled_steps_on_several_streams_do_not_race() {
     schedules64(1, |_| {
@@ -262,7 +264,8 @@ fn gradients_of_several_devices_share_one_scale() {
     });
 }
 
-/// A whole step with clipping, captured with the scale's update, equals direct steps, overflows included.
+/// A whole step with clipping and the update of the scale is captured. Its replays equal direct steps, also
+/// after overflows.
 fn replays(device: Device) -> Result<()> {
     let (direct, captured) = (Toy::new(device)?, Toy::new(device)?);
     let slope = full([], 1.0, (DType::F32, device))?;
@@ -305,7 +308,7 @@ fn gpu_captured_scaled_steps_are_replayed() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| replays(Device::cuda(0)));
 }
 
-/// A replay would set the scale back each time.
+/// The first scaled loss creates the scale, so each replay would reset the scale to its initial value.
 #[test]
 fn the_first_scaled_loss_cannot_be_captured() {
     schedules(1, SyncPolicy::Auto, |_| {
@@ -346,7 +349,8 @@ fn calls_in_a_wrong_order_are_errors() -> Result<()> {
     Ok(())
 }
 
-/// Fused steps divide gradients of `float16` in `float32`. Elsewhere they would underflow.
+/// Fused steps convert `float16` gradients to `float32` before they divide them by the scale. A division in
+/// `float16` would underflow.
 #[test]
 fn gradients_in_half_the_width_are_unscaled_only_in_fused_steps() -> Result<()> {
     let weight = ones([2], DType::F16)?.requires_grad_(true)?;
@@ -364,7 +368,7 @@ fn gradients_in_half_the_width_are_unscaled_only_in_fused_steps() -> Result<()> 
     Ok(())
 }
 
-/// A gradient that the fused kernels do not take is unscaled, too.
+/// `unscale_` also divides a gradient that is not contiguous, which the fused kernels do not support.
 #[test]
 fn a_strided_gradient_is_unscaled() -> Result<()> {
     let weight = ones([2, 3], ())?.t()?.detach().requires_grad_(true)?;
@@ -385,7 +389,7 @@ fn a_strided_gradient_is_unscaled() -> Result<()> {
 }
 
 #[test]
-fn a_saved_scaler_goes_on() -> Result<()> {
+fn a_scaler_continues_from_its_saved_state() -> Result<()> {
     let toy = Toy::new(Device::Cpu)?;
     let mut sgd = toy.sgd()?;
     let options = GradScalerOptions::new().init_scale(4.0).growth_interval(3);
@@ -410,7 +414,7 @@ fn a_saved_scaler_goes_on() -> Result<()> {
         },
         expected
     );
-    // Before its first loss, and with tensors of its own.
+    // A scaler that has not scaled a loss yet loads the state into its own tensors.
     let mut early = GradScaler::new(())?;
     early.load_state_dict(&state)?;
     assert_eq!((early.get_scale()?, early.get_growth_interval()), (4.0, 3));

@@ -1,4 +1,4 @@
-//! Parameter groups and gradient clipping.
+//! Tests of parameter groups and gradient clipping.
 
 use warpline::{DType, Device, Result, full};
 use warpline_nn::optim::{

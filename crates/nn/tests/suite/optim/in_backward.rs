@@ -1,4 +1,4 @@
-//! The recipe of `docs/from-pytorch.md` for optimizer steps within the backward pass.
+//! Tests of the recipe in `docs/from-pytorch.md` for optimizer steps within the backward pass.
 
 use std::sync::Arc;
 

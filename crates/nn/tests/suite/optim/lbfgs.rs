@@ -1,4 +1,4 @@
-//! L-BFGS against PyTorch's runs, and its errors and states.
+//! Tests of L-BFGS: comparison with PyTorch's runs, errors, and saved states.
 
 use std::collections::BTreeMap;
 
@@ -230,7 +230,8 @@ fn errors_of_lbfgs_name_the_cause_and_keep_the_state() -> Result<()> {
     Ok(())
 }
 
-/// The closure records even where the caller does not, and a scheduler changes the rate.
+/// The closure records gradients even if `step` is called within `no_grad`. A scheduler changes the optimizer's
+/// rate.
 #[test]
 fn lbfgs_records_in_no_grad_and_takes_schedules() -> Result<()> {
     let x = start(Device::Cpu)?;

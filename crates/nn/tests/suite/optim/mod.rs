@@ -1,4 +1,4 @@
-//! Optimizers, schedules, clipping, and saved states.
+//! Tests of optimizers, schedules, clipping, and saved states.
 
 mod formulas;
 mod fused;

@@ -1,4 +1,4 @@
-//! Learning-rate schedules.
+//! Tests of learning-rate schedules.
 
 use warpline::{Result, full};
 use warpline_nn::optim::{
@@ -174,7 +174,7 @@ fn schedules_without_options_have_pytorchs_defaults() {
 
 #[test]
 fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
-    // The first phase has no steps: 0.1 of 10 steps, minus one.
+    // The first phase has 0.1 × 10 − 1 = 0 steps.
     let options = OneCycleLROptions::new().pct_start(0.1).anneal_strategy(Anneal::Linear);
     let rates = rates(0.1, 9, |sgd| Ok(Box::new(OneCycleLR::new(sgd, 0.1, 10, options)?)))?;
     close(&rates[..1], &[0.1]);

@@ -1,4 +1,4 @@
-//! Saved states of optimizers.
+//! Tests of saved states of optimizers.
 
 use warpline::{DType, Device, Result, Tensor, full};
 use warpline_nn::StateDict;

@@ -1,8 +1,8 @@
 //! Advanced indexing: `t[rows, :, columns]` by tensors of indices and masks.
 //!
-//! An op with several tensors of indices first combines each tuple of indices to one linear index
-//! (`linear_index`, which checks each index against its dimension). It then calls `index_select`,
-//! `index_copy` or `index_add` on rows.
+//! An op with several tensors of indices first combines each tuple of indices into one linear index
+//! (`linear_index`, which checks each index against its dimension). It then calls `index_select`, `index_copy`
+//! or `index_add` on rows.
 
 use std::panic::Location;
 
@@ -15,8 +15,8 @@ use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
 use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
-/// A checked indexing. The indexed dimensions are moved to the front and merged into one, and the indices are
-/// linear indices into the merged dimension.
+/// An indexing whose indices have been checked. The indexed dimensions are moved to the front and merged into
+/// one, and the indices are linear indices into the merged dimension.
 struct AdvancedIndexing {
     /// Permutation that moves the indexed dimensions to the front.
     order: SmallVec<[isize; 6]>,
@@ -31,15 +31,15 @@ struct AdvancedIndexing {
 }
 
 impl Tensor {
-    /// Gathers the elements at tensors of indices, as Python's `t[rows, :, columns]` does. There is one entry
-    /// per dimension: indices, or `None` for the whole dimension. Dimensions without an entry are whole.
-    /// Indices are `int64` or `int32`; they broadcast, and negative indices count from the end. A boolean mask
-    /// stands for the indices of its true elements, in as many dimensions as the mask has. On a GPU, the host
-    /// waits for the number of true elements.
+    /// Gathers the elements at tensors of indices, as Python's `t[rows, :, columns]` does. `indices` has one
+    /// entry per dimension: a tensor of indices, or `None` to keep the whole dimension. Dimensions after the
+    /// last entry are kept whole. Tensors of indices must be `int64` or `int32`; they broadcast, and negative
+    /// indices count from the end. A boolean mask selects its true elements; it is one entry for as many
+    /// dimensions as it has. On a GPU, the host waits for the number of true elements.
     ///
-    /// The result has the indices' dimensions in place of the first indexed dimension, or in front if a whole
-    /// dimension lies between indexed ones. The result is a copy. [`Tensor::i`] takes single indices and
-    /// ranges, and returns a view.
+    /// In the result, the dimensions of the indices replace the first indexed dimension. They are at the front
+    /// if a whole dimension lies between indexed dimensions. The result is a copy. [`Tensor::i`] also accepts
+    /// single indices and ranges, for which it returns a view.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -53,10 +53,11 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
-    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions, or indices of another dtype.
-    /// [`ErrorKind::ShapeMismatch`] if the sizes of a mask are not those of the dimensions that it indexes.
-    /// [`ErrorKind::BroadcastMismatch`] if the indices do not broadcast. [`ErrorKind::Capture`] for a mask, if
-    /// the stream is captured. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions, or if the dtype of an index is
+    /// not `int64`, `int32` or bool. [`ErrorKind::ShapeMismatch`] if the sizes of a mask differ from those of
+    /// the dimensions that it indexes. [`ErrorKind::BroadcastMismatch`] if the indices do not broadcast.
+    /// [`ErrorKind::Capture`] if there is a mask and the stream is being captured. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
@@ -66,13 +67,14 @@ impl Tensor {
         of.result(self.size(), &rows)
     }
 
-    /// Replaces the elements that [`Tensor::index`] gathers with `values`, or with `accumulate` adds `values`
-    /// to them (`torch.index_put`). `values` broadcast. If a place is named several times without `accumulate`,
-    /// the last value counts on the CPU, and any value on a GPU. Default of `accumulate`: `false`.
+    /// Replaces the elements that [`Tensor::index`] gathers with `values`, in a copy (`torch.index_put`). If
+    /// `accumulate` is true, adds `values` to the elements instead. `values` broadcast. If an element is
+    /// indexed several times and `accumulate` is false, it gets the last of its values on the CPU, and any of
+    /// them on a GPU. Default of `accumulate`: `false`.
     ///
     /// # Errors
-    /// The same as [`Tensor::index`]. [`ErrorKind::DTypeMismatch`] if `values` have another dtype.
-    /// [`ErrorKind::ExpandMismatch`] if `values` do not broadcast to the indexed shape.
+    /// The same as [`Tensor::index`]. [`ErrorKind::DTypeMismatch`] if `values` have a different dtype than this
+    /// tensor. [`ErrorKind::ExpandMismatch`] if `values` do not broadcast to the indexed shape.
     #[track_caller]
     pub fn index_put(
         &self,
@@ -97,8 +99,8 @@ impl Tensor {
         of.unflatten_rows(self.size(), &rows.of(OP)?)
     }
 
-    /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`, or with `accumulate` a `+=` that
-    /// counts every index.
+    /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`. With `accumulate`, a `+=` that
+    /// adds all values of an element that is indexed several times.
     ///
     /// # Errors
     /// The same as [`Tensor::index_put`]. [`ErrorKind::OverlappingOperands`] if `values` share memory with this
@@ -138,7 +140,7 @@ impl Tensor {
         }
     }
 
-    /// Implements [`Tensor::index_put`] without indices.
+    /// Implements [`Tensor::index_put`] for an index without tensors, which selects the whole tensor.
     #[track_caller]
     fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
         check_values(op, self, values)?;
@@ -206,7 +208,7 @@ impl Tensor {
                 let sizes = self.size().get(dim..dim + here.dim());
                 if sizes != Some(here.size()) || here.dim() == 0 {
                     let reason = format!(
-                        "a mask of sizes {:?} does not fit dimensions {dim} and following of a \
+                        "a mask of sizes {:?} does not fit the dimensions from {dim} on of a \
                          tensor of sizes {:?}",
                         here.size(),
                         self.size()

@@ -23,8 +23,8 @@ pub enum TensorIndex {
     Slice(Option<isize>, Option<isize>),
     /// A new dimension of size 1: `None`, as in Python.
     NewAxis,
-    /// The indices in a tensor, or the indices of a mask's true elements, as in [`Tensor::index`]. A mask is the
-    /// index of as many dimensions as the mask has.
+    /// The indices in a tensor, or the indices of a mask's true elements, as in [`Tensor::index`]. A mask with
+    /// `n` dimensions indexes `n` dimensions.
     Tensor(Tensor),
 }
 
@@ -55,7 +55,7 @@ impl From<Tensor> for TensorIndex {
     note = "bounds may be `i32`, `i64`, `isize` or `usize`"
 )]
 pub trait IndexRange {
-    /// Returns the first index, and the index after the last. `None` is the start or end of the dimension.
+    /// Returns the first index, and the index after the last. `None` means the start or end of the dimension.
     fn bounds(self) -> (Option<isize>, Option<isize>);
 }
 
@@ -69,7 +69,7 @@ macro_rules! from_int {
     ($($ty:ty),*) => {$(
         impl From<$ty> for TensorIndex {
             fn from(index: $ty) -> Self {
-                // Saturates an index that exceeds `isize`, which is out of range for any dimension.
+                // Saturate an index that does not fit `isize`: it is out of range for every dimension anyway.
                 Self::At(isize::try_from(index).unwrap_or(isize::MAX))
             }
         }
@@ -91,8 +91,8 @@ macro_rules! from_int {
     };
 }
 
-/// Returns the exclusive bound `end + beyond`. An inclusive bound of -1, the last index, gives `None`, the end
-/// of the dimension.
+/// Returns the exclusive bound `end + beyond`; `beyond` is 1 for an inclusive range. An inclusive bound of -1,
+/// the last index, gives `None`, the end of the dimension.
 fn after(end: isize, beyond: isize) -> Option<isize> {
     if beyond == 1 && end == -1 { None } else { Some(end.saturating_add(beyond)) }
 }
@@ -143,9 +143,9 @@ impl IntoIndices for &[TensorIndex] {
 list_tuples!(IntoIndices::into_indices -> [TensorIndex], Into<TensorIndex>, into);
 
 impl Tensor {
-    /// Returns the elements at indices, as Python's `t[…]` does. The indices are for the first dimensions, in order;
-    /// further dimensions stay whole. Integers, ranges and `None` give a view. With a tensor of indices or a mask
-    /// among the indices, the result is a copy, with dimensions in the order of [`Tensor::index`].
+    /// Returns the elements at indices, as Python's `t[…]` does. The indices apply to the first dimensions, in
+    /// order; all other dimensions stay whole. Integers, ranges and `None` give a view. If a tensor of indices
+    /// or a mask is among the indices, the result is a copy, with dimensions in the order of [`Tensor::index`].
     ///
     /// ```
     /// # use warpline::arange;
@@ -178,7 +178,7 @@ impl Tensor {
                 format!("too many indices for a tensor of dimension {}", self.dim()),
             ));
         }
-        // The view keeps the dimensions that tensors index.
+        // The view keeps the dimensions that tensors index; `index` then selects from the view.
         let mut basic = SmallVec::<[TensorIndex; 6]>::new();
         let mut tensors = Vec::new();
         for index in indices {
@@ -220,7 +220,7 @@ impl Tensor {
                     dim += 1;
                 }
                 TensorIndex::Tensor(_) => {
-                    return Err(Error::invalid("i", "a view has no tensors of indices"));
+                    return Err(Error::invalid("i", "a view cannot be indexed by tensors"));
                 }
             }
             own += index.dims();
@@ -251,8 +251,8 @@ impl OpBackward for BasicIndexing {
     }
 }
 
-/// Selects one index of `dim`. Errors name the dimension `own` of the original tensor, because the layout
-/// lacks the dimensions that were already selected.
+/// Selects one index of `dim`. Errors name `own`, which is the number of this dimension in the original tensor,
+/// because `layout` lacks the dimensions that were already selected.
 fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
     layout.select(dim, index).map_err(|error| match *error.kind() {
         ErrorKind::IndexOutOfRange { index, length, size, .. } => {

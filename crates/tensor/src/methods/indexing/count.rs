@@ -1,4 +1,4 @@
-//! Counts of numbers: `bincount`, `histc`.
+//! Counts of values: `bincount`, `histc`.
 
 use super::as_indices;
 use crate::called::Called;
@@ -11,7 +11,7 @@ options! {
     BincountOptions ['a] ['a] {
         /// Sets the weight of each element. Default: 1 each.
         weights: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
-        /// Sets the smallest length of the result. Default: 0.
+        /// Sets the minimum length of the result. Default: 0.
         minlength: usize = 0, usize;
     }
 }
@@ -37,10 +37,10 @@ impl From<usize> for HistcOptions {
 }
 
 impl Tensor {
-    /// Counts each number in a vector of non-negative integers, or sums the weights of its occurrences
-    /// (`torch.bincount`). The result has at least `minlength` elements. Its dtype is `int64` for counts, the
-    /// weights' dtype for `float32` weights, and `float64` for other weights. The host waits for the largest
-    /// number. Sums are deterministic.
+    /// Counts how often each number occurs in a vector of non-negative integers, or sums the weights of its
+    /// occurrences (`torch.bincount`). The result has at least `minlength` elements. Its dtype is `int64` for
+    /// counts, `float32` for `float32` weights, and `float64` for all other weights. The host waits for the
+    /// largest number. Sums are deterministic.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -50,9 +50,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the tensor is not an integer vector, or has a negative element.
-    /// [`ErrorKind::ShapeMismatch`] if there is not one weight per element. [`ErrorKind::Gradient`] if a
-    /// gradient of the weights is wanted. [`ErrorKind::Capture`] if the stream is captured. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::ShapeMismatch`] if there is not one weight per element. [`ErrorKind::Gradient`] if the
+    /// weights require a gradient and gradients are recorded. [`ErrorKind::Capture`] if the stream is being
+    /// captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn bincount<'a>(&self, options: impl IntoOptions<BincountOptions<'a>>) -> Result<Self> {
         const OP: &str = "bincount";
@@ -60,7 +60,7 @@ impl Tensor {
         let BincountOptions { weights, minlength } = options.into_options();
         if self.dim() != 1 || self.dtype().is_float() || self.dtype() == DType::Bool {
             let reason = format!(
-                "needs a vector of integers, not {} of sizes {:?}",
+                "needs a vector of integers, but the tensor has dtype {} and sizes {:?}",
                 self.dtype(),
                 self.size()
             );
@@ -96,9 +96,9 @@ impl Tensor {
     /// outside the bounds, and NaNs, are not counted. Floats only; the result has this tensor's dtype.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if `bins` is 0, a bound is not finite, or `min` is above `max`.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. [`ErrorKind::Gradient`] if a gradient is
-    /// wanted. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`] if `bins` is 0, a bound is not finite, or `min` is greater than `max`.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. [`ErrorKind::Gradient`] if the
+    /// tensor requires a gradient and gradients are recorded. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn histc(&self, options: impl IntoOptions<HistcOptions>) -> Result<Self> {
         const OP: &str = "histc";
@@ -125,8 +125,8 @@ impl Tensor {
         let x = self.reshape([self.numel() as isize]).of(OP)?;
         let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
         let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
-        // Elements outside the bounds get bin 0 and are added as zeros. `clamp_max` puts `max` itself into
-        // the last bin.
+        // Elements outside the bounds get bin 0, to which they add 0. `clamp_max` puts `max` itself into the
+        // last bin.
         let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
         let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
         counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;

@@ -10,13 +10,13 @@ use crate::exec::check_together;
 use crate::{Integer, Result, Tensor};
 
 impl Tensor {
-    /// Gathers the slices of dimension `dim` that `index` names, in a copy (`torch.index_select`). `index` is
-    /// `int32` or `int64`, a vector or a single number.
+    /// Copies the slices of dimension `dim` that `index` selects (`torch.index_select`). `index` must have
+    /// dtype `int32` or `int64`, and be a vector or have a single element.
     ///
-    /// A negative index, or one that is too large, is an error that names the index and this call. On the CPU, this
-    /// call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns the error
-    /// until the result is overwritten. The next `synchronize` of this thread also returns it, once. The device stays
-    /// usable.
+    /// A negative or too large index is an error, which names the index and the line of this call. On the CPU,
+    /// this call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns
+    /// the error until the result is overwritten. The next `synchronize` of this thread also returns it, once.
+    /// The device stays usable.
     ///
     /// ```
     /// # use warpline::{ErrorKind, tensor};
@@ -33,8 +33,8 @@ impl Tensor {
     /// succeeds, and reads of the result return the error.
     /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension.
     /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has several dimensions.
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `index` has another dtype. Errors
-    /// of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype of `index` is neither
+    /// `int32` nor `int64`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn index_select(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         let dim = dim.into_isize();
@@ -56,9 +56,9 @@ impl Tensor {
     }
 
     /// Gathers one element for each element of `index` (`torch.gather`): the element at the same position,
-    /// except that along dimension `dim` the position is the value in `index`. `index` is `int32` or `int64`
-    /// and has as many dimensions as this tensor. The result has the sizes of `index`, which are no larger than
-    /// this tensor's in any dimension but `dim`.
+    /// except that along dimension `dim` the position is the value in `index`. `index` must have dtype `int32`
+    /// or `int64` and as many dimensions as this tensor. The result has the sizes of `index`, which must not
+    /// exceed those of this tensor in any dimension except `dim`.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -107,9 +107,9 @@ impl OpBackward for Gather {
     }
 }
 
-/// Gathers the rows of the matrix `weight` that `indices` name (`torch.nn.functional.embedding`). `indices` are
-/// `int32` or `int64` of any shape. The shape of the result is the shape of `indices`, followed by the length
-/// of a row.
+/// Copies the rows of the matrix `weight` that `indices` select (`torch.nn.functional.embedding`). `indices`
+/// must have dtype `int32` or `int64`, and may have any shape. The shape of the result is the shape of
+/// `indices`, followed by the length of a row.
 ///
 /// ```
 /// # use warpline::{embedding, tensor};
@@ -128,7 +128,7 @@ pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     embedding_padded(weight, indices, None)
 }
 
-/// Computes [`embedding`]. The row `padding`, an index in range, gets no gradient.
+/// Computes [`embedding`]. Row `padding`, which must be in range, gets no gradient.
 #[track_caller]
 pub(crate) fn embedding_padded(
     weight: &Tensor,

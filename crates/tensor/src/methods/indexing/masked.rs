@@ -1,4 +1,4 @@
-//! Elements by masks: `nonzero`, `masked_select`, `masked_scatter`.
+//! Elements selected by masks: `nonzero`, `masked_select`, `masked_scatter`.
 
 use std::panic::Location;
 
@@ -20,7 +20,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Capture`] if the stream is captured. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::Capture`] if the stream is being captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
         const OP: &str = "nonzero";
@@ -38,7 +38,8 @@ impl Tensor {
         crate::stack(&columns, 1).of(OP)
     }
 
-    /// [`Tensor::nonzero`] as one vector of indices per dimension (`as_tuple=True`).
+    /// The result of [`Tensor::nonzero`] as one vector of indices per dimension (`torch.nonzero` with
+    /// `as_tuple=True`).
     ///
     /// # Errors
     /// The same as [`Tensor::nonzero`].
@@ -54,8 +55,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the mask is not boolean. [`ErrorKind::BroadcastMismatch`] if the
-    /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is captured. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is being captured. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Self> {
         const OP: &str = "masked_select";
@@ -73,9 +74,10 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the mask is not boolean, or is true anywhere while `source` is empty.
-    /// [`ErrorKind::DTypeMismatch`] if `source` has another dtype. [`ErrorKind::BroadcastMismatch`] if the
-    /// shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source` has fewer elements than the mask has true
-    /// ones. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than this tensor.
+    /// [`ErrorKind::BroadcastMismatch`] if the shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source`
+    /// has fewer elements than the broadcast mask has true elements. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
         const OP: &str = "masked_scatter";

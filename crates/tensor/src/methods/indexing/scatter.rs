@@ -19,10 +19,11 @@ use crate::{CallScope, Integer, IntoOperand, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
-    /// value in `index` (`torch.scatter`). A number as `src` is written to all of these places. `index` is
-    /// `int64` or `int32` and has as many dimensions as this tensor. In every dimension, `index` is no larger
-    /// than `src`. In every dimension but `dim`, `index` is no larger than this tensor. If several indices name
-    /// one place, the last element counts on the CPU, and any element on a GPU.
+    /// value in `index`, in a copy of this tensor (`torch.scatter`). If `src` is a number, writes it to all
+    /// these positions. `index` must have dtype `int64` or `int32` and as many dimensions as this tensor. In
+    /// every dimension, `index` must not be larger than `src`. In every dimension except `dim`, `index` must
+    /// not be larger than this tensor. If several elements have the same position, the CPU writes the last of
+    /// them, and a GPU any of them.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -36,9 +37,10 @@ impl Tensor {
     /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if the
     /// tensor, `index` and `src` differ in the number of dimensions, or if `index` is larger than `src`, or
-    /// larger than the tensor in a dimension other than `dim`. [`ErrorKind::DTypeMismatch`] if `src` has
-    /// another dtype. [`ErrorKind::InvalidArgument`] if `index` has another dtype, or if this tensor's dtype
-    /// cannot hold the number `src`. Errors of [every op](Tensor#errors-of-every-op).
+    /// larger than the tensor in a dimension other than `dim`. [`ErrorKind::DTypeMismatch`] if `src` has a
+    /// different dtype than this tensor. [`ErrorKind::InvalidArgument`] if the dtype of `index` is neither
+    /// `int64` nor `int32`, or if this tensor's dtype cannot hold the number `src`. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn scatter<'a>(
         &self,
@@ -66,9 +68,9 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Adds each element of `src` at the place to which [`Tensor::scatter`] would write it
-    /// (`torch.scatter_add`). Additions are in the order of the indices, except on a GPU with many indices and
-    /// many places, where the order varies from run to run.
+    /// Adds each element of `src` to the element that [`Tensor::scatter`] would overwrite
+    /// (`torch.scatter_add`). Elements are added in the order of the indices. Only on a GPU with many indices
+    /// and a large tensor, the order varies from run to run.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -98,7 +100,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Calls [`Tensor::scatter`] or [`Tensor::scatter_`] on behalf of the op `op`.
+    /// Runs [`Tensor::scatter`] or [`Tensor::scatter_`] as a part of the op `op`, whose name errors contain.
     #[track_caller]
     pub(crate) fn put(
         &self,
@@ -188,9 +190,9 @@ impl Tensor {
 saved! {
     struct Scatter {
         dim: isize,
-        /// `None` if elements are added and the source requires no gradient.
+        /// The index, which gradients need. `None` if elements are added and the source requires no gradient.
         index: Option<Tensor>,
-        /// Whether elements are replaced. Otherwise the source is added to them.
+        /// Whether elements are replaced. If false, the source is added to them.
         replaces: bool,
     }
 }

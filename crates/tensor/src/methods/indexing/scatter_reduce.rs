@@ -13,7 +13,7 @@ use crate::{
     CallScope, Integer, IntoOptions, OrDefault, Result, RoundingMode, Scalar, Tensor, where_cond,
 };
 
-/// The reduction by which [`Tensor::scatter_reduce`] combines the elements for one place (`reduce` of
+/// The reduction by which [`Tensor::scatter_reduce`] combines elements with the same position (`reduce` of
 /// `torch.scatter_reduce`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduce {
@@ -32,9 +32,9 @@ pub enum ScatterReduce {
 impl Saved for ScatterReduce {}
 
 impl Tensor {
-    /// Applies `reduce` to all elements of `src` that [`Tensor::scatter`] would write to the same place
-    /// (`torch.scatter_reduce`). With `include_self`, which is the default, the reduction also includes this tensor's
-    /// element at the place. A place without an element of `src` keeps its element.
+    /// Reduces all elements of `src` that [`Tensor::scatter`] would write to the same position
+    /// (`torch.scatter_reduce`). If `include_self` is true, which is the default, the reduction also includes
+    /// this tensor's element at the position. Positions without an element of `src` keep their element.
     ///
     /// # Errors
     /// The same as [`Tensor::scatter`].
@@ -112,7 +112,7 @@ impl Tensor {
             ScatterReduce::Amin => Reduce::Min,
         };
         if let (false, Some(neutral)) = (include_self, kind.neutral(self.dtype())) {
-            // Replaces only elements that `index` names by the neutral element, so that all others stay.
+            // Write the neutral element to the positions in `index` only; all other elements keep their values.
             let neutral = self.expanded_scalar(op, neutral, index.size())?;
             self.scatter_raw(op, dim, index, &neutral, Reduce::Assign)?;
         }
@@ -146,7 +146,7 @@ saved! {
 }
 
 impl OpBackward for ScatterReduced {
-    /// Distributes the gradient of an extreme equally among equal elements, as in PyTorch.
+    /// Distributes the gradient of a maximum or minimum equally among equal elements, as in PyTorch.
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;
@@ -173,8 +173,8 @@ impl OpBackward for ScatterReduced {
 }
 
 impl ScatterReduced {
-    /// Computes the gradients of a product. The factor of an element is the product divided by the element.
-    /// For a single zero, the factor is the product without the zero.
+    /// Computes the gradients of a product. The derivative with respect to an element is the product divided by
+    /// the element. If there is a single zero, its derivative is the product of the other elements.
     fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

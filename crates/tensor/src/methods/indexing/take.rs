@@ -1,4 +1,5 @@
-//! Elements by position, and along a dimension: `take` and `take_along_dim`.
+//! Elements selected by their position in the flattened tensor or along a dimension: `take` and
+//! `take_along_dim`.
 
 use warpline_kernels::scatter::linear_index;
 use warpline_runtime::broadcast;
@@ -39,7 +40,7 @@ impl Tensor {
     }
 
     /// [`Tensor::gather`] with broadcasting: tensor and index broadcast in all dimensions but `dim`
-    /// (`torch.take_along_dim`). Without a dimension, `()`, both are flattened to vectors.
+    /// (`torch.take_along_dim`). If `dim` is `()`, tensor and index are flattened to vectors first.
     ///
     /// # Errors
     /// The same as [`Tensor::gather`]. [`ErrorKind::BroadcastMismatch`] if the other dimensions do not

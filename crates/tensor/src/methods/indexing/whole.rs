@@ -16,10 +16,10 @@ use crate::exec::check_together;
 use crate::{CallScope, Error, Integer, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Adds each slice of `source` along `dim` to the slice of this tensor that `index` names
-    /// (`torch.index_add`). `index` is a vector of `int64` or `int32` with one index per slice of `source`.
-    /// Slices are added in the order of `index`, so sums are deterministic, except on a GPU for millions of
-    /// indices into as many slices.
+    /// Adds slice `i` of `source` along `dim` to slice `index[i]` of this tensor, for all `i`
+    /// (`torch.index_add`). `index` must be a vector of dtype `int64` or `int32` with one index per slice of
+    /// `source`. Slices are added in the order of `index`, so sums are deterministic. The exception is a GPU
+    /// with both many indices and many slices, such as a million of each.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};
@@ -48,7 +48,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// [`Tensor::index_add`] of `alpha * source`.
+    /// [`Tensor::index_add`] of `alpha * source` (`torch.index_add` with `alpha`).
     ///
     /// # Errors
     /// The same as [`Tensor::index_add`] and [`Tensor::mul`].
@@ -83,8 +83,9 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Replaces the slice that `index` names with the corresponding slice of `source` along `dim`
-    /// (`torch.index_copy`). If several indices name one slice, the last counts on the CPU, and any on a GPU.
+    /// Replaces slice `index[i]` of this tensor along `dim` with slice `i` of `source`, for all `i`
+    /// (`torch.index_copy`). If an index occurs several times, the CPU writes the last of its slices, and a GPU
+    /// any of them.
     ///
     /// # Errors
     /// The same as [`Tensor::scatter`], with `source` for `src`.
@@ -109,7 +110,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Replaces all elements of the slices that `index` names along `dim` with `value` (`torch.index_fill`).
+    /// Replaces all elements of the slices `index[i]` along `dim` with `value` (`torch.index_fill`).
     ///
     /// # Errors
     /// The same as [`Tensor::scatter`] of a number.
@@ -179,7 +180,7 @@ impl Tensor {
     }
 
     /// Expands a vector of indices to one index per element of the selected slices. Fails if `sizes` is given
-    /// and differs from the sizes of the slices.
+    /// and differs from the sizes of all selected slices together.
     #[track_caller]
     fn parts(
         &self,
@@ -213,7 +214,7 @@ impl Tensor {
 saved! {
     struct IndexAdd {
         dim: isize,
-        /// `None` if the source requires no gradient.
+        /// The index, which the gradient of the source needs. `None` if the source requires no gradient.
         index: Option<Tensor>,
     }
 }

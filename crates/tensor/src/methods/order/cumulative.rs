@@ -32,11 +32,11 @@ impl Tensor {
         record("cumsum", out, &[self], linear(move |grad, _| reverse_cumsum(grad, dim)))
     }
 
-    /// [`Tensor::cumsum`] in place. The dtype stays.
+    /// [`Tensor::cumsum`] in place. Keeps the dtype.
     ///
     /// # Errors
-    /// The same as [`Tensor::cumsum`]. [`ErrorKind::OverlappingWrite`](crate::ErrorKind::OverlappingWrite) if the
-    /// tensor has several indices at one address.
+    /// The same as [`Tensor::cumsum`]. [`ErrorKind::OverlappingWrite`](crate::ErrorKind::OverlappingWrite) if
+    /// elements of the tensor share an address.
     #[track_caller]
     pub fn cumsum_(&self, dim: impl Integer) -> Result<&Self> {
         let _call = CallScope::enter("cumsum_");
@@ -45,8 +45,9 @@ impl Tensor {
         self.copy_(&all, ())
     }
 
-    /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With
-    /// several zeros, the gradient is right, but the gradient of the gradient is not.
+    /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. Limitation:
+    /// if there are several zeros along the dimension, the gradient is correct, but the gradient of the
+    /// gradient is not.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -63,7 +64,7 @@ impl Tensor {
         record("cumprod", out, &[self], saved)
     }
 
-    /// [`Tensor::cumprod`] in place. The dtype stays.
+    /// [`Tensor::cumprod`] in place. Keeps the dtype.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum_`].
@@ -77,8 +78,8 @@ impl Tensor {
         self.copy_(&all, ())
     }
 
-    /// The cumulative maximum along a dimension, and its index (`torch.cummax`). If several elements are equal,
-    /// the index names the last of them. A NaN counts as the largest.
+    /// The cumulative maximum along a dimension, and the index of each maximum (`torch.cummax`). Of equal
+    /// elements, the index is that of the last. A NaN is larger than any number.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -87,8 +88,8 @@ impl Tensor {
         self.extremes("cummax", ScanOp::Max, dim.into_isize())
     }
 
-    /// The cumulative minimum along a dimension, and its index (`torch.cummin`). If several elements are equal,
-    /// the index names the last of them. A NaN counts as the smallest.
+    /// The cumulative minimum along a dimension, and the index of each minimum (`torch.cummin`). Of equal
+    /// elements, the index is that of the last. A NaN is smaller than any number.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -137,9 +138,8 @@ saved! {
 }
 
 impl OpBackward for CumProd {
-    /// Before the first zero of a row, computes the gradient by dividing by the element. At the first zero,
-    /// uses the products without this zero, up to the second zero. After the first zero, the gradient is
-    /// zero.
+    /// Before the first zero of a row, divides by the element. At the first zero, adds up the products without
+    /// this zero, up to the second zero. After the first zero, the gradient is 0.
     fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
         let Self { x, out, dim } = self;
         let zero = x.eq(0.0)?;

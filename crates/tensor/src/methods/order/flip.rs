@@ -35,8 +35,8 @@ impl Tensor {
             }
             seen.push(d);
             if self.numel() > 0 && d < self.dim() {
-                // Wraps, because the stride of a dimension of size 1 is arbitrary. The stride is then
-                // multiplied by 0.
+                // Use wrapping arithmetic, because the stride of a dimension of size 1 is arbitrary. Such a
+                // stride is multiplied by 0.
                 offset =
                     offset.wrapping_add((self.size()[d] as isize - 1).wrapping_mul(strides[d]));
                 strides[d] = strides[d].wrapping_neg();
@@ -72,8 +72,8 @@ impl Tensor {
         self.flip(0)
     }
 
-    /// Rotates the elements by `shifts` along `dims` (`torch.roll`): elements that leave at the end come in at
-    /// the start. Without `dims`, `()`, the tensor is rotated as a vector.
+    /// Shifts the elements by `shifts` along `dims` (`torch.roll`). Elements that are shifted beyond the end
+    /// reappear at the start. If `dims` is `()`, the tensor is shifted as a vector and keeps its shape.
     ///
     /// ```
     /// # use warpline::arange;

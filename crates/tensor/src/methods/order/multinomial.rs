@@ -10,9 +10,9 @@ const BLOCK: usize = 128;
 
 impl Tensor {
     /// Draws indices with probabilities proportional to weights: the elements of a vector, or of each row of a
-    /// matrix (`torch.multinomial`). For a seed, the indices are PyTorch's. Without `replacement`, no index is
-    /// drawn twice. On a GPU, weights are not checked: they must not be negative, and enough of them must be
-    /// nonzero.
+    /// matrix (`torch.multinomial`). With the same seed, PyTorch draws the same indices. Default of
+    /// `replacement`: `false`, so that no index is drawn twice from a row. On a GPU, weights are not checked:
+    /// they must be finite and not negative, and enough of them must be nonzero.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -69,8 +69,8 @@ impl Tensor {
             }
         }
         if !replacement || num_samples == 1 {
-            // The index with the largest ratio of weight to exponential sample follows the multinomial
-            // distribution.
+            // The index with the largest ratio of weight to exponential sample has the distribution that the
+            // weights describe.
             let waits = own.empty_like(()).of(op)?;
             waits.exponential_(1.0).of(op)?;
             let order = own.div(&waits).of(op)?;

@@ -8,9 +8,9 @@ use crate::methods::result_type;
 use crate::{DType, IntoOptions, OrDefault, Result, Tensor};
 
 /// Finds, for each value, the position in `sorted` at which an insertion of the value keeps the order
-/// (`torch.searchsorted`). All elements before the position are less than the value; with `right`, less or
-/// equal. Default of `right`: `false`. `sorted` is a vector, or has one row per row of `values`. The result is `int64` and has the shape of
-/// `values`.
+/// (`torch.searchsorted`). All elements before the position are less than the value or, if `right` is true,
+/// less than or equal to it. Default of `right`: `false`. `sorted` must be a vector, or have one row per row of
+/// `values`. The result is `int64` and has the shape of `values`.
 ///
 /// ```
 /// # use warpline::{searchsorted, tensor};
@@ -23,7 +23,7 @@ use crate::{DType, IntoOptions, OrDefault, Result, Tensor};
 /// # Errors
 /// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtypes differ.
 /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `sorted` is not a vector, and its sizes
-/// before the last differ from those of `values`.
+/// except the last differ from those of `values`.
 /// [`ErrorKind::UnsupportedDType`](crate::ErrorKind::UnsupportedDType) if the tensors are boolean. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
@@ -65,7 +65,8 @@ pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The same as [`searchsorted`] for this tensor's elements in a vector of boundaries (`torch.bucketize`).
+    /// Finds the position of each element of this tensor among sorted boundaries, as [`searchsorted`] does
+    /// (`torch.bucketize`). `boundaries` must be a vector. Default of `right`: `false`.
     ///
     /// # Errors
     /// The same as [`searchsorted`]. [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if

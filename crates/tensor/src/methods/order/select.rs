@@ -23,7 +23,7 @@ impl Tensor {
         squeeze_both(&values, &indices, dim)
     }
 
-    /// [`Tensor::kthvalue`] that keeps the dimension, with size 1.
+    /// The same as [`Tensor::kthvalue`], but keeps the dimension, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::kthvalue`].
@@ -63,7 +63,7 @@ impl Tensor {
         squeeze_both(&values, &indices, dim)
     }
 
-    /// [`Tensor::median`] that keeps the dimension, with size 1.
+    /// The same as [`Tensor::median`], but keeps the dimension, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::median`].
@@ -90,8 +90,8 @@ impl Tensor {
         Ok((values.gather(dim, &place)?, indices.gather(dim, &place)?))
     }
 
-    /// The median of all elements (`torch.median`). Of two middle elements, the lower is the median. If there
-    /// is a NaN, or no element of a float tensor, the median is NaN.
+    /// The median of all elements (`torch.median`). Of two middle elements, the lower is the median. The median
+    /// is NaN if there is a NaN, or if a float tensor has no elements.
     ///
     /// # Errors
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if an integer tensor has no elements.

@@ -65,7 +65,7 @@ impl Tensor {
         Ok((values, indices))
     }
 
-    /// Returns the indices that [`Tensor::sort`] returns (`torch.argsort`).
+    /// Returns only the indices of [`Tensor::sort`] (`torch.argsort`).
     ///
     /// # Errors
     /// The same as [`Tensor::sort`].
@@ -103,7 +103,7 @@ impl Tensor {
         if k == size {
             return Ok((values, indices));
         }
-        // Copies the selected elements, so that the memory of the other elements can be freed.
+        // Copy the selected elements, so that the memory of all sorted elements can be freed.
         let first = |t: &Tensor| {
             if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
         };

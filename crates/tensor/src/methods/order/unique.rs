@@ -17,9 +17,9 @@ options! {
 }
 
 impl Tensor {
-    /// The distinct values in ascending order (`torch.unique`). With `return_inverse`, also the index of each
-    /// element among these values; with `return_counts`, also the number of occurrences of each value. The host
-    /// waits for the number of values.
+    /// Returns the distinct values in ascending order (`torch.unique`). With `return_inverse`, also returns the
+    /// index of each element among these values; with `return_counts`, also the number of occurrences of each
+    /// value. The host waits for the number of values.
     ///
     /// ```
     /// # use warpline::{UniqueOptions, tensor};
@@ -34,9 +34,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if the stream is captured.
-    /// [`ErrorKind::Gradient`](crate::ErrorKind::Gradient) if a gradient is wanted. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::Capture`](crate::ErrorKind::Capture) if the stream is being captured.
+    /// [`ErrorKind::Gradient`](crate::ErrorKind::Gradient) if the tensor requires a gradient and gradients are
+    /// recorded. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn unique(
         &self,
@@ -57,8 +57,8 @@ impl Tensor {
         Ok((runs.values, inverse, counts))
     }
 
-    /// The first element of each run of equal elements (`torch.unique_consecutive`), in the order of the
-    /// elements. Otherwise the same as [`Tensor::unique`].
+    /// Returns the first element of each run of equal elements, in the order of the elements
+    /// (`torch.unique_consecutive`). Otherwise the same as [`Tensor::unique`].
     ///
     /// # Errors
     /// The same as [`Tensor::unique`].

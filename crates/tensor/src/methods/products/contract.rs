@@ -8,8 +8,8 @@ use crate::amp::autocast_operands;
 use crate::methods::composite::signed;
 use crate::{CallScope, Error, Integer, IntoDims, IntoOptions, Result, Tensor};
 
-/// The dimensions that [`Tensor::tensordot`] sums over: `()` for the last two of the first tensor and the first two of
-/// the second, a number of dimensions, or a tuple of the dimensions of each tensor.
+/// The dimensions over which [`Tensor::tensordot`] sums: a number `n` for the last `n` dimensions of the first
+/// tensor and the first `n` of the second, a tuple of the dimensions of each tensor, or `()` for 2.
 #[derive(Clone, Debug)]
 pub struct TensordotDims(Pairing);
 
@@ -38,9 +38,10 @@ impl<A: IntoDims, B: IntoDims> From<(A, B)> for TensordotDims {
 }
 
 impl Tensor {
-    /// The sum of products over dimensions of both tensors (`torch.tensordot`). The result has the other dimensions of
-    /// this tensor, then those of `other`. `dims` is the number of this tensor's last and the other tensor's first
-    /// dimensions, a tuple of the dimensions of each tensor, or `()` for 2.
+    /// The sum of products over pairs of dimensions, one of each tensor (`torch.tensordot`). The result has the
+    /// remaining dimensions of this tensor, then those of `other`. If `dims` is a number `n`, the last `n`
+    /// dimensions of this tensor are paired with the first `n` dimensions of `other`. `dims` may also be a
+    /// tuple of two lists, the dimensions of each tensor, or `()`, which means 2.
     ///
     /// ```
     /// # use warpline::ones;
@@ -51,9 +52,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if these dimensions differ in size. [`ErrorKind::InvalidArgument`] if a tensor has
-    /// fewer dimensions, a dimension is named twice, or the tensors' lists differ in length.
-    /// [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension. Errors of [`Tensor::matmul`].
+    /// [`ErrorKind::ShapeMismatch`] if paired dimensions differ in size. [`ErrorKind::InvalidArgument`] if a
+    /// tensor has fewer than `n` dimensions, if a list contains a dimension twice, or if the lists differ in
+    /// length. [`ErrorKind::DimOutOfRange`] if a tensor lacks a dimension. Errors of [`Tensor::matmul`].
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: impl IntoOptions<TensordotDims>) -> Result<Self> {
         let _call = CallScope::enter("tensordot");
@@ -127,8 +128,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// Multiplies two broadcasting tensors with the same number of dimensions, and sums over the dimensions
-/// `summed`, which stay with size 1.
+/// Multiplies two tensors with the same number of dimensions, which broadcast, and sums over the dimensions
+/// `summed`. The result keeps these dimensions, with size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());
@@ -173,7 +174,7 @@ pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Resul
     };
     let ones = vec![1; inner.len()];
     let apart = [sizes(&a, &batch), sizes(&a, &rows), ones, sizes(&b, &columns)].concat();
-    // Moves each dimension back to its original position.
+    // Move each dimension back to its original position.
     let places = order([&batch, &rows, &inner, &columns]);
     let mut back = vec![0; places.len()];
     for (i, &d) in places.iter().enumerate() {

@@ -18,10 +18,10 @@ enum DimLabel {
 }
 
 /// The sum of products described by an equation in Einstein's notation (`torch.einsum`). The equation has one
-/// letter per dimension of each operand. Dimensions with the same letter are multiplied, and summed over unless
-/// the letter is after the arrow. Without an arrow, the result has the letters that appear once, in
-/// alphabetical order. `...` stands for dimensions that broadcast. The operands are multiplied from left to
-/// right, two at a time.
+/// letter per dimension of each operand. Elements with the same indices for all shared letters are multiplied,
+/// and the products are summed over each letter that is not after the arrow. Without an arrow, the result has
+/// the letters that appear once, in alphabetical order. `...` stands for dimensions that broadcast. The
+/// operands are multiplied from left to right, two at a time.
 ///
 /// ```
 /// # use warpline::{arange, einsum};
@@ -32,8 +32,9 @@ enum DimLabel {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the equation is invalid, if its terms differ from the operands in number
-/// or in dimensions, or if one letter stands for different sizes. Otherwise the same as [`Tensor::matmul`].
+/// [`ErrorKind::InvalidArgument`] if the equation is invalid, if the number of terms is not the number of
+/// operands, if the letters of a term do not match the dimensions of its operand, or if one letter stands for
+/// different sizes. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";
@@ -60,7 +61,7 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     check_sizes(equation, &order, &aligned)?;
     let mut rest = aligned.into_iter();
     let Some(mut out) = rest.next() else {
-        return Err(Error::invalid(op, "must have at least one operand"));
+        return Err(Error::invalid(op, "needs at least one operand"));
     };
     let mut open: Vec<usize> = (kept..order.len()).collect();
     while let Some(next) = rest.next() {
@@ -140,7 +141,7 @@ fn parse(equation: &str, operands: &[&Tensor]) -> Result<Equation, String> {
     Ok(Equation { labels: order, kept, operands: all })
 }
 
-/// Parses a term, whose ellipsis stands for `spread` dimensions.
+/// Parses a term. An ellipsis in the term stands for `spread` dimensions.
 fn labels(term: &str, spread: usize) -> Result<Vec<DimLabel>, String> {
     let (before, after) = match term.split_once("...") {
         Some((before, after)) => (before, Some(after)),
@@ -166,8 +167,8 @@ fn parse_letter(letter: char) -> Result<DimLabel, String> {
     }
 }
 
-/// Returns an operand with one dimension per label in `order`. Dimensions of labels that the operand lacks
-/// have size 1. For a letter that appears twice, takes the diagonal.
+/// Returns an operand with one dimension per label in `order`. Dimensions of labels that the operand lacks have
+/// size 1. If a letter appears twice, takes the diagonal of its two dimensions.
 #[track_caller]
 fn align(tensor: &Tensor, mut labels: Vec<DimLabel>, order: &[DimLabel]) -> Result<Tensor> {
     let mut tensor = tensor.clone();

@@ -18,7 +18,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if the inner sizes differ, or a tensor has no dimensions.
     /// [`ErrorKind::BroadcastMismatch`] if the batch dimensions do not broadcast. [`ErrorKind::OperandDTypes`]
-    /// if the dtypes differ. [`ErrorKind::UnsupportedDType`] if there is no product of the dtype. Errors of
+    /// if the dtypes differ. [`ErrorKind::UnsupportedDType`] if the dtype has no matrix product. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
@@ -40,8 +40,8 @@ impl Tensor {
                 ),
             ));
         }
-        // A vector on the left becomes a row, and a vector on the right a column. The result lacks the added
-        // dimension.
+        // A vector on the left becomes a row, and a vector on the right becomes a column. The added dimension
+        // is removed from the result.
         let (row, column) = (self.dim() == 1, other.dim() == 1);
         let a = if row { self.unsqueeze(0)? } else { self.clone() };
         let b = if column { other.unsqueeze(1)? } else { other.clone() };
@@ -74,7 +74,7 @@ impl Tensor {
                 t.viewed("expand", t.layout().expand(&all)?, linear(|grad, _| Ok(grad.clone())))?
                     .reshape(&shape(&[count, x, y]))
             };
-            // Moves `b` to the device of the product first, so that the reshape copies on that device.
+            // Move `b` to the device of the product first, so that the reshape copies on that device.
             let near = if a.device() == b.device() {
                 b
             } else {
@@ -108,17 +108,18 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
 
 saved! {
     struct MatMul {
-        /// Each operand is present if the other operand requires a gradient.
+        /// The first operand. `None` if the second operand requires no gradient.
         a: Option<Tensor>,
+        /// The second operand. `None` if the first operand requires no gradient.
         b: Option<Tensor>,
-        /// Whether the operands are transposed views.
+        /// For each operand, whether it is a transposed view.
         transposed: (bool, bool),
     }
 }
 
 impl OpBackward for MatMul {
     fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
-        // Computes the gradient of a transposed operand in the layout of its base, which saves a copy.
+        // Compute the gradient of a transposed operand in the layout of its base, which saves a copy.
         let of_a = |b: &Tensor| match self.transposed.0 {
             true => b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1),
             false => grad.matmul(&b.transpose(-2, -1)?),

@@ -39,7 +39,7 @@ impl Tensor {
     #[track_caller]
     pub fn mm(&self, mat2: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("mm");
-        check_dims("mm", &[(self, "the first", 2), (mat2, "the second", 2)])?;
+        check_dims("mm", &[(self, "the first operand", 2), (mat2, "the second operand", 2)])?;
         self.matmul(mat2)
     }
 
@@ -52,7 +52,7 @@ impl Tensor {
     #[track_caller]
     pub fn bmm(&self, mat2: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("bmm");
-        check_dims("bmm", &[(self, "the first", 3), (mat2, "the second", 3)])?;
+        check_dims("bmm", &[(self, "the first operand", 3), (mat2, "the second operand", 3)])?;
         if self.size()[0] != mat2.size()[0] {
             return Err(Error::shape(
                 "bmm",
@@ -89,11 +89,11 @@ impl Tensor {
         let _call = CallScope::enter("dot");
         let this = self;
         autocast_operands!("dot", [this, other] => this.dot(other));
-        check_dims("dot", &[(self, "the first", 1), (other, "the second", 1)])?;
+        check_dims("dot", &[(self, "the first operand", 1), (other, "the second operand", 1)])?;
         self.matmul(other)
     }
 
-    /// The outer product: each element of a vector times each element of another (`torch.outer`).
+    /// The outer product: each element of this vector times each element of `vec2` (`torch.outer`).
     ///
     /// ```
     /// # use warpline::tensor;
@@ -108,13 +108,12 @@ impl Tensor {
     #[track_caller]
     pub fn outer(&self, vec2: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("outer");
-        check_dims("outer", &[(self, "the first", 1), (vec2, "the second", 1)])?;
+        check_dims("outer", &[(self, "the first operand", 1), (vec2, "the second operand", 1)])?;
         self.unsqueeze(1)?.mul(vec2)
     }
 
     /// `beta * self + alpha * mat1 @ mat2` (`torch.addmm`). This tensor is expanded to the sizes of the
-    /// product. If `beta` is 0, the elements of this tensor are not read. PyTorch's default for `beta` and
-    /// `alpha` is 1.
+    /// product. If `beta` is 0, the elements of this tensor are not read. Default of `beta` and `alpha`: 1.
     ///
     /// ```
     /// # use warpline::{AddmmOptions, ones, tensor};
@@ -125,7 +124,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The same as [`Tensor::mm`]. [`ErrorKind::ExpandMismatch`] if this tensor does not expand to the
-    /// product's sizes. [`ErrorKind::OperandDTypes`] if this tensor has another dtype.
+    /// product's sizes. [`ErrorKind::OperandDTypes`] if this tensor has a different dtype than the matrices.
     /// [`ErrorKind::InvalidArgument`] if `alpha` or `beta` is a float and the matrices have an integer dtype.
     #[track_caller]
     pub fn addmm(
@@ -181,8 +180,8 @@ impl Tensor {
     /// [`Tensor::addmm`] in place. This tensor must have the sizes of the product.
     ///
     /// # Errors
-    /// The same as [`Tensor::addmm`] and [`Tensor::add_`]. [`ErrorKind::ShapeMismatch`] if this tensor has
-    /// other sizes than the product.
+    /// The same as [`Tensor::addmm`] and [`Tensor::add_`]. [`ErrorKind::ShapeMismatch`] if the sizes of this
+    /// tensor differ from those of the product.
     #[track_caller]
     pub fn addmm_(
         &self,
@@ -269,7 +268,8 @@ impl Tensor {
         scaled.add(&product)
     }
 
-    /// Fails if this tensor's dtype is not the product's, or if a factor of integers is a float.
+    /// Fails if this tensor has a different dtype than the product, or if `alpha` or `beta` is a float and the
+    /// product has an integer dtype.
     #[track_caller]
     fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {
@@ -299,7 +299,8 @@ impl Tensor {
         self.diagonal(())?.sum(())
     }
 
-    /// The Kronecker product: each element times the whole other tensor (`torch.kron`).
+    /// The Kronecker product: a block for each element of this tensor, which is the element times all of
+    /// `other` (`torch.kron`).
     ///
     /// ```
     /// # use warpline::tensor;

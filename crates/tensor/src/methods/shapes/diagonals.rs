@@ -14,7 +14,8 @@ options! {
     /// Options of [`Tensor::diag_embed`]. An offset converts into options.
     #[derive(Clone, Copy, Debug)]
     DiagEmbedOptions [] [] {
-        /// Sets the diagonal. Positive: above the main diagonal. Default: 0.
+        /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main
+        /// diagonal.
         offset: isize = 0, impl Integer => Integer::into_isize;
         /// Sets the dimension of the rows. Negative: counted from the end. Default: -2.
         dim1: isize = -2, impl Integer => Integer::into_isize;
@@ -26,7 +27,7 @@ options! {
 from_integer! { DiagEmbedOptions offset; }
 
 impl Tensor {
-    /// Makes a matrix with a vector on a diagonal and 0 elsewhere, or copies the diagonal of a matrix
+    /// Makes a matrix with this vector on a diagonal and 0 elsewhere, or copies a diagonal of this matrix
     /// (`torch.diag`). `diagonal` 0 is the main diagonal; positive diagonals are above it.
     ///
     /// ```
@@ -54,8 +55,8 @@ impl Tensor {
         }
     }
 
-    /// Makes matrices with the last dimension on the diagonal `offset` and 0 elsewhere (`torch.diag_embed`).
-    /// Rows and columns are the dimensions `dim1` and `dim2` of the result; PyTorch's defaults are -2 and -1.
+    /// Makes matrices with the vectors along the last dimension on the diagonal `offset`, and 0 elsewhere
+    /// (`torch.diag_embed`). Rows and columns are the dimensions `dim1` and `dim2` of the result.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the result lacks one of the dimensions. [`ErrorKind::InvalidArgument`]
@@ -69,7 +70,7 @@ impl Tensor {
         let Some(&length) = self.size().last() else {
             return Err(Error::shape(op, "cannot be applied to a 0-dim tensor"));
         };
-        // Expands the padded elements to all rows, and masks the elements that are not on the diagonal.
+        // Pad the vectors, expand them to all rows, and mask the elements that are not on the diagonal.
         let beside = offset.unsigned_abs();
         let size = length.saturating_add(beside);
         let columns = if beside == 0 {

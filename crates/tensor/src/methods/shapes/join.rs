@@ -1,4 +1,4 @@
-//! Functions that join tensors. Some add dimensions that a tensor lacks.
+//! Functions that join tensors. Some first add dimensions to tensors that have too few.
 
 use std::borrow::Borrow;
 
@@ -41,7 +41,7 @@ impl Tensor {
 }
 
 /// Joins tensors along an existing dimension (`torch.cat`). As in PyTorch, dtypes are promoted, and empty
-/// tensors of one dimension are skipped.
+/// tensors of one dimension are skipped. Default of `dim`: 0.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the tensors differ in
@@ -125,7 +125,7 @@ impl OpBackward for Cat {
     }
 }
 
-/// Joins tensors of one shape along a new dimension (`torch.stack`).
+/// Joins tensors of the same shape along a new dimension (`torch.stack`). Default of `dim`: 0.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::ShapeMismatch`] if the shapes differ.
@@ -154,7 +154,7 @@ pub fn stack<T: Borrow<Tensor>>(
     cat(&rows.of("stack")?, d as isize).of("stack")
 }
 
-/// The order of the dimensions of [`meshgrid`] (`indexing`). `()` stands for `Ij`.
+/// The order of the dimensions of [`meshgrid`] (`indexing` of `torch.meshgrid`). `()` means `Ij`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MeshIndexing {
     /// The first vector runs along the first dimension, the second along the second (`"ij"`).
@@ -197,7 +197,7 @@ pub fn meshgrid<T: Borrow<Tensor>>(
     };
     if let Some(other) = tensors.iter().find(|t| t.dtype() != head.dtype()) {
         let reason = format!(
-            "all tensors must have one dtype, but are {} and {}",
+            "all tensors must have the same dtype, but have {} and {}",
             head.dtype(),
             other.dtype()
         );
@@ -207,7 +207,7 @@ pub fn meshgrid<T: Borrow<Tensor>>(
         return Err(Error::shape(
             op,
             format!(
-                "expects tensors of at most one dimension, but got one of sizes {:?}",
+                "expects tensors of at most one dimension, but a tensor has sizes {:?}",
                 other.size()
             ),
         ));

@@ -1,4 +1,5 @@
-//! Shapes: views by sizes and strides, and functions that repeat, join, and mask by position.
+//! Shapes: views with other sizes and strides, and functions that repeat tensors, join tensors, and mask parts
+//! of matrices.
 
 mod diagonals;
 mod join;

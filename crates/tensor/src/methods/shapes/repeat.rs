@@ -8,8 +8,8 @@ use crate::methods::composite::signed;
 use crate::{CallScope, Error, ErrorKind, IntoDim, IntoShape, Result, Tensor};
 
 impl Tensor {
-    /// Repeats the tensor `repeats[d]` times along each dimension `d`, in a copy (`torch.Tensor.repeat`). With
-    /// more numbers than dimensions, the first numbers are for new leading dimensions.
+    /// Repeats the tensor `repeats[d]` times along each dimension `d`, in a copy (`torch.Tensor.repeat`). If
+    /// there are more numbers than dimensions, the first numbers apply to new leading dimensions.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -19,8 +19,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if there are fewer numbers than dimensions. [`ErrorKind::SizeOverflow`] if
-    /// the result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::ShapeMismatch`] if `repeats` has fewer numbers than the tensor has dimensions.
+    /// [`ErrorKind::SizeOverflow`] if the number of elements of the result does not fit `isize`. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
         let _call = CallScope::enter("repeat");
@@ -34,7 +35,7 @@ impl Tensor {
                 ),
             ));
         };
-        // Inserts a dimension of size `times` before each dimension, and merges both into the repeated
+        // Insert a dimension of size `times` before each dimension, then merge both into the repeated
         // dimension.
         let mut apart: SmallVec<[isize; 12]> = SmallVec::new();
         let mut expanded: SmallVec<[isize; 12]> = SmallVec::new();
@@ -53,10 +54,10 @@ impl Tensor {
     }
 
     /// Repeats the tensor along its dimensions, as [`Tensor::repeat`] does (`torch.tile`). If there are fewer
-    /// numbers than dimensions, the numbers are for the last dimensions.
+    /// numbers than dimensions, the numbers apply to the last dimensions.
     ///
     /// # Errors
-    /// [`ErrorKind::SizeOverflow`] if the result has more elements than `isize` counts. Errors of
+    /// [`ErrorKind::SizeOverflow`] if the number of elements of the result does not fit `isize`. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn tile(&self, dims: impl IntoShape) -> Result<Self> {
@@ -68,8 +69,8 @@ impl Tensor {
         self.repeat(&repeats[..])
     }
 
-    /// Repeats each index of a dimension `repeats` times in a row, in a copy (`torch.repeat_interleave`). With
-    /// `None` or `()`, the elements of the flattened tensor are repeated.
+    /// Repeats each index of a dimension `repeats` times in a row, in a copy (`torch.repeat_interleave`). If
+    /// `dim` is `None` or `()`, repeats the elements of the flattened tensor.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -80,7 +81,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::SizeOverflow`] if the
-    /// result has more elements than `isize` counts. Errors of [every op](Tensor#errors-of-every-op).
+    /// number of elements of the result does not fit `isize`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: impl IntoDim) -> Result<Self> {
         let op = "repeat_interleave";
@@ -111,8 +112,8 @@ fn checked_count(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
     })
 }
 
-/// Copies a result that is still an expanded view, which happens if a dimension of size 1 was repeated. PyTorch returns
-/// a copy.
+/// Copies a result that is still an expanded view, as after the repetition of a dimension of size 1. PyTorch
+/// also returns a copy.
 #[track_caller]
 fn copy_if_view(out: Tensor) -> Result<Tensor> {
     out.contiguous()

@@ -13,7 +13,7 @@ options! {
     Rot90Options [] [] {
         /// Sets the number of quarter turns from the first dimension to the second. Default: 1.
         k: isize = 1, impl Integer => Integer::into_isize;
-        /// Sets both dimensions. Default: 0 and 1.
+        /// Sets the two dimensions of the plane. Default: 0 and 1.
         dims: SmallVec<[isize; 6]> = smallvec![0, 1], impl IntoDims => IntoDims::into_dims;
     }
 }
@@ -22,7 +22,7 @@ from_integer! { Rot90Options k; }
 
 impl Tensor {
     /// Rotates by 90 degrees `k` times, from the first of two dimensions towards the second (`torch.rot90`). A
-    /// negative `k` rotates the other way. PyTorch's defaults are 1 and `[0, 1]`. The result is a copy.
+    /// negative `k` rotates in the opposite direction. The result is a copy.
     ///
     /// ```
     /// # use warpline::arange;

@@ -6,12 +6,13 @@ use crate::called::Called;
 use crate::{CallScope, Error, IntoOptions, IntoSizes, OrDefault, Result, Tensor, cat, stack};
 
 impl Tensor {
-    /// Splits the tensor into views of `size` indices of a dimension (`torch.split`). The last view has the
-    /// remainder.
+    /// Splits the tensor along a dimension into views of size `size` (`torch.split`). The last view has the
+    /// remainder. Default of `dim`: 0.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`
-    /// is zero, but the dimension's size is not. [`ErrorKind::ShapeMismatch`] if the tensor has no dimensions.
+    /// is zero and the size of the dimension is not. [`ErrorKind::ShapeMismatch`] if the tensor has no
+    /// dimensions.
     #[track_caller]
     pub fn split(&self, size: usize, dim: impl IntoOptions<OrDefault<isize>>) -> Result<Vec<Self>> {
         let dim = dim.into_options().or(0);
@@ -28,7 +29,7 @@ impl Tensor {
     }
 
     /// Splits the tensor into at most `chunks` views of equal size along a dimension (`torch.chunk`). The last
-    /// view may be smaller.
+    /// view may be smaller. Default of `dim`: 0.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if
@@ -43,7 +44,7 @@ impl Tensor {
         let dim = dim.into_options().or(0);
         self.check_has_dims("chunk")?;
         if chunks == 0 {
-            return Err(Error::invalid("chunk", "the number of chunks must be over zero"));
+            return Err(Error::invalid("chunk", "the number of chunks must be greater than zero"));
         }
         let total = self.size()[self.layout().dim(dim)?];
         if total == 0 {
@@ -75,7 +76,8 @@ impl Tensor {
         let dim = dim.into_options().or(0);
         let own = self.size_to_split("split_with_sizes", dim)?;
         if sizes.iter().fold(0, |sum: usize, n| sum.saturating_add(*n)) != own {
-            let reason = format!("the sizes {sizes:?} must add up to the dimension's, {own}");
+            let reason =
+                format!("the sizes {sizes:?} must add up to the size of the dimension, {own}");
             return Err(Error::invalid("split_with_sizes", reason));
         }
         self.split_lengths("split_with_sizes", dim, sizes.iter().copied())
@@ -103,7 +105,7 @@ impl Tensor {
         let dim = dim.into_options().or(0);
         let own = self.size_to_split("tensor_split", dim)?;
         if sections == 0 {
-            let reason = "the number of sections must be over zero";
+            let reason = "the number of sections must be greater than zero";
             return Err(Error::invalid("tensor_split", reason));
         }
         let (size, longer) = (own / sections, own % sections);
@@ -142,7 +144,7 @@ impl Tensor {
             });
             return self.split_lengths("tensor_split_at", dim, lengths);
         }
-        // These views may overlap or leave elements out, so they are recorded separately.
+        // These views may overlap or omit elements, so autograd records each view separately.
         let mut parts = Vec::new();
         let mut start = 0;
         for end in ends {
@@ -153,7 +155,8 @@ impl Tensor {
         Ok(parts)
     }
 
-    /// Returns a view of each index of a dimension, without that dimension (`torch.unbind`).
+    /// Returns one view per index of a dimension; the views lack this dimension (`torch.unbind`). Default of
+    /// `dim`: 0.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the

@@ -1,4 +1,4 @@
-//! Views with their own strides.
+//! Views whose strides differ from those of the tensor.
 
 use smallvec::SmallVec;
 use warpline_runtime::{Layout, Sizes, Strides, resolve_dim};
@@ -15,7 +15,8 @@ options! {
     /// Options of [`Tensor::diagonal`]. An offset converts into options.
     #[derive(Clone, Copy, Debug)]
     DiagonalOptions [] [] {
-        /// Sets the diagonal. Positive: above the main diagonal. Default: 0.
+        /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main
+        /// diagonal.
         offset: isize = 0, impl Integer => Integer::into_isize;
         /// Sets the dimension of the rows. Negative: counted from the end. Default: 0.
         dim1: isize = 0, impl Integer => Integer::into_isize;
@@ -52,8 +53,8 @@ impl Tensor {
         self.transpose(-2, -1).of("m_t")
     }
 
-    /// Returns a view of a diagonal of two dimensions, as the last dimension (`torch.diagonal`). A positive
-    /// `offset` is above the main diagonal.
+    /// Returns a view of a diagonal of two dimensions, which becomes the last dimension (`torch.diagonal`). A
+    /// positive `offset` is above the main diagonal.
     ///
     /// ```
     /// # use warpline::arange;
@@ -85,7 +86,7 @@ impl Tensor {
         strides.push(layout.strides()[d1].saturating_add(layout.strides()[d2]));
         let mut start = layout.offset();
         if length > 0 && !sizes.contains(&0) {
-            // Cannot wrap: one of the steps is 0, and the other stays inside the storage.
+            // This does not wrap: one of the two steps is 0, and the other step stays inside the storage.
             let down = (down as isize).wrapping_mul(layout.strides()[d1]);
             let right = (right as isize).wrapping_mul(layout.strides()[d2]);
             start = start.wrapping_add_signed(down).wrapping_add_signed(right);
@@ -97,8 +98,9 @@ impl Tensor {
         self.viewed_part("diagonal", layout, part)
     }
 
-    /// Returns a view of the storage with any sizes and strides, in elements (`torch.as_strided`). The view
-    /// begins at element `storage_offset` of the storage. Default: this tensor's offset.
+    /// Returns a view of the storage with the given sizes and strides, in elements (`torch.as_strided`). The
+    /// view begins at element `storage_offset` of the storage. Default of `storage_offset`: this tensor's
+    /// offset.
     ///
     /// ```
     /// # use warpline::arange;
@@ -109,8 +111,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if there is not one stride per size, a stride is negative, or the view
-    /// reaches beyond the storage. [`ErrorKind::SizeOverflow`] if the sizes have more elements than can be
-    /// addressed.
+    /// reaches beyond the storage. [`ErrorKind::SizeOverflow`] if the number of elements is too large for the
+    /// address space.
     #[track_caller]
     pub fn as_strided(
         &self,
@@ -140,15 +142,15 @@ impl Tensor {
             );
             return Err(Error::invalid("as_strided", reason));
         }
-        // Clamps the offset of an empty view to the storage.
+        // An empty view may have any offset. Clamp it to the storage.
         let offset = if sizes.contains(&0) { offset.min(available) } else { offset };
         let view = Layout::from_parts(sizes, strides, offset);
         self.viewed_strided("as_strided", view.clone(), self.layout().clone(), view)
     }
 
-    /// Returns a view of all slices of `size` indices of a dimension, `step` indices apart
-    /// (`torch.Tensor.unfold`). The dimension counts the slices, and a new last dimension has the indices of a
-    /// slice.
+    /// Returns a view of all slices of size `size` of a dimension, `step` indices apart
+    /// (`torch.Tensor.unfold`). The dimension becomes the number of the slice, and a new last dimension the
+    /// position in the slice.
     ///
     /// ```
     /// # use warpline::arange;
@@ -190,8 +192,8 @@ impl Tensor {
         self.viewed_strided("unfold", slices(self.layout()), dense, as_if)
     }
 
-    /// Returns a view with the dimensions `source` at the positions `destination`. The other dimensions keep
-    /// their order (`torch.movedim`).
+    /// Returns a view with the dimensions `source` moved to the positions `destination` (`torch.movedim`). All
+    /// other dimensions keep their order.
     ///
     /// ```
     /// # use warpline::zeros;
@@ -234,8 +236,8 @@ impl Tensor {
         self.permute(&order[..]).of("movedim")
     }
 
-    /// Returns a view with a dimension split into several (`torch.unflatten`). One size may be −1; it follows
-    /// from the others.
+    /// Returns a view with a dimension split into several (`torch.unflatten`). One size may be −1; this size is
+    /// computed from the others.
     ///
     /// ```
     /// # use warpline::zeros;

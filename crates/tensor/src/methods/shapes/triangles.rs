@@ -46,7 +46,7 @@ impl Tensor {
     /// [`Tensor::tril`] in place.
     ///
     /// # Errors
-    /// The same as [`Tensor::tril`]. [`ErrorKind::OverlappingWrite`] if the tensor has several indices at one
+    /// The same as [`Tensor::tril`]. [`ErrorKind::OverlappingWrite`] if elements of the tensor share an
     /// address.
     #[track_caller]
     pub fn tril_(&self, diagonal: impl IntoOptions<OrDefault<isize>>) -> Result<&Self> {
@@ -66,7 +66,7 @@ impl Tensor {
         self.masked_fill_(&self.mask_below("triu_", diagonal)?, 0)
     }
 
-    /// Returns a mask of the elements above a diagonal of a matrix.
+    /// Returns a mask that is true above a diagonal of a matrix.
     #[track_caller]
     pub(crate) fn mask_above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
@@ -88,7 +88,7 @@ impl Tensor {
                 format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
             ));
         };
-        // Clamping avoids overflow, because all diagonals outside the matrix are equivalent.
+        // Clamp the diagonal to avoid overflow. All diagonals outside the matrix have the same effect.
         let most = rows.max(columns) as isize;
         let rows = self.arange_on_device(0, rows).of(op)?.unsqueeze(1)?;
         let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns).of(op)?;
@@ -98,7 +98,7 @@ impl Tensor {
 
 /// Makes the indices of the lower triangle of a matrix of `row` rows and `col` columns (`torch.tril_indices`).
 /// The result has two rows: row indices and column indices. `offset` is the diagonal of [`Tensor::tril`].
-/// Default dtype: `int64`.
+/// Default of `offset`: 0. Default dtype: `int64`.
 ///
 /// ```
 /// # use warpline::tril_indices;
@@ -108,7 +108,7 @@ impl Tensor {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if there is no memory for the indices. Otherwise the same as
+/// [`ErrorKind::InvalidArgument`] if the host has no memory for the indices. Otherwise the same as
 /// [`tensor()`](crate::tensor()).
 #[track_caller]
 pub fn tril_indices(
@@ -126,7 +126,7 @@ pub fn tril_indices(
 
 /// Makes the indices of the upper triangle of a matrix of `row` rows and `col` columns (`torch.triu_indices`).
 /// The result has two rows: row indices and column indices. `offset` is the diagonal of [`Tensor::triu`].
-/// Default dtype: `int64`.
+/// Default of `offset`: 0. Default dtype: `int64`.
 ///
 /// # Errors
 /// The same as [`tril_indices`].
@@ -164,8 +164,8 @@ fn first_column_after(row: usize, offset: isize, columns: usize) -> usize {
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Creates the indices of `count` elements. Each of `rows` has at least one element, except perhaps the first
-/// row of a lower triangle.
+/// Creates the indices of `count` elements. Each row in `rows` has at least one element, except perhaps the
+/// first row of a lower triangle.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

@@ -6,8 +6,8 @@ use crate::methods::IsCloseOptions;
 use crate::{IntoOptions, Result, Tensor};
 
 impl Tensor {
-    /// Returns whether all elements are close, by [`Tensor::isclose`] (`torch.allclose`). The host waits for
-    /// the result.
+    /// Returns whether [`Tensor::isclose`] is true for all elements (`torch.allclose`). The host waits for the
+    /// result.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -17,7 +17,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The same as [`Tensor::isclose`]. [`crate::ErrorKind::Capture`] if the stream is captured.
+    /// The same as [`Tensor::isclose`]. [`crate::ErrorKind::Capture`] if the stream is being captured.
     #[track_caller]
     pub fn allclose(
         &self,
@@ -32,8 +32,8 @@ impl Tensor {
     /// the result.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Capture`] if the stream is captured. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`crate::ErrorKind::Capture`] if the stream is being captured. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         check_together("equal", self, other)?;

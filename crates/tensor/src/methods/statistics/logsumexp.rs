@@ -25,7 +25,7 @@ impl Tensor {
         self.log_of_sum(&dims.into_dims(), false)
     }
 
-    /// [`Tensor::logsumexp`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::logsumexp`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::logsumexp`].
@@ -45,7 +45,7 @@ impl Tensor {
             // Without elements, there is no maximum to subtract. The sum is 0.
             return x.exp()?.sum_kept(dims, keepdim)?.log()?.to(dtype);
         }
-        // An infinite maximum is not subtracted, because the difference would be NaN.
+        // Do not subtract an infinite maximum, because the difference would be NaN.
         let most = x.detach().amax_keepdim(dims)?;
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;

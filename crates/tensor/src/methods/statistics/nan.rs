@@ -1,14 +1,14 @@
-//! Reductions that ignore NaN, and others.
+//! Reductions that ignore NaN, counts of nonzero elements, and differences of neighbours.
 
 use crate::amp::keep_operands;
 use crate::functional::options::options;
 use crate::{CallScope, DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`Tensor::diff`]. A number of rounds converts into options.
+    /// Options of [`Tensor::diff`]. A number `n` converts into options.
     #[derive(Clone, Copy, Debug)]
     DiffOptions [] [] {
-        /// Sets the number of rounds. Default: 1.
+        /// Sets how many times differences are computed. Default: 1.
         n: usize = 1, usize;
         /// Sets the dimension. Negative: counted from the end. Default: -1.
         dim: isize = -1, impl Integer => Integer::into_isize;
@@ -40,7 +40,7 @@ impl Tensor {
         self.nan_as_zero()?.sum(dims)
     }
 
-    /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::nansum`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::sum`].
@@ -61,7 +61,7 @@ impl Tensor {
         self.mean_of_numbers(&dims.into_dims(), false)
     }
 
-    /// [`Tensor::nanmean`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::nanmean`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::mean`].
@@ -79,7 +79,7 @@ impl Tensor {
             return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
         }
         let nan = self.isnan()?;
-        // Sums in a wider dtype, because the sum of half-width floats may overflow even if the mean does not.
+        // Sum in a wider dtype, because the sum of half-width floats may overflow even if the mean does not.
         let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
         let count = counted.sum_kept(dims, keepdim)?;
         numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())
@@ -91,8 +91,8 @@ impl Tensor {
         if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
     }
 
-    /// The smallest and the largest element along a dimension, or of all elements with `None` or `()`
-    /// (`torch.aminmax`). If there is a NaN, both are NaN.
+    /// The smallest and the largest element along a dimension (`torch.aminmax`). If `dim` is `None` or `()`, of
+    /// all elements. If there is a NaN, both are NaN.
     ///
     /// # Errors
     /// The same as [`Tensor::amin`].
@@ -103,7 +103,7 @@ impl Tensor {
         Ok((self.amin(dim)?, self.amax(dim)?))
     }
 
-    /// [`Tensor::aminmax`] that keeps the dimension, with size 1.
+    /// The same as [`Tensor::aminmax`], but keeps the dimension, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::amin`].
@@ -125,8 +125,8 @@ impl Tensor {
         counted.sum(dims)
     }
 
-    /// The differences of neighbours along a dimension, computed `n` times in sequence (`torch.diff`). For
-    /// bools, whether the neighbours differ.
+    /// The differences of neighbours along a dimension (`torch.diff`). If `n` is greater than 1, the
+    /// differences of the differences, and so on. For bools, whether the neighbours differ.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -148,7 +148,7 @@ impl Tensor {
         let mut out = self.clone();
         let all = self.size().get(d).copied().unwrap_or_default();
         if all > 0 && n >= all {
-            // The result is empty. One round on an empty slice gives the same shape and dtype.
+            // The result is empty. One difference of an empty slice gives the same shape and dtype.
             return out.narrow(dim, 0, 0)?.diff(DiffOptions::new().dim(dim));
         }
         for _ in 0..n.min(all.max(1)) {

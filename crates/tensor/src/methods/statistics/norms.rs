@@ -15,7 +15,7 @@ options! {
     /// Options of [`Tensor::norm`]. An order converts into options.
     #[derive(Clone, Debug)]
     NormOptions [] [] {
-        /// Sets the order. Default: 2.
+        /// Sets the order of the norm. Default: 2.
         p: f64 = 2.0, f64;
         /// Sets the dimensions. Default: all.
         dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
@@ -26,7 +26,7 @@ options! {
     /// Options of [`Tensor::vector_norm`]. An order converts into options.
     #[derive(Clone, Debug)]
     VectorNormOptions [] [] {
-        /// Sets the order. Default: 2.
+        /// Sets the order of the norm. Default: 2.
         ord: f64 = 2.0, f64;
         /// Sets the dimensions. Default: all.
         dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
@@ -51,9 +51,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks a dimension. [`ErrorKind::InvalidArgument`] if a
-    /// dimension is named twice, or if there is no element and `ord` is infinite.
-    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// dimension is named twice, or if there are no elements and `ord` is infinite.
+    /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. Errors of [every
+    /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn vector_norm(&self, options: impl IntoOptions<VectorNormOptions>) -> Result<Self> {
         let _call = CallScope::enter("vector_norm");
@@ -61,7 +61,7 @@ impl Tensor {
         self.norm_over("vector_norm", ord, &dim, false)
     }
 
-    /// [`Tensor::vector_norm`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::vector_norm`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::vector_norm`].
@@ -86,7 +86,7 @@ impl Tensor {
         self.norm_over("norm", p, &dim, false)
     }
 
-    /// [`Tensor::norm`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::norm`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::vector_norm`].
@@ -124,7 +124,7 @@ impl Tensor {
         norm.to(self.dtype())
     }
 
-    /// Raises non-negative elements to a power, with gradient 0 at zero.
+    /// Raises non-negative elements to a power. The gradient at zero is 0.
     #[track_caller]
     fn pow_zero_grad(&self, exponent: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&exponent) || !should_record(&[self]) {
@@ -134,9 +134,9 @@ impl Tensor {
         self.masked_fill(&zero, 1)?.pow(exponent)?.masked_fill(&zero, 0)
     }
 
-    /// The distance of each row of these matrices from each row of the other matrices (`torch.cdist`), by
-    /// [`Tensor::vector_norm`] of order `p`. Default of `p`: 2. Shapes `[.., n, k]` and
-    /// `[.., m, k]` give `[.., n, m]`; the leading dimensions broadcast.
+    /// The distance of each row of these matrices from each row of the matrices `other` (`torch.cdist`). A
+    /// distance is the [`Tensor::vector_norm`] of order `p` of the difference. Default of `p`: 2. Shapes `[..,
+    /// n, k]` and `[.., m, k]` give `[.., n, m]`; the leading dimensions broadcast.
     ///
     /// ```
     /// # use warpline::tensor;
@@ -182,8 +182,8 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
         }
-        // Uses a matrix product for many rows, as PyTorch does. It takes less memory and is slightly less
-        // exact.
+        // For many rows, use a matrix product, as PyTorch does. This takes less memory and is slightly less
+        // accurate.
         if p == 2.0 && (rows > 25 || others > 25) {
             return self.distances_by_product(other);
         }
@@ -191,7 +191,7 @@ impl Tensor {
         apart.norm_over(op, p, &[-1], false)
     }
 
-    /// Returns the square roots of `|a|² + |b|² - 2ab`, computed as one matrix product.
+    /// Returns the square roots of `|a|² + |b|² - 2ab` for all pairs of rows, computed by one matrix product.
     #[track_caller]
     fn distances_by_product(&self, other: &Tensor) -> Result<Self> {
         let (a, b) = (self.widened()?, other.widened()?);

@@ -12,7 +12,7 @@ options! {
     VarOptions [] [] {
         /// Sets the dimensions. Default: all.
         dim: SmallVec<[isize; 6]> = SmallVec::new(), impl IntoDims => IntoDims::into_dims;
-        /// Sets the number that is subtracted from the number of elements. Default: 1.
+        /// Sets the correction, which is subtracted from the number of elements. Default: 1.
         correction: usize = 1, usize;
     }
 }
@@ -46,7 +46,7 @@ impl Tensor {
         Ok(self.variance(options.into_options(), false, false)?.0)
     }
 
-    /// [`Tensor::var`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::var`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].
@@ -67,7 +67,7 @@ impl Tensor {
         Ok(self.variance(options.into_options(), false, true)?.0)
     }
 
-    /// [`Tensor::std`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::std`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].
@@ -87,7 +87,7 @@ impl Tensor {
         self.variance(options.into_options(), false, false)
     }
 
-    /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::var_mean`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].
@@ -107,7 +107,7 @@ impl Tensor {
         self.variance(options.into_options(), false, true)
     }
 
-    /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
+    /// The same as [`Tensor::std_mean`], but keeps the dimensions, with size 1.
     ///
     /// # Errors
     /// The same as [`Tensor::var`].
@@ -117,7 +117,8 @@ impl Tensor {
         self.variance(options.into_options(), true, true)
     }
 
-    /// Returns the variance, or the standard deviation if `root`, and the mean.
+    /// Returns the variance and the mean. If `root` is true, returns the standard deviation instead of the
+    /// variance.
     #[track_caller]
     fn variance(
         &self,
@@ -142,8 +143,8 @@ impl Tensor {
         Ok((spread.to(self.dtype())?, mean.to(self.dtype())?))
     }
 
-    /// Returns the mean over dimensions, which stay with size 1, the differences from the mean, and their
-    /// squares.
+    /// Returns the mean over dimensions, the differences from the mean, and their squares. The mean keeps the
+    /// dimensions, with size 1.
     #[track_caller]
     pub(crate) fn moments(&self, dims: &[isize]) -> Result<Moments> {
         let mean = self.mean_keepdim(dims)?;

@@ -1,4 +1,4 @@
-//! Functions that make tensors, copy and read them.
+//! Rows of functions that make tensors, copy them and read them.
 
 use warpline::{
     DType, arange, arange_start_step, empty, eye, full, linspace, logspace, ones, rand, randint,
@@ -18,14 +18,14 @@ fn options_and_sizes(d: &mut Draw<'_>) {
     d.sizes().into_iter().for_each(|n| d.number(n as i64));
 }
 
-/// Draws a tensor and a place.
+/// Draws a tensor and a device.
 fn tensor_and_place(d: &mut Draw<'_>) {
     d.any();
     let place = d.place();
     d.number(place as i64);
 }
 
-/// Predicts a copy of `t[0]` at the place in `n[0]`.
+/// Predicts a copy of `t[0]` on the device in `n[0]`.
 fn moved(t: &[Value], n: &[i64]) -> Predict {
     if !(0..3).contains(&n[0]) {
         return Err(UNKNOWN);
@@ -38,7 +38,7 @@ fn named(number: i64) -> Option<DType> {
     DType::ALL.get(usize::try_from(number).ok()?).copied()
 }
 
-/// Predicts a new tensor of the dtype in `n[0]` and the place in `n[1]`.
+/// Predicts a new tensor of the dtype in `n[0]` on the device in `n[1]`.
 fn made(n: &[i64], sizes: &[usize]) -> Predict {
     let valid = |dtype: i64| (0..DType::ALL.len() as i64).contains(&dtype);
     if !valid(n[0]) || !(0..3).contains(&n[1]) {
@@ -48,7 +48,7 @@ fn made(n: &[i64], sizes: &[usize]) -> Predict {
     Ok(vec![Out::New { dtype: dtype(n[0]), place: n[1] as usize, sizes: sizes.to_vec() }])
 }
 
-/// Predicts a tensor of the sizes in `n`, of which one may be too large.
+/// Predicts a tensor with the sizes `n[at..]`. One of them may be too large.
 fn sized(n: &[i64], at: usize) -> Predict {
     let sizes = sizes(&n[at..]);
     let bits = sizes.iter().try_fold(1usize, |all, &n| all.checked_mul(n)).is_none();
@@ -83,8 +83,8 @@ fn counted(n: &[i64]) -> Predict {
     made(n, &[n[2] as usize])
 }
 
-/// Predicts the indices of a triangle. Of huge matrices, only those with few elements or more than
-/// can be addressed are asked for.
+/// Predicts the indices of a triangle. For huge matrices, only offsets that give few elements, or
+/// more elements than can be addressed, are predicted.
 fn triangle(n: &[i64]) -> Predict {
     let [rows, columns] = [n[0] as usize, n[1] as usize];
     match (rows, columns) {
@@ -256,7 +256,7 @@ pub(crate) fn rows() -> Vec<Row> {
             },
             |_, n| eye(n[2] as usize, (dtype(n[0]), place(n[1])?))?
         ),
-        // Only small counts and overflows are predicted, but every call must return.
+        // Only calls with few elements or an overflow are predicted, but every call must return.
         row!(
             "tril_indices",
             |d| {
@@ -297,7 +297,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 if to == t[0].dtype {
                     return Ok(vec![Out::Same(0)]);
                 }
-                // A float beyond the range of an integer dtype has no defined value.
+                // The conversion of a float outside the range of an integer dtype is not defined.
                 if t[0].is_float() && !to.is_float() {
                     return Err(UNKNOWN);
                 }

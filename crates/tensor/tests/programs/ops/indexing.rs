@@ -1,5 +1,5 @@
-//! Functions with tensors of indices. The indices are in range: `scenarios.rs` has those that are
-//! not.
+//! Rows of functions with tensors of indices. The indices are in range; `scenarios.rs` has rows
+//! with indices out of range.
 
 use warpline::{DType, UniqueOptions, embedding};
 
@@ -7,7 +7,7 @@ use crate::generate::Draw;
 use crate::model::{Kinds, UNKNOWN, Value, dim, new, size, writable};
 use crate::row::{DTYPES, Row, row};
 
-/// Draws a tensor, a dimension that is not empty, and indices of it.
+/// Draws a tensor, one of its dimensions that is not empty, and indices into this dimension.
 fn indexed(d: &mut Draw<'_>, count: Option<usize>) {
     d.tensor(&DTYPES, |v| v.ndim() > 0 && !v.sizes.contains(&0));
     let at = d.dim();
@@ -17,8 +17,8 @@ fn indexed(d: &mut Draw<'_>, count: Option<usize>) {
     d.fresh(DType::I64, value.place, own, &[count]);
 }
 
-/// Whether all indices are known to be in range: the tensor was made with this modulus. A corrupted
-/// call may have other numbers.
+/// Checks that all indices are known to be in range, because the tensor of indices was made with
+/// this modulus. A corrupted call may have other numbers.
 fn indices(t: &[Value], n: &[i64]) -> Result<usize, Kinds> {
     let mut wrong: Vec<Kinds> = Vec::new();
     wrong.extend(dim(&t[0], n[0]).err());
@@ -55,7 +55,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 d.number(own as i64);
             },
             |t, n| {
-                // The indices fit the drawn dimension only.
+                // The indices are valid only for the dimension that was drawn.
                 if n[1] != t[0].ndim() as i64 {
                     return Err(UNKNOWN);
                 }

@@ -1,4 +1,4 @@
-//! Elementwise functions.
+//! Rows of elementwise functions.
 
 use warpline::{DType, where_cond};
 
@@ -8,7 +8,8 @@ use crate::model::{
 };
 use crate::row::{DTYPES, Row, row};
 
-/// The rule for dtypes of a function: the dtype of the result, or `None` if the dtype is refused.
+/// The dtype rule of a function: maps the dtype of the operands to that of the result, or to `None`
+/// if the function does not support it.
 type Rule = fn(DType) -> Option<DType>;
 
 fn any(dtype: DType) -> Option<DType> {
@@ -60,7 +61,8 @@ fn unary_in_place(rule: Rule, t: &[Value]) -> Predict {
     Ok(vec![])
 }
 
-/// Fails if two operands are on different devices. A host tensor without dimensions is a number.
+/// Fails if two operands are on different devices. A host tensor without dimensions counts as a
+/// number.
 fn near(a: &Value, b: &Value) -> Result<usize, crate::model::Kinds> {
     let number = |v: &Value| v.ndim() == 0 && v.place == 2;
     match (a.place, b.place) {
@@ -72,14 +74,14 @@ fn near(a: &Value, b: &Value) -> Result<usize, crate::model::Kinds> {
 }
 
 fn binary(rule: Rule, t: &[Value]) -> Predict {
-    // A call with two mistakes may name either.
+    // The error of a call with two mistakes may name either mistake.
     let (place, sizes) = (near(&t[0], &t[1]), broadcast(&t[0].sizes, &t[1].sizes));
     if place.is_err() && sizes.is_err() {
         return Err(UNKNOWN);
     }
     let dtype = ruled(rule, result_type(&t[0], &t[1]))?;
     if rule(DType::Bool).is_none() && t.iter().any(|v| v.dtype == DType::Bool) {
-        // Only `sub` refuses a bool beside a number.
+        // Only `sub` refuses a bool operand and a number.
         return Err(UNKNOWN);
     }
     let (place, sizes) = (place?, sizes?);
@@ -215,7 +217,7 @@ pub(crate) fn rows() -> Vec<Row> {
         two,
         |t, _| {
             let out = binary(singles, t)?;
-            // It has no gradient.
+            // `nextafter` has no gradient.
             if t.iter().any(Value::tracked) { Err(&["Gradient"]) } else { Ok(out) }
         },
         |t, _| t[0].nextafter(&t[1])?

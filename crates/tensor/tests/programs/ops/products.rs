@@ -1,4 +1,4 @@
-//! Products of matrices and vectors.
+//! Rows of products of matrices and vectors, and of functions that join tensors.
 
 use warpline::{DType, cat, einsum, stack};
 

@@ -1,4 +1,4 @@
-//! Reductions, norms and sorting.
+//! Rows of reductions, norms and sorting.
 
 use warpline::{DType, DiffOptions, NormOptions, SortOptions, VarOptions};
 
@@ -6,7 +6,7 @@ use crate::generate::{Draw, FLOATS};
 use crate::model::{Kinds, Out, Predict, UNKNOWN, Value, dim, new, size, takes};
 use crate::row::{Row, row};
 
-/// Returns the sizes without dimension `n[0]`, or with 1 in its place.
+/// Returns the sizes without dimension `d` or, if `keep` is true, with 1 in its place.
 fn reduced(t: &Value, d: usize, keep: bool) -> Vec<usize> {
     let mut sizes = t.sizes.clone();
     if d < sizes.len() {
@@ -38,7 +38,7 @@ fn floats(t: &[Value]) -> Result<DType, Kinds> {
     Ok(t[0].dtype)
 }
 
-/// The dtype of `any` and `all`, which PyTorch keeps for `uint8`.
+/// Returns the dtype of `any` and `all`, which is `uint8` for `uint8`, as in PyTorch.
 fn truth(t: &[Value]) -> Result<DType, Kinds> {
     Ok(if t[0].dtype == DType::U8 { DType::U8 } else { DType::Bool })
 }
@@ -53,7 +53,7 @@ fn float_dim(d: &mut Draw<'_>) {
     d.dim();
 }
 
-/// A tensor and a dimension of it that is not empty.
+/// Draws a tensor without empty dimensions, and one of its dimensions.
 fn full_dim(d: &mut Draw<'_>) {
     d.tensor(&crate::row::DTYPES, |v| !v.sizes.contains(&0));
     d.dim();

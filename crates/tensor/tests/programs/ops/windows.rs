@@ -1,4 +1,4 @@
-//! Convolutions and pools.
+//! Rows of convolutions and pools.
 
 use warpline::DType;
 use warpline::functional::{ConvOptions, MaxPoolOptions, conv1d, max_pool2d};
@@ -7,7 +7,7 @@ use crate::generate::{Draw, FLOATS};
 use crate::model::{Predict, UNKNOWN, Value, new};
 use crate::row::{Row, row};
 
-/// The number of positions of a window, as PyTorch computes it.
+/// Returns the number of positions of a window, as PyTorch computes it.
 fn places(size: usize, kernel: i64, stride: i64, dilation: i64) -> Option<i128> {
     let reach = dilation as i128 * (kernel as i128 - 1) + 1;
     let room = size as i128 - reach;
@@ -23,13 +23,13 @@ fn image(d: &mut Draw<'_>) {
     d.int(1, 3);
 }
 
-/// `[kernel…, stride, dilation]` of a pool in the last two dimensions.
+/// Predicts a pool over the last two dimensions, with `[kernel…, stride, dilation]` in `n`.
 fn pool(t: &[Value], n: &[i64]) -> Predict {
     if t[0].ndim() != 3 || t[0].sizes.contains(&0) || !t[0].is_float() {
         return Err(UNKNOWN);
     }
     if n.iter().any(|n| *n <= 0) {
-        // Negative numbers are huge sizes; a zero is refused.
+        // Negative numbers become huge sizes, which the model does not predict. A zero is refused.
         return if n.contains(&0) && n.iter().all(|n| *n >= 0) {
             Err(&["InvalidArgument", "ShapeMismatch"])
         } else {
@@ -39,8 +39,8 @@ fn pool(t: &[Value], n: &[i64]) -> Predict {
     let size = |d: usize| places(t[0].sizes[d], n[d - 1], n[2], n[3]);
     match (size(1), size(2)) {
         (Some(h), Some(w)) => {
-            // A dilation has no effect on a window of one element, but a step beyond 32 bits may be
-            // refused where it has one.
+            // A dilation has no effect if the window has one element. A stride or dilation beyond
+            // 32 bits may be refused if it has an effect.
             let sizes = [t[0].sizes[0], h as usize, w as usize];
             if n[2] >= 1 << 31 || n[3] >= 1 << 31 {
                 return new(&t[0], t[0].dtype, &sizes);

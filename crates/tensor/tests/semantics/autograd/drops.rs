@@ -1,4 +1,4 @@
-//! Graphs are dropped entirely, without recursion, and without holding a lock.
+//! Tests that graphs are dropped entirely, without recursion, and while no lock is held.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ fn returns(f: impl FnOnce() -> Result<()> + Send + 'static) {
     done.recv_timeout(Duration::from_secs(30)).expect("hangs or fails");
 }
 
-/// Takes the lock of its tensor when dropped.
+/// Locks its tensor's autograd state when dropped.
 struct LockOnDrop(Tensor);
 
 impl Drop for LockOnDrop {
@@ -32,7 +32,8 @@ impl Drop for LockOnDrop {
     }
 }
 
-/// Returns a value for a hook to own, and a weak reference that shows whether the value is alive.
+/// Returns a value that a hook will own, and a weak reference that tells whether the value is
+/// alive.
 fn watched() -> (Arc<()>, Weak<()>) {
     let value = Arc::new(());
     let weak = Arc::downgrade(&value);
@@ -139,7 +140,7 @@ fn graphs_are_freed_after_a_panic_in_the_drop_of_a_captured_value() {
 }
 
 #[test]
-fn a_panic_in_a_drop_while_the_thread_panics_does_not_end_the_process() {
+fn a_second_panic_in_a_drop_does_not_abort_the_process() {
     struct PanicOnDrop;
     impl Drop for PanicOnDrop {
         fn drop(&mut self) {
@@ -173,7 +174,7 @@ impl Function for TensorOwner {
     }
 }
 
-/// Makes one link of a chain: a tensor that owns `former`.
+/// A function that adds a link to a chain: it returns a tensor that owns its argument.
 type Link = fn(Tensor) -> Result<Tensor>;
 
 fn fresh() -> Result<Tensor> {
@@ -225,7 +226,8 @@ const LINKS: &[(&str, Link)] = &[
     }),
 ];
 
-/// Runs `f` in a thread whose stack has no room for one frame per link.
+/// Runs `f` in a thread with a small stack, which would overflow with one frame per link of a
+/// chain.
 fn on_a_small_stack<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     let thread = thread::Builder::new().stack_size(256 << 10).spawn(f).expect("a thread");
     thread.join().expect("no panic")

@@ -1,4 +1,5 @@
-//! Gradients where a formula overflows, underflows or changes its branch, compared with PyTorch's.
+//! Tests of gradients at points where a formula overflows, underflows or changes its branch,
+//! compared with PyTorch's.
 
 use serde_json::Value;
 use warpline::autograd::{self, GradOptions};
@@ -75,7 +76,7 @@ fn check(case: &Value, at: &str) -> Result<()> {
         let found = found.expect("a second gradient").to(DType::F64)?.to_vec::<f64>()?;
         let inputs = wanted[k].detach().to(DType::F64)?.to_vec::<f64>()?;
         for ((found, expected), x) in found.iter().zip(numbers(&second[k])).zip(inputs) {
-            // The gradient jumps at 0, and the value of either side is accepted.
+            // The gradient jumps at 0. Accept the value of either side.
             let close = (found - expected).abs() <= 4e-3 * expected.abs() + 1e-6
                 || found.is_nan() && expected.is_nan();
             assert!(close || x == 0.0, "{what}, second at {x}: {found} and not {expected}");
@@ -102,7 +103,7 @@ fn gpu_gradients_at_the_edges_of_formulas_are_pytorchs() {
     common::gpu(1, SyncPolicy::Auto, |_| check_all("cuda"));
 }
 
-/// The gradient needs the elements from before the op. Either operand may share memory with the
+/// The gradient needs the elements that the op overwrites, whichever operand shares memory with the
 /// result.
 #[test]
 fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {
@@ -147,7 +148,7 @@ fn gradient(x: &Tensor, y: &Tensor, create_graph: bool) -> Result<Vec<f64>> {
 fn rounded_bounds(at: &str) -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         // As in PyTorch, the bound is rounded to the dtype of the elements, so it equals the
-        // rounded 0.3 and 0.1.
+        // elements 0.3 and 0.1, which are rounded in the same way.
         let x = tensor([0.3, 0.1, -0.2], (dtype, at))?.requires_grad_(true)?;
         for create_graph in [false, true] {
             let gradient = |y: Tensor| gradient(&x, &y, create_graph);
@@ -162,14 +163,14 @@ fn rounded_bounds(at: &str) -> Result<()> {
 }
 
 #[test]
-fn a_bound_of_halves_is_rounded_in_the_backward_pass_too() -> Result<()> {
+fn the_backward_pass_rounds_a_bound_of_halves_as_the_forward_pass() -> Result<()> {
     rounded_bounds("cpu")?;
     with_runtime(&simulated(1)?, || rounded_bounds("cuda"))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_bound_of_halves_is_rounded_in_the_backward_pass_too() {
+fn gpu_the_backward_pass_rounds_a_bound_of_halves_as_the_forward_pass() {
     common::gpu(1, SyncPolicy::Auto, |_| rounded_bounds("cuda"));
 }
 
@@ -194,19 +195,19 @@ fn exact_bounds(at: &str) -> Result<()> {
 }
 
 #[test]
-fn a_bound_of_halves_is_exact_where_the_value_is() -> Result<()> {
+fn the_backward_pass_keeps_a_bound_exact_if_the_forward_pass_does() -> Result<()> {
     exact_bounds("cpu")?;
     with_runtime(&simulated(1)?, || exact_bounds("cuda"))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_a_bound_of_halves_is_exact_where_the_value_is() {
+fn gpu_the_backward_pass_keeps_a_bound_exact_if_the_forward_pass_does() {
     common::gpu(1, SyncPolicy::Auto, |_| exact_bounds("cuda"));
 }
 
 #[test]
-fn a_bool_is_a_number_in_recorded_gradients() -> Result<()> {
+fn a_bool_operand_counts_as_a_number_in_recorded_gradients() -> Result<()> {
     let x = tensor([2.0, 3.0], DType::F32)?.requires_grad_(true)?;
     let end = tensor([4.0, 4.0], DType::F32)?;
     for create_graph in [false, true] {
@@ -244,8 +245,8 @@ fn an_operand_that_no_gradient_reads_may_change() -> Result<()> {
     Ok(())
 }
 
-/// Forward passes, and plain and recorded backward passes, read a tensor without dimensions in the
-/// dtype of the half-width floats.
+/// The forward pass, and backward passes with and without `create_graph`, round a bound without
+/// dimensions to the half-width dtype.
 #[test]
 fn a_bound_without_dimensions_is_rounded_to_halves() -> Result<()> {
     let x = tensor([0.1], DType::F16)?.requires_grad_(true)?;

@@ -1,4 +1,4 @@
-//! Custom functions, checkpoints, and gradients compared with finite differences.
+//! Tests of custom functions, of checkpoints, and of gradients against finite differences.
 
 use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
@@ -35,7 +35,7 @@ impl Function for Square {
 }
 
 #[test]
-fn a_function_has_the_gradient_that_it_says() {
+fn a_custom_function_has_its_own_gradient() {
     common::cpu(|_| {
         let x = leaf(&[3.0])?;
         let y = Square { error: 0.0 }.apply(&[&x])?.remove(0);
@@ -54,7 +54,7 @@ fn a_function_has_the_gradient_that_it_says() {
 }
 
 #[test]
-fn a_checkpoint_computes_again_what_it_does_not_keep() {
+fn a_checkpoint_recomputes_tensors_that_it_does_not_keep() {
     common::cpu(|_| {
         let (x, weight) = (leaf(&[0.5, 1.5])?, leaf(&[2.0, 3.0])?);
         let own = weight.clone();
@@ -72,10 +72,11 @@ fn a_checkpoint_computes_again_what_it_does_not_keep() {
     });
 }
 
-/// A name, the sizes of the inputs, and a function of tensors.
+/// A case: a name, the sizes of the inputs, and a function of these inputs.
 type Checked = (&'static str, &'static [&'static [usize]], fn(&[Tensor]) -> Result<Tensor>);
 
-/// Cases that the goldens lack: gradients of gradients, also through views, ties and in-place ops.
+/// Cases that the golden files lack, such as gradients of gradients through views, ties and
+/// in-place ops.
 const FUNCTIONS: &[Checked] = &[
     ("arithmetic", &[&[2, 3], &[3]], |x| {
         x[0].mul(&x[1])?.sub(&x[1])?.div(&x[1].square()?.add(1.0)?)
@@ -173,14 +174,14 @@ fn named(name: &str, error: Error) -> Error {
 }
 
 #[test]
-fn gradients_and_their_gradients_are_those_of_differences() {
+fn gradients_and_their_gradients_agree_with_differences() {
     common::cpu(|_| check_all(Device::Cpu));
     common::worlds(1, |_| check_all(Device::cuda(0)));
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_gradients_and_their_gradients_are_those_of_differences() {
+fn gpu_gradients_and_their_gradients_agree_with_differences() {
     common::gpu(1, warpline::SyncPolicy::Auto, |_| check_all(Device::cuda(0)));
 }
 
@@ -189,8 +190,8 @@ fn a_checkpoint_draws_the_same_numbers_again() {
     let masks_agree = |device: Device| {
         let x = ones([64], (DType::F32, device))?.requires_grad_(true)?;
         let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5)?]), &[&x])?.remove(0);
-        // Numbers drawn before the backward pass must not change the recomputed mask, and the
-        // recomputation must not change numbers drawn later.
+        // Draw between the forward and the backward pass: this must not change the recomputed mask,
+        // and the recomputation must not change numbers that are drawn later.
         let next = rand([4], device)?.to_vec::<f32>()?;
         manual_seed(7);
         y.sum(())?.backward()?;

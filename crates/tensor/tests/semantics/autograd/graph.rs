@@ -1,4 +1,5 @@
-//! Graphs and backward passes: accumulation, freed graphs, gradients of gradients, deep graphs.
+//! Tests of graphs and backward passes: accumulation, freed graphs, gradients of gradients, deep
+//! graphs.
 
 use warpline::autograd::{self, BackwardOptions, GradOptions};
 use warpline::{DType, ErrorKind, Tensor, arange, cat, ones, tensor, zeros};
@@ -28,7 +29,7 @@ fn gradients_accumulate_in_leaves_until_they_are_taken() {
 }
 
 #[test]
-fn a_tensor_that_is_used_several_times_has_the_sum() {
+fn gradients_of_several_uses_of_a_tensor_are_summed() {
     common::cpu(|_| {
         let x = leaf(&[3.0])?;
         let y = x.mul(&x)?.add(&x)?;
@@ -81,7 +82,7 @@ fn roots_are_scalars_unless_a_gradient_is_given() {
 }
 
 #[test]
-fn grad_returns_gradients_and_leaves_leaves_alone() {
+fn grad_returns_gradients_and_does_not_change_leaves() {
     common::cpu(|_| {
         let (x, y, unused) = (leaf(&[2.0])?, leaf(&[5.0])?, leaf(&[1.0])?);
         let product = x.mul(&y)?;
@@ -145,7 +146,7 @@ fn a_long_graph_runs_and_is_dropped() {
 }
 
 #[test]
-fn an_op_without_a_rule_is_refused_where_a_gradient_is_wanted() {
+fn an_op_without_a_gradient_is_refused_if_one_is_required() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         fails(x.nextafter(3.0), "nextafter: it has no gradient");
@@ -168,7 +169,7 @@ fn integers_and_bools_have_no_gradient() {
 }
 
 #[test]
-fn a_computed_tensor_is_no_leaf() {
+fn a_computed_tensor_is_not_a_leaf() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         assert!(x.is_leaf() && x.requires_grad() && x.grad_fn().is_none());
@@ -184,7 +185,7 @@ fn a_computed_tensor_is_no_leaf() {
 }
 
 #[test]
-fn clones_of_a_handle_are_one_tensor() {
+fn clones_of_a_handle_are_the_same_tensor() {
     common::cpu(|_| {
         let x = zeros([2], DType::F64)?;
         let same = x.clone();
@@ -199,7 +200,7 @@ fn clones_of_a_handle_are_one_tensor() {
 }
 
 #[test]
-fn a_first_gradient_is_memory_of_its_own() {
+fn a_first_gradient_has_its_own_memory() {
     common::cpu(|_| {
         let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[1.0, 2.0])?);
         // Both nodes receive the same gradient tensor.

@@ -1,4 +1,4 @@
-//! Hooks on gradients.
+//! Tests of hooks on gradients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use crate::common;
 use warpline::autograd::{queue_callback, reachable_leaves};
 
 #[test]
-fn hooks_see_and_change_gradients_in_their_order() {
+fn hooks_read_and_change_gradients_in_order_of_registration() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         let y = x.mul(3.0)?;
@@ -33,7 +33,7 @@ fn hooks_see_and_change_gradients_in_their_order() {
 }
 
 #[test]
-fn a_leaf_hook_sees_the_sum() {
+fn a_hook_of_a_leaf_receives_the_summed_gradient() {
     common::cpu(|_| {
         let x = leaf(&[2.0])?;
         let calls = Arc::new(AtomicUsize::new(0));
@@ -54,7 +54,7 @@ fn a_leaf_hook_sees_the_sum() {
 }
 
 #[test]
-fn a_gradient_is_kept_where_it_was_asked_for() {
+fn a_gradient_is_retained_only_on_request() {
     common::cpu(|_| {
         let x = leaf(&[2.0])?;
         let (y, z) = (x.mul(3.0)?, x.mul(5.0)?);
@@ -68,7 +68,7 @@ fn a_gradient_is_kept_where_it_was_asked_for() {
 }
 
 #[test]
-fn a_kept_gradient_is_the_one_that_hooks_leave() {
+fn a_retained_gradient_includes_the_changes_of_hooks() {
     common::cpu(|_| {
         let x = leaf(&[2.0])?;
         let y = x.mul(3.0)?;
@@ -105,7 +105,7 @@ fn a_retained_gradient_is_that_of_the_tensor_after_in_place_ops() {
 }
 
 #[test]
-fn only_tensors_that_want_a_gradient_are_hooked() {
+fn only_tensors_that_require_a_gradient_accept_hooks() {
     common::cpu(|_| {
         let plain = warpline::ones([1], ())?;
         assert!(plain.register_hook(|_| Ok(None)).is_err());
@@ -144,7 +144,8 @@ fn queued_callbacks_run_once_at_the_end_of_their_own_pass() {
                 queue_callback(note_callback.clone())
             })?;
         }
-        // The backward pass of `inner` runs within the other pass, before the gradients of `x` and `y` arrive.
+        // The hook runs the backward pass of `loss` within the outer pass, before the gradients of
+        // `x` and `y` arrive.
         let sum = x.mul(&y)?;
         let (loss, product) = (inner.square()?.sum(())?, sum.clone());
         product.register_hook(move |_| loss.backward().map(|()| None))?;
@@ -248,7 +249,7 @@ fn callbacks_whose_drops_panic_do_not_abort_the_process() {
 }
 
 #[test]
-fn reachable_leaves_are_those_that_get_a_gradient() {
+fn reachable_leaves_are_the_leaves_that_get_a_gradient() {
     common::cpu(|_| {
         let all = [leaf(&[1.0])?, leaf(&[2.0])?, leaf(&[3.0])?, leaf(&[4.0])?];
         let [a, b, c, d] = &all;

@@ -1,4 +1,4 @@
-//! In-place ops in a graph.
+//! Tests of in-place ops in a graph.
 
 use warpline::autograd::no_grad;
 use warpline::{AddmmOptions, DType, ErrorKind, Result, Tensor, tensor, zeros};
@@ -13,7 +13,7 @@ fn fails(result: warpline::Result<impl Sized>, words: &str) {
 }
 
 #[test]
-fn an_in_place_op_gives_its_tensor_another_node() {
+fn an_in_place_op_gives_its_tensor_a_new_node() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(2.0)?;
@@ -40,7 +40,7 @@ fn an_op_that_saves_its_result_may_be_in_place() {
 }
 
 #[test]
-fn a_leaf_is_changed_in_no_grad_alone() {
+fn a_leaf_can_be_changed_only_in_no_grad() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         fails(x.add_(1.0), "a leaf that requires a gradient");
@@ -67,7 +67,7 @@ fn operands_that_a_gradient_needs_must_not_change() {
         let z = y.square()?.sum(())?;
         y.add_(1.0)?;
         fails(z.backward(), "modified by an in-place operation");
-        // The change goes through a view of a detached tensor, which has no graph.
+        // The change is made through a view of a detached tensor, which has no graph.
         let y = x.mul(1.0)?;
         let z = y.square()?.sum(())?;
         y.detach().select(0, 0)?.fill_(0)?;
@@ -83,7 +83,7 @@ fn operands_that_a_gradient_needs_must_not_change() {
 }
 
 #[test]
-fn a_tensor_without_gradient_gets_one_from_an_in_place_operand() {
+fn an_in_place_operand_makes_its_tensor_require_a_gradient() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let sum = zeros([2], DType::F64)?;
@@ -150,7 +150,7 @@ fn a_view_that_repeats_elements_sums_their_gradients() {
 }
 
 #[test]
-fn a_view_made_in_no_grad_is_not_to_be_changed_where_ops_are_recorded() {
+fn a_view_made_in_no_grad_cannot_be_changed_by_recorded_ops() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?.mul(1.0)?;
         let view = no_grad(|| x.select(0, 0))?;
@@ -162,7 +162,7 @@ fn a_view_made_in_no_grad_is_not_to_be_changed_where_ops_are_recorded() {
 }
 
 #[test]
-fn fills_and_draws_cut_the_graph() {
+fn fills_and_random_draws_detach_from_the_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let y = x.mul(5.0)?;
@@ -183,7 +183,8 @@ fn fills_and_draws_cut_the_graph() {
     });
 }
 
-/// An op of three operands: the function that returns a result, and the in-place function.
+/// Both forms of an op with three operands: the function that returns a result, and the in-place
+/// function.
 type Both = (
     fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
     for<'a> fn(&'a Tensor, &Tensor, &Tensor) -> Result<&'a Tensor>,
@@ -223,7 +224,7 @@ fn ops_of_three_operands_have_the_same_gradients_in_place() {
 }
 
 #[test]
-fn products_added_in_place_have_the_gradients_of_those_apart() {
+fn products_added_in_place_have_the_gradients_of_separate_ops() {
     common::cpu(|_| {
         for (beta, alpha) in [(1.0, 1.0), (0.5, 2.0), (0.0, 1.0)] {
             let leaves = [leaf(&[1.0, 2.0, 3.0, 4.0])?, leaf(&[-1.0, 0.5])?, leaf(&[2.0, 3.0])?];

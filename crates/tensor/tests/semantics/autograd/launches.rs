@@ -1,4 +1,5 @@
-//! Number of launches of a training step. They take most of the time of a small network.
+//! Tests of the number of launches in a training step. Launches take most of the time of a small
+//! network.
 
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
@@ -15,7 +16,7 @@ use warpline_kernels::elementwise::{Op, table};
 
 use crate::boxes::SimBox;
 
-/// Returns weight and bias of a linear layer.
+/// Returns the weight and the bias of a linear layer.
 fn layer(inputs: usize, outputs: usize) -> Result<[Tensor; 2]> {
     let options = (DType::F32, Device::cuda(0));
     let weight = randn([outputs, inputs], options)?.requires_grad_(true)?;
@@ -36,7 +37,7 @@ fn enqueued<R>(sim: &SimBox, f: impl FnOnce() -> Result<R>) -> Result<(R, u64)> 
 }
 
 #[test]
-fn a_linear_layer_takes_two_and_three_launches() {
+fn a_linear_layer_takes_two_launches_forward_and_three_backward() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(32, 16)?;
@@ -50,7 +51,7 @@ fn a_linear_layer_takes_two_and_three_launches() {
 }
 
 #[test]
-fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
+fn three_layers_take_ten_launches_forward_and_twelve_backward() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let layers = [layer(256, 256)?, layer(256, 256)?, layer(256, 10)?];
@@ -73,7 +74,7 @@ fn a_step_of_three_layers_takes_ten_and_twelve_launches() {
 }
 
 #[test]
-fn a_layer_norm_takes_one_and_two_launches() {
+fn a_layer_norm_takes_one_launch_forward_and_two_backward() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [weight, bias] = layer(1, 32)?;
@@ -88,7 +89,7 @@ fn a_layer_norm_takes_one_and_two_launches() {
     });
 }
 
-/// A block of a ResNet. A copy to another memory format would be a launch more.
+/// A block of a ResNet. A copy to another memory format would be an additional launch.
 #[test]
 fn a_residual_block_takes_as_many_launches_in_each_memory_format() {
     let sim = SimBox::lazy(1);
@@ -114,9 +115,10 @@ fn a_residual_block_takes_as_many_launches_in_each_memory_format() {
                 y.add(&x)?.relu()
             })?;
             let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
-            // Forward: two convolutions, two launches for each norm, two activations, one of them
-            // of a sum. Backward: two launches for each convolution and each norm, two activations,
-            // and sums of two gradients: those of the image, of weight and of bias.
+            // Forward: two convolutions, two launches for each norm, and two activations, one of
+            // which also adds the residual. Backward: two launches for each convolution and each
+            // norm, two activations, and three sums of two gradients: those of the image, of the
+            // weight and of the bias.
             assert_eq!((forward, backward), (9, 13), "{format:?}");
         }
         Ok(())
@@ -178,8 +180,8 @@ fn parts_of_a_split_are_joined_by_one_launch() {
     });
 }
 
-/// Returns the launches of forward and backward pass. Each head has 8 elements, and the heads of
-/// queries, keys and values lie side by side in one tensor.
+/// Returns the numbers of launches of the forward and the backward pass. Each head has 8 elements,
+/// and the heads of queries, keys and values lie side by side in one tensor.
 fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
     let sim = SimBox::lazy(1);
     let mut counts = (0, 0);
@@ -204,13 +206,13 @@ fn attention_over_packed_heads(dtype: DType) -> Result<(u64, u64)> {
 }
 
 #[test]
-fn attention_of_halves_takes_one_and_three_launches() {
+fn attention_of_halves_takes_one_launch_forward_and_three_backward() {
     // Backward: one launch for the queries, one for keys and values, and one for the split.
     assert_eq!(attention_over_packed_heads(DType::BF16).unwrap(), (1, 3));
 }
 
 #[test]
-fn attention_of_other_dtypes_takes_seven_and_ten_launches() {
+fn attention_of_other_dtypes_takes_seven_launches_forward_and_ten_backward() {
     // Forward: copies of the three operands, two products, the weights, and a copy that puts the
     // heads side by side. Backward: a copy of the gradient, the gradients of weights and scores,
     // three products, three copies that put the heads side by side, and one launch for the split.
@@ -273,7 +275,7 @@ fn a_gradient_without_other_operands_runs_an_op() {
     });
 }
 
-/// Neither keys nor values are copied or repeated for grouped heads.
+/// For grouped heads, neither keys nor values are copied or repeated.
 #[test]
 fn attention_of_few_queries_is_one_launch() {
     let sim = SimBox::lazy(1);

@@ -1,4 +1,4 @@
-//! A list of gradients that does not match its tensors is an error.
+//! Tests that a list of gradients that does not match its tensors is an error.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -97,8 +97,8 @@ impl Function for ReturnedGradients {
     }
 }
 
-/// Applies `ReturnedGradients` to two inputs. Only the first input needs a gradient, which is
-/// returned.
+/// Applies `ReturnedGradients` to two inputs, of which only the first requires a gradient. Returns
+/// the gradient of the first input.
 fn returning(device: Device, f: fn(&Tensor) -> Result<Gradients>) -> Result<Tensor> {
     let x = ones([2], device)?.requires_grad_(true)?;
     ReturnedGradients(f).apply(&[&x, &ones([2], device)?])?[0].sum(())?.backward()?;

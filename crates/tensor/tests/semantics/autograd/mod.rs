@@ -1,4 +1,4 @@
-//! Gradients: the graph, the pass, in-place ops, views, hooks.
+//! Tests of gradients: graphs, backward passes, in-place ops, views, hooks.
 
 mod drops;
 mod edges;

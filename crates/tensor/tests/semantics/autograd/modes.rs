@@ -1,4 +1,4 @@
-//! `no_grad`, `enable_grad`, `inference_mode`, `detect_anomaly`.
+//! Tests of `no_grad`, `enable_grad`, `inference_mode` and `detect_anomaly`.
 
 use warpline::autograd::{
     self, ModeGuard, detect_anomaly, enable_grad, inference_mode, is_grad_enabled,
@@ -10,7 +10,7 @@ use super::leaf;
 use crate::common;
 
 #[test]
-fn modes_nest_and_end_with_a_panic_too() {
+fn modes_nest_and_a_panic_ends_them() {
     assert!(autograd::is_grad_enabled());
     no_grad(|| {
         assert!(!autograd::is_grad_enabled());
@@ -33,7 +33,7 @@ fn modes_nest_and_end_with_a_panic_too() {
 }
 
 #[test]
-fn nothing_is_recorded_in_no_grad() {
+fn no_grad_records_no_ops() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         let y = no_grad(|| x.mul(2.0))?;

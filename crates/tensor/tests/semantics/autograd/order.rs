@@ -1,4 +1,4 @@
-//! A backward pass runs its nodes in PyTorch's order, the same in each run.
+//! Tests that a backward pass runs its nodes in PyTorch's order, which is the same in each run.
 //!
 //! PyTorch runs the ready node with the highest sequence number. A thread numbers its nodes in the
 //! order of their creation, and accumulators have the highest number. If several threads recorded
@@ -15,10 +15,10 @@ use warpline::{Result, Tensor, ones, stack, tensor};
 
 use crate::common;
 
-/// Names of the nodes and leaves that a pass visited, in order.
+/// Names of the nodes and leaves that a pass has visited, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// A weighted sum of its inputs, whose rounding depends on the order of additions.
+/// A weighted sum of its inputs. The rounding of gradients depends on the order of additions.
 struct WeightedSum {
     name: String,
     log: Log,
@@ -65,7 +65,7 @@ impl SplitMix {
     }
 }
 
-/// A graph: for each op its inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
+/// A graph: the inputs of each op, which are leaves (numbers less than `LEAVES`) or earlier ops.
 struct OpGraph {
     ops: Vec<Vec<usize>>,
     roots: Vec<usize>,
@@ -73,7 +73,7 @@ struct OpGraph {
 
 const LEAVES: usize = 5;
 
-/// The order of the hooks, and the bits of each leaf's gradient.
+/// The record of a pass: the order of its nodes and leaves, and the bits of each leaf's gradient.
 type PassRecord = (Vec<String>, Vec<Option<Vec<u32>>>);
 
 impl OpGraph {
@@ -107,7 +107,7 @@ impl OpGraph {
         self.record()?.run_pass()
     }
 
-    /// Computes the order by PyTorch's rule from the lists alone.
+    /// Computes the order of the pass from the lists of inputs, by PyTorch's rule.
     fn expected(&self) -> Vec<String> {
         let inputs = |node: usize| node.checked_sub(LEAVES).map_or(&[][..], |op| &self.ops[op][..]);
         let mut missing: HashMap<usize, usize> = HashMap::new();
@@ -244,7 +244,7 @@ impl Part {
 }
 
 #[test]
-fn parts_that_living_threads_share_in_any_way_run_in_one_order() {
+fn graphs_recorded_by_several_threads_run_in_the_same_order_each_time() {
     const PARTS: usize = 3;
     let pass = |workers: &[Sender<Part>], numbers: &mut SplitMix| {
         let log = Log::default();

@@ -1,4 +1,4 @@
-//! Backward passes beside hooks, checkpoints and other passes.
+//! Tests of backward passes with hooks, checkpoints, and other passes at the same time.
 
 use std::sync::Barrier;
 
@@ -13,7 +13,7 @@ use crate::common;
 fn a_checkpoint_drops_the_same_elements_again() {
     common::worlds(1, |world| {
         for device in world.places() {
-            // Numbers drawn around a checkpoint must not depend on whether the checkpoint is
+            // Random numbers drawn after a checkpoint must not depend on whether the checkpoint was
             // recomputed (`again`).
             let drawn = |again: bool| {
                 manual_seed(3);
@@ -35,7 +35,7 @@ fn a_checkpoint_drops_the_same_elements_again() {
 }
 
 #[test]
-fn a_gradient_of_a_part_leaves_the_rest_of_the_graph() {
+fn grad_of_a_part_keeps_the_remaining_graph() {
     common::cpu(|_| {
         let x = leaf(&[1.0, 2.0])?;
         let h = x.exp()?;
@@ -104,7 +104,7 @@ fn a_leaf_that_a_function_returns_stays_a_leaf() {
 }
 
 #[test]
-fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
+fn a_checkpoint_computes_only_requested_gradients() {
     common::cpu(|_| {
         let (x, weight) = (leaf(&[2.0])?, leaf(&[5.0])?);
         let own = weight.clone();
@@ -115,8 +115,8 @@ fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
         let slope = grad(&[&make(&x)?], &[&x], ())?.remove(0);
         assert_eq!(slope.unwrap().to_vec::<f64>()?, [20.0]);
         assert!(weight.grad().is_none() && x.grad().is_none(), "a pass for x alone changes leaves");
-        // The pass cannot be recorded, because the gradients that a checkpoint computes have no
-        // graph.
+        // The pass cannot be recorded with `create_graph`, because gradients that a checkpoint
+        // computes have no graph.
         let error = make(&x)?
             .backward_with(BackwardOptions::new().create_graph(true))
             .unwrap_err()
@@ -127,7 +127,7 @@ fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
 }
 
 #[test]
-fn each_leaf_has_a_gradient_of_its_own() {
+fn each_leaf_has_its_own_gradient_tensor() {
     common::cpu(|_| {
         for create_graph in [false, true] {
             let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);

@@ -1,4 +1,5 @@
-//! Gradients of ops of the elementwise table. The registry compares them with finite differences.
+//! Tests of the gradients of elementwise ops. The registry compares their values with finite
+//! differences.
 
 use warpline::{ErrorKind, ResultExt, apply_elementwise, tensor};
 use warpline_kernels::elementwise::table;
@@ -7,7 +8,7 @@ use super::{grad, leaf};
 use crate::common;
 
 #[test]
-fn a_wanted_gradient_without_formula_is_an_error_of_the_forward_pass() {
+fn a_required_gradient_without_a_formula_fails_in_the_forward_pass() {
     common::cpu(|_| {
         let elu = table().find(|op| op.name() == "elu").expect("an entry");
         let (x, alpha) = (leaf(&[1.0, -2.0])?, leaf(&[0.5, 0.7])?);
@@ -18,7 +19,7 @@ fn a_wanted_gradient_without_formula_is_an_error_of_the_forward_pass() {
 }
 
 #[test]
-fn operands_of_unwanted_gradients_are_not_saved() {
+fn operands_are_saved_only_for_required_gradients() {
     common::cpu(|_| {
         // The gradient of `a` reads `b`, and that of `b` reads `a`.
         let (a, b) = (leaf(&[2.0])?, tensor([3.0f64], ())?);

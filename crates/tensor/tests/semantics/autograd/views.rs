@@ -1,12 +1,12 @@
-//! Gradients through views.
+//! Tests of gradients through views.
 
 use warpline::autograd::{BackwardOptions, GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{DType, Result, Tensor, arange};
 
 use crate::common;
 
-/// Views a 3 × 4 matrix of 0, 1, …, and returns the gradient of the view's sum of squares. The
-/// gradient is twice the viewed elements.
+/// Applies `view` to a 3 × 4 matrix of 0, 1, …, and returns the gradient of the sum of squares of
+/// the result. The gradient of a viewed element is twice the element.
 fn through(view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
     let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
     view(&x)?.square()?.sum(())?.backward()?;
@@ -14,7 +14,7 @@ fn through(view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<f64>> {
 }
 
 #[test]
-fn each_element_that_is_shown_has_its_gradient() {
+fn each_viewed_element_has_its_gradient() {
     common::cpu(|_| {
         let all: Vec<f64> = (0..12).map(|v| f64::from(2 * v)).collect();
         let at = |shown: &[usize]| -> Vec<f64> {
@@ -35,8 +35,8 @@ fn each_element_that_is_shown_has_its_gradient() {
     });
 }
 
-/// Squares the parts `used` of a 3 × 4 matrix of 0, 1, …. The gradient of an element in these parts
-/// is twice the element.
+/// Returns the gradient of the sum of squares of the parts `used` of a 3 × 4 matrix of 0, 1, …. The
+/// gradient of an element in these parts is twice the element.
 fn of_parts(
     parts: impl Fn(&Tensor) -> Result<Vec<Tensor>>,
     used: &[usize],
@@ -73,7 +73,7 @@ fn parts_of_a_split_share_its_gradient() {
         let twice: Vec<f64> =
             (0..12).map(|i| if i % 4 == 1 || i % 4 == 2 { 2.0 } else { 1.0 }).collect();
         assert_eq!(grads, (0..12).map(|i| 2.0 * i as f64 * twice[i]).collect::<Vec<_>>());
-        // Products across parts, and their gradients of gradients.
+        // Gradients of gradients of products of different parts.
         let x = arange(12, DType::F64)?.view([3, 4])?.requires_grad_(true)?;
         let cross = |x: &[Tensor]| {
             let rows = x[0].unbind(0)?;

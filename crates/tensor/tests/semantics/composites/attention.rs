@@ -1,5 +1,4 @@
-//! Attention without a mask runs in few launches. These tests compare it with the ops that it
-//! consists of.
+//! Tests that compare attention, which runs in few launches, with separate ops.
 
 use warpline::autograd::{GradOptions, GradcheckOptions, grad, gradcheck, gradgradcheck};
 use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -14,8 +13,8 @@ fn options(is_causal: bool) -> AttentionOptions<'static> {
     AttentionOptions::new().is_causal(is_causal)
 }
 
-/// Splits the result of one linear layer into views: queries, keys and values of `[batch, heads,
-/// time, width]`.
+/// Splits the result of one linear layer into views: queries, keys and values, each with shape
+/// `[batch, heads, time, width]`.
 fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     let [b, l, width] = [0, 1, 2].map(|d| packed.size()[d] as isize);
     let own = width / 3;
@@ -25,7 +24,7 @@ fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     Ok([apart(0)?, apart(1)?, apart(2)?])
 }
 
-/// Computes the same attention with separate ops. The causal limit is a mask.
+/// Computes attention with separate ops. If `is_causal` is true, applies a mask.
 fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
     let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
     let mask = ones(sizes, (DType::Bool, q.device()))?;
@@ -42,8 +41,8 @@ fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Resu
     Ok(())
 }
 
-/// Compares results and gradients of packed queries, keys and values of each dtype with ops in
-/// `f64`.
+/// Compares results and gradients of packed queries, keys and values of each dtype with separate
+/// ops in `f64`.
 fn packed_views(device: Device) -> Result<()> {
     manual_seed(7);
     // Half-width floats in widths that are multiples of 8 use another kernel.
@@ -69,11 +68,12 @@ fn packed_views(device: Device) -> Result<()> {
                 scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options(is_causal))?;
             assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, width][..]));
             let grad = grads.to((dtype, device))?;
-            // The layout that the gradient has when the heads are put side by side again.
+            // Give the gradient the layout that it has if a following op puts the heads side by
+            // side again.
             let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
             out.backward_with(&turned)?;
-            // Compute from the rounded input, so that the rounding of the input is not counted as a
-            // difference.
+            // Compute the expected result from the rounded input, so that the rounding of the input
+            // is no difference.
             let exact = packed.detach().to((DType::F64, "cpu"))?.requires_grad_(true)?;
             let expected = by_mask(&heads_of(&exact, 2)?, is_causal)?;
             expected.backward_with(&grad.to((DType::F64, "cpu"))?)?;
@@ -125,7 +125,7 @@ fn gradients_are_those_of_differences() {
 }
 
 #[test]
-fn only_operands_that_want_a_gradient_get_one() {
+fn only_operands_that_require_a_gradient_get_one() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(4);
@@ -155,7 +155,7 @@ fn only_operands_that_want_a_gradient_get_one() {
 
 /// Compares second gradients of half-width floats with those of `f64`.
 #[test]
-fn gradients_of_gradients_of_halves_are_those_of_ops() {
+fn gradients_of_gradients_of_halves_agree_with_separate_ops() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(6);
@@ -190,7 +190,7 @@ fn gradients_of_gradients_of_halves_are_those_of_ops() {
 }
 
 #[test]
-fn nothing_to_see_or_to_compare() {
+fn attention_without_keys_queries_or_width() {
     common::worlds(1, |world| {
         for place in world.places() {
             for dtype in [DType::F32, DType::BF16] {
@@ -215,10 +215,10 @@ fn nothing_to_see_or_to_compare() {
     });
 }
 
-/// Rows whose length is not a multiple of a vector, rows that start inside a vector, and expanded
-/// rows.
+/// Tests rows whose length is not a multiple of a vector's, rows that start inside a vector, and
+/// expanded rows.
 #[test]
-fn halves_may_lie_anyhow() {
+fn halves_may_have_any_layout() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(8);
@@ -251,7 +251,7 @@ fn halves_may_lie_anyhow() {
 }
 
 #[test]
-fn batches_that_broadcast_are_those_of_ops() {
+fn broadcast_batches_agree_with_separate_ops() {
     common::cpu(|_| {
         manual_seed(5);
         let of = |sizes: &[usize]| randn(sizes, DType::F64);
@@ -262,8 +262,8 @@ fn batches_that_broadcast_are_those_of_ops() {
     });
 }
 
-/// Few queries of half-width floats without gradients use a kernel of their own on a GPU. Masks and
-/// lengths in every combination agree with ops in `f64`.
+/// On a GPU, a separate kernel computes attention for few queries of half-width floats without
+/// gradients. Compares it with separate ops in `f64`, for every combination of masks and lengths.
 fn few_queries(device: Device) -> Result<()> {
     manual_seed(9);
     for ([batch, heads, own, queries, keys, width], dtype, tolerance) in [
@@ -293,7 +293,7 @@ fn few_queries(device: Device) -> Result<()> {
                         .is_causal(is_causal)
                         .enable_gqa(true);
                     let out = scaled_dot_product_attention(&q, &k, &v, options)?;
-                    // The mask of the definition, made on the host.
+                    // Compute the mask on the host, from its definition.
                     let mut values = Vec::new();
                     let bools = padded.cpu()?.to_vec::<bool>()?;
                     let numbers = exact(&added)?.to_vec::<f64>()?;
@@ -345,7 +345,7 @@ fn gpu_few_queries_agree_with_separate_ops_under_masks_and_lengths() {
     common::gpu(1, SyncPolicy::Auto, |_| few_queries(Device::cuda(0)));
 }
 
-/// A mask with more dimensions or larger ones than the scores broadcasts them, in every dtype.
+/// A mask with more or larger dimensions than the scores broadcasts the scores, in every dtype.
 #[test]
 fn a_mask_may_broadcast_the_scores() {
     common::worlds(1, |world| {

@@ -1,4 +1,4 @@
-//! Gradients through views that are written in place, and through overlapping views.
+//! Tests of gradients through views that are written in place, and through overlapping views.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::{DType, Result, Tensor, rand, tensor};
@@ -21,11 +21,11 @@ fn writes_through_views_agree_with_differences() {
 }
 
 #[test]
-fn elements_that_are_one_in_memory_share_a_gradient() {
+fn elements_at_the_same_address_share_a_gradient() {
     common::cpu(|_| {
         let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
-        // As in PyTorch 2.11, the gradient of an element is divided among the positions that show
-        // it.
+        // As in PyTorch 2.11, the gradient of an element is divided among all positions of the view
+        // that refer to it.
         let wide = x.unsqueeze(0)?.expand([3, 2])?;
         wide.as_strided([2], [1], None)?.sum(())?.backward()?;
         assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [1.0, 1.0]);

@@ -1,4 +1,5 @@
-//! Gradients where a formula is not differentiable: PyTorch's value, or zero.
+//! Tests of gradients at points where a formula is not differentiable. They must have PyTorch's
+//! value, or be zero.
 
 use warpline::functional::{
     AttentionOptions, NormalizeOptions, Reduction, binary_cross_entropy, normalize,

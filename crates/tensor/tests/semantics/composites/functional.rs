@@ -1,4 +1,4 @@
-//! Losses, normalisations and attention: options and errors.
+//! Tests of options and errors of losses, normalizations and attention.
 
 use warpline::functional::{
     AttentionOptions, BatchNormOptions, CrossEntropyLossOptions, HuberLossOptions,

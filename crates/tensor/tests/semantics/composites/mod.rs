@@ -1,4 +1,4 @@
-//! Ops that are composed of other ops: cases that the goldens lack.
+//! Tests of ops that are composed of other ops, for cases that the golden files lack.
 
 mod attention;
 mod differences;

@@ -1,4 +1,4 @@
-//! Views, repeats and triangles: memory, edges and errors.
+//! Tests of views, repeats and triangles: shared memory, edge cases and errors.
 
 use warpline::{
     DType, DiagonalOptions, MeshIndexing, Result, Tensor, arange, block_diag, einsum, hstack,
@@ -107,7 +107,7 @@ fn strides_that_leave_the_storage_are_refused() {
 }
 
 #[test]
-fn equations_that_cannot_be_read_say_why() {
+fn invalid_equations_are_refused_with_the_reason() {
     common::cpu(|_| {
         let t = zeros([2, 3], ())?;
         let says = |equation: &str, operands: &[&Tensor], words: &str| -> Result<()> {
@@ -124,7 +124,7 @@ fn equations_that_cannot_be_read_say_why() {
         says("i.j->i", &[&t], "letter")?;
         says("ii->i", &[&t], "sizes 2 and 3")?;
         says("ij,kj->ik", &[&t, &t.t()?.contiguous()?], "sizes 3 and 2")?;
-        // Sizes of 1 broadcast, and an index is summed after its last operand.
+        // Sizes of 1 broadcast, and a letter is summed over after its last operand.
         let one = tensor([[2f32], [3.0]], ())?;
         let ones = t.add(1)?;
         assert_eq!(einsum("ij,ij->i", &[&one, &ones])?.to_vec::<f32>()?, [6.0, 9.0]);

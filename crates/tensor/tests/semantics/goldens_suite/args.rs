@@ -1,4 +1,4 @@
-//! Arguments of a case, by position and by name.
+//! Access to the arguments of a case, by position and by name.
 
 use serde_json::Value;
 use warpline::{DType, IntoDims, Result, Tensor, TensorOrScalar};

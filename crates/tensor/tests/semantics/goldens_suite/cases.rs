@@ -1,4 +1,4 @@
-//! `cases.json` and `tensors.safetensors`.
+//! Reads the golden files `cases.json` and `tensors.safetensors`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Case {
     #[serde(default)]
     pub(crate) outputs: Vec<String>,
     pub(crate) error: Option<String>,
-    /// Names of the incoming gradients, by the number of the output.
+    /// Names of the incoming gradients, by the index of the output.
     #[serde(default)]
     pub(crate) upstream: BTreeMap<String, String>,
     /// Names of the expected gradients, by the name of the input tensor.
@@ -92,8 +92,8 @@ impl Goldens {
         }
     }
 
-    /// Makes an argument on a device and applies its view steps there. Enters named tensors into
-    /// `leaves`. The tensors for which `case` has gradients require a gradient.
+    /// Makes an argument on a device, and applies its view steps there. Adds named tensors to
+    /// `leaves`. A tensor requires a gradient if `case` has an expected gradient for it.
     pub(crate) fn input(
         &self,
         source: &CaseSource,
@@ -136,7 +136,7 @@ fn reshaped<T: TensorData>(values: Vec<T>, sizes: &[usize]) -> Result<Tensor> {
     tensor(values, ())?.reshape(&shape)
 }
 
-/// Applies a view step, which is a name and its arguments.
+/// Applies a view step, which is the name of a method and its arguments.
 fn step(tensor: Tensor, step: &Value) -> Result<Tensor> {
     let name = step[0].as_str().unwrap_or_default();
     let args: Vec<isize> = step.as_array().into_iter().flatten().skip(1).filter_map(int).collect();

@@ -1,4 +1,4 @@
-//! Reads the goldens' cases, runs them, and compares the results.
+//! Runs the golden cases, and compares the results.
 
 mod args;
 mod cases;
@@ -16,14 +16,14 @@ use crate::common;
 /// Runs the cases of all known ops on a device. Panics with the list of failures.
 pub(crate) fn run(device: Device) {
     run_folder("ops", device);
-    // A folder given by `WARPLINE_GOLDENS` may lack `breadth`.
+    // A folder in `WARPLINE_GOLDENS` may lack the subfolder `breadth`.
     if std::env::var_os("WARPLINE_GOLDENS").is_none() || common::goldens().join("breadth").is_dir()
     {
         run_folder("breadth", device);
     }
 }
 
-/// Ops of the goldens that Warpline lacks, all of linear algebra.
+/// Ops in the golden files that Warpline does not have. All are linear algebra.
 const MISSING: &[&str] =
     &["cholesky", "det", "eigvalsh", "inv", "solve", "svdvals", "triangular_solve"];
 
@@ -47,7 +47,7 @@ fn run_folder(folder: &str, device: Device) {
             continue;
         }
         let verdict = match (outcome, &case.error) {
-            // PyTorch's CPU library lacks this kernel, so the golden has no expected value.
+            // PyTorch's CPU library lacks this kernel, so the case has no expected value.
             (Ok(_), Some(error)) if error.contains("not implemented for") => Ok(()),
             (Ok(_), Some(error)) => Err(format!("succeeded where PyTorch raises '{error}'")),
             (Err(_), Some(_)) => Ok(()),
@@ -84,8 +84,8 @@ fn compare_all(
     device: Device,
 ) -> Result<(), String> {
     let names = &case.outputs;
-    // The goldens are from PyTorch's CPU library, whose `gelu` of infinity is NaN. PyTorch's CUDA
-    // kernel returns infinity.
+    // The golden values come from PyTorch's CPU library, whose `gelu` of infinity is NaN. PyTorch's
+    // CUDA kernel returns infinity.
     let nan_or_infinity = case.op == "gelu" && device.is_cuda();
     if outputs.len() != names.len() {
         return Err(format!("{} outputs instead of {}", outputs.len(), names.len()));
@@ -102,8 +102,8 @@ fn compare_all(
     Ok(())
 }
 
-/// Runs the backward pass and compares the inputs' gradients, with ten times the tolerance of
-/// results.
+/// Runs the backward pass, and compares the gradients of the inputs, with ten times the tolerance
+/// of results.
 fn compare_gradients(
     goldens: &Goldens,
     case: &Case,
@@ -134,7 +134,7 @@ fn compare_gradients(
     Ok(())
 }
 
-/// Returns the smallest magnitude to which the tolerance is relative.
+/// Returns the magnitude to which the tolerance of smaller elements is relative.
 fn floor(case: &Case, expected: &Tensor) -> f64 {
     if !SUMS.contains(&case.op.as_str()) {
         return 1.0;
@@ -144,8 +144,8 @@ fn floor(case: &Case, expected: &Tensor) -> f64 {
     magnitudes.fold(0.0, f64::max)
 }
 
-/// Ops that sum products or many terms. Their tolerance is relative to at least the largest
-/// element.
+/// Ops that sum products or many terms. The tolerance of each of their elements is relative to the
+/// largest element.
 const SUMS: &[&str] = &[
     "addmm",
     "avg_pool1d",

@@ -1,4 +1,5 @@
-//! Consecutive replays. A tensor that nothing else uses between them stays attached to its graph.
+//! Tests of consecutive replays. The record of a tensor that nothing else uses between the replays
+//! remains with the graph.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +20,7 @@ rows! {
         gpu_graphs_are_replayed_on_several_streams_in_turns => streams;
 }
 
-/// Captures two ops: `x` grows by one, and `y` by `x`.
+/// Captures two ops: one adds 1 to `x`, the other adds `x` to `y`.
 fn chain(graph: &mut CudaGraph, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     graph.capture(|| {
         x.add_(1.0)?;
@@ -69,7 +70,7 @@ fn dropped(_: &World) -> Result<()> {
     (0..2).try_for_each(|_| graph.replay())?;
     drop(half);
     (0..2).try_for_each(|_| graph.replay())?;
-    // The replays' results outlive the graph, and later work is ordered after them.
+    // The results of replays outlive the graph, and later work is ordered after the replays.
     let other = Stream::new(0)?;
     graph.replay()?;
     drop((graph, later));
@@ -84,8 +85,8 @@ fn threads(_: &World) -> Result<()> {
     let shared = ones([256], 0)?;
     let runtime = warpline::runtime();
     let totals: Vec<Tensor> = (0..3).map(|_| zeros([256], 0)).collect::<Result<_>>()?;
-    // Capture before the threads start: a sanitizer's own driver calls invalidate a capture that
-    // runs beside them.
+    // Capture before the threads start, because driver calls of a sanitizer at the same time
+    // invalidate a capture.
     let capture = |total: &Tensor| {
         let (stream, mut graph) = (Stream::new(0)?, CudaGraph::new());
         // Each graph writes its own total and reads the shared tensor.
@@ -106,8 +107,8 @@ fn threads(_: &World) -> Result<()> {
                         for round in 0..ROUNDS {
                             graph.replay()?;
                             match (round + at) % 5 {
-                                // Writes the same values on a stream that the other threads wait
-                                // for.
+                                // Write the same values, on a stream for which the other threads
+                                // wait.
                                 0 => shared.fill_(1.0).map(drop)?,
                                 1 => assert_eq!(values(&copy)?, [round as f32 + 1.0; 256]),
                                 2 => drop(shared.add(1.0)?),

@@ -1,4 +1,5 @@
-//! Graphs: capture, replay, and order with other work. Tests named `gpu_…` run on real devices.
+//! Tests of graphs: capture, replay, and order with other work. Tests named `gpu_…` run on real
+//! devices.
 
 mod in_a_row;
 mod model;

@@ -1,5 +1,5 @@
-//! Random programs over several streams. A captured and replayed program gives the same values as
-//! its ops one after another.
+//! Tests of random programs on several streams: a captured and replayed program gives the same
+//! values as its ops one after another.
 
 use proptest::prelude::*;
 use warpline::cuda::{self, CudaGraph};
@@ -11,7 +11,7 @@ const N: usize = 64;
 const STREAMS: usize = 3;
 const INPUTS: usize = 2;
 
-/// One op of the captured program; each op runs on one of the captured streams.
+/// An op of the captured program. It runs on one of the captured streams.
 #[derive(Clone, Debug)]
 enum CapturedOp {
     /// `new = a + b`.
@@ -55,8 +55,8 @@ fn step() -> impl Strategy<Value = (usize, ReplayStep)> {
     (0..STREAMS, step)
 }
 
-/// Runs the program on plain numbers, one for each tensor. Returns the values of the tensors that
-/// it made.
+/// Runs the program on plain numbers, one per tensor. Returns the values of all tensors that the
+/// program made.
 fn run_model(ops: &[(usize, CapturedOp)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
     let mut made: Vec<f32> = Vec::new();
     for (_, op) in ops {

@@ -1,4 +1,4 @@
-//! Replays among other work on other streams and threads.
+//! Tests of replays among work of other streams and threads.
 
 use std::sync::Arc;
 
@@ -20,8 +20,7 @@ rows! {
     manual(1) graphs_races_are_reported gpu_graphs_races_are_reported => races;
 }
 
-/// Inputs are written, graphs replayed and results read on different streams, without explicit
-/// waits.
+/// Writes inputs, replays graphs and reads results on different streams, without explicit waits.
 fn ordered(_: &World) -> Result<()> {
     let streams: Vec<_> = (0..3).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let x = zeros([4096], 0)?;
@@ -36,7 +35,7 @@ fn ordered(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A result is read on another stream and dropped. A later capture reuses its memory.
+/// Reads a result on another stream and drops it. A later capture reuses its memory.
 fn dropped_results(_: &World) -> Result<()> {
     let side = cuda::Stream::new(())?;
     let main = cuda::Stream::new(())?;
@@ -45,8 +44,8 @@ fn dropped_results(_: &World) -> Result<()> {
     let y = captured(&mut first, &main, || &x + 1.0)?;
     first.replay()?;
     let address = y.data_ptr();
-    // Copy on the stream that owns the memory, so that the allocator has no other stream to wait
-    // for.
+    // Copy on the stream that owns the memory, so that the allocator need not wait for another
+    // stream.
     let kept = cuda::with_stream(&main, || {
         let mut kept = y.copy()?;
         for _ in 0..20 {
@@ -65,7 +64,8 @@ fn dropped_results(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// The only stream that has work is captured, and another stream needs that stream's earlier work.
+/// Captures the only stream that has work. Another stream then needs the earlier work of this
+/// stream.
 fn earlier(_: &World) -> Result<()> {
     let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     let x = cuda::with_stream(&main, || full([4096], 5.0, 0))?;
@@ -80,7 +80,7 @@ fn earlier(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Threads replay one graph, each on its own stream, while random ops run.
+/// Several threads replay the same graph, each on its own stream, while random ops run.
 fn threads(world: &World) -> Result<()> {
     let counter = zeros([256], 0)?;
     let (graph, noise) = cuda::graph(|| {
@@ -158,7 +158,8 @@ fn graphs_wait_only_for_work_on_their_memory() {
     });
 }
 
-/// Graphs of one pool reuse memory in which no tensor is left.
+/// Graphs that share a pool wait for each other, because one may reuse memory of the other that no
+/// tensor holds any more.
 #[test]
 fn graphs_of_one_pool_wait_for_each_other() {
     for share in [true, false] {

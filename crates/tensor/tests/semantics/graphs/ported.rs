@@ -120,8 +120,8 @@ fn three_successive(_: &World) -> Result<()> {
             graph.replay()?;
         }
         assert_eq!((sum(&e)?, sum(&f)?), (5000.0, 7000.0));
-        // In another order the results are right only without a shared pool: `f` reuses the memory
-        // of `c`.
+        // In a different order, the results are right only without a shared pool: with a shared
+        // pool, `f` reuses the memory of `c`.
         for graph in [&g0, &g2, &g1] {
             graph.replay()?;
         }
@@ -131,8 +131,8 @@ fn three_successive(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// With separate pools both results are right. With one pool PyTorch's results are garbage, and
-/// Warpline's replays wait for each other.
+/// With separate pools, both results are right. With a shared pool, PyTorch's results are garbage;
+/// in Warpline, the replays wait for each other.
 fn concurrent_replay(_: &World) -> Result<()> {
     const SIZE: usize = 1 << 15;
     let s = cuda::Stream::new(())?;
@@ -162,8 +162,8 @@ fn concurrent_replay(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// One case: number of elements, the graph's segments and their bytes, and the bytes that the
-/// result alone holds.
+/// A case: the number of elements, the segments of the graph and their bytes, and the bytes that
+/// remain when only the result is alive.
 struct MemoryCase {
     numel: usize,
     segments: i64,
@@ -282,7 +282,7 @@ fn pinned(_: &World) -> Result<()> {
     let device = zeros([100], 0)?;
     let mut g = CudaGraph::new();
     let s = cuda::Stream::new(())?;
-    // Both page-locked tensors are used before the capture and dropped in it.
+    // Both page-locked tensors are used before the capture, and dropped during the capture.
     cuda::with_stream(&s, || device.copy_(&data, true).map(drop))?;
     let used = zeros([100], ())?.pin_memory()?;
     cuda::with_stream(&s, || device.copy_(&used, true).map(drop))?;
@@ -304,8 +304,8 @@ fn pinned(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A capture reuses memory that `others` further streams used in it only after waits for all of
-/// these streams.
+/// A capture reuses memory that `others` further streams have used during the capture only after it
+/// has waited for all of them.
 fn reclaim(others: usize) -> Result<()> {
     let streams: Vec<_> = (0..=others).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let (main, side) = streams.split_first().expect("there is one");

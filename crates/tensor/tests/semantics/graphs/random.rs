@@ -1,4 +1,4 @@
-//! Random ops in graphs: each replay continues the device's sequence.
+//! Tests of random ops in graphs: each replay continues the random sequence of the device.
 
 use warpline::cuda;
 use warpline::{DType, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm};
@@ -68,7 +68,8 @@ fn seeds(_: &World) -> Result<()> {
     }
     assert_eq!(of[0], of[2]);
     assert_ne!(of[0], of[1]);
-    // Two graphs of one pool, replayed one after the other, take consecutive parts of the sequence.
+    // Two graphs that are replayed one after the other use consecutive parts of the random
+    // sequence.
     let mut second = cuda::CudaGraph::new();
     let other = second.capture_with(&graph.pool()?, || rand([100], 0))?;
     manual_seed(1);

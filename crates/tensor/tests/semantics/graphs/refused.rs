@@ -1,4 +1,5 @@
-//! Calls that cannot be captured return an error that names the op, and the capture continues.
+//! Tests that calls that cannot be captured return an error that names the op, and that the capture
+//! continues.
 
 use warpline::cuda::{self, CudaGraph, Event, Stream};
 use warpline::{Error, ErrorKind, Result, full, ones, tensor, zeros};
@@ -15,7 +16,7 @@ rows! {
     schedules(1) graphs_survive_want_of_memory gpu_graphs_survive_want_of_memory => memory;
 }
 
-/// Asserts that a call is refused because of a capture, in the name of the op.
+/// Asserts that a call was refused because of a capture, and that the error names the op.
 #[track_caller]
 fn refused<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(op: &str, answer: Result<R, E>) {
     let error = answer.expect_err(op).into();
@@ -79,7 +80,7 @@ fn outside(_: &World) -> Result<()> {
         refused("wait_event", main.wait_event(&event));
         refused("wait_stream", main.wait_stream(&side));
         inside.record(&main)?;
-        // The wait for the other stream is part of each replay, not of the capture.
+        // Each replay waits for the other stream; the capture contains no such wait.
         (&slow.narrow(0, 0, 100)? + &x)? + 0.0
     })?;
     refused("wait_event", side.wait_event(&inside));
@@ -109,7 +110,7 @@ fn mixed(_: &World) -> Result<()> {
             &x + 2.0
         })?;
         refused("replay", done.replay());
-        // A replay on another stream does not take part in the capture.
+        // A replay on another stream is not captured.
         cuda::with_stream(&two, || done.replay())?;
         Ok(((&y * 2.0)?, z))
     })?;

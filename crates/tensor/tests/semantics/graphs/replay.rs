@@ -1,4 +1,4 @@
-//! Results of replays, and the state after them.
+//! Tests of the results of replays, and of the state after them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -77,8 +77,8 @@ fn inputs(_: &World) -> Result<()> {
         Ok(())
     })?;
     for round in 0..4 {
-        // The host's write waits for the replay that reads `from`, and its read for the replay that
-        // writes `to`.
+        // The write on the host waits for the replay that reads `from`, and the read on the host
+        // for the replay that writes `to`.
         from.fill_(round)?;
         graph.replay()?;
         assert_eq!(values(&to)?, vec![2.0 * round as f32; 64]);
@@ -204,7 +204,7 @@ fn forks(_: &World) -> Result<()> {
             side.wait_event(&forked)?;
             assert!(side.is_capturing());
             let z = cuda::with_stream(&side, || {
-                // Allocated and freed on the side stream.
+                // Allocate and free memory on the side stream.
                 let t = (&y * 10.0)?;
                 let u = (&t + 1.0)?;
                 drop(t);

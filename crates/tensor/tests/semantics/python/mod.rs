@@ -1,5 +1,5 @@
-//! Evaluates the Python expressions of the print goldens: `torch.f(args)` with literals, optionally
-//! followed by `.reshape(…)` or `[:n]`.
+//! Evaluates the Python expressions in `goldens/print.json`: `torch.f(args)` with literals as
+//! arguments, optionally followed by `.reshape(…)` or `[:n]`.
 
 use std::collections::HashMap;
 
@@ -92,8 +92,8 @@ fn call(name: &str, args: &Args) -> Option<Result<Tensor>> {
     })
 }
 
-/// Evaluates `torch.tensor`. The dtype is that of the highest category among the numbers, as in
-/// Python.
+/// Evaluates `torch.tensor`. As in Python, the dtype is that of the highest category (bool,
+/// integer, float) among the numbers.
 fn tensor(value: &Value, options: TensorOptions) -> Option<Result<Tensor>> {
     let (mut numbers, mut shape) = (Vec::new(), Vec::new());
     flatten(value, 0, &mut numbers, &mut shape)?;
@@ -103,7 +103,7 @@ fn tensor(value: &Value, options: TensorOptions) -> Option<Result<Tensor>> {
         Some(_) => options,
         None => options.dtype(dtype),
     };
-    // Convert through the widest type of each kind, so that no digits are lost.
+    // Use the widest type of each kind, so that no digits are lost.
     let flat = if dtype.is_float() {
         warpline::tensor(numbers.iter().map(|n| n.to_f64()).collect::<Vec<_>>(), options)
     } else {

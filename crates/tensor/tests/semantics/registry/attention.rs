@@ -1,4 +1,4 @@
-//! Attention, and the rotation of its queries and keys.
+//! Entries of attention, and of the rotation of queries and keys.
 
 use warpline::Tensor;
 use warpline::functional::{

@@ -1,5 +1,6 @@
-//! Every op in a region of autocast: the dtypes of its results against PyTorch's, which `goldens/autocast.py` writes.
-//! An op without a golden must keep the dtypes that it has outside regions.
+//! Tests of every op in an autocast region: the dtypes of results must equal PyTorch's, which
+//! `goldens/autocast.py` writes. An op without a golden entry must have the same dtypes as outside
+//! a region.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use super::entry::{Entry, floats};
 use super::sample::{Layout, Maker, x};
 use super::{on_simulated_gpu, registry, report};
 
-/// The dtypes of an op's operands: all of `float32`, all of half the width, only the first of `float32`, all others.
+/// Mixtures of dtypes. For each, whether operand `k` is `float32`; all other operands are
+/// half-width: all operands, none, only the first, all except the first.
 const MIXTURES: [fn(usize) -> bool; 4] = [|_| true, |_| false, |k| k == 0, |k| k > 0];
 
 type Goldens = BTreeMap<String, Vec<String>>;
@@ -20,7 +22,7 @@ fn goldens(device: &str) -> Goldens {
     serde_json::from_value(all[device].clone()).expect("lists of dtypes")
 }
 
-/// Forms of ops that the registry lacks.
+/// Returns forms of ops that the registry lacks.
 fn forms() -> Vec<Entry> {
     let form = |name: &str, call: fn(&Tensor) -> Result<Tensor>| {
         Entry::new(name, floats, [vec![x(&[2, 3])]], move |x: &[Tensor]| call(&x[0]))
@@ -32,7 +34,7 @@ fn forms() -> Vec<Entry> {
     ]
 }
 
-/// Returns the name of an entry in the goldens.
+/// Returns the name under which the golden file has an entry.
 fn golden_name(entry: &Entry) -> String {
     let variant = match entry.name.as_str() {
         "einsum" | "functional::interpolate" | "functional::pad" => {
@@ -64,7 +66,7 @@ fn walk(device: Device, low: DType, goldens: &Goldens) -> Result<()> {
         let (name, sample) = (golden_name(&entry), &entry.samples[0]);
         let golden =
             goldens.get(&name).or_else(|| goldens.get(&name.replace("Tensor", "functional")));
-        // The other operand of these entries has a dtype of its own.
+        // In these entries, the other operand has a fixed dtype.
         let golden = golden.filter(|_| !entry.variant.starts_with("mixed with"));
         let numeric: Vec<usize> = (0..sample.len()).filter(|&k| sample[k].is_numeric()).collect();
         for (mixture, is_single) in MIXTURES.iter().enumerate() {
@@ -90,8 +92,8 @@ fn walk(device: Device, low: DType, goldens: &Goldens) -> Result<()> {
                         assert!(here.is_err(), "{} is refused", entry.title());
                         continue;
                     }
-                    // PyTorch's kernels take fewer mixtures than ours, and on the CPU one more: `addmv` outside the
-                    // list there.
+                    // PyTorch's kernels support fewer mixtures than ours. On the CPU there is one
+                    // exception: `addmv` is not in PyTorch's list there.
                     Some(golden) if golden == "error" => continue,
                     Some(_) if name == "Tensor::addmv" && device == Device::Cpu && mixture > 1 => {
                         continue;
@@ -105,7 +107,7 @@ fn walk(device: Device, low: DType, goldens: &Goldens) -> Result<()> {
                 },
             };
             count += 1;
-            // Other results are indices, or of the first result's dtype.
+            // Further results are indices, or have the dtype of the first result.
             let found = here.as_ref().map(|found| &found[..expected.len().min(found.len())]);
             if found.as_ref().ok() != Some(&&expected[..]) {
                 let title = entry.title();
@@ -127,7 +129,7 @@ fn ops_on_a_gpu_have_pytorchs_dtypes_in_a_region() {
     on_simulated_gpu(|device| walk(device, DType::F16, &goldens("cuda")));
 }
 
-/// A golden that names no op would test nothing.
+/// A golden entry that matches no op would test nothing.
 #[test]
 fn every_golden_names_an_op() {
     let mut names: Vec<String> = registry().iter().chain(&forms()).map(golden_name).collect();

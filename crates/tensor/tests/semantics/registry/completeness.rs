@@ -1,4 +1,4 @@
-//! The registry against the public functions in the sources.
+//! Tests that compare the registry with the public functions in the sources.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -69,7 +69,7 @@ const FOREIGN: &str = "does not compile, and names the right call";
 const MEMORY: &str = "returns a cache's memory";
 const METHOD: &str = "calls the method of the same name";
 
-/// Returns the path under which the registry has a function of a file, such as `Tensor::add`.
+/// Returns the name of a function in the registry, such as `Tensor::add`.
 fn path(file: &Path, function: &Function) -> String {
     let mut folders = file.components().map(|part| part.as_os_str().to_string_lossy());
     let module = match folders.next().as_deref() {
@@ -84,7 +84,7 @@ fn path(file: &Path, function: &Function) -> String {
     format!("{module}{owner}{}", function.name)
 }
 
-/// Returns the paths of the crate's public functions that give tensors.
+/// Returns the names of all public functions of the crate that return tensors.
 pub(super) fn public() -> BTreeSet<String> {
     // Cargo runs tests in the package's folder.
     let folder = Path::new("src");

@@ -1,4 +1,4 @@
-//! Convolutions, their transposes, and the columns of images.
+//! Entries of convolutions, transposed convolutions, and columns of images.
 
 use warpline::Tensor;
 use warpline::functional::*;
@@ -6,12 +6,12 @@ use warpline::functional::*;
 use super::entry::{Entry, floats};
 use super::sample::{Arg, x};
 
-/// Samples of image, weight and bias.
+/// Returns a sample with image, weight and bias.
 fn three(image: &[usize], weight: &[usize], bias: usize) -> [Vec<Arg>; 1] {
     [vec![x(image), x(weight), x(&[bias])]]
 }
 
-/// Samples of image and weight.
+/// Returns a sample with image and weight.
 fn two(image: &[usize], weight: &[usize]) -> [Vec<Arg>; 1] {
     [vec![x(image), x(weight)]]
 }

@@ -1,4 +1,4 @@
-//! The CPU against a GPU: every dtype, in every layout.
+//! Tests that compare results on the CPU with results on a GPU, for every dtype and layout.
 
 use warpline::{DType, Device, Result, SyncPolicy, Tensor};
 
@@ -7,7 +7,7 @@ use super::sample::{Arg, Layout, Maker};
 use super::{on_simulated_gpu, registry, report};
 use crate::common;
 
-/// Tolerance of results that are computed in a dtype.
+/// Returns the tolerance of results that are computed in a dtype.
 pub(super) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 4e-3,
@@ -18,8 +18,8 @@ pub(super) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Returns the first difference beyond a tolerance, which is multiplied by 1 plus the magnitude of
-/// `b`.
+/// Returns the first difference that exceeds `tolerance` times 1 plus the magnitude of the element
+/// of `b`.
 pub(super) fn difference(a: &Tensor, b: &Tensor, tolerance: f64) -> Result<Option<String>> {
     if (a.dtype(), a.size()) != (b.dtype(), b.size()) {
         let (a, b) = ((a.dtype(), a.size()), (b.dtype(), b.size()));
@@ -63,7 +63,7 @@ fn compare(entry: &Entry, sample: &[Arg], maker: Maker) -> Result<Option<String>
     }
     for (cpu, gpu) in cpu.iter().zip(&gpu) {
         let slack = if entry.differs.is_some() { f64::INFINITY } else { entry.slack };
-        // A float result of integers has the tolerance of its own dtype.
+        // A float result of integer arguments has the tolerance of the result's dtype.
         let tolerance = tolerance(maker.dtype).max(tolerance(gpu.dtype()));
         let different = if entry.differs.is_some() {
             let (a, b) = ((cpu.dtype(), cpu.size()), (gpu.dtype(), gpu.size()));
@@ -88,7 +88,7 @@ fn all(device: Device) -> Result<()> {
                     if !is_new && layout != Layout::Contiguous {
                         continue;
                     }
-                    // A dtype that the op does not take is tested once, in one layout.
+                    // Test a dtype that the op does not support only once, in one layout.
                     if !entry.takes(dtype) && (i, layout) != (0, Layout::Contiguous) {
                         continue;
                     }

@@ -1,4 +1,4 @@
-//! Gradients, and gradients of gradients, against central differences.
+//! Tests that compare gradients, and gradients of gradients, with central differences.
 
 use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::{DType, Device, ErrorKind, Result, SyncPolicy, Tensor};
@@ -22,7 +22,7 @@ fn check(entry: &Entry, maker: Maker, failures: &mut Vec<String>) -> Result<usiz
                 failures.push(format!("{}, sample {i}, {order}: {error}", entry.title()));
             }
         }
-        // Without a result that has a gradient, the check above compares nothing.
+        // If no result had a gradient, the check above would compare nothing.
         let tracked = (entry.call)(&inputs)?.iter().any(Tensor::requires_grad);
         if !tracked {
             failures.push(format!("{}, sample {i}: no result has a gradient", entry.title()));
@@ -59,8 +59,8 @@ fn gpu_gradients_agree_with_differences() {
     common::gpu(1, SyncPolicy::Auto, |_| all(Device::cuda(0)));
 }
 
-/// Asks for the gradient of an argument that is declared to have none. Returns a description if a
-/// gradient was given.
+/// Computes the gradient of an argument that is declared to have none. Returns a description if
+/// there is a gradient.
 fn granted(entry: &Entry, maker: Maker, k: usize, i: usize) -> Result<Option<String>> {
     let inputs = maker.args(&entry.samples[i])?;
     inputs[k].requires_grad_(true)?;

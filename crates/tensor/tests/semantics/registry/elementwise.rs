@@ -1,4 +1,4 @@
-//! The table of elementwise ops, and its methods of one and two operands.
+//! Entries of the table of elementwise ops, and of its methods with one and two operands.
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Scalar, Tensor, TensorOrScalar, apply_elementwise};
@@ -27,11 +27,11 @@ const WITHOUT_GRADIENT: [(&str, &[usize], &str); 13] = [
 const NUMBER: &str = "PyTorch takes a number";
 const BOOLS: &str = "the result is of bools";
 
-/// Finite differences have an error of about 1e-10 here. PyTorch's single-precision constants have
-/// one of 3e-8.
+/// Tolerances. Finite differences have an error of about 1e-10 here, but PyTorch's single-precision
+/// constants cause an error of 3e-8.
 pub(super) const OPTIONS: GradcheckOptions = GradcheckOptions { eps: 1e-5, atol: 1e-7, rtol: 1e-6 };
 
-/// Sizes of the operands. An op of `n` operands takes the last `n` of each row.
+/// Sizes of the operands. An op with `n` operands uses the last `n` of each row.
 const SIZES: [[&[usize]; 4]; 5] = [
     [&[9], &[9], &[9], &[9]],
     [&[3], &[2, 1], &[1, 3], &[2, 3]],
@@ -45,7 +45,7 @@ pub(super) fn entries() -> Vec<Entry> {
     entries.extend(table().flat_map(with_numbers));
     for &(name, method) in by_name::UNARY {
         let op = op_of(name);
-        // Predicates of floats, such as `isnan`, also take integers.
+        // Predicates of floats, such as `isnan`, also support integers.
         let is_float_predicate = is_bool(op) && op.dtypes(DType::I64).is_err();
         let takes = move |dtype| is_float_predicate || op.dtypes(dtype).is_ok();
         let call = move |x: &[Tensor]| method(&x[0]);
@@ -68,7 +68,7 @@ pub(super) fn op_of(name: &str) -> &'static Op {
 }
 
 pub(super) fn takes(op: &'static Op) -> impl Fn(DType) -> bool {
-    // Subtraction of bools is computed, but refused to callers.
+    // The kernel subtracts bools, but the methods refuse them.
     move |dtype| {
         op.dtypes(dtype).is_ok()
             && !(op.has_rule(OperandRule::RefusesBools) && dtype == DType::Bool)
@@ -79,7 +79,7 @@ fn is_bool(op: &'static Op) -> bool {
     matches!(op.dtypes(DType::F32), Ok((_, DType::Bool)))
 }
 
-/// Returns samples of the operands' domains.
+/// Returns samples from the domains of the operands.
 pub(super) fn samples(op: &'static Op) -> Vec<Vec<Arg>> {
     let arg = |k: usize, sizes: &[usize]| {
         if op.is_condition(k) { mask(sizes) } else { within(sizes, op.domain(k)) }
@@ -101,8 +101,8 @@ pub(super) fn with_gradient(op: &'static Op, entry: Entry) -> Entry {
     let listed = WITHOUT_GRADIENT.iter().find(|(name, ..)| *name == op.name());
     let mut entry = entry.differences(OPTIONS);
     if op.name() == "digamma" {
-        // Near a pole the recorded gradient of half-width floats amplifies the rounding of its intermediates.
-        // The fused kernel computes in `float32`.
+        // Near a pole, the gradient with `create_graph` of half-width floats amplifies the rounding
+        // of its intermediate results. The fused kernel computes in `float32`.
         entry = entry.slack(3.0);
     }
     match listed {
@@ -124,9 +124,9 @@ fn entry_of_table(op: &'static Op) -> Entry {
     with_gradient(op, Entry::new(name, takes(op), samples(op), call))
 }
 
-/// Returns entries that pass operands as numbers: all operands without gradient, and, if there are
-/// several differentiable operands, one of these. Each choice has three entries with different
-/// numbers.
+/// Returns entries that pass some operands as numbers: all operands without gradient and, if there
+/// are several differentiable operands, one of them. There are three entries with different numbers
+/// for each choice.
 fn with_numbers(op: &'static Op) -> Vec<Entry> {
     let floats = matches!(op.dtypes(DType::F64), Ok((_, DType::F64)));
     let operands: Vec<usize> =
@@ -139,8 +139,8 @@ fn with_numbers(op: &'static Op) -> Vec<Entry> {
     entries.map(|(number, i)| with_number(op, number, i)).collect()
 }
 
-/// Returns an entry that takes the differentiable operands as tensors, except operand `number`. The
-/// numbers of the other operands are sample `i` of their domains.
+/// Returns an entry that passes the differentiable operands as tensors, except operand `number`.
+/// All other operands are number `i` of their domains.
 fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
     let is_tensor =
         move |k: usize| op.is_condition(k) || (differentiable(op, k) && number != Some(k));
@@ -156,7 +156,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
         let operands: Vec<TensorOrScalar<'_>> = (0..op.inputs()).map(operand).collect();
         apply_elementwise(op, &operands)
     };
-    // With integers or bools, a float operand determines the dtype.
+    // If the tensors are integers or bools, the float number determines the dtype.
     let takes = move |dtype: DType| {
         op.dtypes(if dtype.is_float() { dtype } else { DType::F32 }).is_ok()
             && !(op.has_rule(OperandRule::RefusesBools) && dtype == DType::Bool)
@@ -169,7 +169,7 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
     Entry::new(name, takes, [args.collect()], call).with(variant).differences(OPTIONS)
 }
 
-/// Returns number `i` of an operand's domain, which differs from the elements of samples.
+/// Returns number `i` of an operand's domain. It differs from all elements of samples.
 fn number_of(op: &Op, operand: usize, i: usize) -> f64 {
     let range = op.domain(operand);
     let fraction = (0.05 + 0.29 * operand as f64 + 0.618_033_988_749_895 * i as f64).fract();

@@ -12,27 +12,28 @@ type Call = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
 
 /// A public op, with samples of its arguments.
 pub(super) struct Entry {
-    /// Path in the crate, such as `Tensor::add`, or `elementwise::add` for an entry of the table.
+    /// Name in the crate, such as `Tensor::add`, or `elementwise::add` for an entry of the table.
     pub(super) name: String,
-    /// The parameters of this entry, where an op has several entries.
+    /// The parameters of this entry, if an op has several entries.
     pub(super) variant: String,
     takes: Box<dyn Fn(DType) -> bool>,
     pub(super) samples: Vec<Vec<Arg>>,
     pub(super) call: Call,
     /// The arguments that have a gradient if they are floats.
     pub(super) differentiable: Vec<usize>,
-    /// The reason why the other arguments of floats have none.
+    /// The reason why other float arguments have no gradient.
     pub(super) without_gradient: Option<&'static str>,
     /// Tolerance of the comparisons with differences.
     pub(super) differences: GradcheckOptions,
-    /// The reason why results on two devices differ, if they do. Sizes and dtypes are equal.
+    /// The reason why the values of results differ between devices, if they do. Sizes and dtypes
+    /// must be equal.
     pub(super) differs: Option<&'static str>,
     /// Factor of the tolerance between devices and between backward passes.
     pub(super) slack: f64,
 }
 
 impl Entry {
-    /// Returns an entry of an op that is differentiable in all arguments of floats.
+    /// Returns the entry of an op that is differentiable in all float arguments.
     pub(super) fn new<R: Results>(
         name: impl Into<String>,
         takes: impl Fn(DType) -> bool + 'static,
@@ -55,19 +56,20 @@ impl Entry {
         }
     }
 
-    /// Names the parameters of this entry.
+    /// Sets the description of this entry's parameters.
     pub(super) fn with(mut self, variant: impl Into<String>) -> Self {
         self.variant = variant.into();
         self
     }
 
-    /// Replaces the dtypes that the op takes.
+    /// Replaces the dtypes that the op supports.
     pub(super) fn of(mut self, takes: impl Fn(DType) -> bool + 'static) -> Self {
         self.takes = Box::new(takes);
         self
     }
 
-    /// Declares the arguments that have a gradient, and the reason why others have none.
+    /// Declares the arguments that have a gradient, and the reason why other float arguments have
+    /// none.
     pub(super) fn only(mut self, differentiable: &[usize], reason: &'static str) -> Self {
         self.differentiable = differentiable.to_vec();
         self.without_gradient = Some(reason);
@@ -97,12 +99,12 @@ impl Entry {
         self
     }
 
-    /// Whether the op takes arguments of a dtype.
+    /// Returns whether the op supports a dtype.
     pub(super) fn takes(&self, dtype: DType) -> bool {
         (self.takes)(dtype)
     }
 
-    /// Name and parameters.
+    /// Returns the name with the parameters.
     pub(super) fn title(&self) -> String {
         let mut title = self.name.clone();
         if !self.variant.is_empty() {
@@ -141,7 +143,7 @@ impl Results for (Tensor, Option<Tensor>, Option<Tensor>) {
     }
 }
 
-/// Sets of dtypes.
+/// Returns whether a dtype is floating-point. The following functions are further sets of dtypes.
 pub(super) fn floats(dtype: DType) -> bool {
     dtype.is_float()
 }

@@ -1,4 +1,5 @@
-//! Tensors of constants and sequences. A sample's argument names the dtype and the device, and has no gradient.
+//! Entries of functions that make constants and sequences. The argument of a sample gives only the
+//! dtype and the device, and has no gradient.
 
 use warpline::{
     DType, Device, Result, Tensor, arange, arange_start, arange_start_step, empty, eye, full,

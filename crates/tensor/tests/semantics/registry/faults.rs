@@ -1,6 +1,7 @@
-//! Each driver call of each op fails, forward and backward, once or for good. The op then gives the right
-//! result, or fails with an error that names the called function and the line of the call. No memory remains in
-//! use, and the next op works.
+//! Tests in which each driver call of each op fails, in the forward and the backward pass, once or
+//! every time from then on. The op must then give the right result, or fail with an error that
+//! names the called function and the line of the call. No memory may remain in use, and the next op
+//! must work.
 
 use std::panic::Location;
 
@@ -33,7 +34,7 @@ fn pass(entry: &Entry, args: &[Tensor], maker: Maker) -> Result<Vec<Vec<f64>>> {
     all.iter().map(|t| t.detach().to((DType::F64, "cpu"))?.to_vec()).collect()
 }
 
-/// The error that a call of this kind may return on a GPU.
+/// Returns an error that a call of this kind may return on a GPU.
 fn code(call: CallKind) -> CudaCode {
     match call {
         CallKind::MemAlloc | CallKind::MemCreate | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
@@ -42,7 +43,7 @@ fn code(call: CallKind) -> CudaCode {
     }
 }
 
-/// Functions whose errors name PyTorch's function.
+/// Functions whose errors use the name of PyTorch's function.
 const PYTORCHS_NAMES: [(&str, &str); 6] = [
     ("where_cond", "where"),
     ("arange_start", "arange"),
@@ -52,10 +53,11 @@ const PYTORCHS_NAMES: [(&str, &str); 6] = [
     ("contiguous_in", "contiguous"),
 ];
 
-/// Ops that some entries call besides their own.
+/// Other ops that some entries call.
 const CALLED_BESIDES: [&str; 4] = ["copy", "cpu", "mul", "wait"];
 
-/// Returns whether an error names the op of `entry` and a line of the tests. Some entries call a method of `unary.rs` through a pointer, which knows only its own line.
+/// Returns whether an error names the op of `entry` and a line of the tests. If an entry calls a
+/// method of `unary.rs` through a function pointer, the error names a line of that file instead.
 fn names_the_call(error: &Error, entry: &Entry) -> bool {
     let name = entry.name.rsplit("::").next().expect("a name");
     let pytorchs = PYTORCHS_NAMES.iter().find(|(own, _)| *own == name);
@@ -75,7 +77,7 @@ fn same(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| lists(a, b))
 }
 
-/// Injects each failure into an op, and returns their number.
+/// Injects each failure into an op. Returns the number of failures.
 fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<usize> {
     let Some(dtype) = [DType::F32, DType::I64, DType::Bool].into_iter().find(|d| entry.takes(*d))
     else {
@@ -83,7 +85,7 @@ fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<u
     };
     let maker = Maker { dtype, device: Device::cuda(0), layout: Layout::Contiguous };
     let args = maker.args(&entry.samples[0])?;
-    // The first pass loads kernels.
+    // The first pass loads kernels, so do not count its driver calls.
     pass(entry, &args, maker)?;
     let before = world.sim.usage().calls;
     let expected = pass(entry, &args, maker)?;

@@ -1,4 +1,5 @@
-//! Elementwise ops in place, on a copy of their first argument, so that the copy's source is a leaf.
+//! Entries of elementwise ops in place. Each is applied to a copy of its first argument, because a
+//! leaf cannot be changed in place.
 
 use warpline::functional::HardtanhOptions;
 use warpline::{DType, Result, Tensor};
@@ -65,8 +66,8 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// Returns whether the result of an op fits into its first operand's dtype. Results of dtype bool
-/// fit every dtype.
+/// Returns whether the result of an op fits the dtype of its first operand. Bool results fit every
+/// dtype.
 fn keeps(op: &'static warpline_kernels::elementwise::Op) -> impl Fn(DType) -> bool {
     let takes = takes(op);
     move |dtype| {

@@ -1,4 +1,4 @@
-//! Losses.
+//! Entries of losses.
 
 use warpline::functional::*;
 use warpline::{DType, Result, Tensor};
@@ -8,7 +8,7 @@ use super::sample::{Arg, indices, positive, within, x};
 
 const REDUCTIONS: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, Reduction::None];
 
-/// Samples of input and target.
+/// Returns samples with input and target.
 fn two() -> Vec<Vec<Arg>> {
     vec![vec![x(&[2, 3]), x(&[2, 3])], vec![x(&[]), x(&[])], vec![x(&[4, 1]), x(&[4, 1])]]
 }
@@ -31,7 +31,7 @@ fn distances(reduction: Reduction) -> Vec<Entry> {
         Entry::new(name, numbers, two(), move |x: &[Tensor]| call(&x[0], &x[1], reduction))
             .with(format!("{reduction:?}"))
     };
-    // Integers have no mean, so a mean takes only floats.
+    // A mean supports only floats.
     let means = move |dtype: DType| {
         if reduction == Reduction::Mean { floats(dtype) } else { numbers(dtype) }
     };
@@ -171,7 +171,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
     entries.map(|entry| named(entry, reduction)).into()
 }
 
-/// Adds the reduction to the parameters.
+/// Adds the reduction to the description of an entry's parameters.
 fn named(entry: Entry, reduction: Reduction) -> Entry {
     let variant = format!("{}{reduction:?}", entry.variant);
     entry.with(variant)

@@ -1,10 +1,10 @@
-//! The registry of all ops, and tests that walk it.
+//! The registry of all ops, and tests that run for each of its entries.
 //!
-//! Each public function that gives tensors has an [`Entry`](entry::Entry) in the file of its
+//! Each public function that returns tensors has an [`Entry`](entry::Entry) in the file of its
 //! family, or is listed in `completeness.rs` with the reason why it is not an op. Methods of
-//! `unary.rs` and `binary.rs` are listed in `../by_name.rs` instead. A new op needs nothing else:
-//! its gradients, the agreement of devices and the agreement of backward passes are tested from its
-//! entry.
+//! `unary.rs` and `binary.rs` are listed in `../by_name.rs` instead. A new op needs only an entry:
+//! the tests then check its gradients, the agreement between devices, and the agreement between
+//! backward passes.
 
 mod autocast;
 mod completeness;
@@ -64,13 +64,13 @@ fn registry() -> Vec<Entry> {
     families.into_iter().flatten().collect()
 }
 
-/// Runs a walk on a simulated GPU.
+/// Runs `walk`, a test of all entries, on a simulated GPU.
 fn on_simulated_gpu(walk: impl Fn(Device) -> Result<()>) {
     let runtime = simulated(1).expect("a simulated GPU");
     with_runtime(&runtime, || walk(Device::cuda(0))).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Panics with all failures of a walk.
+/// Panics with the list of failures, if there are any.
 fn report(walk: &str, checks: usize, failures: &[String]) {
     let count = failures.len();
     assert!(failures.is_empty(), "{walk}: {count} of {checks} failed\n{}", failures.join("\n"));

@@ -1,16 +1,16 @@
-//! Norms of layers, groups and batches.
+//! Entries of normalizations of layers, groups and batches.
 
 use warpline::functional::*;
 
 use super::entry::{Entry, floats, numbers};
 use super::sample::{Arg, positive, x};
 
-/// Samples of an input, and of weights and biases of some size.
+/// Returns a sample with an input, and a weight and a bias of the size `channels`.
 fn three(input: &[usize], channels: &[usize]) -> Vec<Arg> {
     vec![x(input), x(channels), x(channels)]
 }
 
-/// Samples of an input, a residual, and a weight and a bias of some size.
+/// Returns a sample with an input, a residual, and a weight and a bias of the size `channels`.
 fn sum_of(input: &[usize], channels: &[usize]) -> Vec<Arg> {
     vec![x(input), x(input), x(channels), x(channels)]
 }

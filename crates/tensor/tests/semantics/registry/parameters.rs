@@ -1,4 +1,4 @@
-//! Elementwise methods with parameters or operands of several kinds.
+//! Entries of elementwise methods with parameters, or with operands of different kinds.
 
 use warpline::functional::{HardtanhOptions, SoftplusOptions, silu_mul};
 use warpline::{DType, IsCloseOptions, RoundingMode, where_cond};
@@ -8,12 +8,12 @@ use super::sample::{Arg, each, indices, mask, positive, single, within, x};
 
 const BOOLS: &str = "the result is of bools";
 
-/// Samples of one operand.
+/// Returns samples with one operand.
 fn one() -> Vec<Vec<Arg>> {
     each(&[&[2, 3], &[], &[1], &[0, 3]])
 }
 
-/// Samples of two operands that broadcast.
+/// Returns samples with two operands that broadcast.
 fn two() -> Vec<Vec<Arg>> {
     vec![
         vec![x(&[2, 3]), x(&[2, 3])],
@@ -23,7 +23,7 @@ fn two() -> Vec<Vec<Arg>> {
     ]
 }
 
-/// Samples of three operands that broadcast.
+/// Returns samples with three operands that broadcast.
 fn three() -> Vec<Vec<Arg>> {
     vec![
         vec![x(&[2, 3]), x(&[2, 3]), x(&[2, 3])],

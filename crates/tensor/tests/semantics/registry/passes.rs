@@ -1,4 +1,5 @@
-//! The plain backward pass, which may run fused kernels, against the recorded one, which is composed of ops.
+//! Tests that compare the plain backward pass, which may run fused kernels, with the recorded pass
+//! (`create_graph`), which is composed of ops.
 
 use warpline::autograd::{BackwardTensorsOptions, GradOptions, backward, grad};
 use warpline::{DType, Device, Result, SyncPolicy, Tensor};
@@ -9,8 +10,8 @@ use super::sample::{Layout, Maker};
 use super::{on_simulated_gpu, registry, report};
 use crate::common;
 
-/// Runs the forward pass with leaves, and returns the leaves of the wanted gradients, the results that have a
-/// gradient, and gradients of those.
+/// Runs the forward pass. Returns the leaves whose gradients are wanted, the results that have a
+/// gradient, and incoming gradients for these results.
 fn forward(
     entry: &Entry,
     args: &[Tensor],

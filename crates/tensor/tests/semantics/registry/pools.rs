@@ -1,4 +1,4 @@
-//! Pools, resizing, padding, and pixels.
+//! Entries of pools, resizing, padding, and pixel shuffles.
 
 use warpline::functional::*;
 use warpline::{Result, Scalar, Tensor};

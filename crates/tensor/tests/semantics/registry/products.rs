@@ -1,4 +1,4 @@
-//! Products of matrices and vectors, and sums of products.
+//! Entries of products of matrices and vectors, and of sums of products.
 
 use warpline::functional::linear;
 use warpline::{AddmmOptions, Result, Tensor, einsum};

@@ -1,4 +1,4 @@
-//! Random numbers, which differ between devices as PyTorch's do.
+//! Entries of random ops. As in PyTorch, devices draw different numbers.
 
 use warpline::functional::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{DType, Device, Result, Tensor, manual_seed, rand, randint, randn, randperm};
@@ -40,8 +40,8 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// The gradient of an overwritten tensor is zero. The seed gives the same numbers at each
-/// evaluation of a difference.
+/// Returns entries of random fills in place. The gradient of an overwritten tensor is zero. Each
+/// call sets the seed, so that finite differences compare the same numbers.
 fn in_place() -> Vec<Entry> {
     let of = |name, takes: fn(DType) -> bool, call: fn(&Tensor) -> Result<&Tensor>| {
         let seeded = move |x: &[Tensor]| {

@@ -1,4 +1,4 @@
-//! Reductions over dimensions, and softmax.
+//! Entries of reductions over dimensions, and of softmax.
 
 use warpline::functional::softmin;
 use warpline::{Result, Tensor};
@@ -9,12 +9,12 @@ use super::sample::{Arg, each, positive, x};
 const BOOLS: &str = "the result is of bools";
 const INDICES: &str = "the results are indices";
 
-/// Samples of tensors with at least two dimensions.
+/// Returns samples with at least two dimensions.
 fn matrices() -> Vec<Vec<Arg>> {
     each(&[&[2, 3], &[3, 1], &[2, 3, 2]])
 }
 
-/// A reduction over one dimension, over all, and over several.
+/// Returns entries of a reduction over one dimension, over all dimensions, and over several.
 fn over<R: Results>(
     name: &'static str,
     takes: fn(warpline::DType) -> bool,
@@ -51,7 +51,7 @@ pub(super) fn entries() -> Vec<Entry> {
     entries
 }
 
-/// Reductions over dimensions without elements.
+/// Returns entries of reductions over no elements or a single element.
 fn empty() -> Vec<Entry> {
     let none = || each(&[&[0], &[2, 0]]);
     vec![

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use warpline::{DType, Device, Result, Tensor, full};
 
-/// An argument.
+/// The description of an argument.
 #[derive(Clone, Debug)]
 pub(super) struct Arg {
     sizes: Vec<usize>,
@@ -13,7 +13,7 @@ pub(super) struct Arg {
 
 #[derive(Clone, Debug)]
 enum Fill {
-    /// Numbers of the entry's dtype. Small tensors of floats have neither zeros nor equal elements.
+    /// Numbers of the entry's dtype. Small float tensors have neither zeros nor equal elements.
     Plain,
     /// Numbers of the entry's dtype in a range, spread evenly.
     Within(Range<f64>),
@@ -27,22 +27,23 @@ enum Fill {
     Single,
 }
 
-/// Numbers of the entry's dtype. Small tensors of floats have neither zeros nor equal elements.
+/// Returns an argument with numbers of the entry's dtype. Small float tensors have neither zeros nor
+/// equal elements.
 pub(super) fn x(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Plain }
 }
 
-/// Numbers of the entry's dtype above zero.
+/// Returns an argument with positive numbers of the entry's dtype.
 pub(super) fn positive(sizes: &[usize]) -> Arg {
     within(sizes, 0.3..2.0)
 }
 
-/// Numbers of the entry's dtype in a range.
+/// Returns an argument with numbers of the entry's dtype in a range.
 pub(super) fn within(sizes: &[usize], range: Range<f64>) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Within(range) }
 }
 
-/// Numbers of the entry's dtype, each larger than the one before.
+/// Returns an argument with numbers of the entry's dtype, each larger than the one before.
 pub(super) fn ascending(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Ascending }
 }
@@ -62,7 +63,7 @@ pub(super) fn single(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Single }
 }
 
-/// Samples of one argument each: plain numbers of these sizes.
+/// Returns samples with one argument each: plain numbers with these sizes.
 pub(super) fn each(sizes: &[&[usize]]) -> Vec<Vec<Arg>> {
     sizes.iter().map(|sizes| vec![x(sizes)]).collect()
 }
@@ -73,9 +74,9 @@ pub(super) enum Layout {
     Contiguous,
     /// The first dimension is the innermost.
     Transposed,
-    /// Every second element, from the second on.
+    /// Every second element of a larger tensor, beginning with the second.
     Strided,
-    /// One row for all.
+    /// An expanded row: all rows are the same memory.
     Expanded,
 }
 
@@ -97,7 +98,7 @@ impl Maker {
         sample.iter().enumerate().map(|(k, arg)| arg.make(k, self)).collect()
     }
 
-    /// Returns plain numbers with the dtype, sizes and device of a tensor.
+    /// Returns a tensor of plain numbers with the dtype, sizes and device of another tensor.
     pub(super) fn like(self, k: usize, tensor: &Tensor) -> Result<Tensor> {
         let (dtype, device) = (tensor.dtype(), tensor.device());
         x(tensor.size()).make(k, Self { dtype, device, ..self })
@@ -105,12 +106,12 @@ impl Maker {
 }
 
 impl Arg {
-    /// Whether the argument has the entry's dtype.
+    /// Returns whether the argument has the entry's dtype.
     pub(super) fn is_numeric(&self) -> bool {
         matches!(self.fill, Fill::Plain | Fill::Within(_) | Fill::Ascending)
     }
 
-    /// Whether a layout differs from the contiguous one.
+    /// Returns whether `layout` differs from the contiguous layout for this argument.
     pub(super) fn has(&self, layout: Layout) -> bool {
         match layout {
             Layout::Contiguous => false,
@@ -172,7 +173,7 @@ impl Arg {
                 _ => ((i * 7 + k * 3) % 23) as f64 - 11.0,
             },
             Fill::Within(range) => {
-                // The fractions of multiples of the golden ratio spread evenly.
+                // The fractional parts of multiples of the golden ratio are evenly distributed.
                 let fraction = 0.17 + 0.29 * k as f64 + 0.618_033_988_749_895 * i as f64;
                 let value = range.start + (range.end - range.start) * fraction.fract();
                 match dtype {

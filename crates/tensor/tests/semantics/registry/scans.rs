@@ -1,4 +1,4 @@
-//! Sums, products and extremes of all elements before.
+//! Entries of cumulative sums, products and extremes.
 
 use super::entry::{Entry, every};
 use super::in_place::on_copy;

@@ -1,4 +1,4 @@
-//! Writing at indices along a dimension.
+//! Entries of ops that write at indices along a dimension.
 
 use warpline::ScatterReduce;
 use warpline::Tensor;
@@ -7,12 +7,12 @@ use super::entry::{Entry, every};
 use super::in_place::on_copy;
 use super::sample::{Arg, indices, x};
 
-/// Samples with places that are written once.
+/// Returns a sample that writes each position at most once.
 fn distinct() -> [Vec<Arg>; 1] {
     [vec![x(&[3, 3]), indices(&[0, 1, 2, 1, 2, 0], &[2, 3]), x(&[2, 3])]]
 }
 
-/// Samples with places that are written several times.
+/// Returns a sample that writes some positions several times.
 fn repeated() -> [Vec<Arg>; 1] {
     [vec![x(&[3, 3]), indices(&[0, 2, 0, 0, 1, 1], &[2, 3]), x(&[2, 3])]]
 }

@@ -1,4 +1,4 @@
-//! Views, and functions that join, repeat and take apart.
+//! Entries of views, and of functions that join, repeat and split tensors.
 
 use warpline::{
     DiagEmbedOptions, MemoryFormat, MeshIndexing, Result, Tensor, block_diag, cat, dstack, hstack,
@@ -25,7 +25,8 @@ pub(super) fn entries() -> Vec<Entry> {
 fn views() -> Vec<Entry> {
     vec![
         of("Tensor::reshape", &[&[2, 3], &[3, 2, 1]], |x| x.reshape([3, -1])),
-        // `view` refuses layouts without an even stride, so make the operand contiguous.
+        // `view` refuses layouts whose strides do not allow the view, so make the operand
+        // contiguous.
         of("Tensor::view", &[&[2, 3], &[0, 3]], |x| x.contiguous()?.view([-1, 3])),
         of("Tensor::view_as", &[&[2, 3]], |x| x.contiguous()?.view_as(&zeros([3, 2], ())?)),
         of("Tensor::m_t", &[&[2, 3, 4], &[2, 3]], |x| x.m_t()),

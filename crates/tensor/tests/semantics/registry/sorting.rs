@@ -1,4 +1,4 @@
-//! Order of elements: sorting, selection, search, and turns.
+//! Entries of sorting, selection, search, and ops that reverse or shift elements.
 
 use warpline::{SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 

@@ -1,4 +1,4 @@
-//! Variances, norms, distances, and counts.
+//! Entries of variances, norms, distances, and counts.
 
 use warpline::functional::{cosine_similarity, normalize};
 use warpline::{
@@ -85,7 +85,7 @@ fn distances() -> Vec<Entry> {
                 .with(format!("p = {p}"))
         })
         .into();
-    // Distances of more than 25 points are computed by a matrix product.
+    // If there are more than 25 points, a matrix product computes the distances.
     let many = [vec![within(&[26, 2], -2.0..2.0), within(&[1, 2], 2.5..4.0)]];
     let call = |x: &[Tensor]| x[0].cdist(&x[1], ());
     entries.push(Entry::new("Tensor::cdist", floats, many, call).with("by a product"));

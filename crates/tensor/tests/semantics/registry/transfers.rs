@@ -1,4 +1,4 @@
-//! Copies, and conversions of dtype and device.
+//! Entries of copies, and of conversions of dtype and device.
 
 use warpline::autograd::GradcheckOptions;
 use warpline::cuda::is_available;
@@ -28,7 +28,7 @@ pub(super) fn entries() -> Vec<Entry> {
     ];
     for dtype in DType::ALL {
         let call = move |x: &[Tensor]| x[0].to(dtype);
-        // Narrow floats show only large differences, so `eps` is large.
+        // `eps` is large, because half-width floats represent only large differences.
         let options = GradcheckOptions { eps: 0.25, atol: 0.02, rtol: 0.0 };
         let entry = Entry::new("Tensor::to", every, [vec![x(&[2, 3])]], call).with(dtype.name());
         entries.push(if dtype.is_float() {

@@ -1,4 +1,4 @@
-//! Calls of ops by PyTorch's name, one module for each family of ops.
+//! Calls ops by PyTorch's name. Each family of ops has a module.
 
 mod conv;
 mod elementwise;
