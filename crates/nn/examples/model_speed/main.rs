@@ -244,7 +244,8 @@ fn products() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Measures decoding: eager, as a graph one replay at a time, and twenty and a thousand replays in a row.
+/// Measures a step of decoding in four ways: with eager ops, as single replays of a graph, as
+/// twenty replays in a row, and as a thousand replays in a row.
 fn decoding() -> Result<Vec<Figure>> {
     let sizes = DecoderSizes {
         width: 2048,

@@ -317,7 +317,7 @@ fn bad_input_is_an_error_that_says_what_to_do() -> Result<()> {
         (
             "rope_scaling",
             &config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"),
-            "no place",
+            "is not a tensor of the model",
         ),
         ("tied_embeddings", &config(tied.1, tied.0), "no `lm_head.weight`"),
     ];

@@ -84,7 +84,7 @@ impl Torch {
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        // The process ends at the end of its input.
+        // The process ends when its input pipe is closed.
         self.talk = None;
         let _ = self.child.wait();
     }

@@ -22,7 +22,7 @@ use crate::{CallScope, Error, Integer, Result, Tensor};
     note = "dimensions are `usize`, `isize`, `i32` or `i64`; negative ones count from the end"
 )]
 pub trait IntoDims {
-    /// Returns the dimensions; an empty list stands for all.
+    /// Returns the dimensions; an empty list means all dimensions.
     fn into_dims(self) -> SmallVec<[isize; 6]>;
 }
 

@@ -26,7 +26,8 @@ pub(crate) enum Out {
     View { of: usize, sizes: Vec<usize>, strides: Vec<isize>, offset: usize },
     /// An argument itself.
     Same(usize),
-    /// A new tensor on the memory of an argument, outside the argument's graph.
+    /// A new tensor that shares the memory of an argument but is not connected to its recorded
+    /// graph.
     Detached(usize),
 }
 
@@ -46,7 +47,7 @@ pub(crate) enum Track {
 /// The agreement between the values on the CPU and on a simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Blur {
-    /// The same bits.
+    /// The values have the same bits.
     Exact,
     /// Equal up to rounding.
     Close,

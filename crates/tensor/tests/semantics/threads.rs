@@ -68,7 +68,8 @@ fn passing(world: &World) -> Result<()> {
                 parcel.tensor = parcel.tensor.add(1.0)?;
                 parcel.tensor.add_(1.0).map(drop)
             })?;
-            // The thread's own stream leaves with the parcel, so the thread makes a new stream.
+            // The parcel takes the thread's own stream to another thread, so this thread makes a
+            // new stream.
             parcel.event = stream.record_event(None)?;
             parcel.stream = std::mem::replace(&mut own, cuda::exclusive_stream(device, 0)?);
             parcel.hops += 1;

@@ -125,8 +125,9 @@ impl Tensor {
         counted.sum(dims)
     }
 
-    /// The differences of neighbours along a dimension (`torch.diff`). If `n` is greater than 1, the
-    /// differences of the differences, and so on. For bools, whether the neighbours differ.
+    /// The differences of neighbours along a dimension (`torch.diff`). If `n` is greater than 1,
+    /// this is repeated on the result, `n` times in all. For bools, the result says whether
+    /// neighbours differ.
     ///
     /// ```
     /// # use warpline::tensor;
