@@ -1,5 +1,6 @@
 //! Sequences of modules.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::mem;
 use std::ops::{Index, IndexMut};
@@ -11,11 +12,11 @@ use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
 
 /// A module that maps a tensor to a tensor, as an element of [`Sequential`]. Implemented for every such module that is
 /// `Clone`, `Send` and `Sync`.
-pub trait Layer: Module + Forward<Tensor, Output = Tensor> + Send + Sync {
+pub trait Layer: Module + Send + Sync {
     /// Returns a clone that shares parameters and buffers.
     fn boxed_clone(&self) -> Box<dyn Layer>;
 
-    /// Calls [`Forward::forward`], which is located in this file.
+    /// Calls [`Forward::forward`], located in this file.
     #[doc(hidden)]
     fn forward_boxed(&self, x: Tensor) -> Result<Tensor>;
 }
@@ -30,6 +31,19 @@ where
 
     fn forward_boxed(&self, x: Tensor) -> Result<Tensor> {
         self.forward(x)
+    }
+}
+
+impl dyn Layer {
+    /// Computes the output. The method belongs to the trait object and not to the trait, so that an error has the
+    /// caller's line.
+    ///
+    /// # Errors
+    /// The errors of [`Forward::forward`] of the layer.
+    #[track_caller]
+    pub fn forward(&self, x: impl Borrow<Tensor>) -> Result<Tensor> {
+        let _call = CallScope::trait_object(file!());
+        self.forward_boxed(x.borrow().clone())
     }
 }
 
@@ -66,8 +80,7 @@ impl Forward<Tensor> for Box<dyn Layer> {
 
     #[track_caller]
     fn forward(&self, x: Tensor) -> Result<Tensor> {
-        let _call = CallScope::trait_object(file!());
-        (**self).forward_boxed(x)
+        (**self).forward(x)
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("SimulatedOptions::new", "the number of devices is that of `simulated`"),
     ("priority", "a priority, which is clamped; needs a GPU's stream"),
     ("group", "a number of a group, which the scheduler's constructor checks"),
-    ("num_warmup_iters", "a number of runs, each of which the caller asks for"),
+    ("GraphedOptions", "`num_warmup_iters` is a number of runs, each of which the caller asks for"),
     ("exclusive_stream", "a priority, which is clamped; a row replaces the device"),
     ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),

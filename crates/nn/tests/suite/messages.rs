@@ -54,14 +54,13 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         let text = refused("RNNCell", rnn.forward(&ones([2, 5], at)?, None));
         assert!(text.contains("[batch, 3] or [3], not [2, 5]"), "{text}");
         let boxed: Box<dyn Layer> = Box::new(Linear::new(4, 2, at)?);
-        refused("linear", boxed.forward(x.clone()));
+        refused("linear", boxed.forward(&x));
+        refused("linear", warpline_nn::Forward::forward(&boxed, x.clone()));
         let nested = Sequential::new().with(ReLU).with(Sequential::new().with(boxed));
         refused("linear", nested.forward(&x));
         refused("linear", nested.clone().with(ReLU).forward(&x));
-        refused(
-            "embedding",
-            read(Sequential::new().with(Embedding::new(3, 2, at)?).forward(&index)),
-        );
+        let table = Sequential::new().with(Embedding::new(3, 2, at)?);
+        refused("embedding", read(table.forward(&index)));
         let double = ones([2, 4], (DType::F64, at))?;
         let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
         let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";

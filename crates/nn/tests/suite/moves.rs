@@ -232,6 +232,7 @@ fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
 #[test]
 fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
     let mut net = Net::tied()?;
+    let mut optimizer = sgd(&net)?;
     // A second parameter in the same memory is a separate parameter, before and after the move.
     net.layers.push(Linear {
         weight: Parameter::new(net.layers[0].weight.clone().detach())?,
@@ -239,7 +240,6 @@ fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
     });
     let all = |net: &Net| net.layers.iter().map(|l| Tensor::clone(&l.weight)).collect::<Vec<_>>();
     let before = all(&net);
-    let mut optimizer = sgd(&net)?;
     net.to(DType::F32)?;
     net.to("cpu")?;
     for (before, after) in before.iter().zip(all(&net)) {

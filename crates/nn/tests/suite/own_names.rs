@@ -33,6 +33,7 @@ const HIDDEN: &[(&str, &str)] = &[
     ("Numeric", MACROS),
     ("OtherTerm", MACROS),
     ("Powers", ALIASED),
+    ("Reclaimed", CRATES),
     ("Steps", ALIASED),
     ("TensorTerm", MACROS),
     ("Term", MACROS),
@@ -42,6 +43,7 @@ const HIDDEN: &[(&str, &str)] = &[
     ("as_dyn_mut", MACROS),
     ("assert_module", MACROS),
     ("current", PRIVATE),
+    ("drop_in_turn", CRATES),
     ("show", MACROS),
     ("show_mut", MACROS),
     ("tensor_of_literals", MACROS),
@@ -55,6 +57,7 @@ const MACROS: &str = "only the code of macros calls it";
 const ALIASED: &str = "public names are aliases such as `StepLR`";
 const PRIVATE: &str = "its module is private";
 const MARKER: &str = "keeps implementations of two crates apart";
+const CRATES: &str = "hidden; only the other crates of this workspace use it";
 const FOREIGN: &str = "does not compile, and names the right call";
 
 /// Returns the public names of the sources, with a file of each.

@@ -1,9 +1,7 @@
 //! Sequences of schedulers.
 
 use std::fmt;
-use std::mem;
 
-use warpline::autograd::drop_in_turn;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
@@ -17,13 +15,6 @@ pub struct SequentialLR {
     schedulers: Vec<Box<dyn Scheduler>>,
     milestones: Vec<i64>,
     last_epoch: i64,
-}
-
-impl Drop for SequentialLR {
-    fn drop(&mut self) {
-        // A sequence may be one of its schedulers, to any depth.
-        drop_in_turn(mem::take(&mut self.schedulers));
-    }
 }
 
 impl SequentialLR {
