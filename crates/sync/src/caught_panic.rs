@@ -50,9 +50,8 @@ mod tests {
                 panic!("the payload's drop");
             }
         }
-        let caught = CaughtPanic::catch(|| std::panic::panic_any(Payload)).unwrap_err();
-        assert_eq!(caught.message(), None);
-        drop(caught);
+        let caught = CaughtPanic::catch(|| std::panic::panic_any(Payload));
+        assert_eq!(caught.unwrap_err().message(), None);
         let resumed = CaughtPanic::catch(|| {
             CaughtPanic::catch(|| panic!("{} text", "a")).unwrap_or_else(|panic| panic.resume())
         });

@@ -5,7 +5,7 @@
 //!
 //! The CUDA code has five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. A minimum
 //! uses the fold of the maximum: the kernel flips the elements and the result
-//! ([`Flags::flips`](declaration::Flags)). `fold.cuh` defines the folds, `reduce.cuh` implements
+//! (`Flags::flips`). `fold.cuh` defines the folds, `reduce.cuh` implements
 //! several distributions of elements over threads, and `plan.rs` chooses one of them.
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use warpline::{Result, Tensor, ones};
 use warpline_nn::optim::{LambdaLR, SGD, Scheduler};
 use warpline_nn::{Hooked, ReLU, Sequential};
 
-/// Each kind of chain: a value that owns the former one.
+/// Makes the end of a chain.
+type Start = fn() -> Result<Box<dyn Any>>;
+/// Makes a value that owns the former one.
 type Link = fn(Box<dyn Any>) -> Result<Box<dyn Any>>;
 
 fn owned<T: 'static>(former: Box<dyn Any>) -> T {
@@ -14,32 +16,50 @@ fn owned<T: 'static>(former: Box<dyn Any>) -> T {
 }
 
 /// Modules and schedulers that own modules and schedulers of their kind.
-const CHAINS: &[(&str, Link)] = &[
-    ("sequences", |former| {
-        Ok(Box::new(Sequential::new().with(ReLU).with(owned::<Sequential>(former))))
-    }),
-    ("modules in forward hooks", |former| {
-        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
-        hooked.register_forward_hook(move |_, _, _| Ok(Some(former.forward(ones([1], ())?)?)));
-        Ok(Box::new(hooked))
-    }),
-    ("modules in forward pre-hooks", |former| {
-        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
-        hooked.register_forward_pre_hook(move |_, _| Ok(Some(former.forward(ones([1], ())?)?)));
-        Ok(Box::new(hooked))
-    }),
-    ("modules in backward hooks", |former| {
-        let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
-        hooked.register_full_backward_hook(move |_, _| {
-            former.forward(ones([1], ())?)?;
-            Ok(None)
-        });
-        Ok(Box::new(hooked))
-    }),
-    ("schedulers of functions", |former| {
-        let former = owned::<LambdaLR>(former);
-        Ok(Box::new(LambdaLR::new(&mut sgd()?, move |_| former.last_lr()[0], ())?))
-    }),
+const CHAINS: &[(&str, Start, Link)] = &[
+    (
+        "sequences",
+        || Ok(Box::new(Sequential::new())),
+        |former| Ok(Box::new(Sequential::new().with(ReLU).with(owned::<Sequential>(former)))),
+    ),
+    (
+        "modules in forward hooks",
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        |former| {
+            let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+            hooked.register_forward_hook(move |_, _, _| Ok(Some(former.forward(ones([1], ())?)?)));
+            Ok(Box::new(hooked))
+        },
+    ),
+    (
+        "modules in forward pre-hooks",
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        |former| {
+            let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+            hooked.register_forward_pre_hook(move |_, _| Ok(Some(former.forward(ones([1], ())?)?)));
+            Ok(Box::new(hooked))
+        },
+    ),
+    (
+        "modules in backward hooks",
+        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
+        |former| {
+            let (hooked, former) = (Hooked::new(ReLU), owned::<Hooked<ReLU>>(former));
+            hooked.register_full_backward_hook(move |_, _| {
+                former.forward(ones([1], ())?)?;
+                Ok(None)
+            });
+            Ok(Box::new(hooked))
+        },
+    ),
+    (
+        "schedulers of functions",
+        || Ok(Box::new(LambdaLR::new(&mut sgd()?, |_| 1.0, ())?)),
+        |former| {
+            let former = owned::<LambdaLR>(former);
+            Ok(Box::new(LambdaLR::new(&mut sgd()?, move |_| former.last_lr()[0], ())?))
+        },
+    ),
 ];
 
 fn sgd() -> Result<SGD> {
@@ -48,14 +68,7 @@ fn sgd() -> Result<SGD> {
 
 #[test]
 fn chains_of_modules_and_schedulers_are_dropped_without_recursion() {
-    let starts: [fn() -> Result<Box<dyn Any>>; 5] = [
-        || Ok(Box::new(Sequential::new())),
-        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
-        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
-        || Ok(Box::new(Hooked::<_, Tensor>::new(ReLU))),
-        || Ok(Box::new(LambdaLR::new(&mut sgd()?, |_| 1.0, ())?)),
-    ];
-    for ((kind, link), start) in CHAINS.iter().zip(starts) {
+    for &(kind, start, link) in CHAINS {
         // A drop that recursed would need more than this stack.
         let small = std::thread::Builder::new().stack_size(256 << 10);
         let chain = small.spawn(move || -> Result<()> {

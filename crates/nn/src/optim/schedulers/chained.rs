@@ -177,6 +177,7 @@ pub struct Cosine {
 type Lambda = Arc<dyn Fn(i64) -> f64 + Send + Sync>;
 
 /// Returns a function that is dropped in turn, because it may own a scheduler of functions, to any depth.
+#[expect(clippy::redundant_closure, reason = "the closure owns the function that it calls")]
 fn shared(lambda: impl Fn(i64) -> f64 + Send + Sync + 'static) -> Lambda {
     let lambda = Reclaimed::new(lambda);
     Arc::new(move |epoch| lambda(epoch))
