@@ -4,6 +4,7 @@
 //! see the input after the pre-hooks and the output after the forward hooks.
 
 mod backward;
+mod in_turn;
 mod tensors;
 
 use std::borrow::Borrow;
@@ -16,6 +17,7 @@ use warpline::{Result, Tensor};
 
 pub use backward::Grads;
 use backward::{BackwardHook, BackwardHooks};
+use in_turn::InTurn;
 pub use tensors::TensorTree;
 
 use crate::{Forward, Module, Visitor, VisitorMut};
@@ -71,8 +73,8 @@ type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Syn
 ///
 /// Differences from PyTorch: only wrapped modules have hooks; a backward hook does not receive the module; there are no
 /// hooks on all modules (`register_module_forward_hook`), and no options `prepend` and `always_call`.
-pub struct Hooked<M: Forward<I>, I = Tensor> {
-    module: M,
+pub struct Hooked<M: Forward<I> + 'static, I = Tensor> {
+    module: InTurn<M>,
     hooks: Arc<ModuleHooks<M, I, M::Output>>,
 }
 
@@ -114,13 +116,13 @@ impl<M: 'static, I: 'static, O: 'static> HookList for ModuleHooks<M, I, O> {
     }
 }
 
-impl<M: Forward<I>, I> Hooked<M, I> {
+impl<M: Forward<I> + 'static, I> Hooked<M, I> {
     /// Wraps a module.
     #[must_use]
     pub fn new(module: M) -> Self {
         let (before, after, backward) = (Vec::new(), Vec::new(), Vec::new());
         Self {
-            module,
+            module: InTurn::new(module),
             hooks: Arc::new(ModuleHooks(Mutex::new(ModuleHookLists { before, after, backward }))),
         }
     }
@@ -128,7 +130,7 @@ impl<M: Forward<I>, I> Hooked<M, I> {
     /// Returns the module without its hooks.
     #[must_use]
     pub fn into_inner(self) -> M {
-        self.module
+        self.module.into_inner()
     }
 }
 
@@ -296,7 +298,7 @@ where
     }
 }
 
-impl<M: Forward<I>, I> Deref for Hooked<M, I> {
+impl<M: Forward<I> + 'static, I> Deref for Hooked<M, I> {
     type Target = M;
 
     fn deref(&self) -> &M {
@@ -304,29 +306,29 @@ impl<M: Forward<I>, I> Deref for Hooked<M, I> {
     }
 }
 
-impl<M: Forward<I>, I> DerefMut for Hooked<M, I> {
+impl<M: Forward<I> + 'static, I> DerefMut for Hooked<M, I> {
     fn deref_mut(&mut self) -> &mut M {
         &mut self.module
     }
 }
 
 /// A clone has the same hooks.
-impl<M: Forward<I> + Clone, I> Clone for Hooked<M, I> {
+impl<M: Forward<I> + Clone + 'static, I> Clone for Hooked<M, I> {
     fn clone(&self) -> Self {
         Self { module: self.module.clone(), hooks: Arc::clone(&self.hooks) }
     }
 }
 
 /// Writes the tree of the module.
-impl<M: Module + Forward<I>, I> fmt::Display for Hooked<M, I> {
+impl<M: Module + Forward<I> + 'static, I> fmt::Display for Hooked<M, I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let module: &dyn Module = &self.module;
+        let module: &dyn Module = &*self.module;
         fmt::Display::fmt(module, f)
     }
 }
 
 /// Writes the tree of the module.
-impl<M: Module + Forward<I>, I> fmt::Debug for Hooked<M, I> {
+impl<M: Module + Forward<I> + 'static, I> fmt::Debug for Hooked<M, I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use warpline::{Result, Tensor, ones};
 use warpline_nn::optim::{LambdaLR, SGD, Scheduler};
-use warpline_nn::{Hooked, ReLU, Sequential};
+use warpline_nn::{Hooked, Layer, ReLU, Sequential};
 
 /// Makes the end of a chain.
 type Start = fn() -> Result<Box<dyn Any>>;
@@ -21,6 +21,14 @@ const CHAINS: &[(&str, Start, Link)] = &[
         "sequences",
         || Ok(Box::new(Sequential::new())),
         |former| Ok(Box::new(Sequential::new().with(ReLU).with(owned::<Sequential>(former)))),
+    ),
+    (
+        "boxed layers with hooks",
+        || Ok(Box::new(Box::new(ReLU) as Box<dyn Layer>)),
+        |former| {
+            let hooked = Hooked::new(owned::<Box<dyn Layer>>(former));
+            Ok(Box::new(Box::new(hooked) as Box<dyn Layer>))
+        },
     ),
     (
         "modules in forward hooks",
