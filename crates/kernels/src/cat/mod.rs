@@ -18,7 +18,8 @@ const OP: &str = "cat";
 pub(crate) const PROGRAMS: &[&Program] = &[&CAT];
 
 /// Number of tensors per launch.
-const SOURCES: usize = 8;
+#[doc(hidden)]
+pub const SOURCES: usize = 8;
 /// Bytes of the largest unit that is moved at once.
 const WIDEST: usize = 16;
 

@@ -32,7 +32,8 @@ pub(crate) const PROGRAMS: &[&Program] = &[
 /// Tensors per launch.
 const TENSORS: usize = 16;
 /// Maximum number of operands per tensor: the parameter, its gradient, and three state tensors.
-const LISTS: usize = 5;
+#[doc(hidden)]
+pub const LISTS: usize = 5;
 /// Elements per block.
 const CHUNK: u32 = BLOCK * 8;
 

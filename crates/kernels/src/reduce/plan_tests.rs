@@ -8,12 +8,9 @@ use warpline_runtime::iter::Walk;
 use warpline_runtime::testing::{Tensor, on_every_target};
 use warpline_runtime::{Layout, Storage};
 
-fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Vec<usize> {
-    let reduced = |d: usize| dims.is_empty() || dims.contains(&d);
-    (0..sizes.len())
-        .filter(|&d| keepdim || !reduced(d))
-        .map(|d| if reduced(d) { 1 } else { sizes[d] })
-        .collect()
+fn result_sizes(sizes: &[usize], dims: &[usize]) -> Vec<usize> {
+    let is_kept = |d: &usize| !dims.is_empty() && !dims.contains(d);
+    (0..sizes.len()).filter(is_kept).map(|d| sizes[d]).collect()
 }
 
 /// Plans a sum of `f32` at an address that is a multiple of 4 bytes. Returns the plan, its access
@@ -30,7 +27,7 @@ fn planned(
         let small = Tensor::garbage(target, DType::F32, &[1]);
         let layout = Layout::from_parts(sizes.into(), strides.into(), 0);
         let a = View { layout: &layout, ..small.view() };
-        let layout = Layout::contiguous(&result_sizes(sizes, dims, false)).unwrap();
+        let layout = Layout::contiguous(&result_sizes(sizes, dims)).unwrap();
         let out = View { layout: &layout, ..small.view() };
         let mut plan = Plan::new("sum", a, dims, out, false).unwrap();
         let kernel = plan.access(at, 4);
@@ -215,7 +212,7 @@ proptest! {
         let storage = Storage::pageable(&runtime, 8).unwrap();
         let layout = Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), 0);
         let a = View { storage: &storage, layout: &layout, dtype: DType::F32 };
-        let result = Layout::contiguous(&result_sizes(&sizes, &dims, false)).unwrap();
+        let result = Layout::contiguous(&result_sizes(&sizes, &dims)).unwrap();
         let out = View { layout: &result, ..a };
         let mut plan = Plan::new("sum", a, &dims, out, ordered).unwrap();
         let kernel = plan.access(4096 + (at * item as isize) as u64, item);

@@ -58,9 +58,6 @@ fn units_of_every_width(target: Target<'_>) {
     }
 }
 
-/// Number of sources that a launch takes.
-const SOURCES: usize = 8;
-
 fn more_than_a_block_and_a_launch(target: Target<'_>) {
     joins(target, F32, 1, 1, &[5000, 3, 1025], 0);
     joins(target, I8, 3, 1, &[16 * 300, 16], 0);

@@ -342,16 +342,6 @@ fn bad_arguments_are_refused() {
         let (a, out) = (make(F32, &[2, 3]), make(F32, &[2, 3]));
         let zero =
             |sizes: &[usize]| Tensor::new(target, I64, sizes, &vec![0.0; sizes.iter().product()]);
-        macro_rules! fails {
-            ($call:expr, $op:literal: $kind:pat) => {
-                let error = $call.unwrap_err();
-                assert!(matches!((error.op(), error.kind()), ($op, $kind)), "{error}");
-            };
-            ($call:expr, $kind:pat) => {
-                let error = $call.unwrap_err();
-                assert!(matches!(error.kind(), $kind), "{error}");
-            };
-        }
         let index = zero(&[2]);
         let select = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
             index_select(target, a.view(), dim, index.view(), out.view())

@@ -101,17 +101,17 @@ fn gpu_losses_and_gradients_of_every_float() {
     on_gpu(every_float_and_size);
 }
 
+/// A mean without weights.
+fn plain<'a>(log: &'a Tensor, classes: &'a Tensor) -> Nll<'a> {
+    let (log, classes) = (log.view(), classes.view());
+    Nll { log, classes, weight: None, ignore_index: IGNORED, mean: true }
+}
+
 fn bad_indices(target: Target<'_>) {
     let log = logs(target, F32, &[3, 4]);
     for bad in [4, -1] {
         let classes = Tensor::new(target, I64, &[3], &[1.0, bad as f64, 2.0]);
-        let nll = Nll {
-            log: log.view(),
-            classes: classes.view(),
-            weight: None,
-            ignore_index: IGNORED,
-            mean: true,
-        };
+        let nll = plain(&log, &classes);
         let [loss, total] = [(); 2].map(|()| Tensor::garbage(target, F32, &[]));
         let at_once = nll_loss(target, "cross_entropy", &nll, loss.view(), total.view());
         let error = match target {
@@ -153,13 +153,7 @@ fn nothing_that_counts_and_bad_arguments() {
     on_every_target(|target| {
         let log = logs(target, F32, &[2, 3]);
         let classes = Tensor::new(target, I64, &[2], &[IGNORED as f64; 2]);
-        let nll = Nll {
-            log: log.view(),
-            classes: classes.view(),
-            weight: None,
-            ignore_index: IGNORED,
-            mean: true,
-        };
+        let nll = plain(&log, &classes);
         let [loss, total] = [(); 2].map(|()| Tensor::garbage(target, F32, &[]));
         nll_loss(target, "nll_loss", &nll, loss.view(), total.view()).unwrap();
         assert!(loss.floats(target)[0].is_nan());

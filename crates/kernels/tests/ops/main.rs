@@ -1,6 +1,18 @@
 //! Tests of ops by their public functions, which run on every target. Unit tests in `src/` are few, because they compile
 //! the CPU kernels that they reach a second time.
 
+/// Asserts that a call fails with an error of this kind, and of this op if one is given.
+macro_rules! fails {
+    ($call:expr, $op:literal: $kind:pat) => {
+        let error = $call.unwrap_err();
+        assert!(matches!((error.op(), error.kind()), ($op, $kind)), "{error}");
+    };
+    ($call:expr, $kind:pat) => {
+        let error = $call.unwrap_err();
+        assert!(matches!(error.kind(), $kind), "{error}");
+    };
+}
+
 mod any_view;
 mod attention;
 mod batch_norm;

@@ -5,9 +5,6 @@ use warpline_runtime::DType::{BF16, F16, F32, F64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
 use warpline_runtime::{DType, ErrorKind, Layout, Target, View};
 
-/// The parameter, its gradient, and three state tensors.
-const LISTS: usize = 5;
-
 /// Sizes of more tensors than one launch updates. Some tensors are empty, and some need several
 /// blocks.
 const SIZES: [usize; 19] = [5, 0, 1, 2048, 2049, 7000, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 64, 9, 1];

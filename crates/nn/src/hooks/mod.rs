@@ -4,7 +4,6 @@
 //! see the input after the pre-hooks and the output after the forward hooks.
 
 mod backward;
-mod in_turn;
 mod tensors;
 
 use std::borrow::Borrow;
@@ -17,7 +16,6 @@ use warpline::{Result, Tensor};
 
 pub use backward::Grads;
 use backward::{BackwardHook, BackwardHooks};
-use in_turn::InTurn;
 pub use tensors::TensorTree;
 
 use crate::{Forward, Module, Visitor, VisitorMut};
@@ -74,7 +72,7 @@ type ForwardHook<M, I, O> = dyn Fn(&M, &I, &O) -> Result<Option<O>> + Send + Syn
 /// Differences from PyTorch: only wrapped modules have hooks; a backward hook does not receive the module; there are no
 /// hooks on all modules (`register_module_forward_hook`), and no options `prepend` and `always_call`.
 pub struct Hooked<M: Forward<I> + 'static, I = Tensor> {
-    module: InTurn<M>,
+    module: Reclaimed<M>,
     hooks: Arc<ModuleHooks<M, I, M::Output>>,
 }
 
@@ -122,7 +120,7 @@ impl<M: Forward<I> + 'static, I> Hooked<M, I> {
     pub fn new(module: M) -> Self {
         let (before, after, backward) = (Vec::new(), Vec::new(), Vec::new());
         Self {
-            module: InTurn::new(module),
+            module: Reclaimed::new(module),
             hooks: Arc::new(ModuleHooks(Mutex::new(ModuleHookLists { before, after, backward }))),
         }
     }

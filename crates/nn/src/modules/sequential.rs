@@ -2,10 +2,8 @@
 
 use std::borrow::Borrow;
 use std::fmt;
-use std::mem;
 use std::ops::{Index, IndexMut};
 
-use warpline::autograd::drop_in_turn;
 use warpline::{CallScope, Result, Tensor};
 
 use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
@@ -45,11 +43,8 @@ impl dyn Layer {
         let _call = CallScope::trait_object(file!());
         self.forward_boxed(x.borrow().clone())
     }
-}
 
-/// Tests for the type of a layer (`isinstance`).
-impl dyn Layer {
-    /// Returns `true` if the type of the layer, or of the layer in a `Box`, is `M`.
+    /// Returns `true` if the type of the layer, or of the layer in a `Box`, is `M` (`isinstance`).
     #[must_use]
     pub fn is<M: Module>(&self) -> bool {
         (self as &dyn Module).is::<M>()
@@ -111,13 +106,6 @@ impl Forward<Tensor> for Box<dyn Layer> {
 #[derive(Clone, Default)]
 pub struct Sequential {
     layers: Vec<Hooked<Box<dyn Layer>>>,
-}
-
-impl Drop for Sequential {
-    fn drop(&mut self) {
-        // A sequence may be an element of a sequence, to any depth.
-        drop_in_turn(mem::take(&mut self.layers));
-    }
 }
 
 impl Sequential {

@@ -43,7 +43,6 @@ const HIDDEN: &[(&str, &str)] = &[
     ("as_dyn_mut", MACROS),
     ("assert_module", MACROS),
     ("current", PRIVATE),
-    ("drop_in_turn", CRATES),
     ("show", MACROS),
     ("show_mut", MACROS),
     ("tensor_of_literals", MACROS),

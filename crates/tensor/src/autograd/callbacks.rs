@@ -2,27 +2,12 @@
 
 use std::cell::RefCell;
 
+use super::reclaim::Reclaimed;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::autograd::drop_in_turn;
 use crate::{Error, Result};
 
-/// A function of the program, which is dropped in turn if it is not called.
-struct Callback(Option<Box<dyn FnOnce() -> Result<()>>>);
-
-impl Callback {
-    fn call(mut self) -> Result<()> {
-        self.0.take().map_or(Ok(()), |function| function())
-    }
-}
-
-impl Drop for Callback {
-    fn drop(&mut self) {
-        if let Some(function) = self.0.take() {
-            drop_in_turn(function);
-        }
-    }
-}
+type Callback = Reclaimed<Box<dyn FnOnce() -> Result<()>>>;
 
 thread_local! {
     /// A list of callbacks for each pass that this thread runs, the innermost last.
@@ -55,7 +40,7 @@ thread_local! {
 /// [`ErrorKind::Gradient`] if this thread runs no backward pass.
 #[track_caller]
 pub fn queue_callback(callback: impl FnOnce() -> Result<()> + 'static) -> Result<()> {
-    let mut callback = Some(Callback(Some(Box::new(callback))));
+    let mut callback = Some(Callback::new(Box::new(callback)));
     QUEUED.with_borrow_mut(|passes| {
         if let Some(callbacks) = passes.last_mut() {
             callbacks.extend(callback.take());
@@ -98,6 +83,6 @@ pub(super) fn with_callbacks<R>(pass: impl FnOnce() -> Result<R>) -> Result<R> {
         if callbacks.is_empty() {
             return Ok(result);
         }
-        callbacks.into_iter().try_for_each(Callback::call)?;
+        callbacks.into_iter().try_for_each(|callback| callback.into_inner()())?;
     }
 }

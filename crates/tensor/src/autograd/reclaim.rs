@@ -14,8 +14,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
 use std::thread;
 
 use warpline_sync::CaughtPanic;
@@ -30,51 +29,52 @@ use super::node::NodeParts;
 pub(super) enum DeferredDrop {
     Node(NodeParts),
     Meta(Box<AutogradMeta>),
-    Shared(Arc<dyn Any + Send + Sync>),
-    Owned(Box<dyn Any>),
+    Value(Box<dyn Any>),
 }
 
-/// Drops a value at once, or after the value that this thread is currently dropping. For the `Drop` of types that may
-/// own further values of the same type, in chains of any length.
-pub fn drop_in_turn(value: impl Any) {
-    reclaim(DeferredDrop::Owned(Box::new(value)));
-}
+/// A value of the program outside of the graph, which may own tensors or further values of its kind. Dropping it runs
+/// [`reclaim`].
+#[derive(Clone)]
+pub struct Reclaimed<T: 'static>(Option<T>);
 
-/// A user value outside of the graph that may own tensors, or further values of its kind. It is dropped in turn.
-pub struct Reclaimed<T: Send + Sync + 'static> {
-    value: Arc<T>,
-    /// Declared after `value`, and therefore dropped last.
-    _last: LastReference,
-}
+const PRESENT: &str = "the value is present until it is moved out or dropped";
 
-struct LastReference(Option<Arc<dyn Any + Send + Sync>>);
-
-impl<T: Send + Sync> Reclaimed<T> {
+impl<T> Reclaimed<T> {
     /// Wraps a value.
     pub fn new(value: T) -> Self {
-        let value = Arc::new(value);
-        Self { _last: LastReference(Some(Arc::clone(&value) as _)), value }
+        Self(Some(value))
+    }
+
+    /// Returns the value.
+    pub fn into_inner(mut self) -> T {
+        self.0.take().expect(PRESENT)
     }
 }
 
-impl<T: Send + Sync> fmt::Debug for Reclaimed<T> {
+impl<T> fmt::Debug for Reclaimed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reclaimed").finish_non_exhaustive()
     }
 }
 
-impl<T: Send + Sync> Deref for Reclaimed<T> {
+impl<T> Deref for Reclaimed<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.value
+        self.0.as_ref().expect(PRESENT)
     }
 }
 
-impl Drop for LastReference {
+impl<T> DerefMut for Reclaimed<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect(PRESENT)
+    }
+}
+
+impl<T> Drop for Reclaimed<T> {
     fn drop(&mut self) {
-        if let Some(last) = self.0.take() {
-            reclaim(DeferredDrop::Shared(last));
+        if let Some(value) = self.0.take() {
+            reclaim(DeferredDrop::Value(Box::new(value)));
         }
     }
 }

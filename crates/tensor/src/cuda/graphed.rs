@@ -188,10 +188,14 @@ fn call(callable: &Callable<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 fn warm_up(callable: &Callable<'_>, inputs: &[Tensor]) -> Result<()> {
     let outputs = call(callable, inputs)?;
-    let outputs: Vec<&Tensor> = outputs.iter().filter(|output| output.requires_grad()).collect();
+    let outputs = differentiable(&outputs);
     let wanted = wanted(inputs, &parameters(&outputs, inputs));
     let grads = outputs.iter().map(|output| output.zeros_like(())).collect::<Result<Vec<_>>>()?;
     gradients(&outputs, &grads, &wanted).map(drop)
+}
+
+fn differentiable(outputs: &[Tensor]) -> Vec<&Tensor> {
+    outputs.iter().filter(|output| output.requires_grad()).collect()
 }
 
 /// Returns the leaves, other than the inputs, that the outputs depend on.
@@ -245,7 +249,7 @@ impl ForwardPass {
             let reason = format!("result {i} is on {other}, but the inputs are on {device}");
             return Err(Error::invalid(OP, reason));
         }
-        let recorded: Vec<&Tensor> = outputs.iter().filter(|o| o.requires_grad()).collect();
+        let recorded = differentiable(&outputs);
         if has_node(recorded.iter().copied(), "checkpoint") {
             let reason = "the function uses a checkpoint, which draws and computes again in the backward pass, and \
                           the graph of the backward pass cannot; call the function without a checkpoint";
@@ -274,7 +278,7 @@ impl BackwardPass {
         allow_unused_input: bool,
     ) -> Result<Option<Self>> {
         let ForwardPass { inputs, parameters, outputs, .. } = forward;
-        let recorded: Vec<&Tensor> = outputs.iter().filter(|o| o.requires_grad()).collect();
+        let recorded = differentiable(outputs);
         let grads = recorded.iter().map(|o| o.detach().zeros_like(()));
         let grads = grads.collect::<Result<Vec<Tensor>>>()?;
         let wanted = wanted(inputs, parameters);
@@ -366,7 +370,7 @@ impl GraphedCallable {
     /// together with this one, has overwritten its intermediate results.
     #[track_caller]
     pub fn call(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        const OP: &str = "graphed_callable";
+        const OP: &str = Replay::NAME;
         let _scope = CallScope::enter(OP);
         let ForwardPass { inputs: own, parameters, .. } = &self.0.forward;
         if inputs.len() != own.len() {
