@@ -32,8 +32,8 @@ pub(super) enum DeferredDrop {
     Value(Box<dyn Any>),
 }
 
-/// A value of the program outside of the graph, which may own tensors or further values of its kind. Dropping it runs
-/// [`reclaim`].
+/// A value of the program outside of the graph, which may own tensors or further values of its kind. It is dropped at
+/// once, or after the value that this thread is currently dropping.
 #[derive(Clone)]
 pub struct Reclaimed<T: 'static>(Option<T>);
 
