@@ -1,12 +1,13 @@
 //! Measures the host's cost of a collective while other collectives are outstanding.
 //!
 //! `cargo bench -p warpline-parallel --bench outstanding` runs on a driver that completes nothing. With
-//! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, in a group of one rank.
+//! `WARPLINE_DRIVER=cuda` it runs on the machine's GPUs, in a group with one rank, a thread, for each of them. The times
+//! are those of rank 0.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpline::{Result, Runtime, RuntimeConfig, cuda, ones, with_runtime};
+use warpline::{Result, Runtime, RuntimeConfig, cuda, ones, runtime, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOptions, init_process_group};
 
@@ -19,31 +20,48 @@ fn main() -> Result<()> {
     with_runtime(&runtime, growth)
 }
 
-/// Prints the time per item, in nanoseconds, for several numbers of items.
-fn row(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+/// Prints the time per item on rank 0, in nanoseconds, for several numbers of items.
+fn row(rank: usize, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     (0..100).try_for_each(|_| item())?;
-    print!("{name:30}");
+    let mut line = format!("{name:30}");
     let mut first = None;
     for items in [1_000, 10_000, 100_000] {
-        cuda::synchronize(0)?;
+        cuda::synchronize(rank)?;
         let start = Instant::now();
         (0..items).try_for_each(|_| item())?;
         let each = start.elapsed().as_secs_f64() * 1e9 / f64::from(items);
-        print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
+        line +=
+            &format!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
     }
-    println!();
-    cuda::synchronize(0)
+    if rank == 0 {
+        println!("{line}");
+    }
+    cuda::synchronize(rank)
 }
 
 fn growth() -> Result<()> {
-    let options = InitOptions::new(Arc::new(HashStore::new()), 0, 1).device(0);
+    let (runtime, store) = (runtime(), HashStore::new());
+    let ranks = cuda::device_count()?;
+    println!("ranks: {ranks}");
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let options = InitOptions::new(Arc::new(store.clone()), rank, ranks).device(rank);
+            scope.spawn(|| with_runtime(&runtime, || growth_of_rank(options)))
+        };
+        let ranks: Vec<_> = (0..ranks).map(start).collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))
+    })
+}
+
+fn growth_of_rank(options: InitOptions) -> Result<()> {
     let group = init_process_group(options)?;
-    let x = ones([1024], 0)?;
-    row("all_reduce", || group.all_reduce(&x, ()).map(drop))?;
-    row("all_reduce, async_op", || {
+    let rank = group.rank();
+    let x = ones([1024], rank)?;
+    row(rank, "all_reduce", || group.all_reduce(&x, ()).map(drop))?;
+    row(rank, "all_reduce, async_op", || {
         group.all_reduce(&x, ReduceOptions::new().async_op(true)).map(drop)
     })?;
-    row("all_reduce, add_", || {
+    row(rank, "all_reduce, add_", || {
         group.all_reduce(&x, ())?;
         x.add_(1.0).map(drop)
     })

@@ -126,7 +126,7 @@ impl CapturedChecks {
             let Some(check) = slot.report(REPLAYED, *site) else { continue };
             let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
             let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
-                let failure = FailedCheck::new(check, owner.clone());
+                let failure = FailedCheck::new(check, owner.clone(), None);
                 failed.push((kernel, Arc::clone(&failure)));
                 failure
             });

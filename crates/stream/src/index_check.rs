@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use warpline_cuda_sys_safe::owned::MappedWords;
 use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_types::CallId;
 
 use crate::{CheckOwner, Error, ErrorKind, Site};
 
@@ -95,22 +96,30 @@ impl ReportSlot {
 pub(crate) struct FailedCheck {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
-    /// Whether the failure was reported.
+    /// The public call that made the launch. One report counts for all failures of a call.
+    call: Option<CallId>,
+    /// Whether the failure itself was reported.
     reported: AtomicBool,
 }
 
 impl FailedCheck {
-    pub(crate) fn new(check: IndexCheck, owner: CheckOwner) -> Arc<Self> {
+    pub(crate) fn new(check: IndexCheck, owner: CheckOwner, call: Option<CallId>) -> Arc<Self> {
         FAILURES.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { check, owner, reported: AtomicBool::new(false) })
+        Arc::new(Self { check, owner, call, reported: AtomicBool::new(false) })
     }
 
+    /// Returns whether the failure, or another failure of the same call, was reported.
     pub(crate) fn is_reported(&self) -> bool {
         self.reported.load(Ordering::Relaxed)
+            || self.call.is_some_and(|call| self.owner.has_report_of(call))
     }
 
-    /// Marks the failure as reported.
+    /// Marks the failures of the call as reported.
     pub(crate) fn mark_reported(&self) {
-        self.reported.store(true, Ordering::Relaxed);
+        if !self.reported.swap(true, Ordering::Relaxed)
+            && let Some(call) = self.call
+        {
+            self.owner.add_report_of(call);
+        }
     }
 }

@@ -2,9 +2,16 @@
 //! thread on whose behalf a loader's worker or a replica's thread works.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
 
-use warpline_sync::thread_local;
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard, thread_local};
+use warpline_types::CallId;
+
+/// Number of reported calls that an owner remembers. Failures of a call that are found after this many later reports
+/// are reported as well.
+pub(crate) const MAX_REPORTED_CALLS: usize = 64;
 
 /// The thread to which `synchronize` reports that an index was out of range in one of its launches.
 ///
@@ -22,16 +29,30 @@ use warpline_sync::thread_local;
 /// .join()
 /// .unwrap();
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct CheckOwner(Weak<()>);
+#[derive(Clone, Debug)]
+pub struct CheckOwner(Arc<OwnerState>);
+
+#[derive(Debug, Default)]
+struct OwnerState {
+    has_ended: AtomicBool,
+    /// The calls whose failures were reported, oldest first.
+    reported: Mutex<VecDeque<CallId>>,
+}
 
 #[derive(Default)]
 struct ThreadIdentity {
-    /// Identity of this thread, created on first use. A [`CheckOwner`] holds a weak reference to
-    /// it, which dangles once the thread has ended.
-    own: Option<Arc<()>>,
+    /// Identity of this thread, created on first use.
+    own: Option<CheckOwner>,
     /// The owner that the thread works for. `None`: the thread itself.
     inherited: Option<CheckOwner>,
+}
+
+impl Drop for ThreadIdentity {
+    fn drop(&mut self) {
+        if let Some(CheckOwner(state)) = &self.own {
+            state.has_ended.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 thread_local! {
@@ -48,9 +69,10 @@ impl CheckOwner {
             if let Some(inherited) = &identity.inherited {
                 return inherited.clone();
             }
-            Self(Arc::downgrade(identity.own.get_or_insert_with(|| Arc::new(()))))
+            identity.own.get_or_insert_with(|| Self(Arc::default())).clone()
         };
-        IDENTITY.try_with(current).unwrap_or_default()
+        let ended = || OwnerState { has_ended: AtomicBool::new(true), ..OwnerState::default() };
+        IDENTITY.try_with(current).unwrap_or_else(|_| Self(Arc::new(ended())))
     }
 
     /// Runs `f` in the calling thread with its launches owned by this owner. Restores the previous
@@ -72,15 +94,35 @@ impl CheckOwner {
         f()
     }
 
+    fn reported(&self) -> MutexGuard<'_, VecDeque<CallId>> {
+        self.0.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a failure of the call was reported.
+    pub(crate) fn has_report_of(&self, call: CallId) -> bool {
+        self.reported().contains(&call)
+    }
+
+    /// Records that a failure of the call was reported.
+    pub(crate) fn add_report_of(&self, call: CallId) {
+        let mut calls = self.reported();
+        if !calls.contains(&call) {
+            if calls.len() == MAX_REPORTED_CALLS {
+                calls.pop_front();
+            }
+            calls.push_back(call);
+        }
+    }
+
     /// Returns whether the owner's thread has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        self.0.strong_count() == 0
+        self.0.has_ended.load(Ordering::Relaxed)
     }
 }
 
 impl PartialEq for CheckOwner {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ptr_eq(&other.0)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -15,7 +15,7 @@ pub use dtype::{Category, DType, Element, Scalar};
 pub use error::{Error, ErrorKind, Result, ResultExt};
 pub use half::{bf16, f16};
 pub use launches::{LaunchRecord, PendingLaunches};
-pub use site::{CallScope, Site};
+pub use site::{CallId, CallScope, Site};
 /// The driver layer.
 pub use warpline_cuda_sys_safe as driver;
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An op and the source location of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl Site {
     pub fn or_public(self) -> Self {
         match SCOPE.get() {
             None => self,
-            Some(Scope::Call(site)) => site,
+            Some(Scope::Call { site, .. }) => site,
             Some(Scope::TraitObject { file, caller }) => {
                 let location = if self.location.file() == file { caller } else { self.location };
                 Self { location, ..self }
@@ -41,9 +42,38 @@ impl Site {
     #[inline]
     pub(crate) fn public() -> Option<Self> {
         match SCOPE.get() {
-            Some(Scope::Call(site)) => Some(site),
+            Some(Scope::Call { site, .. }) => Some(site),
             _ => None,
         }
+    }
+}
+
+/// Identity of a public call, unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallId(u64);
+
+impl CallId {
+    /// Each thread numbers its calls, beginning with a multiple of this number.
+    const CALLS_PER_THREAD: u64 = 1 << 40;
+
+    /// Returns the identity of the public call in progress on this thread. `None` outside of a [`CallScope`].
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        match SCOPE.get() {
+            Some(Scope::Call { id, .. }) => Some(id),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn next() -> Self {
+        static THREADS: AtomicU64 = AtomicU64::new(0);
+        let next = LAST_CALL.get().map_or_else(
+            || THREADS.fetch_add(1, Ordering::Relaxed) * Self::CALLS_PER_THREAD,
+            |Self(last)| last + 1,
+        );
+        LAST_CALL.set(Some(Self(next)));
+        Self(next)
     }
 }
 
@@ -51,14 +81,23 @@ impl Site {
 #[derive(Clone, Copy, Debug)]
 enum Scope {
     /// All calls have the site of this public call.
-    Call(Site),
+    Call { site: Site, id: CallId },
     /// Calls that are located in `file` have the location `caller`.
     TraitObject { file: &'static str, caller: &'static Location<'static> },
+}
+
+impl Scope {
+    #[inline]
+    fn call(site: Site) -> Self {
+        Self::Call { site, id: CallId::next() }
+    }
 }
 
 thread_local! {
     /// The scope of the public call in progress on this thread, if there is one.
     static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
+    /// The last public call of this thread.
+    static LAST_CALL: Cell<Option<CallId>> = const { Cell::new(None) };
 }
 
 /// The scope of a public call that consists of other calls. Until this value is dropped, errors, launches and recorded
@@ -94,8 +133,8 @@ impl CallScope {
     #[track_caller]
     pub fn enter(op: &'static str) -> Self {
         let outer = SCOPE.get();
-        if !matches!(outer, Some(Scope::Call(_))) {
-            SCOPE.set(Some(Scope::Call(Site::here(op).or_public())));
+        if !matches!(outer, Some(Scope::Call { .. })) {
+            SCOPE.set(Some(Scope::call(Site::here(op).or_public())));
         }
         Self { outer, not_send: PhantomData }
     }
@@ -108,7 +147,7 @@ impl CallScope {
     #[track_caller]
     pub fn trait_object(file: &'static str) -> Self {
         let outer = SCOPE.get();
-        if !matches!(outer, Some(Scope::Call(_))) {
+        if !matches!(outer, Some(Scope::Call { .. })) {
             let caller = Site::here("").or_public().location;
             SCOPE.set(Some(Scope::TraitObject { file, caller }));
         }
@@ -119,7 +158,7 @@ impl CallScope {
     /// call.
     #[inline]
     pub fn at(site: Site) -> Self {
-        Self { outer: SCOPE.replace(Some(Scope::Call(site))), not_send: PhantomData }
+        Self { outer: SCOPE.replace(Some(Scope::call(site))), not_send: PhantomData }
     }
 
     /// Leaves all scopes, to call a function of the program.

@@ -45,6 +45,13 @@ impl ReduceOp {
     pub fn result_dtype(self, dtype: DType) -> Result<DType> {
         self.declaration().result_dtype(dtype)
     }
+
+    /// Returns the neutral element, repeated to eight bytes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn neutral(self, dtype: DType) -> u64 {
+        (self.declaration().neutral)(dtype)
+    }
 }
 
 /// Reduces in two launches, each of which computes half of the results, because kernels count

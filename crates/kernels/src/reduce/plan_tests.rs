@@ -257,27 +257,3 @@ proptest! {
         prop_assert!(folded.iter().all(|&n| n == 1), "{kernel:?} {grid:?} {plan:?}");
     }
 }
-
-/// Compares bit patterns, because kernels read the neutral element as bits.
-#[test]
-fn neutral_elements_are_repeated_to_eight_bytes() {
-    for (op, dtype, pattern) in [
-        (ReduceOp::Sum, DType::F16, 0),
-        (ReduceOp::Prod, DType::F16, 0x3c00_3c00_3c00_3c00),
-        (ReduceOp::Prod, DType::BF16, 0x3f80_3f80_3f80_3f80),
-        (ReduceOp::Prod, DType::F32, 0x3f80_0000_3f80_0000),
-        (ReduceOp::Prod, DType::F64, 0x3ff0 << 48),
-        (ReduceOp::All, DType::Bool, 0x0101_0101_0101_0101),
-        (ReduceOp::Prod, DType::I32, 0x0000_0001_0000_0001),
-        (ReduceOp::Max, DType::F16, 0xfc00_fc00_fc00_fc00),
-        (ReduceOp::Min, DType::BF16, 0x7f80_7f80_7f80_7f80),
-        (ReduceOp::ArgMax, DType::F32, 0xff80_0000_ff80_0000),
-        (ReduceOp::ArgMin, DType::F64, 0x7ff0 << 48),
-        (ReduceOp::Max, DType::U8, 0),
-        (ReduceOp::Min, DType::U8, u64::MAX),
-        (ReduceOp::Max, DType::I8, 0x8080_8080_8080_8080),
-        (ReduceOp::Min, DType::I64, i64::MAX as u64),
-    ] {
-        assert_eq!((op.declaration().neutral)(dtype), pattern, "{op:?} of {dtype}");
-    }
-}

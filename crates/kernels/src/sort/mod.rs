@@ -20,8 +20,6 @@
 mod cpu;
 mod pairs;
 mod search;
-#[cfg(test)]
-mod tests;
 
 use crate::dim::{check_dim, check_result, rows_along};
 use crate::programs::{committed, cuda_type, kernels};

@@ -41,3 +41,4 @@ mod rotary;
 mod scan;
 mod scatter;
 mod softmax;
+mod sort;

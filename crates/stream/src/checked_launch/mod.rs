@@ -17,6 +17,7 @@ use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_sync::{Mutex, OnceLock};
+use warpline_types::CallId;
 
 use self::resolve::Resolution;
 use crate::captured_checks::{CapturedChecks, KernelFailures};
@@ -85,6 +86,8 @@ struct SingleLaunch {
     /// The number that a failing kernel writes to the first word of its slot.
     number: u64,
     owner: CheckOwner,
+    /// The public call that made the launch.
+    call: Option<CallId>,
     /// Set once, before the slot is emptied.
     outcome: OnceLock<Option<Arc<FailedCheck>>>,
 }
@@ -131,7 +134,8 @@ impl CheckedLaunch {
     /// Creates a launch on the host whose check failed.
     #[must_use]
     pub fn failed(check: IndexCheck) -> Self {
-        Self::new(None, LaunchKind::Host(FailedCheck::new(check, CheckOwner::current())))
+        let failure = FailedCheck::new(check, CheckOwner::current(), CallId::current());
+        Self::new(None, LaunchKind::Host(failure))
     }
 
     /// Creates the launch of an operation that is about to be enqueued. Reuses the memory of
@@ -143,8 +147,14 @@ impl CheckedLaunch {
         slot: ReportSlot,
         number: u64,
     ) -> Self {
-        let (owner, outcome) = (CheckOwner::current(), OnceLock::new());
-        let launch = LaunchKind::Launch(SingleLaunch { site, slot, number, owner, outcome });
+        let launch = LaunchKind::Launch(SingleLaunch {
+            site,
+            slot,
+            number,
+            owner: CheckOwner::current(),
+            call: CallId::current(),
+            outcome: OnceLock::new(),
+        });
         if let Some(mut former) = former
             && let Some(node) = Arc::get_mut(&mut former.node)
         {

@@ -105,7 +105,7 @@ impl CheckedLaunch {
                 if launch.outcome.get().is_none() && !done() {
                     return Some(Resolution::Pending);
                 }
-                let failed = |check| FailedCheck::new(check, launch.owner.clone());
+                let failed = |check| FailedCheck::new(check, launch.owner.clone(), launch.call);
                 let outcome = launch
                     .outcome
                     .get_or_init(|| launch.slot.report(launch.number, launch.site).map(failed));

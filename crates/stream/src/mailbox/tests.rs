@@ -5,7 +5,10 @@ use warpline_cuda_sys_safe::sim::SimConfig;
 use super::*;
 use std::panic::Location;
 
+use warpline_types::CallScope;
+
 use crate::index_check::REPLAYED;
+use crate::owner::MAX_REPORTED_CALLS;
 use crate::{CapturedChecks, CheckOutcome, Devices, ErrorKind, KernelSet, ResultExt as _};
 
 fn stream() -> Stream {
@@ -225,6 +228,31 @@ fn a_failure_is_reported_to_its_owner_only_until_the_owner_ends() {
     fail(8);
     assert_eq!(std::thread::scope(|s| s.spawn(|| reported(&stream)).join().unwrap()), None);
     assert_eq!([reported(&stream), reported(&stream)], [Some(8), None]);
+}
+
+#[test]
+fn one_report_counts_for_all_failures_of_a_call() {
+    let stream = stream();
+    let call = || {
+        let _call = CallScope::enter("test");
+        [5, 6].map(|index| {
+            let (launch, number) = launch(&stream);
+            report(launch.slot().unwrap(), index, number);
+            launch
+        })
+    };
+    let failed: Vec<_> = (0..2 * MAX_REPORTED_CALLS).map(|_| call()).collect();
+    stream.host_wait(stream.last_op()).unwrap();
+    assert!(failed.iter().all(|[_, second]| second.take_failure().is_some()));
+    // The owner remembers only the last calls. Of the others, failures that no call returned are reported.
+    assert!(stream.synchronize().is_err());
+    stream.synchronize().unwrap();
+    let [first, second] = call();
+    stream.host_wait(stream.last_op()).unwrap();
+    assert_eq!(first.take_failure().map(|check| check.index), Some(5));
+    stream.synchronize().unwrap();
+    assert_eq!(second.take_failure().map(|check| check.index), Some(6));
+    stream.synchronize().unwrap();
 }
 
 #[test]

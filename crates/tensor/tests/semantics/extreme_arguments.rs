@@ -91,7 +91,8 @@ fn diff_and_triangles_of_huge_sizes_return() -> Result<()> {
             assert_eq!(tril_indices(3, 3, isize::MIN, at)?.size(), [2, 0]);
             assert_eq!(triu_indices(3, 3, isize::MAX, at)?.size(), [2, 0]);
         }
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        // Calls that loop over these sizes take years.
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
         for offset in -5..5isize {
             for (rows, columns) in [(3, 4), (4, 3), (1, 5), (5, 1), (3, 0), (0, 3)] {
                 let lower = tril_indices(rows, columns, offset, at)?;

@@ -5,7 +5,8 @@ use std::thread::scope;
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::data::{DataLoader, Dataset};
-use warpline::{Result, Runtime, Tensor, arange, runtime, tensor, with_runtime, zeros};
+use warpline::functional::{NLLLossOptions, nll_loss};
+use warpline::{Result, Runtime, Tensor, arange, ones, runtime, tensor, with_runtime, zeros};
 
 use crate::common::World;
 use crate::s08_index_check::{failed, table};
@@ -16,6 +17,8 @@ crate::rows! {
         gpu_s08_threads_on_their_own_tensors_hear_of_no_failure => own_tensors;
     schedules64(1) s08_parallel_programs_hear_of_their_own_failures_only
         gpu_s08_parallel_programs_hear_of_their_own_failures_only => parallel;
+    schedules64(1) s08_several_failures_of_a_call_are_reported_once
+        gpu_s08_several_failures_of_a_call_are_reported_once => one_call;
     schedules64(1) s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream
         gpu_s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream => ended;
     schedules64(1) s08_workers_of_a_loader_report_to_its_thread
@@ -97,6 +100,25 @@ fn parallel(_: &World) -> Result<()> {
         let threads: Vec<_> = (0..4).map(spawn).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })
+}
+
+/// The loss picks probabilities and weights with the same class, in two launches.
+fn one_call(_: &World) -> Result<()> {
+    let (input, weight) = (zeros([2, 3], 0)?, ones([3], 0)?);
+    let target = tensor([1i64, 7], 0)?;
+    let loss = || nll_loss(&input, &target, NLLLossOptions::new().weight(&weight));
+    let bad = loss()?;
+    assert_eq!(failed(bad.item::<f32>()).index, 7);
+    cuda::synchronize(0)?;
+    let bad = loss()?;
+    assert_eq!(failed(cuda::synchronize(0)).index, 7);
+    cuda::synchronize(0)?;
+    assert_eq!(failed(bad.item::<f32>()).index, 7);
+    // The report of a call does not count for another call.
+    let (bad, _other) = (loss()?, loss()?);
+    assert_eq!(failed(bad.item::<f32>()).index, 7);
+    assert_eq!(failed(cuda::synchronize(0)).index, 7);
+    cuda::synchronize(0)
 }
 
 fn ended(_: &World) -> Result<()> {

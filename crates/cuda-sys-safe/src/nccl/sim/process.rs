@@ -318,16 +318,16 @@ mod tests {
         let begun = Instant::now();
         let mut dripping = connect();
         let crowd: Vec<_> = (0..2 * MAX_HANDSHAKES).map(|_| connect()).collect();
-        let mut bytes = 1;
+        // The longest delay of a busy machine.
+        let slack = Duration::from_secs(30);
         while dripping.write_all(&[0]).is_ok() && !is_closed(&dripping) {
-            assert!(begun.elapsed() < HANDSHAKE_TIMEOUT + Duration::from_secs(2));
+            assert!(begun.elapsed() < HANDSHAKE_TIMEOUT + slack);
             std::thread::sleep(Duration::from_millis(500));
-            bytes += 1;
         }
-        assert!((2..16).contains(&bytes), "{bytes}");
+        assert!(begun.elapsed() >= HANDSHAKE_TIMEOUT);
         // The connections in `crowd` were made later, so their deadlines are later.
         while !crowd.iter().all(is_closed) {
-            assert!(begun.elapsed() < 2 * HANDSHAKE_TIMEOUT);
+            assert!(begun.elapsed() < 2 * HANDSHAKE_TIMEOUT + slack);
             std::thread::sleep(Duration::from_millis(50));
         }
         // All others are closed by now, so a new connection is accepted.
