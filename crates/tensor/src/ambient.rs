@@ -376,8 +376,8 @@ mod tests {
             assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
             assert!(!error.to_string().contains("NVIDIA GPU"), "{error}");
         }
-        let numbers = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
-        for invalid in numbers.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
+        let devices = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
+        for invalid in devices.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
             let error = asked(invalid).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::InvalidVariable), "{error}");
             assert!(error.to_string().contains(&format!("is `{invalid}`")), "{error}");

@@ -39,8 +39,8 @@ pub(crate) fn simulated(counts: &[usize], program: Program, expected: &[&str]) {
     let seeded = (0..seeds()).map(Schedule::Seeded);
     for schedule in [Schedule::Lazy, Schedule::Eager].into_iter().chain(seeded) {
         for &ranks in counts {
-            let own_boxes = ranks % 2 == 1;
-            let devices = if own_boxes { 1 } else { ranks };
+            let own_simulators = ranks % 2 == 1;
+            let devices = if own_simulators { 1 } else { ranks };
             let config = SimConfig { schedule, capacity: 1 << 24, ..SimConfig::new(devices) };
             let boxes: Vec<_> = (0..ranks / devices).map(|_| config.clone().build()).collect();
             let place = |rank: usize| -> (Arc<dyn Driver>, usize) {
