@@ -200,7 +200,9 @@ impl Campaign {
         let mut worker = self.spawn();
         for (number, &seed) in served.iter().enumerate() {
             if Instant::now() > until {
-                return format!("neither the program alone nor {number} earlier ones end a process");
+                return format!(
+                    "neither the program alone nor {number} earlier ones end a process"
+                );
             }
             worker.ask(&ProgramRequest { seed, count: 1, keep: None, patience: PATIENCE[0] });
             let answer = worker.receive(seed);
