@@ -245,7 +245,7 @@ pub(crate) use function_table;
 mod tests {
     use super::*;
 
-    const NOTHING: LibrarySearch = LibrarySearch {
+    const MISSING: LibrarySearch = LibrarySearch {
         library: "test",
         variable: "WARPLINE_TEST_NO_SUCH_VARIABLE",
         names: &["libwarpline-no-such.so.2", "libwarpline-no-such.so.1"],
@@ -254,8 +254,8 @@ mod tests {
 
     #[test]
     fn a_missing_library_lists_the_search_in_order() {
-        let candidates = NOTHING.candidates(None);
-        let error = NOTHING.open(&candidates).unwrap_err();
+        let candidates = MISSING.candidates(None);
+        let error = MISSING.open(&candidates).unwrap_err();
         let DriverError::LibraryNotFound { searched, reason, variable, .. } = &error else {
             panic!("{error}");
         };
@@ -271,16 +271,16 @@ mod tests {
             ]
         );
         assert!(reason.contains("libwarpline-no-such.so.2"), "{reason}");
-        assert_eq!(*variable, NOTHING.variable);
+        assert_eq!(*variable, MISSING.variable);
     }
 
     #[test]
     fn a_named_path_excludes_the_search() {
         let named = Path::new("/nonexistent/mine.so");
-        assert_eq!(NOTHING.candidates(Some(named)), [named]);
+        assert_eq!(MISSING.candidates(Some(named)), [named]);
         let folder = std::env::temp_dir();
         assert_eq!(
-            NOTHING.candidates(Some(&folder)),
+            MISSING.candidates(Some(&folder)),
             [folder.join("libwarpline-no-such.so.2"), folder.join("libwarpline-no-such.so.1")]
         );
     }
@@ -292,14 +292,14 @@ mod tests {
         assert_eq!(named(value(), true), None);
         assert_eq!(named(Some("".into()), false), None);
         assert_eq!(named(None, false), None);
-        assert!(!system::has_elevated_rights(), "nobody runs tests as a setuid program");
+        assert!(!system::has_elevated_rights(), "tests do not run as a setuid program");
     }
 
     #[test]
-    fn a_file_that_does_not_open_outranks_missing_ones() {
+    fn the_reason_is_a_file_that_does_not_open_rather_than_a_missing_file() {
         let path = std::env::temp_dir().join(format!("warpline-{}.so", std::process::id()));
         std::fs::write(&path, b"not a library").unwrap();
-        let error = NOTHING.open(&[NOTHING.names[0].into(), path.clone()]).unwrap_err();
+        let error = MISSING.open(&[MISSING.names[0].into(), path.clone()]).unwrap_err();
         std::fs::remove_file(&path).unwrap();
         let DriverError::LibraryNotFound { reason, .. } = &error else { panic!("{error}") };
         assert!(reason.contains(path.file_name().unwrap().to_str().unwrap()), "{reason}");
@@ -308,15 +308,15 @@ mod tests {
     #[test]
     fn a_named_library_that_is_not_there_is_blamed_on_the_variable() {
         let named = Path::new("/nonexistent/mine.so");
-        let error = NOTHING.open(&NOTHING.candidates(Some(named))).unwrap_err();
-        let error = NOTHING.blame(Some(named), error);
+        let error = MISSING.open(&MISSING.candidates(Some(named))).unwrap_err();
+        let error = MISSING.blame(Some(named), error);
         assert!(!error.is_no_device(), "{error}");
         let text = error.to_string();
-        for part in [NOTHING.variable, "`/nonexistent/mine.so`", "Set the variable"] {
+        for part in [MISSING.variable, "`/nonexistent/mine.so`", "Set the variable"] {
             assert!(text.contains(part), "{text}");
         }
-        let searched = NOTHING.open(&NOTHING.candidates(None)).unwrap_err();
-        assert!(NOTHING.blame(None, searched).is_no_device(), "nobody named one");
+        let searched = MISSING.open(&MISSING.candidates(None)).unwrap_err();
+        assert!(MISSING.blame(None, searched).is_no_device(), "no path was named");
     }
 
     #[test]

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_names_simulated_devices_and_their_visibility() {
+    fn a_spec_sets_the_number_of_devices_and_visibility_reduces_it() {
         let count = |spec, visible| open(Some(spec), visible).map(|driver| driver.device_count());
         assert_eq!(count("sim", None).unwrap(), 1);
         assert_eq!(count(" sim:3,lazy ", None).unwrap(), 3);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_without_a_visible_device_says_why() {
+    fn a_driver_without_a_visible_device_is_an_error_with_the_reason() {
         let reason = |spec, visible| open(Some(spec), visible).unwrap_err();
         let none = reason("sim:0", None);
         assert!(matches!(none, DriverError::NoneSimulated { .. }), "{none}");
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_names_no_driver_is_refused() {
+    fn a_spec_that_names_no_driver_is_refused() {
         for spec in ["simulated", "cpu", "sim:x", "sim:1,fast", "CUDA:0"] {
             let error = open(Some(spec), None).unwrap_err();
             assert!(matches!(error, DriverError::InvalidArgument { .. }), "{spec}: {error}");

@@ -133,7 +133,7 @@ fn the_next_release_or_allocation_of_a_kind_retries() {
     drop(b); // retries the first release, and is refused, too
     assert_eq!(driver.refused().all(), RefusedCount { count: 2, bytes: 2 * MIB });
     drop(HostMemory::pinned(&driver, 0, MIB).unwrap());
-    assert_eq!(driver.refused().all().count, 2, "another kind's affair");
+    assert_eq!(driver.refused().all().count, 2, "a release of another kind retries nothing");
     drop(c);
     assert_eq!(driver.refused().all().count, 0);
     assert!(sim.usage().all_released());

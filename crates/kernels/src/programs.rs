@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_their_variant() {
+    fn each_size_has_its_variant() {
         assert_eq!([1, 2, 4, 8].map(bits), ["u8", "u16", "u32", "u64"]);
         assert_eq!((NUMBERS[0], FLOATS[0]), ("u8", "f16"));
         assert_eq!(TRUTHS, ["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]);

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_at_any_place_goes_on_with_the_same_numbers() {
+    fn a_restored_state_continues_with_the_same_numbers() {
         for before in [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
             let mut generator = CpuGenerator::new(42);
             for _ in 0..before {

@@ -204,7 +204,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn a_layout_said_to_be_apart_is(a in layout()) {
+        fn a_layout_reported_without_overlap_has_distinct_bytes(a in layout()) {
             if !may_overlap_itself(&a) {
                 prop_assert_eq!(bytes(&a, 1).len(), a.numel());
             }
@@ -237,7 +237,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn halves_of_columns_and_interleaved_rows_are_apart() {
+    fn halves_of_columns_and_interleaved_rows_do_not_overlap() {
         let whole = Layout::contiguous(&[64, 64]).unwrap();
         let left = whole.narrow(1, 0, 32).unwrap();
         let right = whole.narrow(1, 32, 32).unwrap();

@@ -286,7 +286,7 @@ mod tests {
             config.compile_cache
         };
         let home = ("HOME", "/home/me");
-        assert_eq!(folder(&[]), None, "nobody knows where");
+        assert_eq!(folder(&[]), None, "no folder is known");
         assert_eq!(folder(&[home]), Some("/home/me/.cache/warpline".into()));
         assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/c")]), Some("/c/warpline".into()));
         let nowhere = ("XDG_CACHE_HOME", "c");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_heeded() {
+    fn variables_are_applied() {
         let conf = ("PYTORCH_ALLOC_CONF", "policy:torch,max_split_size_mb:40");
         let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), conf, ("CUDA_LAUNCH_BLOCKING", "1")]);
         assert_eq!(runtime.device_count(), 2);
@@ -320,7 +320,7 @@ mod tests {
             assert!(reason.contains(variable) && reason.contains("`polisy`"), "{reason}");
             assert!(reason.contains("is `polisy:torch`") && reason.contains("policy,"), "{reason}");
             let named = reason.matches("ALLOC_CONF").count();
-            assert_eq!(named, 1, "no other is blamed: {reason}");
+            assert_eq!(named, 1, "no other variable is named: {reason}");
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
                 with(&[("WARPLINE_DRIVER", "sim:1"), ("CUBLAS_WORKSPACE_CONFIG", config)]);
             runtime.device(0).map(warpline_runtime::CudaDevice::cublas_workspace_bytes)
         };
-        // PyTorch's tests have the first two.
+        // The first two values are also those of PyTorch's tests.
         assert_eq!(bytes("").unwrap(), 32 << 20, "the default of the simulated GPU");
         assert_eq!(bytes(":128:8:64:16:32:32").unwrap(), 3072 << 10);
         assert_eq!(bytes(":4096:2:16:8").unwrap(), 8320 << 10);
@@ -376,17 +376,17 @@ mod tests {
             assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
             assert!(!error.to_string().contains("NVIDIA GPU"), "{error}");
         }
-        let slips = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
-        for slip in slips.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
-            let error = asked(slip).unwrap_err();
+        let devices = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
+        for invalid in devices.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
+            let error = asked(invalid).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::InvalidVariable), "{error}");
-            assert!(error.to_string().contains(&format!("is `{slip}`")), "{error}");
+            assert!(error.to_string().contains(&format!("is `{invalid}`")), "{error}");
         }
-        assert_eq!(asked("1,7").unwrap(), 1, "as the driver has it");
+        assert_eq!(asked("1,7").unwrap(), 1, "the list ends at an invalid index");
     }
 
     #[test]
-    fn the_error_of_a_box_without_gpus_suggests_no_real_gpu() {
+    fn the_error_of_a_simulation_without_devices_suggests_no_real_gpu() {
         let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::CudaUnavailable { .. }), "{error}");
         let text = error.to_string();

@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     /// Returns the dtypes that can hold a value.
-    fn holds(value: Scalar) -> Vec<DType> {
+    fn dtypes_holding(value: Scalar) -> Vec<DType> {
         let mut all = Vec::new();
         macro_rules! ask {
             ($($ty:ty),*) => {$(
@@ -371,22 +371,26 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_read_where_it_can_be_held() {
+    fn a_scalar_converts_to_the_dtypes_that_can_hold_it() {
         use DType::*;
         let floats = [F16, BF16, F32, F64];
         let and = |ints: &[DType]| [ints, &floats].concat();
-        assert_eq!(holds(Scalar::Int(300)), and(&[I16, I32, I64]));
-        assert_eq!(holds(Scalar::Int(-1)), and(&[I8, I16, I32, I64]));
-        assert_eq!(holds(Scalar::Int(255)), and(&[U8, I16, I32, I64]));
-        assert_eq!(holds(Scalar::Int(70_000)), [I32, I64, BF16, F32, F64], "no half");
-        assert_eq!(holds(Scalar::Int(i64::MIN)), [I64, BF16, F32, F64]);
-        assert_eq!(holds(Scalar::Bool(true)), and(&[U8, I8, I16, I32, I64]));
-        assert_eq!(holds(Scalar::Float(-128.0)), and(&[I8, I16, I32, I64]));
-        assert_eq!(holds(Scalar::Float(1.5)), floats);
-        assert_eq!(holds(Scalar::Float(TWO_63)), [BF16, F32, F64]);
-        assert_eq!(holds(Scalar::Float(1e300)), [F64]);
+        assert_eq!(dtypes_holding(Scalar::Int(300)), and(&[I16, I32, I64]));
+        assert_eq!(dtypes_holding(Scalar::Int(-1)), and(&[I8, I16, I32, I64]));
+        assert_eq!(dtypes_holding(Scalar::Int(255)), and(&[U8, I16, I32, I64]));
+        assert_eq!(
+            dtypes_holding(Scalar::Int(70_000)),
+            [I32, I64, BF16, F32, F64],
+            "above the maximum of F16"
+        );
+        assert_eq!(dtypes_holding(Scalar::Int(i64::MIN)), [I64, BF16, F32, F64]);
+        assert_eq!(dtypes_holding(Scalar::Bool(true)), and(&[U8, I8, I16, I32, I64]));
+        assert_eq!(dtypes_holding(Scalar::Float(-128.0)), and(&[I8, I16, I32, I64]));
+        assert_eq!(dtypes_holding(Scalar::Float(1.5)), floats);
+        assert_eq!(dtypes_holding(Scalar::Float(TWO_63)), [BF16, F32, F64]);
+        assert_eq!(dtypes_holding(Scalar::Float(1e300)), [F64]);
         for only_float in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            assert_eq!(holds(Scalar::Float(only_float)), floats);
+            assert_eq!(dtypes_holding(Scalar::Float(only_float)), floats);
         }
         assert_eq!(u8::from_scalar(Scalar::Float(255.0)), Some(255));
         assert_eq!(i64::from_scalar(Scalar::Float(-TWO_63)), Some(i64::MIN));

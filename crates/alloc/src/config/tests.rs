@@ -69,7 +69,7 @@ fn a_bad_option_is_named() {
 }
 
 #[test]
-fn options_without_support_are_refused_with_the_reason() {
+fn unsupported_options_are_refused() {
     for text in [
         "graph_capture_record_stream_reuse:True",
         "expandable_segments_reserve:0.5",
@@ -82,7 +82,7 @@ fn options_without_support_are_refused_with_the_reason() {
 }
 
 #[test]
-fn the_drivers_pools_have_no_options_of_segments() {
+fn cuda_malloc_async_rejects_options_of_the_native_backend() {
     let config = AllocatorConfig::parse("backend:cudaMallocAsync,throw_on_cudamalloc_oom:True");
     assert_eq!(config.unwrap().policy, Policy::CudaMallocAsync);
     for option in ["max_split_size_mb:128", "policy:torch", "roundup_power2_divisions:4"] {
@@ -97,7 +97,7 @@ fn the_drivers_pools_have_no_options_of_segments() {
 }
 
 #[test]
-fn of_two_backends_the_last_one_holds() {
+fn the_last_backend_option_wins() {
     let parse = |text: &str| AllocatorConfig::parse(text).unwrap().policy;
     assert_eq!(parse("backend:cudaMallocAsync,backend:native"), Policy::Default);
     assert_eq!(parse("backend:cudaMallocAsync,backend:native,policy:torch"), Policy::Torch);
@@ -146,7 +146,7 @@ fn the_first_variable_that_is_set_wins() {
 }
 
 #[test]
-fn a_variable_that_is_no_text_is_an_error_that_names_it() {
+fn a_variable_that_is_not_unicode_is_an_error_that_names_it() {
     for name in VARIABLES.into_iter().chain(["PYTORCH_NO_CUDA_MEMORY_CACHING"]) {
         let error = AllocatorConfig::from_env_with(|asked| match asked == name {
             true => Err(VarError::NotUnicode("\u{fffd}".into())),

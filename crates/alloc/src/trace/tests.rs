@@ -16,7 +16,7 @@ fn addresses(ring: &TraceRing) -> Vec<u64> {
     ring.entries.iter().map(|entry| entry.address).collect()
 }
 
-/// Returns a segment at address 0 with a block at each of these addresses.
+/// Returns a segment at address 0 with blocks of the given addresses and states.
 fn segment(blocks: &[(u64, BlockState)]) -> Vec<SegmentInfo> {
     let blocks = blocks.iter().map(|(address, state)| BlockInfo {
         address: *address,
@@ -27,7 +27,7 @@ fn segment(blocks: &[(u64, BlockState)]) -> Vec<SegmentInfo> {
 }
 
 #[test]
-fn the_oldest_entries_go_first() {
+fn the_oldest_entries_are_dropped_first() {
     let mut ring = ring(3, Backtraces::Off);
     for address in 0..2 {
         ring.record(step(TraceAction::Alloc, address));
@@ -42,7 +42,7 @@ fn the_oldest_entries_go_first() {
 }
 
 #[test]
-fn an_entry_names_the_line_that_asked() {
+fn an_entry_names_the_line_of_the_call() {
     let mut ring = ring(9, Backtraces::Off);
     let line = line!() + 1;
     ring.record(step(TraceAction::Alloc, 0));
@@ -52,7 +52,7 @@ fn an_entry_names_the_line_that_asked() {
 }
 
 #[test]
-fn backtraces_are_captured_only_where_asked_for() {
+fn backtraces_are_captured_only_for_the_configured_actions() {
     let captured = |backtraces| {
         let mut ring = ring(9, backtraces);
         for action in [TraceAction::Alloc, TraceAction::SegmentMap, TraceAction::FreeRequested] {
@@ -91,7 +91,7 @@ fn live_blocks_keep_their_origin_when_the_ring_has_wrapped() {
 }
 
 #[test]
-fn skipped_actions_leave_no_entry_but_their_origin() {
+fn skipped_actions_add_no_entry_but_keep_the_origin() {
     let skip_actions = vec![TraceAction::Alloc, TraceAction::FreeCompleted];
     let mut ring = TraceRing::new(TraceConfig { skip_actions, ..TraceConfig::default() });
     for action in [TraceAction::Alloc, TraceAction::FreeRequested, TraceAction::FreeCompleted] {
@@ -114,7 +114,7 @@ fn freed_blocks_are_forgotten() {
 }
 
 #[test]
-fn marks_and_metadata_are_kept() {
+fn annotations_and_metadata_are_recorded() {
     let mut ring = ring(9, Backtraces::Off);
     ring.record(step(TraceAction::Alloc, 1));
     ring.set_metadata("step 7");
@@ -141,7 +141,7 @@ fn a_tracer_records_only_while_it_is_on() {
 }
 
 #[test]
-fn a_copy_stays_as_it_was() {
+fn a_copy_does_not_change_with_its_tracer() {
     let tracer = Tracer::default();
     tracer.start(TraceConfig::default());
     tracer.record(|| step(TraceAction::Alloc, 1));

@@ -1,4 +1,4 @@
-//! Searches for the library, and the settings of calls.
+//! Tests of the library search and of the settings that reach calls.
 
 use super::*;
 
@@ -21,17 +21,17 @@ fn another_library_lacks_the_symbols() {
 }
 
 #[test]
-fn extents_that_do_not_fit_are_refused() {
+fn extents_beyond_i32_are_refused() {
     assert_eq!(int("m", i32::MAX as usize).unwrap(), i32::MAX);
     let error = int("m", i32::MAX as usize + 1).unwrap_err();
     assert!(error.to_string().contains("m is 2147483648"), "{error}");
 }
 
-/// The math mode of the handle, and the compute type and the algorithm of a product.
-type Seen = (Option<cublasMath_t>, Option<(cublasComputeType_t, u16)>);
+/// The math mode of the handle, and the compute type and the first 16 bits of alpha of a product.
+type Settings = (Option<cublasMath_t>, Option<(cublasComputeType_t, u16)>);
 
 /// The settings of the last product that reached the fake cuBLAS.
-static CALL: Mutex<Seen> = Mutex::new((None, None));
+static CALL: Mutex<Settings> = Mutex::new((None, None));
 
 unsafe extern "C" fn set_math_mode(_: cublasHandle_t, mode: cublasMath_t) -> StatusCode {
     CALL.lock().unwrap().0 = Some(mode);
@@ -63,7 +63,7 @@ unsafe extern "C" fn gemm(
     compute: cublasComputeType_t,
     _: cublasGemmAlgo_t,
 ) -> StatusCode {
-    // SAFETY: the factor has at least two bytes in every compute type.
+    // SAFETY: alpha points to a factor, which has at least two bytes in every compute type.
     CALL.lock().unwrap().1 = Some((compute, unsafe { alpha.cast::<u16>().read() }));
     0
 }
@@ -89,7 +89,7 @@ unsafe extern "C" fn set_workspace(_: cublasHandle_t, _: *mut c_void, _: usize) 
 }
 
 #[test]
-fn settings_of_precision_reach_the_call() {
+fn precision_settings_reach_the_call() {
     use cublasComputeType_t::{
         CUBLAS_COMPUTE_16F, CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32, CUBLAS_COMPUTE_64F,
     };
@@ -135,7 +135,7 @@ fn settings_of_precision_reach_the_call() {
             workspace: None,
         };
         *CALL.lock().unwrap() = (None, None);
-        // SAFETY: as above.
+        // SAFETY: the fake library reads no operand, and ignores the stream.
         unsafe { handle.gemm_strided_batched(stream, &args) }.unwrap();
         let (mode, call) = *CALL.lock().unwrap();
         (mode, call.unwrap())
@@ -144,7 +144,7 @@ fn settings_of_precision_reach_the_call() {
     let plain = GemmPrecision::DEFAULT;
     let tf32 = GemmPrecision { tf32: true, ..plain };
     let exact = GemmPrecision { reduced_precision_reduction: false, ..plain };
-    let short = GemmPrecision { fp16_accumulation: true, ..plain };
+    let fp16 = GemmPrecision { fp16_accumulation: true, ..plain };
     let one = (1f32.to_bits() & 0xffff) as u16;
     assert_eq!(run(F32, F32, plain), (None, (CUBLAS_COMPUTE_32F, one)));
     assert_eq!(run(F32, F32, tf32).1.0, CUBLAS_COMPUTE_32F_FAST_TF32);
@@ -154,6 +154,6 @@ fn settings_of_precision_reach_the_call() {
     assert_eq!(run(F16, F16, exact), (disallows, (CUBLAS_COMPUTE_32F, one)));
     assert_eq!(run(BF16, F32, exact).0, None, "the handle keeps its mode");
     assert_eq!(run(F32, F32, exact).0, Some(CUBLAS_DEFAULT_MATH));
-    assert_eq!(run(F16, F16, short), (None, (CUBLAS_COMPUTE_16F, 0x3c00)));
-    assert_eq!(run(F16, F32, short), (None, (CUBLAS_COMPUTE_32F, one)));
+    assert_eq!(run(F16, F16, fp16), (None, (CUBLAS_COMPUTE_16F, 0x3c00)));
+    assert_eq!(run(F16, F32, fp16), (None, (CUBLAS_COMPUTE_32F, one)));
 }

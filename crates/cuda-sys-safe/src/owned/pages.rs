@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_an_error() {
+    fn mapping_too_many_bytes_is_an_error() {
         for bytes in [usize::MAX, usize::MAX - HUGE, 1 << 60] {
             assert!(MappedPages::map(bytes).is_err(), "{bytes}");
         }
@@ -144,7 +144,7 @@ mod tests {
     /// Returns the number of minor page faults of this thread.
     #[cfg(target_os = "linux")]
     fn faults() -> i64 {
-        // SAFETY: plain integers, for which zero is valid.
+        // SAFETY: `rusage` contains only integers, for which zero is valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: the pointer is valid for writes.
         assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) }, 0);

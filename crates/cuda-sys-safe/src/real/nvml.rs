@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// A hundred processes. Number 7 has two entries, and the memory of number 8 is unknown.
+    /// Writes a hundred entries. Process 7 has two of them, and the memory of process 8 is unknown.
     unsafe extern "C" fn list(
         _: *mut c_void,
         count: *mut c_uint,

@@ -32,7 +32,7 @@ fn libraries_are_searched_as_documented() {
 }
 
 #[test]
-fn loading_twice_answers_the_same() {
+fn loading_twice_returns_the_same_driver_or_error() {
     match (load(), load()) {
         (Ok(a), Ok(b)) => assert!(Arc::ptr_eq(&a, &b)),
         (Err(a), Err(b)) => assert_eq!(a.to_string(), b.to_string()),

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_beyond_the_simulated_addresses_is_refused_by_name() {
+    fn memory_beyond_the_simulated_address_space_is_refused() {
         for text in ["sim:1,memory=18446744073709551615", "sim:1,memory=1048576GiB"] {
             let error = SimConfig::from_spec(text).unwrap_err();
             assert!(matches!(error, SpecError::TooMuchMemory { .. }), "{error}");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn specs_are_read() {
+    fn specs_are_parsed() {
         let read = SimConfig::from_spec;
         assert_eq!(read("sim").unwrap(), SimConfig::new(1));
         assert_eq!(read("sim:0").unwrap().devices, 0);

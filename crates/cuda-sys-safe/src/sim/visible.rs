@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(see(&text[1]), [1]);
         assert_eq!(see(&format!("{},{}", &text[2][..9], text[0].to_uppercase())), [2, 0]);
         assert_eq!(see("GPU-"), [0usize; 0], "ambiguous");
-        assert_eq!(see(&format!("{},1", text[2])), [2], "kinds do not mix");
+        assert_eq!(see(&format!("{},1", text[2])), [2], "indices and UUIDs do not mix");
         assert_eq!(see(&format!("{},{}", text[2], text[2])), [0usize; 0]);
         assert_eq!(see(&format!("{}ff", text[2])), [0usize; 0]);
     }

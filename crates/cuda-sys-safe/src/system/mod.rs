@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_the_systems() {
+    fn sizes_are_rounded_up_to_pages() {
         let page = page_size();
         assert!(page.is_power_of_two() && page >= 4096, "{page}");
         assert_eq!(in_pages(0), Some(page));

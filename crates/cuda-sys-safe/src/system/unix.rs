@@ -262,7 +262,7 @@ mod tests {
             assert_eq!(range.add(2 * page).read(), 7);
             file.punch(first, page);
             map_file(range, page, &file, first).unwrap();
-            assert_eq!(range.read(), 0, "punched");
+            assert_eq!(range.read(), 0, "punched memory reads as zero");
             unmap(range, 4 * page);
         }
     }

@@ -200,20 +200,22 @@ impl Campaign {
         let mut worker = self.spawn();
         for (number, &seed) in served.iter().enumerate() {
             if Instant::now() > until {
-                return format!("alone it ends well; {number} programs before it do too");
+                return format!(
+                    "neither the program alone nor {number} earlier ones end a process"
+                );
             }
             worker.ask(&ProgramRequest { seed, count: 1, keep: None, patience: PATIENCE[0] });
             let answer = worker.receive(seed);
             if let WorkerAnswer::Gone(how) = &answer {
                 let all = &served[..=number];
-                return format!("alone it ends well; again in a process that runs {all:?}: {how}");
+                return format!("the program alone does not end a process, but {all:?} do: {how}");
             }
             if !answer.lives() {
                 worker = self.spawn();
             }
         }
         let last = &served[served.len().saturating_sub(40)..];
-        format!("alone it ends well, and after the programs that came before it: {last:?}")
+        format!("neither the program alone nor the programs {last:?} end a process")
     }
 
     fn spawn(&self) -> Worker {

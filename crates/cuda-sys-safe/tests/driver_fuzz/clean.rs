@@ -120,7 +120,7 @@ impl Subject {
                 note("the last Synchronize", d.synchronize(device));
             }
         }
-        self.host_fn_log.lock().expect("nobody panics with it").clear();
+        self.host_fn_log.lock().expect("no panic under the lock").clear();
         if let Some(sim) = self.sim.clone().filter(|_| !self.reused) {
             self.settled(&sim, &mut refused);
         } else {
@@ -144,7 +144,7 @@ impl Subject {
         refused.extend(sim.overruns().iter().map(|o| format!("{o:?}")));
     }
 
-    /// Forgets all objects without releasing them, because the process has lost its devices.
+    /// Forgets the buffers without releasing them, because the process has lost its devices.
     pub(crate) fn forget(&mut self) {
         self.bufs.clear();
     }

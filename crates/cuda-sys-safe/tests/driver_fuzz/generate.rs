@@ -58,29 +58,29 @@ fn generate_with(seed: u64, options: &Options) -> Vec<(Step, Result<String, Stri
     let config = SimConfig { schedule: Schedule::Eager, ..SimConfig::new(options.devices) };
     let mut rng = Rng(seed ^ 0x5eed_0000);
     let length = 4 + rng.below(if options.sticky { 12 } else { 36 });
-    let mut maker = Generator {
+    let mut generator = Generator {
         pick: StepPicker::new(rng, options.clone()),
         model: Model::new(options.devices),
-        subject: Subject::simulated("the maker", config),
+        subject: Subject::simulated("the generator", config),
         watchdog: Watchdog::idle(),
         steps: Vec::new(),
     };
-    maker.prologue();
-    let end = maker.steps.len() + length;
+    generator.prologue();
+    let end = generator.steps.len() + length;
     let mut tries = 0;
-    while maker.steps.len() < end && tries < 20 * length {
+    while generator.steps.len() < end && tries < 20 * length {
         tries += 1;
-        if maker.pick.rng.rarely(24) {
-            maker.recipe();
-        } else if let Some(step) = maker.pick.any(&maker.model) {
-            maker.take(step);
+        if generator.pick.rng.rarely(24) {
+            generator.recipe();
+        } else if let Some(step) = generator.pick.any(&generator.model) {
+            generator.take(step);
         }
     }
     if options.sticky {
-        maker.inject_fault();
+        generator.inject_fault();
     }
-    maker.subject.clean();
-    maker.steps
+    generator.subject.clean();
+    generator.steps
 }
 
 pub(crate) struct Generator {
@@ -140,7 +140,7 @@ impl Generator {
         }
     }
 
-    /// Adds a sticky fault, a call that must report it, and random steps after it.
+    /// Adds a sticky fault, a call that must report the fault, and random steps.
     fn inject_fault(&mut self) {
         if self.model.gate.is_some() {
             self.take(Step::OpenGate);
@@ -160,9 +160,9 @@ impl Generator {
             self.take(Step::ThreadMode { device, mode: Mode::Relaxed });
             self.take(Step::Synchronize { device });
         }
-        let blows =
+        let faults =
             [Fault::Nowhere, Fault::Misaligned, Fault::Trap, Fault::Unmapped, Fault::InGraph];
-        let how = self.pick.rng.of(&blows).unwrap_or(Fault::Nowhere);
+        let how = self.pick.rng.of(&faults).unwrap_or(Fault::Nowhere);
         let streams: Vec<Id> = self
             .model
             .streams
@@ -175,8 +175,8 @@ impl Generator {
         self.take(Step::Fail { stream, how });
         // The failing device must report the fault first, because other devices may not know it
         // yet.
-        let notices = [Step::StreamSynchronize { stream }, Step::Synchronize { device }];
-        let first = self.pick.rng.of(&notices).unwrap_or(Step::Synchronize { device });
+        let waits = [Step::StreamSynchronize { stream }, Step::Synchronize { device }];
+        let first = self.pick.rng.of(&waits).unwrap_or(Step::Synchronize { device });
         self.take(first);
         let end = self.steps.len() + 3 + self.pick.rng.below(8);
         let mut tries = 0;
@@ -201,7 +201,7 @@ mod coverage {
 
     /// Prints, for 3000 programs, how often each kind of step was accepted and refused.
     #[test]
-    fn programs_hold_steps_of_every_kind() {
+    fn programs_contain_steps_of_every_kind() {
         let mut seen: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
         let options = Options { devices: 2, ..Options::default() };
         for (step, result) in (0..3000).flat_map(|seed| generate_with(seed, &options)) {

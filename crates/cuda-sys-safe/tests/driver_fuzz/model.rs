@@ -155,7 +155,7 @@ pub(crate) struct Model {
     pub(crate) gated_device: usize,
     pub(crate) peers: BTreeSet<(usize, usize)>,
     pub(crate) host_fns: Vec<HostFn>,
-    /// Whether a call has reported a sticky error.
+    /// Whether a sticky fault was injected.
     pub(crate) lost: bool,
     next: usize,
 }

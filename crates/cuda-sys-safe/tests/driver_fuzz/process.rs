@@ -149,7 +149,7 @@ impl Worker {
                     let pairs = rest.chunks_exact(2).map(|p| (p[0].to_owned(), p[1].to_owned()));
                     WorkerAnswer::Diff { dirty: state == "dirty", found: pairs.collect() }
                 }
-                _ => WorkerAnswer::Gone(format!("it said {line:?}")),
+                _ => WorkerAnswer::Gone(format!("unknown answer: {line:?}")),
             };
         }
     }

@@ -14,7 +14,7 @@ impl Generator {
         }
     }
 
-    /// Adds a random step, once in `one_in` calls.
+    /// Adds a random step, once in `one_in` calls on average.
     fn perhaps(&mut self, one_in: usize) {
         if self.pick.rng.rarely(one_in)
             && let Some(step) = self.pick.any(&self.model)
@@ -23,6 +23,7 @@ impl Generator {
         }
     }
 
+    /// Picks a live stream. If `made` is set, only streams that the program created.
     fn some_stream(&mut self, made: bool) -> Option<Id> {
         let all = self.model.streams.iter().filter(|(_, s)| s.alive && (!made || !s.legacy));
         let all: Vec<Id> = all.map(|(&id, _)| id).collect();

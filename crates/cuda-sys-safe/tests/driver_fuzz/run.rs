@@ -314,7 +314,7 @@ impl Run<'_> {
     /// Checks that every host function ran once, and after all host functions before it.
     fn order(&mut self) {
         for subject in self.subjects.iter() {
-            let host_fn_log = subject.host_fn_log.lock().expect("nobody panics with it").clone();
+            let host_fn_log = subject.host_fn_log.lock().expect("no panic under the lock").clone();
             let place = |step| host_fn_log.iter().position(|&h| h == step);
             let mut wrong = None;
             for f in &self.model.host_fns {

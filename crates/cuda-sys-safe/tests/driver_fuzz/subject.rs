@@ -27,8 +27,8 @@ pub(crate) struct Outcome {
     pub(crate) result: Result<String, String>,
     /// Whether the call waited for the stream that was held back.
     pub(crate) waited: bool,
-    /// A letter for each stream that can be captured: `-` for none, `A` for active, `!` for
-    /// invalidated.
+    /// A letter for each stream that the program created: `-` for no capture, `A` for an active
+    /// one, `!` for an invalidated one, `?` if the query failed. Empty if not queried.
     pub(crate) status: String,
     /// Bytes of a read. Undetermined bytes are 0.
     pub(crate) bytes: Vec<u8>,

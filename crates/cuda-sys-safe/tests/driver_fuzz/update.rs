@@ -8,9 +8,9 @@ use crate::order::{Clock, OpId, TIMELINES};
 use crate::step::*;
 
 impl Model {
-    /// Updates the model. `fine` tells whether the step was accepted, and `waited` whether it
-    /// opened the gate. `status` has a letter per stream with its capture status, if it was
-    /// queried.
+    /// Updates the model. `fine` tells whether the step was accepted, and `waited` whether the step
+    /// waited and thereby opened the gate. `status` has a letter per stream with the stream's
+    /// capture status, or is empty if the status was not queried.
     pub(crate) fn update(
         &mut self,
         index: usize,
@@ -375,7 +375,8 @@ impl Model {
     }
 }
 
-/// Returns the graph of a capture. It is racy if unordered nodes access the same memory.
+/// Returns the graph of a capture. The graph is racy if unordered nodes conflict over memory, or a
+/// node is racy.
 fn graph_of(nodes: &[Node]) -> GraphState {
     let mut before: Vec<BTreeSet<usize>> = Vec::new();
     let mut racy = nodes.iter().any(|n| n.racy);

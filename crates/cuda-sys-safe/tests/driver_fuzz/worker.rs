@@ -4,9 +4,10 @@
 //! from `SEED`. `KEEP` lists the steps to run, or is `-` for all. `PATIENCE` is the time in
 //! milliseconds after which a call counts as waiting.
 //!
-//! The answer about each program is a line of tab-separated fields: `@same SEED`, `@diff SEED
-//! clean|dirty CLASS TEXT ...`, or `@hang SEED STEP LANE`. `@at STEP` precedes each step on the
-//! real driver, because the process may crash in the step.
+//! The process prints `@ready` when its driver is open. The answer about each program is a line of
+//! tab-separated fields: `@same SEED`, `@diff SEED clean|dirty CLASS TEXT ...`, `@last SEED`, or
+//! `@hang SEED STEP LANE`. The process ends after `@last`, `@hang` and a dirty `@diff`. `@at STEP`
+//! precedes each step on the real driver, because the process may crash in the step.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -171,7 +172,7 @@ fn tell(step: usize) {
 
 /// Ends the process if a call or a program exceeds its time limit.
 fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>, longest: Duration) {
-    /// A count that is odd while something is running, and the time since it last changed.
+    /// A count that is odd while something is running, and the time of the count's last change.
     struct Stopwatch(usize, Instant);
     impl Stopwatch {
         fn longer_than(&mut self, count: usize, limit: Duration) -> bool {

@@ -27,7 +27,8 @@ static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 /// Whether an all-reduce waits for ranks that never come.
 static HANG: AtomicBool = AtomicBool::new(false);
-/// Whether a graph contains collectives. An abort waits until it is destroyed.
+/// Whether a graph contains collectives. Aborts of blocking communicators wait until the graph is
+/// destroyed.
 static GRAPH: AtomicBool = AtomicBool::new(false);
 /// Number of aborts that wait for the graph.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -75,12 +76,13 @@ pub extern "C" fn fake_inside() -> usize {
     INSIDE[0].load(SeqCst)
 }
 
+/// Makes every later all-reduce hang until an abort. Returns the previous state.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_hang() -> usize {
     usize::from(HANG.swap(true, SeqCst))
 }
 
-/// Toggles whether a graph contains collectives.
+/// Toggles whether a graph contains collectives. Returns the previous state.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_graph() -> usize {
     usize::from(GRAPH.fetch_xor(true, SeqCst))
@@ -99,7 +101,7 @@ pub extern "C" fn fake_stall(after: usize) {
     STALLED.store(NUMBER.load(SeqCst) + after + 1, SeqCst);
 }
 
-/// Returns the calls so far, one per line. The string is never freed.
+/// Returns the calls since the previous `fake_log`, one per line. The string is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_log() -> *const c_char {
     CString::new(std::mem::take(&mut *lock(&LOG))).unwrap_or_default().into_raw()
@@ -131,12 +133,13 @@ pub struct Comm {
     /// Number of threads in a call on the communicator.
     inside: AtomicUsize,
     /// Number of polls until the running call is complete.
-    to_ask: AtomicUsize,
+    polls_left: AtomicUsize,
     /// The destination and the result of a running split.
     splitting: Mutex<Option<(AtomicPtr<*mut Comm>, AtomicPtr<Comm>)>>,
 }
 
-const ASKED: usize = 2;
+/// Number of polls until a call is complete.
+const POLLS: usize = 2;
 
 impl Comm {
     /// Creates a communicator with the requested configuration.
@@ -151,7 +154,7 @@ impl Comm {
         ALIVE.fetch_add(1, SeqCst);
         let (blocking, shares) = (config.blocking == 1, config.split_share == 1);
         let (freed, inside) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let (to_ask, splitting) = (AtomicUsize::new(0), Mutex::new(None));
+        let (polls_left, splitting) = (AtomicUsize::new(0), Mutex::new(None));
         Box::leak(Box::new(Self {
             number,
             rank,
@@ -161,7 +164,7 @@ impl Comm {
             aborted,
             freed,
             inside,
-            to_ask,
+            polls_left,
             splitting,
         }))
     }
@@ -171,7 +174,8 @@ impl Comm {
         format!("{}: {blocking}{}", self.number, if self.shares { ", sharing" } else { "" })
     }
 
-    /// Returns the communicator of a call. Counts a misuse and returns `None` if it is freed.
+    /// Returns the communicator of a call. Counts a misuse and returns `None` if the communicator
+    /// is null or freed.
     unsafe fn of(comm: *mut Comm) -> Option<&'static Self> {
         if comm.is_null() {
             misuse("no communicator");
@@ -215,7 +219,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     // SAFETY: callers pass a live configuration, as the real function requires.
     let comm = unsafe { Comm::new((rank, ranks), config, Arc::default()) };
     log(format_args!("init {}", comm.kind()));
-    comm.to_ask.store(ASKED, SeqCst);
+    comm.polls_left.store(POLLS, SeqCst);
     // SAFETY: callers pass a slot that is valid for writes.
     unsafe { *slot = comm.pointer() };
     IN_PROGRESS
@@ -233,10 +237,10 @@ pub unsafe extern "C" fn ncclCommSplit(
     // SAFETY: callers pass a communicator of this library.
     let Some(whole) = (unsafe { Comm::of(whole) }) else { return INVALID_USAGE };
     let mut splitting = lock(&whole.splitting);
-    if whole.to_ask.load(SeqCst) > 0 || splitting.is_some() || whole.blocking {
+    if whole.polls_left.load(SeqCst) > 0 || splitting.is_some() || whole.blocking {
         return misuse("a split of a communicator that is not ready or that blocks");
     }
-    whole.to_ask.store(ASKED, SeqCst);
+    whole.polls_left.store(POLLS, SeqCst);
     if color < 0 {
         log(format_args!("split {}, no color", whole.number));
         return IN_PROGRESS;
@@ -250,17 +254,17 @@ pub unsafe extern "C" fn ncclCommSplit(
 }
 
 impl Comm {
-    /// Continues a running call. Returns `true` if the call is complete.
-    fn go_on(&self) -> bool {
+    /// Polls a running call. Returns `true` if the call is complete.
+    fn poll(&self) -> bool {
         let mut splitting = lock(&self.splitting);
         let stalled = |number: usize| STALLED.load(SeqCst) == number;
         // SAFETY: the memory of communicators is never freed.
         let part = splitting.as_ref().map(|(_, part)| unsafe { &*part.load(SeqCst) });
         let number = part.map_or(self.number, |part| part.number);
-        if self.to_ask.load(SeqCst) == 0 {
+        if self.polls_left.load(SeqCst) == 0 {
             return true;
         }
-        if stalled(number) || self.to_ask.fetch_sub(1, SeqCst) > 1 {
+        if stalled(number) || self.polls_left.fetch_sub(1, SeqCst) > 1 {
             return false;
         }
         if let Some((slot, part)) = splitting.take() {
@@ -276,10 +280,10 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut c_ui
     // SAFETY: callers pass a communicator of this library.
     let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
     if comm.inside.load(SeqCst) > 0 && !never_blocks() {
-        return misuse("a state while another thread is in a call");
+        return misuse("a query of the state while another thread is in a call");
     }
     // SAFETY: callers pass a pointer that is valid for writes, as the real function requires.
-    unsafe { *error = if comm.go_on() { SUCCESS } else { IN_PROGRESS } };
+    unsafe { *error = if comm.poll() { SUCCESS } else { IN_PROGRESS } };
     SUCCESS
 }
 
@@ -303,7 +307,8 @@ pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, ranks: *mut c_int) -> c_
     SUCCESS
 }
 
-/// Ends a running split, and calls on communicators that share the abort flag.
+/// Ends a running split, and calls on communicators that share the abort flag. Frees the
+/// communicator.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_uint {
     // SAFETY: callers pass a communicator of this library.
@@ -353,18 +358,18 @@ pub unsafe extern "C" fn ncclAllReduce(
         }
         std::thread::yield_now();
     }
-    if comm.to_ask.load(SeqCst) > 0 {
+    if comm.polls_left.load(SeqCst) > 0 {
         return misuse("a call before the previous call is complete");
     }
     if never_blocks() {
-        comm.to_ask.store(if HANG.load(SeqCst) { usize::MAX } else { ASKED }, SeqCst);
+        comm.polls_left.store(if HANG.load(SeqCst) { usize::MAX } else { POLLS }, SeqCst);
     }
     while !never_blocks() && HANG.load(SeqCst) && !comm.aborted.load(SeqCst) {
         std::thread::sleep(Duration::from_millis(1));
     }
     let aborted = comm.aborted.load(SeqCst);
     if aborted {
-        // Delay the return until the abort has ended.
+        // Delay the return, so that the log shows which aborts wait for this call.
         std::thread::sleep(Duration::from_millis(50));
         log(format_args!("all-reduce on {} has ended", comm.number));
     }
@@ -373,8 +378,8 @@ pub unsafe extern "C" fn ncclAllReduce(
     if aborted { INTERNAL_ERROR } else { SUCCESS }
 }
 
-/// Returns `true` if the environment makes all communicators non-blocking. Like NCCL, ignores the
-/// configuration then.
+/// Returns `true` if the environment makes all communicators non-blocking. As in NCCL, the
+/// environment overrides the configuration.
 fn never_blocks() -> bool {
     std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|text| text == "0")
 }

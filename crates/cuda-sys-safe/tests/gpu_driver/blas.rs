@@ -91,7 +91,7 @@ fn gpu_cublas_multiplies_matrices() {
         let mut bytes = vec![0u8; batch * m * n * size];
         let count = bytes.len();
         copy(&stream, host_mut(&mut bytes), on(0, args.c), count);
-        // Half types round results that need more bits.
+        // The 16-bit types round results that need more bits.
         let exact = matches!(dtype, BlasType::F32 | BlasType::F64);
         let digits = if dtype == BlasType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
         for (got, want) in decode(dtype, &bytes).iter().zip(&expected) {

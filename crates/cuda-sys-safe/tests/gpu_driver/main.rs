@@ -287,7 +287,7 @@ fn gpu_memsets_of_every_width() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_streams_have_priorities_and_run_apart() {
+fn gpu_streams_have_priorities_and_run_concurrently() {
     let (_one, driver) = gpu();
     let (least, greatest) = driver.stream_priority_range(0).unwrap();
     assert!(least == 0 && greatest < 0, "{least} {greatest}");
@@ -313,7 +313,7 @@ fn gpu_streams_have_priorities_and_run_apart() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_events_keep_time() {
+fn gpu_events_measure_time() {
     let (_one, driver) = gpu();
     let stream = stream(&driver);
     let spin = Spin::new(&stream);

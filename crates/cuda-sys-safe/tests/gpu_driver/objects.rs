@@ -105,7 +105,7 @@ fn gpu_pools_allocate_in_stream_order() {
     assert_eq!(download(&stream, ptr, 1000), ramp(1000));
     drop(memory);
     let again = pool.alloc(4 * MIB, &stream).unwrap();
-    assert_eq!(again.ptr(), ptr, "a kept block is used again");
+    assert_eq!(again.ptr(), ptr, "the pool reuses a freed block");
     drop(again);
     stream.synchronize().unwrap();
     let before = driver.mem_info(0).unwrap().free;

@@ -43,8 +43,8 @@ fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<
     }
 }
 
-/// Releases an object of each kind during a capture. A refused release has no effect: it succeeds
-/// when the capture is over, and later objects of that kind can be created and released.
+/// Releases an object of each kind during a capture. A refused release has no effect: the release
+/// succeeds after the capture, and later objects of that kind can be created and released.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_refused_releases_can_be_retried() {

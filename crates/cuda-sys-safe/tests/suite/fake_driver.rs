@@ -328,9 +328,9 @@ fn a_mapping_keeps_what_it_maps() {
         let error = reservation.map(offset, &memory, from, bytes).unwrap_err();
         assert!(matches!(error, DriverError::InvalidArgument { .. }), "{error}");
     }
-    let stranger = PhysicalMemory::new(&fake.load().unwrap(), 0, page).unwrap();
-    assert!(reservation.map(0, &stranger, 0, page).is_err());
-    drop(stranger);
+    let foreign = PhysicalMemory::new(&fake.load().unwrap(), 0, page).unwrap();
+    assert!(reservation.map(0, &foreign, 0, page).is_err());
+    drop(foreign);
     assert_eq!((fake.calls("cuMemMap"), fake.calls("cuMemRelease")), (1, 1));
     assert!(mapping.range(1, page).is_err() && mapping.range(1, page - 1).is_ok());
 

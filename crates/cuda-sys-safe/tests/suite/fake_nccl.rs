@@ -83,12 +83,12 @@ fn ask<T: std::marker::Copy, R>(what: &str, f: impl FnOnce(T) -> R) -> R {
     }
 }
 
-/// Returns a counter of the fake library.
+/// Calls a function of the fake library that returns a counter or the previous state of a switch.
 fn counted(what: &str) -> usize {
     ask(what, |count: extern "C" fn() -> usize| count())
 }
 
-/// Returns the calls since the last time.
+/// Returns the calls since the previous `log`.
 fn log() -> String {
     // SAFETY: the fake library returns a NUL-terminated string and never frees it.
     ask("fake_log", |log: extern "C" fn() -> *const c_char| unsafe { CStr::from_ptr(log()) })
@@ -110,10 +110,10 @@ fn enqueue(comm: &Communicator) -> Result<()> {
 }
 
 /// Waits until a condition holds.
-fn until(what: &str, is_so: impl Fn() -> bool) {
+fn until(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT / 2, "in vain: {what}");
+    while !condition() {
+        assert!(began.elapsed() < LIMIT / 2, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -224,7 +224,7 @@ fn an_abort_that_waits_for_a_graph_blocks_no_other_call() {
             assert!(comm.is_aborted() && comm.state().is_err());
             // The owner of the graph launches it before destroying it. The launch is refused, so it
             // cannot block the abort.
-            let launch = comm.while_usable(|| unreachable!("it is aborted"));
+            let launch = comm.while_usable(|| unreachable!("the communicator is aborted"));
             assert!(launch.is_err() && enqueue(&comm).is_err());
             assert!(!abort.is_finished());
             counted("fake_graph");
@@ -264,13 +264,13 @@ fn waits_for_a_call_that_hangs_can_be_aborted() {
         std::thread::scope(|scope| {
             let hanging = scope.spawn(|| enqueue(&first));
             until("the call is made", || counted("fake_inside") == 1);
-            let (ready, at_it) = std::sync::mpsc::channel();
+            let (ready, is_ready) = std::sync::mpsc::channel();
             let second = &second;
             let waiting = scope.spawn(move || {
                 ready.send(()).unwrap();
                 enqueue(second)
             });
-            at_it.recv().unwrap();
+            is_ready.recv().unwrap();
             // New communicators can still be created.
             drop(new());
             second.abort();
@@ -279,7 +279,7 @@ fn waits_for_a_call_that_hangs_can_be_aborted() {
             first.abort();
             assert!(hanging.join().unwrap().is_err());
         });
-        until("all are freed", || counted("fake_alive") == 0);
+        until("all communicators are freed", || counted("fake_alive") == 0);
         assert_eq!(counted("fake_misuses"), 0);
     });
 }
@@ -293,7 +293,7 @@ fn a_communicator_that_is_never_ready_is_given_up_at_any_stage() {
             ask("fake_stall", |stall: extern "C" fn(usize)| stall(stage));
             let error = Communicator::new(driver, 0, &ID, 2, 0, limit).unwrap_err();
             assert!(error.to_string().contains("ncclInProgress"), "{error}");
-            until("it is freed", || counted("fake_alive") == 0);
+            until("the communicator is freed", || counted("fake_alive") == 0);
         }
         let whole = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
         for stage in 0..3 {

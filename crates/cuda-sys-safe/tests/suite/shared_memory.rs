@@ -41,7 +41,7 @@ fn byte(driver: &Arc<dyn Driver>, mapping: &Mapping, at: usize) -> u8 {
 }
 
 #[test]
-fn shared_memory_shows_both_sides_writes_and_outlives_its_maker() {
+fn shared_memory_shows_the_writes_of_both_drivers_and_outlives_its_creator() {
     let ((maker_sim, maker), (peer_sim, peer)) = (sim(), sim());
     let made = PhysicalMemory::shareable(&maker, 0, 2 * PAGE).unwrap();
     let here = map(&maker, &made).unwrap();
@@ -60,7 +60,7 @@ fn shared_memory_shows_both_sides_writes_and_outlives_its_maker() {
     assert_eq!(
         free(&peer) - free(&maker),
         2 * PAGE,
-        "the memory counts on the driver that created it"
+        "the memory counts for the driver that created it"
     );
     drop((here, made));
     assert_eq!(free(&peer), free(&maker));
@@ -78,7 +78,7 @@ fn a_descriptor_of_other_memory_is_refused() {
     let (_, driver) = sim();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
     let code = plain.export().unwrap_err().code();
-    assert_eq!(code, Some(CudaCode::INVALID_VALUE), "it was not created for other processes");
+    assert_eq!(code, Some(CudaCode::INVALID_VALUE), "the memory is not shareable");
 
     let import = |bytes, fd: OwnedFd| PhysicalMemory::import(&driver, 0, bytes, fd).map(drop);
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());
@@ -100,12 +100,12 @@ fn a_descriptor_of_other_memory_is_refused() {
         assert!(import(bytes, made.export().unwrap()).is_err(), "{bytes} bytes of {PAGE}");
     }
     let file = File::from(made.export().unwrap());
-    assert!(file.set_len(0).is_err() && file.set_len(4 << 20).is_err(), "its size is fixed");
+    assert!(file.set_len(0).is_err() && file.set_len(4 << 20).is_err(), "the size is fixed");
     import(PAGE, made.export().unwrap()).unwrap();
 }
 
 /// Exports memory and imports it in the same process.
-fn comes_back(driver: &Arc<dyn Driver>) {
+fn export_and_import(driver: &Arc<dyn Driver>) {
     let made = PhysicalMemory::shareable(driver, 0, PAGE).unwrap();
     let again = PhysicalMemory::import(driver, 0, PAGE, made.export().unwrap()).unwrap();
     let [first, second] = [&made, &again].map(|memory| map(driver, memory).unwrap());
@@ -116,16 +116,16 @@ fn comes_back(driver: &Arc<dyn Driver>) {
 }
 
 #[test]
-fn memory_that_comes_back_is_the_same() {
+fn memory_imported_by_its_exporter_is_the_same() {
     let (sim, driver) = sim();
-    comes_back(&driver);
+    export_and_import(&driver);
     assert!(sim.usage().all_released());
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_memory_that_comes_back_is_the_same() {
-    comes_back(&real::load().unwrap());
+fn gpu_memory_imported_by_its_exporter_is_the_same() {
+    export_and_import(&real::load().unwrap());
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn gpu_memory_that_comes_back_is_the_same() {
 fn gpu_a_descriptor_of_other_memory_is_refused() {
     let driver = real::load().unwrap();
     let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
-    assert!(plain.export().is_err(), "it was not created for other processes");
+    assert!(plain.export().is_err(), "the memory is not shareable");
     for path in ["/dev/null", "/proc/self/exe"] {
         let file = OwnedFd::from(File::open(path).unwrap());
         assert!(PhysicalMemory::import(&driver, 0, PAGE, file).is_err(), "{path}");
@@ -142,7 +142,7 @@ fn gpu_a_descriptor_of_other_memory_is_refused() {
     let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
     let more = PhysicalMemory::import(&driver, 0, 2 * PAGE, made.export().unwrap());
     assert!(more.and_then(|more| map(&driver, &more)).is_err());
-    comes_back(&driver); // the driver is still usable
+    export_and_import(&driver); // the driver is still usable
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn drivers_that_cannot_share_memory_return_an_error() {
     assert!(error.to_string().contains("cannot share memory"), "{error}");
 }
 
-/// Streams write words and wait for them. The host and other processes may write the words, too.
+/// Checks that streams wait for words that a stream, the host or another driver writes.
 fn words_order_streams(driver: &Arc<dyn Driver>, peer: &Arc<dyn Driver>) {
     let new = |driver| Stream::new(driver, 0, StreamFlags::default()).unwrap();
     let (waits, waits_too, writes) = (new(driver), new(driver), new(peer));
@@ -202,7 +202,7 @@ fn words_order_streams_of_two_drivers() {
 }
 
 #[test]
-fn a_captured_stream_and_other_memory_have_no_words() {
+fn words_are_refused_on_captured_streams_and_in_pageable_memory() {
     let (sim, driver) = sim();
     let words = SharedWords::new(&driver, 0).unwrap();
     let stream = sim.stream_create(0, StreamFlags::default()).unwrap();

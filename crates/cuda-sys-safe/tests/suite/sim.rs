@@ -215,7 +215,7 @@ fn host_functions_run_in_order_unlocked_and_may_not_call() {
     stream.synchronize().unwrap();
     assert_eq!(hits.load(Ordering::SeqCst), 3);
     // SAFETY: the stream is alive.
-    unsafe { driver.launch_host_func(stream.handle(), Box::new(|| panic!("as the test wants"))) }
+    unsafe { driver.launch_host_func(stream.handle(), Box::new(|| panic!("in a callback"))) }
         .unwrap();
     stream.synchronize().expect("the driver never sees a panic");
     drop(stream);
@@ -308,7 +308,7 @@ fn timing(driver: &Arc<dyn Driver>) -> Event {
 }
 
 #[test]
-fn a_wait_keeps_the_record_it_was_made_for() {
+fn a_wait_keeps_its_record_when_the_event_is_recorded_again() {
     let (sim, driver) = sim(1, Schedule::Lazy);
     let (a, b) = (non_blocking(&driver, 0), non_blocking(&driver, 0));
     let (x, y) =
@@ -370,7 +370,7 @@ fn unmapping_under_unfinished_work_faults() {
     let base = driver.address_reserve(0, page).unwrap();
     let piece = driver.mem_create(0, page).unwrap();
     let set = |base| {
-        // SAFETY: the simulator checks the access. The memory is unmapped too early on purpose.
+        // SAFETY: the simulator checks the access. The mapping has no access on purpose.
         unsafe { driver.memset_async(base, MemsetValue::U8(1), 4, stream.handle()) }
     };
     // SAFETY: the handles are live. The simulator refuses the access when the work runs.
@@ -383,7 +383,8 @@ fn unmapping_under_unfinished_work_faults() {
     let stream = non_blocking(&driver, 0);
     let base = driver.address_reserve(0, page).unwrap();
     let piece = driver.mem_create(0, page).unwrap();
-    // SAFETY: the handles are live. The simulator refuses the access when the work runs.
+    // SAFETY: the handles are live. The memory is unmapped too early on purpose, and the simulator
+    // refuses the access when the work runs.
     unsafe {
         driver.mem_map(base, page, 0, piece).unwrap();
         driver.mem_set_access(0, base, page, &[(0, MemAccess::ReadWrite)]).unwrap();
@@ -411,7 +412,7 @@ fn pool_memory_lives_in_stream_order() {
         let twice = driver.mem_free_async(ptr, a.handle()).unwrap_err();
         assert_eq!(twice.code(), Some(CudaCode::INVALID_VALUE));
         a.synchronize().unwrap();
-        assert_eq!(sim.usage().devices[0].used_bytes, 0, "given back at the wait");
+        assert_eq!(sim.usage().devices[0].used_bytes, 0, "returned by the synchronization");
         driver.mempool_release_threshold(pool, 2048).unwrap();
         let ptr = driver.mem_alloc_async(pool, 1000, a.handle()).unwrap();
         driver.mem_free_async(ptr, a.handle()).unwrap();

@@ -198,7 +198,7 @@ fn threads_share_a_simulator() {
 }
 
 #[test]
-fn captures_keep_to_their_thread() {
+fn the_capture_mode_decides_whether_other_threads_are_restricted() {
     let sim = SimConfig::new(1).build();
     let driver: Arc<dyn Driver> = sim.clone();
     let flags = StreamFlags { non_blocking: true, priority: 0 };

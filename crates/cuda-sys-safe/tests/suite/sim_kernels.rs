@@ -79,7 +79,7 @@ unsafe fn increment_three(launch: &HostLaunch<'_>) {
 }
 
 unsafe fn panics(_: &HostLaunch<'_>) {
-    panic!("as the test wants");
+    panic!("a panic in a kernel");
 }
 
 unsafe fn nothing(_: &HostLaunch<'_>) {}
@@ -151,7 +151,7 @@ fn strided_footprints_are_exact() {
             unsafe { *launch.pointers[0].sub(i) = 7 };
         }
     }
-    for (host, fine) in [(every_other as HostKernel, true), (all, false)] {
+    for (host, allowed) in [(every_other as HostKernel, true), (all, false)] {
         let world = world(1, true);
         let memory = world.memory(0, 8);
         let footprint = Footprint {
@@ -162,8 +162,8 @@ fn strided_footprints_are_exact() {
             strides: &[-2],
             access: Access::Write,
         };
-        assert_eq!(world.launch(host, &[footprint]).is_ok(), fine);
-        assert_eq!(world.sim.violations().is_empty(), fine);
+        assert_eq!(world.launch(host, &[footprint]).is_ok(), allowed);
+        assert_eq!(world.sim.violations().is_empty(), allowed);
     }
 }
 
@@ -180,7 +180,7 @@ fn redzones_catch_overruns() {
     let found = world.sim.overruns();
     assert_eq!((found.len(), found[0].base, found[0].offset), (1, a.ptr().addr(), 4));
     drop(a);
-    assert!(world.driver.lost(0).is_some(), "found again when it was freed");
+    assert!(world.driver.lost(0).is_some(), "the free reports the overrun again");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
         }
         let result = world.launch(nothing, &[bytes(1, far.ptr(), &four, Access::Read)]);
         assert_eq!(result.is_ok(), enable);
-        assert_eq!(world.driver.lost(1).is_none(), enable, "the owner goes with the other");
+        assert_eq!(world.driver.lost(1).is_none(), enable, "the owner of the memory is lost, too");
     }
 
     // Mapped virtual memory. Peer access of the context does not apply; the access of the mapping
@@ -295,7 +295,7 @@ fn kernels_reach_mapped_host_memory() {
 }
 
 #[test]
-fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
+fn an_overrun_of_pool_memory_is_reported_before_the_lost_device() {
     let world = world(1, false);
     let pool = world.driver.mempool_create(0).unwrap();
     let source = world.memory(0, 4);

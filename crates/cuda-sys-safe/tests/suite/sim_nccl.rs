@@ -11,7 +11,7 @@ use warpline_cuda_sys_safe::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A rank: its device, with a stream and some floats.
+/// A rank, with a stream and memory for [`FLOATS`] floats.
 struct Rank {
     sim: Arc<SimDriver>,
     comm: Communicator,
@@ -79,7 +79,7 @@ impl Rank {
             }
             std::thread::yield_now();
         }
-        panic!("no error came");
+        panic!("no error was reported");
     }
 }
 
@@ -88,7 +88,7 @@ impl Rank {
 fn ranks<R: Send>(
     count: usize,
     schedule: Schedule,
-    own_boxes: bool,
+    own_simulators: bool,
     body: impl Fn(&Rank) -> R + Sync,
 ) -> Vec<R> {
     let config = SimConfig { schedule, capacity: 1 << 30, ..SimConfig::new(count) };
@@ -98,15 +98,15 @@ fn ranks<R: Send>(
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count)
             .map(|rank| {
-                let sim = if own_boxes { config.clone().build() } else { shared.clone() };
+                let sim = if own_simulators { config.clone().build() } else { shared.clone() };
                 let (id, body, joined) = (&id, &body, &joined);
                 scope.spawn(move || {
                     let driver: Arc<dyn Driver> = sim.clone();
-                    let device = if own_boxes { 0 } else { rank };
+                    let device = if own_simulators { 0 } else { rank };
                     let comm = Communicator::new(&driver, device, id, count, rank, LIMIT).unwrap();
                     let rank = Rank::new(&sim, device, comm);
-                    // If a rank failed now, ranks that do not know yet that all have joined would
-                    // fail to join.
+                    // Wait until all ranks have joined. If a rank failed earlier, other ranks might
+                    // still be joining, and would fail to join.
                     joined.wait();
                     let result = body(&rank);
                     // End blocked operations before their memory is freed.
@@ -128,8 +128,8 @@ fn schedules() -> Vec<Schedule> {
 #[test]
 fn sums_are_right_under_every_schedule() {
     for schedule in schedules() {
-        for (count, own_boxes) in [(1, false), (2, false), (3, true), (4, false)] {
-            let sums = ranks(count, schedule, own_boxes, |rank| {
+        for (count, own_simulators) in [(1, false), (2, false), (3, true), (4, false)] {
+            let sums = ranks(count, schedule, own_simulators, |rank| {
                 let me = rank.comm.rank() as f32;
                 rank.set(&[me + 1.0, 10.0 * me]);
                 rank.enqueue(&[rank.all_reduce(2, ReduceOp::Sum)]).unwrap();
@@ -138,7 +138,7 @@ fn sums_are_right_under_every_schedule() {
             });
             let n = count as f32;
             let expected = vec![n * (n + 1.0) / 2.0, 10.0 * n * (n - 1.0) / 2.0];
-            assert_eq!(sums, vec![expected; count], "{schedule:?}, {count} ranks, {own_boxes}");
+            assert_eq!(sums, vec![expected; count], "{schedule:?}, {count}, {own_simulators}");
         }
     }
 }
@@ -305,7 +305,7 @@ fn a_rank_may_leave_when_its_work_is_done() {
 }
 
 #[test]
-fn a_wait_for_ranks_that_do_not_come_ends() {
+fn a_wait_for_missing_ranks_times_out() {
     let limit = Duration::from_millis(200);
     let sim =
         SimConfig { collective_timeout: limit, capacity: 1 << 30, ..SimConfig::new(2) }.build();
@@ -363,7 +363,7 @@ fn ranks_that_cannot_join_are_refused() {
 }
 
 #[test]
-fn an_interrupted_communicator_ends_pending_calls_and_is_still_to_be_freed() {
+fn an_interrupted_communicator_ends_pending_calls_and_must_still_be_freed() {
     let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let nccl = driver.nccl().unwrap();

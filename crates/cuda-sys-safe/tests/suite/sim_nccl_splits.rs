@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Three ranks on one device each, used by one thread.
+/// Three ranks, each on its own device, used by one thread.
 struct Ranks {
     sim: Arc<SimDriver>,
     comms: Vec<CommHandle>,
@@ -54,8 +54,8 @@ impl Ranks {
             let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
             let call = Collective::AllReduce { send: at, recv: at, count: 1, dtype, op };
             let stream = StreamHandle::default_of(comm.device());
-            // SAFETY: the communicator is alive, and the memory stays alive until it is aborted.
             // The result is ignored, because the second rank may already know of the failure.
+            // SAFETY: the communicator is alive, and the memory outlives it.
             let _ = unsafe { self.sim.nccl().unwrap().enqueue(comm, &[call], stream) };
         }
         others.map(|comm| {
@@ -63,7 +63,7 @@ impl Ranks {
             loop {
                 match self.state(comm) {
                     Err(error) => return error.to_string(),
-                    Ok(_) if began.elapsed() > LIMIT => panic!("no error came"),
+                    Ok(_) if began.elapsed() > LIMIT => panic!("no error was reported"),
                     Ok(_) => {}
                 }
             }
@@ -212,7 +212,7 @@ fn ranks_that_leave_in_other_processes_are_named() {
         let error = loop {
             match part.state() {
                 Err(error) => break error.to_string(),
-                Ok(_) => assert!(began.elapsed() < 2 * LIMIT, "{how}: no error came"),
+                Ok(_) => assert!(began.elapsed() < 2 * LIMIT, "{how}: no error was reported"),
             }
         };
         assert!(error.contains(why), "{how}: {error}");

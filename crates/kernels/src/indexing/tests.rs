@@ -1,15 +1,15 @@
-//! Tests of the units in which adjacent elements are moved.
+//! Tests of the size of the units in which adjacent elements are copied.
 
 use super::*;
 use warpline_runtime::DType::{BF16, I64};
 use warpline_runtime::testing::{Tensor, on_every_target};
 
 #[test]
-fn rows_are_moved_in_the_widest_parts_that_fit() {
+fn rows_are_copied_in_the_widest_units_that_fit() {
     on_every_target(|target| {
         let base = Tensor::garbage(target, BF16, &[7, 64]);
         let index = Tensor::new(target, I64, &[7], &[0.0; 7]);
-        let seen = |view: &Tensor| {
+        let unit = |view: &Tensor| {
             let (sizes, strides) = (view.view().sizes(), view.view().strides());
             let along = IndexedDim { dim: 0, size: 7, step: strides[0], indexed: 0..1 };
             let of = |strides: &[isize]| {
@@ -20,10 +20,10 @@ fn rows_are_moved_in_the_widest_parts_that_fit() {
             let which = View { layout: &which, ..index.view() };
             wide(&[source, which, view.view()], &along)
         };
-        assert_eq!(seen(&base), Some((8, 1)));
+        assert_eq!(unit(&base), Some((8, 1)));
         for (start, length, times) in [(0, 24, 8), (4, 24, 4), (0, 20, 4), (2, 8, 2), (0, 5, 1)] {
-            assert_eq!(seen(&base.with(|l| l.narrow(1, start, length))), Some((times, 1)));
+            assert_eq!(unit(&base.with(|l| l.narrow(1, start, length))), Some((times, 1)));
         }
-        assert_eq!(seen(&base.with(|l| l.slice(1, 0, 64, 2))), None);
+        assert_eq!(unit(&base.with(|l| l.slice(1, 0, 64, 2))), None);
     });
 }

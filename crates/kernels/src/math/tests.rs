@@ -1,11 +1,11 @@
-//! The functions compared with the system's library in `f64`, over all of `f32`.
+//! Comparison of the functions with references in `f64`, over a sample of all `f32` values.
 
 use super::*;
 use warpline_runtime::host::LANES;
 
 type Case = (fn(&mut [f32]), fn(f64) -> f64, fn(f64) -> f64);
 
-/// Each function over slices, its scalar form, and the reference.
+/// Name of each function, its form over slices, its scalar form, and the reference.
 const CASES: [(&str, Case); 10] = [
     ("exp", (exp, functions::exp, f64::exp)),
     ("expm1", (expm1, functions::expm1, f64::exp_m1)),
@@ -57,7 +57,7 @@ fn functions_are_within_a_unit_in_the_last_place() {
 }
 
 #[test]
-fn functions_agree_at_every_level_and_position() {
+fn slices_of_any_length_agree_with_the_scalar_form() {
     let inputs: Vec<f32> = sweep().into_iter().step_by(97).collect();
     for (name, (all, one, _)) in CASES {
         for n in (1..3 * LANES).chain([inputs.len()]) {

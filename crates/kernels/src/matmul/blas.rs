@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_settings_of_the_runtime_are_those_of_the_call() {
+    fn gemm_uses_the_precision_settings_of_the_runtime() {
         let steps = Steps { batch: 0, row: 64, column: 1 };
         let product = Product { batch: 1, m: 64, n: 64, k: 64, a: steps, b: steps, c: steps };
         let precision = Precision::default();

@@ -51,7 +51,7 @@ fn gpu_a_declaration_is_compiled_on_first_use() {
     on_gpu(squares);
 }
 
-/// Calls the code for more results than kernels count.
+/// Calls `halves` directly, which `run` needs only for more results than kernels count.
 #[test]
 fn the_halves_of_a_split_reduction_cover_all_elements() {
     on_every_target(|target| {

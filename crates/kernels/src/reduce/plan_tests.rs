@@ -53,7 +53,7 @@ fn each_layout_has_its_kernel() {
 }
 
 #[test]
-fn the_work_is_distributed_over_the_whole_gpu_without_a_rest() {
+fn the_work_is_distributed_over_the_whole_gpu_without_a_remainder() {
     let cases: &[(&[usize], &[isize], &[usize])] = &[
         (&[1 << 20], &[1], &[0]),
         (&[1 << 28], &[1], &[0]),
@@ -232,19 +232,19 @@ proptest! {
         for block in blocks {
             for thread in 0..BLOCK {
                 let thread = Thread { plan: &plan, kernel, item, at, grid, block, thread };
-                thread.each(|output, index, place, together| {
-                    let lies = |output: u32, index: u32| {
+                thread.each(|output, index, place, width| {
+                    let expected = |output: u32, index: u32| {
                         at + plan.kept.offsets(output as usize)[0] + plan.reduced.offsets(index as usize)[0]
                     };
-                    if together > 1 {
-                        assert_eq!(place.rem_euclid(together as isize), 0, "aligned");
+                    if width > 1 {
+                        assert_eq!(place.rem_euclid(width as isize), 0, "aligned");
                     }
-                    for k in 0..together as u32 {
+                    for k in 0..width as u32 {
                         let (output, index) = match kernel {
                             Access::Columns => (output + k, index),
                             _ => (output, index + k),
                         };
-                        assert_eq!(place + k as isize, lies(output, index));
+                        assert_eq!(place + k as isize, expected(output, index));
                         if kernel != Access::Strided {
                             let at = plan.kept.offsets(output as usize);
                             assert_eq!(place_in_two(&plan, output), at);

@@ -69,9 +69,9 @@ mod tests {
     }
 
     #[test]
-    fn every_value_has_its_nearest_half() {
-        // Every upper half, with lower halves around the rounding thresholds; then a sample of all
-        // bits.
+    fn sampled_values_have_their_nearest_half() {
+        // All values of the upper 16 bits, each with lower 16 bits around the rounding thresholds.
+        // Then a sample of all bit patterns.
         for upper in 0..=u32::from(u16::MAX) {
             for lower in
                 [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff]
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     #[ignore = "takes a minute"]
-    fn every_value_there_is_has_its_nearest_half() {
+    fn all_values_have_their_nearest_half() {
         (0..=u32::MAX).for_each(check);
     }
 }

@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_of_all_elements_once(
+        fn runs_cover_every_element_once(
             sizes in prop::collection::vec(prop::sample::select(vec![1usize, 2, 3, 5, 33, 64, 70, 300]), 0..4),
             vector in prop::sample::select(vec![1usize, 2, 4, 8]),
             start in 0usize..8,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_taken_where_an_operand_lies_the_other_way_round() {
+    fn tiles_are_used_where_an_operand_is_transposed() {
         let of = |sizes: &[usize], a: &[isize], out: &[isize]| {
             IterPlan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
         };
@@ -251,12 +251,12 @@ mod tests {
         assert_eq!((odd.threads, odd.aligned, odd.apart), (1700, 1, 1));
         // The result has stride 2: each of the four writes of a warp stores 32 consecutive
         // elements.
-        let seconds = of(&[2, 300], &[300, 1], &[700, 2]);
-        assert_eq!((seconds.threads, seconds.apart, seconds.count), (2 * 96, 32, [96, 1]));
+        let strided = of(&[2, 300], &[300, 1], &[700, 2]);
+        assert_eq!((strided.threads, strided.apart, strided.count), (2 * 96, 32, [96, 1]));
     }
 
     #[test]
-    fn thread_counts_that_overflow_are_not_used() {
+    fn tiles_whose_thread_count_overflows_are_not_used() {
         let plan = IterPlan::new(&[1 << 27, 2, 2], [&[4, 1, 2], &[4, 2, 1]]);
         let runs = plan.in_runs("test", 1, 0).unwrap().runs;
         assert_eq!((runs.lanes, runs.threads), (8, 1 << 29));

@@ -62,7 +62,7 @@ fn far_strides_are_cut_into_few_launches() {
 }
 
 #[test]
-fn a_stream_is_given_the_launch_and_refuses_host_memory() {
+fn a_launch_is_enqueued_on_its_stream_and_rejects_host_memory() {
     let driver = Arc::new(NullDriver::new(1));
     let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap();

@@ -133,8 +133,8 @@ mod tests {
             }
         }
 
-        /// Kernels that count in 32 bits derive their multiplier from the upper half of this one
-        /// (`reduce.cuh`). The result equals the multiplier of `Index`.
+        /// Kernels that count in 32 bits derive their multiplier from the upper half of the 64-bit
+        /// multiplier (`reduce.cuh`). The result equals the multiplier of `Index`.
         #[test]
         fn the_upper_half_divides_numbers_of_31_bits(d in 1u32..1 << 31, small in 1u32..1000) {
             for d in [d, small, d.next_power_of_two()] {

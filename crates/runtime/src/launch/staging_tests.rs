@@ -214,7 +214,7 @@ fn a_lost_device_is_the_error_of_a_staged_copy() {
 }
 
 #[test]
-fn threads_stage_on_one_stream_at_a_time() {
+fn concurrent_staged_copies_on_one_stream_are_right() {
     for schedule in schedules() {
         let (_sim, runtime) = with(schedule, 1);
         let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
@@ -265,7 +265,7 @@ fn a_peer_link_is_opened_once_and_used() {
 }
 
 #[test]
-fn pieces_grow_and_cover_all() {
+fn pieces_grow_and_cover_the_copy() {
     let of = |first, bytes| pieces(first, bytes).map(|part| part.len()).collect::<Vec<_>>();
     assert_eq!(of(3, 2), [2]);
     assert_eq!(of(3, 3), [3]);
@@ -281,7 +281,7 @@ fn pieces_grow_and_cover_all() {
 
 /// A large copy is one use of its storages, although the driver receives several pieces.
 #[test]
-fn large_device_copies_are_given_piece_by_piece() {
+fn large_device_copies_are_enqueued_in_pieces() {
     let (sim, runtime) = with(Schedule::Lazy, 2);
     let [a, b] = [0, 1].map(|d| runtime.device(d).unwrap().device().default_stream());
     let bytes = FIRST_PIECE + 100;
@@ -293,9 +293,9 @@ fn large_device_copies_are_given_piece_by_piece() {
     let copy = || copy_bytes(a, (&y, 5), (&x, 3), bytes, true, Location::caller());
     sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::UNKNOWN).after(1).times(1));
     let (before, op) = (sim.usage(), a.last_op());
-    copy().expect_err("its last piece is refused");
+    copy().expect_err("the last piece is refused");
     assert_eq!(a.last_op(), op + 1, "only the wait for the other device");
-    assert!(a.query().unwrap(), "the pieces before may overwrite what comes next");
+    assert!(a.query().unwrap(), "earlier pieces could overwrite later writes");
     copy().unwrap();
     let usage = sim.usage();
     assert_eq!(usage.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync), 2 + 2);
@@ -325,7 +325,7 @@ fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     assert_eq!(covered, None);
     assert!(matches!(ran.kind(), Some(ErrorKind::Capturing)), "{ran:?}");
     let touches = [(&source, false)].into_iter();
-    let held = super::enqueue(&stream, touches, site, |_| panic!("no part of a capture"));
+    let held = super::enqueue(&stream, touches, site, |_| panic!("the op was captured"));
     assert!(matches!(held.kind(), Some(ErrorKind::Capture { .. })), "{held:?}");
     let captured = stream.captured().unwrap();
     capturing.end().unwrap();
@@ -333,7 +333,7 @@ fn copies_and_ops_reject_a_capture_that_begins_or_ends_midway() {
     let late = [(&x, true)];
     let touches = late.map(Touch::from);
     let late = GraphLog::enqueue(&captured, &late, &touches, site, &ResultMarks::default(), |_| {
-        panic!("it would run")
+        panic!("the op was enqueued after the capture")
     });
     assert!(matches!(late.kind(), Some(ErrorKind::NotCapturing)), "{late:?}");
     assert_eq!(sim.usage().count(CallKind::MemcpyAsync), copies);

@@ -22,7 +22,7 @@ fn set(stream: &Stream, storage: &Storage, value: u8) {
 }
 
 #[test]
-fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
+fn host_reads_wait_for_unordered_copies_under_manual_sync() {
     let runtime = runtime(SyncPolicy::Manual);
     let device = runtime.device(0).unwrap().device();
     let (a, b) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
@@ -34,7 +34,7 @@ fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
     set(&b, &y, 2);
     let here = Location::caller();
     // Copy into one buffer on two streams, without order. The second write replaces the first in
-    // `Uses`, so it must wait for the first.
+    // `Uses`, so the second write must wait for the first.
     copy_bytes(&a, (&host, 0), (&x, 0), 64, true, here).unwrap();
     copy_bytes(&b, (&host, 0), (&y, 0), 64, true, here).unwrap();
     assert_eq!(runtime.take_races().len(), 1);
@@ -166,18 +166,18 @@ fn a_replay_that_uses_results_of_a_graph_without_a_replay_is_refused() {
         let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
         let y = Storage::device(&runtime, 64, &stream).unwrap();
         set(&stream, &y, 7);
-        let makes = capturing.end().unwrap();
+        let producer = capturing.end().unwrap();
         let second = if one_pool { &pool } else { &other };
         let capturing = Capturing::begin(&runtime, &stream, second).unwrap();
         copy_bytes(&stream, (&z, 0), (&y, 0), 64, true, Location::caller()).unwrap();
-        let uses = capturing.end().unwrap();
+        let consumer = capturing.end().unwrap();
         if dropped {
             drop(y);
         }
-        let refused = uses.replay(&stream);
+        let refused = consumer.replay(&stream);
         assert!(matches!(refused.kind(), Some(ErrorKind::NotReplayed)), "{refused:?}");
-        makes.replay(&stream).unwrap();
-        uses.replay(&stream).unwrap();
+        producer.replay(&stream).unwrap();
+        consumer.replay(&stream).unwrap();
         let near = Storage::pageable(&runtime, 64).unwrap();
         copy_bytes(&stream, (&near, 0), (&z, 0), 64, false, Location::caller()).unwrap();
         let mut bytes = [0; 64];

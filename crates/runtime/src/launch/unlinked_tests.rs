@@ -94,7 +94,7 @@ fn a_copy_is_not_torn_by_writes_of_another_thread() {
 }
 
 #[test]
-fn pieces_before_one_that_failed_are_waited_for() {
+fn pieces_before_a_failed_piece_are_waited_for() {
     for schedule in schedules() {
         let (sim, runtime) = open(unlinked(schedule), SyncPolicy::Auto);
         let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();

@@ -204,7 +204,6 @@ mod tests {
         Layout::from_parts(sizes.into(), strides.into(), 0)
     }
 
-    /// The expected values are those of PyTorch's `empty`, `contiguous` and `is_contiguous`.
     /// The expected formats are those of PyTorch's `suggest_memory_format`.
     #[test]
     fn convolutions_choose_the_format_as_in_pytorch() {
@@ -226,6 +225,7 @@ mod tests {
         assert_eq!(layout(&[3, 4], &[1, 3]).suggested_format(), Contiguous);
     }
 
+    /// The expected values are those of PyTorch's `empty`, `contiguous` and `is_contiguous`.
     #[test]
     fn channels_last_is_as_in_pytorch() {
         let last = Layout::in_format(&[2, 3, 4, 5], MemoryFormat::ChannelsLast).unwrap();
@@ -247,14 +247,14 @@ mod tests {
         assert_eq!(turned.preserved().strides(), [1, 3]);
         // Every second column of a transposed matrix is not dense.
         assert_eq!(layout(&[3, 4], &[2, 6]).preserved().strides(), [1, 3]);
-        // Expanded: as `torch.empty(1, 4).expand(3, 4).clone()`.
+        // An expanded row, as in `torch.empty(1, 4).expand(3, 4).clone()`.
         assert_eq!(layout(&[3, 4], &[0, 1]).preserved().strides(), [4, 1]);
         assert!(!layout(&[3, 4], &[0, 1]).is_dense() && !layout(&[2, 2], &[1, 1]).is_dense());
         let offset = Layout::from_parts(smallvec![2], smallvec![1], 7);
         assert_eq!(offset.preserved().offset(), 0);
     }
 
-    /// Strides that `torch.add` gave for such operands.
+    /// The expected strides are those that `torch.add` returns for the same operands.
     #[test]
     fn results_take_the_order_of_their_operands() {
         let plain = Layout::contiguous(&[3, 4]).unwrap();

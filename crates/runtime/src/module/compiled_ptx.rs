@@ -154,7 +154,7 @@ mod tests {
     fn a_process_compiles_each_source_once() {
         let process = Process::default();
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| process.ptx(0, None)))));
-        assert_eq!(process.compilations(), 1, "by several threads at once");
+        assert_eq!(process.compilations(), 1, "four threads ask at the same time");
         let first = process.ptx(0, None);
         assert_eq!(process.compilations(), 1);
         assert_ne!(process.ptx(1, None), first, "another variant");
@@ -165,7 +165,7 @@ mod tests {
     fn later_processes_use_the_stored_ptx() {
         let folder = Folder::new("kept");
         let first = Process::default().ptx(0, Some(&folder));
-        assert_eq!(folder.files().len(), 1, "and nothing was left aside");
+        assert_eq!(folder.files().len(), 1, "no temporary file is left");
         let later = Process::default();
         assert_eq!(later.ptx(0, Some(&folder)), first);
         assert_eq!(later.compilations(), 0);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_compiled_again_and_mended() {
+    fn a_damaged_file_is_compiled_again_and_replaced() {
         let folder = Folder::new("damaged");
         let ptx = Process::default().ptx(0, Some(&folder));
         let file = folder.files().remove(0);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_costs_the_next_process_its_time_only() {
+    fn without_a_writable_folder_every_process_compiles() {
         let folder = Folder::new("no-folder");
         fs::create_dir_all(folder.0.parent().unwrap()).unwrap();
         fs::write(&folder.0, "a file in its place").unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compilation_holds_up_no_other_program() {
+    fn a_compilation_does_not_block_other_sources() {
         let compiled = Compiled::default();
         // If all sources shared a lock, compiling one variant during the compilation of another
         // would deadlock.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_compilation_is_no_result() {
+    fn a_failed_compilation_is_not_kept() {
         let compiled = Compiled::default();
         let refused = Error::invalid("twice", "line 1");
         assert!(compiled.get(&TWICE, 0, None, || Err(refused)).is_err());
@@ -244,7 +244,7 @@ mod tests {
         assert!(ptx.contains(".entry twice_f64("), "{ptx}");
         assert_eq!(at_run_time(&TWICE, 1, None).unwrap(), ptx, "from memory");
         let later = Compiled::default();
-        let none = || panic!("it is compiled already");
+        let none = || panic!("the stored PTX was not used");
         assert_eq!(later.get(&TWICE, 1, Some(&folder.0), none).unwrap(), ptx, "from its file");
     }
 }

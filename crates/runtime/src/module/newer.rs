@@ -71,7 +71,7 @@ mod tests {
                        .reg .b32 x;\n\told x, %r1;\n\told %r2, x;\n\t}\n\tret;\n";
 
     #[test]
-    fn blocks_give_way_where_the_device_has_the_instruction() {
+    fn blocks_are_replaced_where_the_device_has_the_instruction() {
         let newer = ".version 8.0\n.target sm_80\n\tld.u32 %r1, [%rd1];\n\tnew %r2, %r1;\n\tret;\n";
         assert_eq!(specialized(PTX.into(), (8, 0)), newer);
         assert_eq!(specialized(PTX.into(), (12, 1)), newer);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_and_options_stay() {
+    fn braces_inside_a_line_and_target_options_are_kept() {
         let ptx = PTX.replace("sm_75", "sm_75, debug").replace("old x, %r1;", "old {x, y}, %r1;");
         let newer =
             ".version 8.0\n.target sm_80, debug\n\tld.u32 %r1, [%rd1];\n\tnew %r2, %r1;\n\tret;\n";

@@ -89,7 +89,7 @@ fn a_file_is_stale_when_its_source_has_changed() {
 }
 
 #[test]
-fn variants_are_numbered_one_after_the_other() {
+fn variants_are_numbered_consecutively() {
     assert_eq!(PROGRAM.module_id(0) + 1, PROGRAM.module_id(1));
     let driver: Arc<dyn warpline_cuda_sys_safe::Driver> = Arc::new(NullDriver::new(1));
     let cache = KernelCache::new(None);
@@ -101,7 +101,7 @@ fn variants_are_numbered_one_after_the_other() {
 /// The file may be truncated or corrupt, so sizes in its header are checked before any allocation.
 /// The file has no checksum: it is compiled in, and repositories and packages check their files.
 #[test]
-fn damaged_files_are_no_panic() {
+fn damaged_files_do_not_panic() {
     let ptx = |file: &[u8]| Some(artefact::section(&artefact::unpack(file)?, "f64")?.to_owned());
     let text = "// made\n//! variant f32 00\none\n//! variant f64 00\ntwo two two two two two\n";
     let whole = artefact::compressed(text).unwrap();

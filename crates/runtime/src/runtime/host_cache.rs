@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_block_serves_the_next_of_about_its_size() {
+    fn a_freed_block_serves_the_next_request_of_similar_size() {
         let cache = PageableCache::new(64 * MIB);
         let first = cache.take(3 * MIB).unwrap();
         let at = address(&first);
@@ -194,16 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn kept_bytes_do_not_exceed_the_limit() {
+    fn cached_bytes_do_not_exceed_the_limit() {
         let cache = PageableCache::new(4 * MIB);
         let blocks: Vec<HostMemory> = (0..6).map(|_| cache.take(MIB).unwrap()).collect();
         let last = address(&blocks[5]);
         blocks.into_iter().for_each(|block| cache.put(block));
         let stats = cache.stats();
         assert_eq!((stats.cached_bytes, stats.cached_blocks, stats.num_free), (4 * MIB, 4, 2));
-        assert_eq!(address(&cache.take(MIB).unwrap()), last, "the oldest went");
+        assert_eq!(address(&cache.take(MIB).unwrap()), last, "the oldest blocks were released");
         cache.put(cache.take(5 * MIB).unwrap());
-        assert_eq!(cache.stats().num_free, 3, "larger than all that may be kept");
+        assert_eq!(cache.stats().num_free, 3, "larger than the limit");
         cache.put(cache.take(4 * MIB).unwrap());
         assert_eq!((cache.stats().cached_bytes, cache.stats().cached_blocks), (4 * MIB, 1));
         cache.empty();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_blocks_are_released_if_an_allocation_fails() {
+    fn cached_blocks_are_released_if_an_allocation_fails() {
         let cache = PageableCache::new(4 * MIB);
         cache.put(cache.take(MIB).unwrap());
         assert!(cache.take(1 << 60).is_err());
@@ -252,7 +252,7 @@ mod tests {
         let at = first.address();
         let other = first.clone();
         drop(first);
-        assert_eq!(runtime.host_cache_stats().cached_bytes, 0, "it is in use");
+        assert_eq!(runtime.host_cache_stats().cached_bytes, 0, "the clone uses the memory");
         drop(other);
         let again = Storage::pageable(&runtime, 2 * MIB - 3).unwrap();
         assert_eq!((again.address(), again.bytes()), (at, 2 * MIB - 3));

@@ -31,7 +31,7 @@ fn report(ReportSlot { page, first }: &ReportSlot, index: u64, number: u64) {
 }
 
 #[track_caller]
-fn index(launch: &CheckedLaunch) -> Option<i64> {
+fn failed_index(launch: &CheckedLaunch) -> Option<i64> {
     match launch.outcome() {
         CheckOutcome::Failed(failed) => Some(failed.index),
         CheckOutcome::Passed => None,
@@ -57,7 +57,7 @@ fn a_report_stays_when_its_slot_is_reused() {
     }
     let _ = stream.synchronize();
     for (i, launch) in launches.iter().enumerate() {
-        assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
+        assert_eq!(failed_index(launch), (i % 3 == 0).then_some(i as i64));
     }
     stream.synchronize().unwrap();
     // The launches in flight never outnumbered the initial slots.
@@ -92,7 +92,7 @@ fn a_refused_replay_leaves_no_failure() {
     let next = replay();
     run(&stream);
     stream.synchronize().unwrap();
-    assert_eq!((index(&failed), index(&next)), (Some(7), None));
+    assert_eq!((failed_index(&failed), failed_index(&next)), (Some(7), None));
 }
 
 #[test]
@@ -108,10 +108,10 @@ fn overlapping_replays_share_their_failure() {
     let both = [replay(), replay()];
     checks.with_slot(0, |slot| report(slot, 7, REPLAYED));
     assert!(matches!(stream.synchronize().kind(), Some(ErrorKind::IndexCheck { .. })));
-    assert_eq!(both.each_ref().map(index), [Some(7); 2]);
+    assert_eq!(both.each_ref().map(failed_index), [Some(7); 2]);
     let next = replay();
     stream.synchronize().unwrap();
-    assert_eq!(index(&next), None);
+    assert_eq!(failed_index(&next), None);
 }
 
 fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
@@ -139,9 +139,9 @@ fn a_union_fails_with_any_of_its_inputs_however_deep() {
         assert_eq!(all.outcome(), CheckOutcome::Pending);
         let (_, late) = (run(&stream), launch(&stream).0);
         let reported = stream.synchronize().is_err();
-        assert_eq!((index(&all), reported), (bad.map(|i| i as i64), bad.is_some()));
-        assert_eq!(index(&late), None);
-        assert_eq!(apart.and_then(|launch| index(&launch)), bad.map(|i| i as i64));
+        assert_eq!((failed_index(&all), reported), (bad.map(|i| i as i64), bad.is_some()));
+        assert_eq!(failed_index(&late), None);
+        assert_eq!(apart.and_then(|launch| failed_index(&launch)), bad.map(|i| i as i64));
     }
 }
 
@@ -157,8 +157,8 @@ fn a_failure_is_known_to_unions_that_are_still_running() {
         all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
     }
     assert_eq!(all.outcome(), CheckOutcome::Pending);
-    assert!(event.synchronize().is_err(), "the failed launch is this thread's");
-    assert_eq!(index(&all), Some(7));
+    assert!(event.synchronize().is_err(), "this thread owns the failed launch");
+    assert_eq!(failed_index(&all), Some(7));
 }
 
 #[test]
@@ -292,15 +292,15 @@ fn a_replay_covers_the_earlier_replays_that_it_overlaps() {
     // The later replay is known to fail as soon as the earlier replay is known to have failed.
     checks.with_slot(1, |slot| report(slot, 7, REPLAYED));
     assert!(event.synchronize().is_err());
-    assert_eq!(index(&first), Some(7));
-    assert_eq!(index(&second), Some(7));
-    assert_eq!(index(&other), Some(7));
+    assert_eq!(failed_index(&first), Some(7));
+    assert_eq!(failed_index(&second), Some(7));
+    assert_eq!(failed_index(&other), Some(7));
     assert_eq!(one.outcome(), CheckOutcome::Pending);
-    assert_eq!(index(&union), Some(7));
+    assert_eq!(failed_index(&union), Some(7));
     let _ = stream.synchronize();
-    assert_eq!((index(&one), index(&other)), (None, Some(7)));
+    assert_eq!((failed_index(&one), failed_index(&other)), (None, Some(7)));
 
-    // Replays of a later period or on another stream have other reports.
+    // Replays of a later period or on another stream have reports of their own.
     let third = replay(&stream);
     assert!(absorbs(&third, &second).is_none());
     let apart = devices.get(0).unwrap().exclusive_stream(0).unwrap();

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn each_changed_byte_gives_an_error_or_another_message() {
+    fn each_changed_byte_gives_an_error_or_a_valid_message() {
         let good = sent().encode();
         for at in 0..good.len() {
             for value in 0..=255 {
@@ -317,7 +317,7 @@ mod tests {
         }
         let whole = body(&good);
         for length in 0..whole.len() {
-            assert!(TensorMessage::decode(&whole[..length]).is_err(), "{length} bytes of it");
+            assert!(TensorMessage::decode(&whole[..length]).is_err(), "{length} bytes");
         }
         assert!(TensorMessage::decode(&[whole, vec![0]].concat()).is_err());
     }

@@ -52,7 +52,7 @@ fn errors_of_earlier_calls_keep_their_site() {
 }
 
 #[test]
-fn a_result_is_two_words() {
+fn a_result_is_at_most_two_words() {
     assert_eq!(size_of::<Result<Box<u8>>>(), 2 * size_of::<usize>());
     assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
 }

@@ -24,7 +24,7 @@ impl Nodes for Table {
     }
 }
 
-/// Returns the depth of the tree below a node, in nodes.
+/// Returns the depth of the tree with root `at`, in nodes, including the root.
 fn depth(nodes: &Table, at: u32) -> usize {
     if at == NONE {
         0
@@ -66,7 +66,7 @@ struct Pair {
     index: FreeIndex,
     nodes: Table,
     model: BTreeMap<(usize, u64), u32>,
-    came: u64,
+    insertions: u64,
 }
 
 impl Pair {
@@ -74,10 +74,10 @@ impl Pair {
         self.index.order == FreeOrder::Recent && size < 64 << 10
     }
 
-    fn enter(&mut self, block: u32) {
+    fn insert_into_model(&mut self, block: u32) {
         let (size, address, _) = self.nodes[block as usize];
-        self.came += 1;
-        let tie = if self.is_recent(size) { u64::MAX - self.came } else { address };
+        self.insertions += 1;
+        let tie = if self.is_recent(size) { u64::MAX - self.insertions } else { address };
         self.model.insert((size, tie), block);
     }
 
@@ -88,7 +88,7 @@ impl Pair {
         self.nodes.push((size, address, Links::NONE));
         let block = (self.nodes.len() - 1) as u32;
         self.index.insert(&mut self.nodes, block);
-        self.enter(block);
+        self.insert_into_model(block);
     }
 
     fn set_order(&mut self, order: FreeOrder) {
@@ -96,7 +96,7 @@ impl Pair {
         self.index.set_order(&mut self.nodes, order);
         if changes {
             let blocks: Vec<u32> = std::mem::take(&mut self.model).into_values().collect();
-            blocks.into_iter().rev().for_each(|block| self.enter(block));
+            blocks.into_iter().rev().for_each(|block| self.insert_into_model(block));
         }
     }
 }
@@ -114,29 +114,29 @@ proptest! {
         steps in proptest::collection::vec((0u8..20, sizes(), 0u64..9), 1..300),
         recent in any::<bool>(),
     ) {
-        let mut it = Pair::default();
-        it.set_order(if recent { FreeOrder::Recent } else { FreeOrder::Address });
+        let mut pair = Pair::default();
+        pair.set_order(if recent { FreeOrder::Recent } else { FreeOrder::Address });
         for (step, size, address) in steps {
-            let expected = it.model.range((size, 0)..).next().map(|(&key, &block)| (key, block));
-            let fits = it.index.best_fit(&it.nodes, size);
+            let expected = pair.model.range((size, 0)..).next().map(|(&key, &block)| (key, block));
+            let fits = pair.index.best_fit(&pair.nodes, size);
             prop_assert_eq!(fits, expected.map(|(_, block)| block));
             match (step, expected) {
-                (0, _) => it.set_order(FreeOrder::Address),
-                (1, _) => it.set_order(FreeOrder::Recent),
-                (2..11, _) => it.add(size, address),
+                (0, _) => pair.set_order(FreeOrder::Address),
+                (1, _) => pair.set_order(FreeOrder::Recent),
+                (2..11, _) => pair.add(size, address),
                 (_, Some((key, block))) => {
-                    if it.index.order == FreeOrder::Address {
-                        let next = it.model.range(key..).nth(1).map(|(_, &block)| block);
-                        prop_assert_eq!(it.index.after(&it.nodes, block), next);
+                    if pair.index.order == FreeOrder::Address {
+                        let next = pair.model.range(key..).nth(1).map(|(_, &block)| block);
+                        prop_assert_eq!(pair.index.after(&pair.nodes, block), next);
                     }
-                    it.model.remove(&key);
-                    it.index.remove(&mut it.nodes, block);
+                    pair.model.remove(&key);
+                    pair.index.remove(&mut pair.nodes, block);
                 }
                 (_, None) => {}
             }
-            let largest = it.model.values().next_back().copied();
-            prop_assert_eq!(it.index.largest(&it.nodes), largest);
-            prop_assert!(it.index.iter(&it.nodes).eq(it.model.values().copied()));
+            let largest = pair.model.values().next_back().copied();
+            prop_assert_eq!(pair.index.largest(&pair.nodes), largest);
+            prop_assert!(pair.index.iter(&pair.nodes).eq(pair.model.values().copied()));
         }
     }
 }

@@ -171,7 +171,7 @@ mod tests {
         let forced = GIB + GIB / 16;
         headroom.record_forced(forced);
         assert_eq!(headroom.bytes(demand(GIB, 0), forced, None), forced / 64);
-        // The memory was released since.
+        // The forced memory has been released.
         assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
     }
 
@@ -204,9 +204,9 @@ mod tests {
     }
 
     #[test]
-    fn headroom_grows_while_pages_are_mapped_without_end() {
-        // One remapping per 256 requests does not make the headroom grow, and neither does a burst of fewer
-        // than eight remappings per page.
+    fn headroom_grows_while_remappings_continue() {
+        // Neither fewer remappings than one per 256 requests nor a burst of at most eight remappings per
+        // page makes the headroom grow.
         let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
         assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);
         assert_eq!(after(8_000, 1000, 1000), first);
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(after(16_200, 1000, 1000), third);
         let most = after(1_000_000, 1000, 1000);
         assert!((15 * GIB..17 * GIB).contains(&most), "{most}");
-        // Check the bounds for few and for many pages.
+        // With few or many pages, bounds on the number of remappings apply instead.
         assert_eq!(after(1_000, 1000, 1), first);
         assert_eq!(after(1_100, 1000, 1), second);
         assert_eq!(after(65_000, 1000, 100_000), first);

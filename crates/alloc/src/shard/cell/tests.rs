@@ -109,9 +109,9 @@ fn a_thousand_allocators_in_turn_have_the_same_cells() {
             streams.iter().map(|stream| allocator.malloc(1000, stream).unwrap()).collect();
         let route = allocator.use_pool(&pool);
         blocks.push(allocator.malloc(1000, &streams[0]).unwrap());
-        let of_this_one = cells(&allocator);
-        assert_eq!(of_this_one.len(), 3);
-        all.extend(of_this_one);
+        let own = cells(&allocator);
+        assert_eq!(own.len(), 3);
+        all.extend(own);
         if turn % 2 == 0 {
             drop(blocks);
             drop((route, pool, allocator));
@@ -127,7 +127,7 @@ fn a_thousand_allocators_in_turn_have_the_same_cells() {
 }
 
 #[test]
-fn cells_are_used_again_only_after_the_last_block() {
+fn cells_are_reused_only_after_the_last_block_is_freed() {
     let live = Live::default();
     let stream = Arc::new(1);
     let first = allocator::<2>(&live);
@@ -140,8 +140,8 @@ fn cells_are_used_again_only_after_the_last_block() {
     drop(block);
     assert_eq!((vacant_cells::<2>(), live.load(Ordering::SeqCst)), (used.clone(), 1));
     let third = allocator::<2>(&live);
-    let (again, agains) = cells_after_malloc(&third, &stream);
-    assert_eq!(agains, used);
+    let (again, reused) = cells_after_malloc(&third, &stream);
+    assert_eq!(reused, used);
     for allocator in [&second, &third] {
         assert_eq!((allocator.memory_allocated(), allocator.segments().len()), (1024, 1));
     }
@@ -150,7 +150,7 @@ fn cells_are_used_again_only_after_the_last_block() {
 }
 
 #[test]
-fn cells_are_no_more_than_there_were_shards_at_once() {
+fn cells_never_outnumber_concurrent_shards() {
     const THREADS: usize = 4;
     let live = Live::default();
     let barrier = Barrier::new(THREADS);

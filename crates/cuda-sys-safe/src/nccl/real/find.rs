@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wheels_of_every_python_are_looked_at() {
+    fn wheels_are_found_in_the_folder_of_a_python_version() {
         let root = std::env::temp_dir().join(format!("warpline-wheels-{}", std::process::id()));
         let lib = root.join("lib/python3.12/site-packages/nvidia/nccl/lib");
         std::fs::create_dir_all(&lib).unwrap();

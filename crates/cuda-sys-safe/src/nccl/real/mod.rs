@@ -391,9 +391,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_says_where_it_was_looked_for() {
+    fn a_missing_library_lists_the_search() {
         let path = std::path::PathBuf::from("/nonexistent/libnccl.so.2");
-        let Err(error) = load(&[path]) else { panic!("there is one") };
+        let Err(error) = load(&[path]) else { panic!("a missing library was loaded") };
         let text = error.to_string();
         assert!(
             text.contains("no NCCL library") && text.contains("/nonexistent/libnccl.so.2"),
@@ -405,7 +405,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn another_library_lacks_the_symbols() {
-        let Err(error) = load(&["libc.so.6".into()]) else { panic!("libc is no NCCL") };
+        let Err(error) = load(&["libc.so.6".into()]) else { panic!("libc was loaded as NCCL") };
         assert!(matches!(error, DriverError::MissingSymbol { library: "NCCL", .. }), "{error}");
     }
 }

@@ -314,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_are_few_and_have_one_deadline() {
+    fn handshakes_are_limited_in_number_and_duration() {
         let begun = Instant::now();
-        let mut dripping = connect();
+        let mut slow = connect();
         let crowd: Vec<_> = (0..2 * MAX_HANDSHAKES).map(|_| connect()).collect();
         // The longest delay of a busy machine.
         let slack = Duration::from_secs(30);
-        while dripping.write_all(&[0]).is_ok() && !is_closed(&dripping) {
+        while slow.write_all(&[0]).is_ok() && !is_closed(&slow) {
             assert!(begun.elapsed() < HANDSHAKE_TIMEOUT + slack);
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -330,14 +330,14 @@ mod tests {
             assert!(begun.elapsed() < 2 * HANDSHAKE_TIMEOUT + slack);
             std::thread::sleep(Duration::from_millis(50));
         }
-        // All others are closed by now, so a new connection is accepted.
+        // All other connections are closed by now, so a new connection is accepted.
         let next = connect();
         std::thread::sleep(Duration::from_millis(100));
         assert!(!is_closed(&next));
     }
 
     #[test]
-    fn a_message_of_any_size_is_not_taken() {
+    fn a_message_beyond_the_size_limit_is_refused() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (receiver, _) = listener.accept().unwrap();

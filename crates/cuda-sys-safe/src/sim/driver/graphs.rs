@@ -79,7 +79,7 @@ mod tests {
     use crate::*;
 
     #[test]
-    fn a_replay_looks_at_each_node_of_a_long_chain_once() {
+    fn a_replay_visits_each_node_of_a_long_chain_once() {
         for nodes in [16, 16_000] {
             let sim = SimConfig::new(1).build();
             let driver: Arc<dyn Driver> = sim.clone();

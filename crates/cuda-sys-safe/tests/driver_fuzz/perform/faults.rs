@@ -47,7 +47,7 @@ impl Subject {
         unsafe { self.driver.launch(stream, &launch) }
     }
 
-    /// Enqueues work that fails when it runs, and waits for the failure.
+    /// Enqueues work that fails when it runs, and lets the work run.
     ///
     /// # Safety
     /// The process must not use its devices afterwards.

@@ -163,7 +163,7 @@ impl Subject {
                 HostFunction { stream, panics } => {
                     let host_fn_log = self.host_fn_log.clone();
                     let f = move || {
-                        host_fn_log.lock().expect("nobody panics with it").push(index);
+                        host_fn_log.lock().expect("no panic under the lock").push(index);
                         if panics {
                             std::panic::resume_unwind(Box::new("as the program wants"));
                         }

@@ -1,4 +1,4 @@
-//! Captures: the captures that a call invalidates, and the order of checks.
+//! Captures that a call invalidates, and the order of checks.
 
 use super::Regression;
 use super::captures::*;
@@ -40,7 +40,7 @@ fn other_status() -> Step {
 
 pub(super) fn all() -> Vec<Regression> {
     let mut all = before_arguments();
-    all.extend(which());
+    all.extend(invalidated_captures());
     all.extend(events());
     all.extend(pools());
     all
@@ -118,7 +118,7 @@ fn before_arguments() -> Vec<Regression> {
     all
 }
 
-fn which() -> Vec<Regression> {
+fn invalidated_captures() -> Vec<Regression> {
     let two = |first, second, non_blocking, steps: Vec<Step>| {
         let mut all = vec![device(), create(OTHER, non_blocking)];
         all.extend(other(first));

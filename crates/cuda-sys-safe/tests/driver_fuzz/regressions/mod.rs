@@ -125,7 +125,7 @@ fn check(found: &Regression, first: Option<Subject>, watchdog: &Watchdog) -> Opt
 }
 
 #[test]
-fn found_programs_on_the_simulator() {
+fn regressions_have_the_recorded_results_on_the_simulator() {
     for found in all() {
         check(&found, None, &Watchdog::idle());
     }

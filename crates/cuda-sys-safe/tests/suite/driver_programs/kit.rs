@@ -25,7 +25,7 @@ impl Transcript {
     }
 }
 
-/// Returns the name of an error's code.
+/// Returns the name of an error's code, or the message of an error without a code.
 pub(crate) fn name(error: &DriverError) -> String {
     match error.code() {
         Some(code) => code.name().trim_start_matches("CUDA_ERROR_").into(),

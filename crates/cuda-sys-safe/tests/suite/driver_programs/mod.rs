@@ -32,7 +32,8 @@ macro_rules! programs {
     )*};
 }
 
-/// Defines the test of a program on the real driver. Its name tells the number of required GPUs.
+/// Defines the test of a program on the real driver. The test's name tells the number of required
+/// GPUs.
 macro_rules! gpu_test {
     (1, $expected:expr) => {
         #[test]

@@ -96,7 +96,7 @@ programs! {
     abort_with_a_graph_alive([2, 3], rank, t) {
         let comm = another(rank)?;
         let (driver, stream) = (&rank.driver, rank.stream.handle());
-        // SAFETY: stream, memory and graph stay alive until the replays have ended.
+        // SAFETY: stream, memory and executable stay alive until the replays have ended.
         let exec = unsafe {
             driver.begin_capture(stream, CaptureMode::ThreadLocal)?;
             rank.enqueue_on(&comm, &[sum(rank)], &rank.stream)?;
@@ -105,7 +105,7 @@ programs! {
             driver.graph_destroy(graph)?;
             exec
         };
-        // SAFETY: stream, memory and graph stay alive until the replays have ended.
+        // SAFETY: stream, memory and executable stay alive until the replays have ended.
         let replay = || comm.while_usable(|| unsafe { driver.graph_launch(exec, stream) });
         t.call("a replay", replay().and_then(|launched| launched));
         rank.stream.synchronize()?;

@@ -45,14 +45,14 @@ impl Transcript {
         }
     }
 
-    /// Records the number of correct values since the last tally.
+    /// Records `right` if values were correct since the last tally, otherwise `not checked`.
     pub(crate) fn tally(&mut self, what: &str) {
         let right = std::mem::take(&mut self.right);
         self.lines.push(format!("{what}: {}", if right > 0 { "right" } else { "not checked" }));
     }
 }
 
-/// Returns the kind of an error: the library's status, the driver's code, or the first words.
+/// Describes an error: the library's status, the refused call, the driver's code, or the message.
 pub(crate) fn kind(error: &DriverError) -> String {
     match error {
         DriverError::LibraryCall { status, .. } => status.clone(),
@@ -76,7 +76,7 @@ impl Meeting {
         self.changed.notify_all();
         let waited = self.changed.wait_timeout_while(arrived, LIMIT, |arrived| *arrived < all);
         let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
-        assert!(!timed_out, "other ranks did not come");
+        assert!(!timed_out, "other ranks did not arrive");
     }
 }
 

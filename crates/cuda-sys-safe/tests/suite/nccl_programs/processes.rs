@@ -14,7 +14,7 @@ use super::kit::*;
 const RANK: &str = "WARPLINE_TEST_NCCL_RANK";
 
 /// Time limit for a process.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PROCESS_LIMIT: Duration = Duration::from_secs(180);
 
 /// Returns a command that runs this test again.
 fn again(test: &str, options: &[&str]) -> Command {
@@ -32,7 +32,7 @@ struct Process(Child);
 impl Process {
     fn succeeds(&mut self) -> bool {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < PROCESS_LIMIT {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status.success();
             }
@@ -49,8 +49,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs a body with NVLink multicast off, because multicast affects GPUs of other users, too. In a
-/// child process, because NCCL reads the environment when it is loaded.
+/// Runs a body with NVLink multicast off, because multicast affects GPUs of other users, too. Uses
+/// a child process, because NCCL reads the environment when it is loaded.
 pub(crate) fn without_multicast(test: &str, body: fn()) {
     const VARIABLE: &str = "NCCL_NVLS_ENABLE";
     const WITHIN: &str = "WARPLINE_TEST_NCCL_WITHIN";
@@ -58,12 +58,12 @@ pub(crate) fn without_multicast(test: &str, body: fn()) {
         assert_eq!(std::env::var(VARIABLE).as_deref(), Ok("0"));
         return body();
     }
-    // Kernels that wait for one another are slow when processes share a GPU.
+    // One test at a time: kernels that wait for one another are slow when processes share a GPU.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = again(test, &["--ignored"]);
     let mut process = Process(command.env(VARIABLE, "0").env(WITHIN, "1").spawn().unwrap());
-    assert!(process.succeeds(), "{test} failed in its own process, or took {PATIENCE:?}");
+    assert!(process.succeeds(), "{test} failed in its own process, or took {PROCESS_LIMIT:?}");
 }
 
 /// Runs a program with ranks in two and three processes, if the program allows that number.

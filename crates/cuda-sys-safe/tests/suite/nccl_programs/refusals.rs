@@ -6,7 +6,7 @@ use warpline_cuda_sys_safe::*;
 use super::kit::*;
 
 programs! {
-    ranks_that_cannot_be([2], rank, t) {
+    invalid_ranks([2], rank, t) {
         let id = rank.driver.nccl()?.unique_id()?;
         let device = rank.comm.device();
         let join = |ranks, own| {

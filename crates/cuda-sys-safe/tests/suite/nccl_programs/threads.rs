@@ -34,21 +34,22 @@ fn run(places: &[(Arc<dyn Driver>, usize)], program: Program, expected: &[&str],
     });
 }
 
-/// Runs a program with all ranks on one simulator, and with one simulator per rank.
+/// Runs a program with each number of ranks. An even number of ranks shares one simulator. With an
+/// odd number, each rank has its own simulator.
 pub(crate) fn simulated(counts: &[usize], program: Program, expected: &[&str]) {
     let seeded = (0..seeds()).map(Schedule::Seeded);
     for schedule in [Schedule::Lazy, Schedule::Eager].into_iter().chain(seeded) {
         for &ranks in counts {
-            let own_boxes = ranks % 2 == 1;
-            let devices = if own_boxes { 1 } else { ranks };
+            let own_simulators = ranks % 2 == 1;
+            let devices = if own_simulators { 1 } else { ranks };
             let config = SimConfig { schedule, capacity: 1 << 24, ..SimConfig::new(devices) };
-            let boxes: Vec<_> = (0..ranks / devices).map(|_| config.clone().build()).collect();
+            let simulators: Vec<_> = (0..ranks / devices).map(|_| config.clone().build()).collect();
             let place = |rank: usize| -> (Arc<dyn Driver>, usize) {
-                (boxes[rank / devices].clone(), rank % devices)
+                (simulators[rank / devices].clone(), rank % devices)
             };
             let places: Vec<_> = (0..ranks).map(place).collect();
             run(&places, program, expected, &format!("the simulator, {schedule:?}"));
-            for sim in boxes {
+            for sim in simulators {
                 assert!(sim.usage().all_released(), "{schedule:?} leaks: {:#?}", sim.usage());
                 assert_eq!(sim.violations(), [], "{schedule:?}");
             }

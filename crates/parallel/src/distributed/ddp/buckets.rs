@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_have_buckets_and_capacities_of_their_own() {
+    fn each_dtype_has_its_own_buckets_and_capacities() {
         let (f32, f64) = (|n| size(DType::F32, n), |n| size(DType::F64, n));
         let all = [f32(1), f64(1), f32(2), f64(2), f32(1), f64(1)];
         assert_eq!(
             assign_buckets(&all, &[12, 1], None),
             [vec![0, 2], vec![1, 3], vec![4], vec![5]]
         );
-        // If an order of the parameters is given, buckets are sorted by the time at which they were closed.
+        // If an order of the parameters is given, buckets stay in the order in which they were closed.
         let order = [5, 4, 3, 2, 1, 0];
         assert_eq!(
             assign_buckets(&all, &[12], Some(&order)),

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_drips_does_not_extend_the_deadline_of_a_write() {
+    fn a_slow_reader_does_not_extend_the_deadline_of_a_write() {
         let (ours, mut theirs) = pair();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_drips_does_not_extend_the_deadline_of_a_read() {
+    fn a_slow_writer_does_not_extend_the_deadline_of_a_read() {
         let (ours, mut theirs) = pair();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_beyond_the_clock_is_none() {
+    fn a_timeout_beyond_the_clock_never_ends() {
         let deadline = Deadline::after(Duration::MAX);
         assert_eq!(deadline.left(), Duration::MAX);
         assert!(deadline.at_most(Duration::from_secs(9)).left() <= Duration::from_secs(9));

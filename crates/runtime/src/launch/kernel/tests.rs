@@ -92,7 +92,7 @@ fn names_select_kernels_and_variants() {
     assert_eq!(numbers(&BOTH[1]), halves_and_double);
 }
 
-/// Runs a kernel on an operand of `dtype` and one that receives two words.
+/// Runs a kernel on an operand of `dtype` and a result of two words. Returns the words.
 fn launched(kernel: &Kernel<Plain, 2>, target: Target<'_>, dtype: DType) -> Result<Vec<f64>> {
     let (x, out) =
         (Tensor::new(target, dtype, &[1], &[0.0]), Tensor::garbage(target, DType::I64, &[2]));
@@ -112,8 +112,8 @@ fn the_dtype_of_the_selecting_operand_selects_the_cpu_implementation() {
             assert_eq!(launched(&BY_LAST, target, dtype).unwrap(), [8.0, 5.0], "{dtype}");
         }
         assert_eq!(launched(&BOTH[0], target, DType::BF16).unwrap(), [2.0, 5.0]);
-        assert_eq!(launched(&EITHER, target, DType::I32).unwrap(), [4.0, 5.0], "its own");
-        assert_eq!(launched(&EITHER, target, DType::F64).unwrap(), [1.0, 5.0], "the other's");
+        assert_eq!(launched(&EITHER, target, DType::I32).unwrap(), [4.0, 5.0], "the first list's");
+        assert_eq!(launched(&EITHER, target, DType::F64).unwrap(), [1.0, 5.0], "the second list's");
     });
 }
 

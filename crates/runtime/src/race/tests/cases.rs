@@ -82,7 +82,7 @@ fn a_race_names_both_accesses_and_the_remedy() {
     assert!(lines[0].starts_with(&a.to_string()) && lines[0].contains("[normal_]──"));
     assert!(lines[2].starts_with(&b.to_string()) && lines[2].contains("──[add]──"));
     let end = |line: &str, op: &str| line.chars().take_while(|c| *c != '[').count() + op.len() + 2;
-    assert!(end(lines[0], "normal_") <= end(lines[2], ""), "time goes right:\n{picture}");
+    assert!(end(lines[0], "normal_") <= end(lines[2], ""), "time runs to the right:\n{picture}");
     assert_eq!(lines[0].chars().count(), lines[2].chars().count(), "{picture}");
 }
 
@@ -96,13 +96,13 @@ fn views_race_where_they_share_bytes() {
     let right = matrix.narrow(1, 16, 16).unwrap();
     run(&a, "fill_", &[view(&x, &left, Write)]).unwrap();
     run(&b, "fill_", &[view(&x, &right, Write)]).unwrap();
-    assert!(runtime.take_races().is_empty(), "columns apart, though interleaved");
+    assert!(runtime.take_races().is_empty(), "disjoint columns, although interleaved");
     let even = matrix.slice(0, 0, 32, 2).unwrap();
     let odd = matrix.slice(0, 1, 32, 2).unwrap();
     let y = Storage::device(&runtime, BYTES, &a).unwrap();
     run(&a, "fill_", &[view(&y, &even, Write)]).unwrap();
     run(&b, "fill_", &[view(&y, &odd.transpose(0, 1).unwrap(), Write)]).unwrap();
-    assert!(runtime.take_races().is_empty(), "rows apart");
+    assert!(runtime.take_races().is_empty(), "disjoint rows");
     run(&b, "exp", &[view(&y, &matrix.select(1, 3).unwrap(), Read)]).unwrap();
     assert_eq!(the_race(&runtime).first.stream, Some(a.clone()), "a column crosses every row");
     // One op with two arguments in one storage does not race with itself.
@@ -149,7 +149,7 @@ fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     // it.
     for _ in 0..2 {
         let y = Storage::device(&runtime, BYTES, &a).unwrap();
-        assert_eq!(y.address(), address, "the block was given out again");
+        assert_eq!(y.address(), address, "the block was not reused");
         run(&a, "zeros", &[Touch::range(&y, 100, 8, Write)]).unwrap();
     }
     runtime.take_races()
@@ -171,7 +171,7 @@ fn a_block_that_is_given_out_too_early_is_reported() {
 }
 
 #[test]
-fn a_block_that_is_given_out_in_time_is_not() {
+fn a_block_that_is_reused_in_time_is_not_reported() {
     assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
     assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the allocating stream waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
@@ -181,9 +181,9 @@ fn a_block_that_is_given_out_in_time_is_not() {
         c.wait_stream(b).unwrap();
         x.record_stream(&c).unwrap();
     };
-    assert!(reuse(through).is_empty(), "record_stream of one that waited");
+    assert!(reuse(through).is_empty(), "record_stream of a stream that waited");
     let races = reuse(|x, a, _| x.record_stream(a).unwrap());
-    assert_eq!(races.len(), 2, "of no effect for the stream it was allocated for");
+    assert_eq!(races.len(), 2, "record_stream has no effect for the allocating stream");
 }
 
 /// If a stream other than the stream of the allocation uses new memory first, it must wait.
@@ -266,7 +266,7 @@ fn an_error_keeps_the_op_from_being_enqueued() {
 }
 
 #[test]
-fn off_or_automatic_nothing_is_kept() {
+fn no_history_is_kept_without_race_reports_or_with_automatic_sync() {
     let runtime = runtime(RaceReport::Off);
     let [a, b] = streams(&runtime);
     let x = Storage::device(&runtime, BYTES, &a).unwrap();
@@ -298,7 +298,11 @@ fn histories_stay_small() {
     let entries = x.uses().history.as_ref().unwrap().accesses.len();
     assert!(entries <= 64, "{entries}");
     run(&a, "zero_", &[whole(&x, Write)]).unwrap();
-    assert_eq!(x.uses().history.as_ref().unwrap().accesses.len(), 1, "one stands in for all");
+    assert_eq!(
+        x.uses().history.as_ref().unwrap().accesses.len(),
+        1,
+        "the last access replaces all others"
+    );
     // No later access replaces these accesses, but the host has observed that they are complete.
     for i in 0..10_000 {
         run(&a, "fill_", &[Touch::range(&x, i % 4000, 1 + i % 91, Write)]).unwrap();
@@ -319,7 +323,7 @@ fn histories_stay_small() {
 }
 
 #[test]
-fn waiting_for_each_launch_hides_no_race() {
+fn launch_blocking_hides_no_race() {
     let config = RuntimeConfig {
         sync_policy: SyncPolicy::Manual,
         launch_blocking: true,

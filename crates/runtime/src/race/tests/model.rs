@@ -51,7 +51,7 @@ fn device_of(stream: usize) -> usize {
     usize::from(stream == STREAMS - 1)
 }
 
-fn home_of(slot: usize, stream: usize) -> usize {
+fn alloc_stream_of(slot: usize, stream: usize) -> usize {
     if slot == 3 { STREAMS - 1 } else { stream.min(STREAMS - 2) }
 }
 
@@ -66,7 +66,7 @@ impl Model {
             if slot == PINNED {
                 return (Storage::pinned(&runtime, BYTES).unwrap(), 0);
             }
-            let alloc_stream = home_of(slot, slot);
+            let alloc_stream = alloc_stream_of(slot, slot);
             (Storage::device(&runtime, BYTES, &streams[alloc_stream]).unwrap(), alloc_stream)
         });
         Self {
@@ -149,18 +149,18 @@ impl Model {
             let first = (race.first.op, race.first.argument);
             let index = self.accessed.iter().position(|a| (a.op, a.argument) == first);
             let pair = (index.expect("an access"), race.second.argument);
-            prop_assert!(pairs.contains(&pair), "a false alarm: {:#}", race);
+            prop_assert!(pairs.contains(&pair), "no race in the model: {:#}", race);
             reported.push(pair);
         }
         for &(index, argument) in pairs {
             let old = &self.accessed[index];
-            let stood_in_for = reported.iter().any(|&(other, a)| {
+            let covered = reported.iter().any(|&(other, a)| {
                 let other = &self.accessed[other];
                 a == argument
                     && self.reaches(old.node, [other.node])
                     && (other.op == old.op || other.bytes.is_superset(&old.bytes))
             });
-            prop_assert!(stood_in_for, "missed: {:?} and argument {} of {}", old, argument, op);
+            prop_assert!(covered, "missed: {:?} and argument {} of {}", old, argument, op);
         }
         Ok(())
     }
@@ -240,14 +240,14 @@ impl Model {
             }
             Step::SyncDevice(d) => {
                 self.runtime.device(d).unwrap().device().synchronize().unwrap();
-                let of_it = (0..STREAMS).filter(|&s| device_of(s) == d);
-                self.host.extend(of_it.filter_map(|s| self.last[s]));
+                let on_device = (0..STREAMS).filter(|&s| device_of(s) == d);
+                self.host.extend(on_device.filter_map(|s| self.last[s]));
             }
             Step::RecordStream(slot, s) => {
                 self.slots[slot].0.record_stream(&self.streams[s]).unwrap();
                 self.allocator_streams[slot].push(s);
             }
-            Step::Realloc(slot, s) => self.realloc(slot, home_of(slot, s)),
+            Step::Realloc(slot, s) => self.realloc(slot, alloc_stream_of(slot, s)),
         }
         Ok(())
     }
@@ -263,8 +263,8 @@ impl Model {
         let address = old.address();
         self.forget(range(address), &tails);
         self.freed.insert(address, (old_stream, self.last[old_stream].into_iter().collect()));
-        let parked = Storage::pageable(&self.runtime, 1).unwrap();
-        drop(std::mem::replace(&mut self.slots[slot], (parked, alloc_stream)));
+        let placeholder = Storage::pageable(&self.runtime, 1).unwrap();
+        drop(std::mem::replace(&mut self.slots[slot], (placeholder, alloc_stream)));
         let new = Storage::device(&self.runtime, BYTES, &self.streams[alloc_stream]).unwrap();
         if let Some((freed_on, tail)) = self.freed.remove(&new.address())
             && freed_on != alloc_stream

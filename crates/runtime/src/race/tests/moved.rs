@@ -143,11 +143,11 @@ proptest! {
     /// Compares races with accesses to the same physical memory, which the model tracks. The two
     /// streams are never ordered.
     #[test]
-    fn uses_are_those_of_the_physical_memory(steps in prop::collection::vec(step(), 1..120)) {
+    fn races_follow_the_physical_memory(steps in prop::collection::vec(step(), 1..120)) {
         let runtime = runtime(RaceReport::Collect);
         let [a, b] = streams(&runtime);
-        let places: Arc<Mutex<RemappedMemory>> = Arc::default();
-        let follow = Arc::clone(&places);
+        let remapped: Arc<Mutex<RemappedMemory>> = Arc::default();
+        let follow = Arc::clone(&remapped);
         runtime.device(0).unwrap().allocator().on_remap(move |from, to, bytes| {
             follow.lock().unwrap().moved(from, to, bytes as u64);
         });
@@ -171,7 +171,7 @@ proptest! {
                     run(if on { &a } else { &b }, "op", &[touch]).unwrap();
                     let bytes = storage.address() + start as u64..storage.address() + end as u64;
                     let mut expected = false;
-                    for memory in places.lock().unwrap().memory(bytes) {
+                    for memory in remapped.lock().unwrap().memory(bytes) {
                         expected |= done.iter().any(|(by, wrote, other)| {
                             let shared = other.start < memory.end && memory.start < other.end;
                             *by != on && (*wrote || write) && shared

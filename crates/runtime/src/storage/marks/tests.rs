@@ -77,22 +77,22 @@ fn a_collective_covers_earlier_ones_of_its_communicator() {
 }
 
 #[test]
-fn captured_collectives_are_the_replays_of_their_communicator() {
+fn a_replay_turns_captured_collectives_into_its_own() {
     let completions = [Completion::default(), Completion::default()];
     let of = |op, at: usize, number| {
         let here = std::panic::Location::caller();
         PendingCollective::new((&completions[at], number), op, here)
     };
-    let mut note = StorageMarks::default();
+    let mut captured_marks = StorageMarks::default();
     for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
-        note.add(
+        captured_marks.add(
             &bytes,
             &[Dependency::CapturedCollective(of("captured", at, number))].into_iter().collect(),
         );
     }
-    assert_eq!(read(&mut note, 0..8).len(), 1);
+    assert_eq!(read(&mut captured_marks, 0..8).len(), 1);
     let replays = [0, 1].map(|at| Dependency::Collective(of("replay", at, 10 + at as u64)));
-    let mut new = note.after_replay(
+    let mut new = captured_marks.after_replay(
         &StorageMarks::default(),
         &mut ReplayDependencies::new(&Dependencies::new(), &replays),
     );
@@ -106,16 +106,16 @@ fn captured_collectives_are_the_replays_of_their_communicator() {
 
 #[test]
 fn a_replay_keeps_marks_of_bytes_that_it_does_not_overwrite() {
-    let (mut old, mut note) = (StorageMarks::default(), StorageMarks::before_replay(100));
+    let (mut old, mut captured_marks) = (StorageMarks::default(), StorageMarks::before_replay(100));
     old.add(&(0..60), &source(7));
-    note.overwrite(&(0..50));
+    captured_marks.overwrite(&(0..50));
     let kernel = |number| Dependency::CapturedKernels(KernelSet::of(number));
-    note.add(&(0..20), &[kernel(1), Dependency::ReplayInputs].into_iter().collect());
-    assert_eq!(read(&mut note, 50..60), [Dependency::ReplayInputs]);
-    assert_eq!(note.replay_inputs(), Some(&(50..60)));
+    captured_marks.add(&(0..20), &[kernel(1), Dependency::ReplayInputs].into_iter().collect());
+    assert_eq!(read(&mut captured_marks, 50..60), [Dependency::ReplayInputs]);
+    assert_eq!(captured_marks.replay_inputs(), Some(&(50..60)));
     let (stream, checks) = captured(2);
     let replay = checks.begin_replay(TOKEN, &stream, 1).unwrap();
-    let mut new = note.after_replay(
+    let mut new = captured_marks.after_replay(
         &old,
         &mut ReplayDependencies::new(&source(3), &[Dependency::Launch(replay.clone())]),
     );
@@ -126,7 +126,8 @@ fn a_replay_keeps_marks_of_bytes_that_it_does_not_overwrite() {
     assert_eq!(read(&mut new, 60..100), []);
 }
 
-/// Returns a graph's kernels that check indices, and a stream on which no work completes by itself.
+/// Returns a stream on which no work completes by itself, and the index checks of a graph with
+/// `kernels` kernels.
 fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
     let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
     let stream = Devices::new(driver).unwrap().get(0).unwrap().exclusive_stream(0).unwrap();
@@ -139,13 +140,13 @@ fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
 
 /// The replays read the whole storage and write a part of it.
 #[test]
-fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
+fn marks_do_not_grow_with_the_number_of_outstanding_replays() {
     let (stream, checks) = captured(100);
-    let mut note = StorageMarks::before_replay(100);
+    let mut captured_marks = StorageMarks::before_replay(100);
     for kernel in 0..100 {
         let dependencies =
             [Dependency::CapturedKernels(KernelSet::of(kernel)), Dependency::ReplayInputs];
-        note.add(&(0..40), &dependencies.into_iter().collect());
+        captured_marks.add(&(0..40), &dependencies.into_iter().collect());
     }
     let mut marks = StorageMarks::default();
     for op in 1..=1000 {
@@ -153,7 +154,7 @@ fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
         marks.read(&(0..100), &mut inputs).unwrap();
         inputs.merge_launches(MAX_LAUNCHES, &stream, op);
         let replay = checks.begin_replay(TOKEN, &stream, op).unwrap();
-        marks = note.after_replay(
+        marks = captured_marks.after_replay(
             &marks,
             &mut ReplayDependencies::new(&inputs, &[Dependency::Launch(replay)]),
         );

@@ -47,7 +47,7 @@ fn writes(all: &[Storage], to: &[usize], f: impl FnOnce()) {
 }
 
 #[test]
-fn every_way_to_write_moves_the_version_and_reads_do_not() {
+fn every_way_to_write_changes_the_version_and_reads_do_not() {
     let here = Location::caller();
     for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
         for unlinked in [vec![], vec![(0, 1)]] {
@@ -99,7 +99,7 @@ fn every_way_to_write_moves_the_version_and_reads_do_not() {
 }
 
 #[test]
-fn a_capture_writes_when_it_is_replayed() {
+fn a_captured_write_changes_the_version_when_it_is_replayed() {
     let here = Location::caller();
     for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
         let runtime = runtime(policy, vec![]);
@@ -121,7 +121,7 @@ fn a_capture_writes_when_it_is_replayed() {
         all.push(made);
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
-        // A version taken after any number of replays in a row.
+        // Take a version after zero, one and two replays in a row.
         for before in 0..3 {
             (0..before).for_each(|_| graph.replay(stream).unwrap());
             let version = all[0].version();
@@ -137,7 +137,7 @@ fn a_new_storage_never_has_the_version_of_a_dropped_one() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let gone = Storage::pageable(&runtime, 8).unwrap();
     let version = gone.version();
-    assert!(version.is_of(&gone.clone()), "clones share it");
+    assert!(version.is_of(&gone.clone()), "a clone has the same version");
     drop(gone);
     for _ in 0..100 {
         let storage = Storage::pageable(&runtime, 8).unwrap();
@@ -150,7 +150,7 @@ fn a_storage_is_unique_without_other_references() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let storage = Storage::pageable(&runtime, 8).unwrap();
     let version = storage.version();
-    assert!(storage.is_unique(), "a version is no holder");
+    assert!(storage.is_unique(), "a version holds no reference");
     let other = storage.clone();
     assert!(!storage.is_unique() && !other.is_unique());
     drop(other);

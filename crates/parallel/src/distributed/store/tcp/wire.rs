@@ -298,7 +298,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn hostile_bytes_are_refused_or_mean_one_request(
+        fn hostile_bytes_are_refused_or_round_trip(
             kind in 0..8u8,
             rest in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64),
         ) {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_all_its_keys_are_set_at_once() {
+    fn a_wait_ends_when_all_its_keys_are_set_at_the_same_time() {
         let (mut waits, mut values) = (Waits::default(), StoreValues::default());
         let set = |waits: &mut Waits, values: &mut StoreValues, key: &str| {
             values.set("set", key, b"").unwrap();
