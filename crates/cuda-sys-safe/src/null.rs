@@ -427,6 +427,10 @@ unsafe impl Driver for NullDriver {
         Ok(())
     }
 
+    unsafe fn graph_debug_dot_print(&self, _graph: GraphHandle, _path: &CStr) -> Result<()> {
+        Ok(())
+    }
+
     unsafe fn graph_destroy(&self, _graph: GraphHandle) -> Result<()> {
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Capturing a stream's work as a graph, and replaying it.
 
+use std::ffi::CStr;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
@@ -148,6 +149,26 @@ impl Graph {
         // SAFETY: the graph is alive, and the lock keeps other threads from using it.
         let exec = unsafe { self.driver.graph_instantiate(*handle) }.map_err(|e| e.at(location))?;
         Ok(GraphExec { driver: Arc::clone(&self.driver), handle: Mutex::new(exec) })
+    }
+}
+
+impl Graph {
+    /// Returns the raw handle, which is valid as long as `self` lives.
+    #[must_use]
+    pub fn handle(&self) -> GraphHandle {
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Describes the graph in the DOT language, in a file that is created or replaced.
+    ///
+    /// # Errors
+    /// Errors of the [driver call](Driver#errors), for example if the file cannot be written.
+    #[track_caller]
+    pub fn debug_dot_print(&self, path: &CStr) -> Result<()> {
+        let location = Location::caller();
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the graph is alive, and the lock keeps other threads from using it.
+        unsafe { self.driver.graph_debug_dot_print(*handle, path) }.map_err(|e| e.at(location))
     }
 }
 

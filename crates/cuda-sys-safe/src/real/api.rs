@@ -131,6 +131,7 @@ function_table! {
         cuThreadExchangeStreamCaptureMode(*mut c_uint);
         cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
         cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphDebugDotPrint(CUgraph, *const c_char, c_uint);
         cuGraphDestroy(CUgraph);
         cuGraphExecDestroy(CUgraphExec);
     }

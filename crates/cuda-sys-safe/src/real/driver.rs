@@ -1,6 +1,6 @@
 //! The driver interface, one driver call after another.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
 
 use cudarc::driver::sys::{
@@ -545,6 +545,13 @@ unsafe impl Driver for CudaDriver {
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         let raw = graph.raw() as usize as CUgraphExec;
         call!(self, stream.device(), cuGraphLaunch(raw, raw_stream(stream)))
+    }
+
+    unsafe fn graph_debug_dot_print(&self, graph: GraphHandle, path: &CStr) -> Result<()> {
+        // `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`, as PyTorch passes.
+        const VERBOSE: c_uint = 1;
+        let raw = graph.raw() as usize as CUgraph;
+        call!(self, graph.device(), cuGraphDebugDotPrint(raw, path.as_ptr(), VERBOSE))
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {

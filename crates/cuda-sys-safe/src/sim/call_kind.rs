@@ -82,6 +82,7 @@ calls! {
     ExchangeCaptureMode = "cuThreadExchangeStreamCaptureMode";
     GraphInstantiate = "cuGraphInstantiateWithFlags";
     GraphLaunch = "cuGraphLaunch";
+    GraphDebugDotPrint = "cuGraphDebugDotPrint";
     GraphDestroy = "cuGraphDestroy";
     GraphExecDestroy = "cuGraphExecDestroy";
     IpcMemHandle = "cuIpcGetMemHandle";

@@ -86,7 +86,7 @@ plain! {
     cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime cuModuleUnload
     cuModuleGetFunction cuFuncSetAttribute cuStreamBeginCapture_v2 cuStreamEndCapture
     cuStreamGetCaptureInfo_v2 cuThreadExchangeStreamCaptureMode cuGraphInstantiateWithFlags
-    cuGraphLaunch cuGraphDestroy cuGraphExecDestroy cuCtxEnablePeerAccess
+    cuGraphLaunch cuGraphDebugDotPrint cuGraphDestroy cuGraphExecDestroy cuCtxEnablePeerAccess
     cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemSetAccess cuMemUnmap
     cuMemPoolCreate cuMemPoolDestroy cuMemAllocFromPoolAsync cuMemFreeAsync
 }

@@ -128,6 +128,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::ExchangeCaptureMode => d.exchange_capture_mode(0, CaptureMode::Global).map(drop),
             K::GraphInstantiate => d.graph_instantiate(graph).map(drop),
             K::GraphLaunch => d.graph_launch(exec, stream),
+            K::GraphDebugDotPrint => d.graph_debug_dot_print(graph, c"/dev/null"),
             K::GraphDestroy => d.graph_destroy(graph),
             K::GraphExecDestroy => d.graph_exec_destroy(exec),
             K::IpcMemHandle => d.ipc_mem_handle(0, ptr).map(drop),

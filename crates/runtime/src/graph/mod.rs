@@ -28,8 +28,9 @@ use std::sync::Arc;
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::GraphExecHandle;
-use warpline_cuda_sys_safe::owned::GraphExec;
+use warpline_cuda_sys_safe::owned::{self, GraphExec};
 use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream};
+use warpline_sync::OnceLock;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::captured_collectives;
@@ -49,6 +50,7 @@ pub struct Capturing {
     /// `None` after the end.
     capture: Option<CaptureGuard>,
     log: Arc<GraphLog>,
+    keeps_graph: bool,
     // The next two fields are declared after `capture`, so that they are dropped after the driver's
     // capture has ended.
     /// Tells the allocator of the capture. Routes no requests, because `GraphLog::malloc` names the pool in each
@@ -92,9 +94,16 @@ impl Capturing {
             runtime: runtime.clone(),
             capture: Some(capture),
             log,
+            keeps_graph: false,
             _memory: memory,
             _pinned: pinned,
         })
+    }
+
+    /// Sets whether the graph keeps the driver's graph. The executable graph is then made only when it is needed.
+    /// Default: `false`.
+    pub fn keep_graph(&mut self, keep: bool) {
+        self.keeps_graph = keep;
     }
 
     /// Ends the capture and creates the graph (`CUDAGraph.capture_end`). Under [`SyncPolicy::Auto`]
@@ -109,10 +118,14 @@ impl Capturing {
         let graph = self.capture.take().map(|capture| capture.end(join));
         let captured = self.log.take();
         let not_capturing = ErrorKind::NotCapturing.of("capture_end");
-        let exec = graph
-            .ok_or(not_capturing)??
-            .instantiate()
-            .map_err(|e| Error::driver("capture_end", e))?;
+        let template = graph.ok_or(not_capturing)??;
+        let exec = OnceLock::new();
+        let template = if self.keeps_graph {
+            Some(template)
+        } else {
+            let _ = exec.set(instantiated(&template, "capture_end")?);
+            None
+        };
         let mut kept = Vec::new();
         // Every replay writes the pool's state.
         let state = &self.log.philox_state;
@@ -137,6 +150,7 @@ impl Capturing {
             });
         }
         Ok(Graph {
+            template,
             exec,
             pinned: kept.iter().filter(|(storage, _)| storage.is_pinned()).cloned().collect(),
             _kept: kept,
@@ -170,7 +184,10 @@ impl std::fmt::Debug for Capturing {
 /// Captured work (`torch.cuda.CUDAGraph`). A graph keeps the memory of its pool and the storages
 /// from outside that it uses. A replay in progress completes even if the graph is dropped.
 pub struct Graph {
-    exec: GraphExec,
+    /// The driver's graph, if it is kept.
+    template: Option<owned::Graph>,
+    /// Set at the end of the capture if `template` is `None`, otherwise when it is first needed.
+    exec: OnceLock<GraphExec>,
     /// Storages from outside the capture, with whether replays write them.
     _kept: Vec<(Storage, bool)>,
     /// The page-locked storages of `_kept`, with whether replays write them.
@@ -204,10 +221,48 @@ impl Graph {
         &self.log.pool
     }
 
-    /// Returns the driver's handle of the executable graph, valid as long as this graph lives.
+    /// Returns the driver's graph, if it was kept.
     #[must_use]
-    pub fn exec_handle(&self) -> GraphExecHandle {
-        self.exec.handle()
+    pub fn template(&self) -> Option<&owned::Graph> {
+        self.template.as_ref()
+    }
+
+    /// Makes the executable graph from the kept graph, and replaces an earlier executable graph. A replay in progress
+    /// completes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the graph was not kept. [`ErrorKind::Driver`] if the driver call fails.
+    #[track_caller]
+    pub fn instantiate(&mut self) -> Result<()> {
+        let Some(template) = &self.template else {
+            let reason = "the driver's graph was not kept; capture it with `keep_graph`";
+            return Err(Error::invalid("instantiate", reason));
+        };
+        let new = instantiated(template, "instantiate")?;
+        self.exec = OnceLock::new();
+        let _ = self.exec.set(new);
+        Ok(())
+    }
+
+    /// Returns the driver's handle of the executable graph, valid until the graph is instantiated again or dropped.
+    /// `None` if a kept graph was not instantiated yet.
+    #[must_use]
+    pub fn exec_handle(&self) -> Option<GraphExecHandle> {
+        self.exec.get().map(GraphExec::handle)
+    }
+
+    /// Returns the executable graph, which is made now if the graph was kept and not instantiated yet.
+    #[inline]
+    #[track_caller]
+    fn exec(&self, op: &'static str) -> Result<&GraphExec> {
+        match (self.exec.get(), &self.template) {
+            (Some(exec), _) => Ok(exec),
+            (None, Some(template)) => {
+                let new = instantiated(template, op)?;
+                Ok(self.exec.get_or_init(|| new))
+            }
+            (None, None) => Err(ErrorKind::NotCapturing.of(op)),
+        }
     }
 
     /// Enqueues all captured work on `stream` (`CUDAGraph.replay`), in order with all other uses of
@@ -255,6 +310,7 @@ impl Graph {
     #[track_caller]
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Dependencies) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
+        let exec = self.exec(site.op)?;
         let state = &self.log.philox_state;
         // Hold the generator until the replay is enqueued, so that the order of draws is the order
         // of launches.
@@ -272,7 +328,7 @@ impl Graph {
         }
         let replay = GraphReplay {
             runtime: &self.runtime,
-            exec: &self.exec,
+            exec,
             uses: &self.uses,
             pinned: &self.pinned,
             checks: &self.checks,
@@ -305,6 +361,11 @@ impl std::fmt::Debug for Graph {
             .field("draws", &self.draws)
             .finish_non_exhaustive()
     }
+}
+
+#[track_caller]
+fn instantiated(template: &owned::Graph, op: &'static str) -> Result<GraphExec> {
+    template.instantiate().map_err(|error| Error::driver(op, error))
 }
 
 #[track_caller]

@@ -429,6 +429,7 @@ unsafe impl Driver for FakeDriver {
         exchange_capture_mode(usize, CaptureMode) -> CaptureMode;
         [unsafe] graph_instantiate(GraphHandle) -> GraphExecHandle;
         [unsafe] graph_launch(GraphExecHandle, StreamHandle) -> ();
+        [unsafe] graph_debug_dot_print(GraphHandle, &CStr) -> ();
         [unsafe] graph_exec_destroy(GraphExecHandle) -> ();
         [unsafe] ipc_mem_handle(usize, DevicePtr) -> IpcMemHandle;
         ipc_open_mem(usize, IpcMemHandle) -> DevicePtr;

@@ -1,6 +1,9 @@
 //! Graphs: ops that are captured once and replayed at the cost of one launch.
 
-use warpline_cuda_sys_safe::GraphExecHandle;
+use std::ffi::CString;
+use std::path::Path;
+
+use warpline_cuda_sys_safe::{GraphExecHandle, GraphHandle, owned as driver};
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
@@ -56,6 +59,10 @@ crate::__options! {
         /// Sets a pool that other graphs also use. Graphs that share a pool must be replayed in the order in which they
         /// were captured, because later captures reuse the memory of dropped results. Default: a new pool.
         pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
+        /// Sets whether to keep the driver's graph for [`CudaGraph::instantiate`], [`CudaGraph::raw_cuda_graph`] and
+        /// [`CudaGraph::debug_dump`] (`keep_graph` and `enable_debug_mode` of `torch.cuda.CUDAGraph`). The executable
+        /// graph is then made by `instantiate` or by the first replay, not by the capture. Default: `false`.
+        keep_graph: bool = false, bool;
     }
 }
 
@@ -101,6 +108,11 @@ pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())
 }
 
+#[track_caller]
+fn empty(op: &'static str) -> Error {
+    Error::invalid(op, "the graph is empty; capture work first")
+}
+
 impl CudaGraph {
     /// Creates an empty graph.
     #[must_use]
@@ -133,7 +145,7 @@ impl CudaGraph {
         options: impl IntoOptions<CaptureOptions>,
         f: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let CaptureOptions { pool } = options.into_options();
+        let CaptureOptions { pool, keep_graph } = options.into_options();
         let pool = &match pool {
             Some(pool) => pool,
             None => graph_pool_handle(())?,
@@ -144,7 +156,8 @@ impl CudaGraph {
         if stream.is_default() && pool.device() == stream.device_index() {
             stream = pool.stream(runtime.device(pool.device())?)?.clone();
         }
-        let capturing = Capturing::begin(&runtime, &stream, pool)?;
+        let mut capturing = Capturing::begin(&runtime, &stream, pool)?;
+        capturing.keep_graph(keep_graph);
         let result = super::with_stream(&stream, f)?;
         self.graph = Some(capturing.end()?);
         Ok(result)
@@ -154,7 +167,17 @@ impl CudaGraph {
     fn captured(&self, op: &'static str) -> Result<&Graph> {
         match &self.graph {
             Some(graph) => Ok(graph),
-            None => Err(Error::invalid(op, "the graph is empty; capture work first")),
+            None => Err(empty(op)),
+        }
+    }
+
+    /// Returns the driver's graph.
+    #[track_caller]
+    fn kept(&self, op: &'static str) -> Result<&driver::Graph> {
+        let reason = "the driver's graph was not kept; capture with `CaptureOptions::keep_graph`";
+        match self.captured(op)?.template() {
+            Some(graph) => Ok(graph),
+            None => Err(Error::invalid(op, reason)),
         }
     }
 
@@ -173,14 +196,79 @@ impl CudaGraph {
         graph.replay(&self.current_stream(graph)?)
     }
 
-    /// Returns the driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for driver calls
-    /// that Warpline does not make. The handle is valid until the graph is captured again, reset or dropped.
+    /// Makes the executable graph from the kept graph, for example after changes through
+    /// [`raw_cuda_graph`](CudaGraph::raw_cuda_graph) (`CUDAGraph.instantiate`). Replaces an earlier executable graph. The
+    /// first replay calls this if the program has not.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the graph is empty.
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty, or was captured without
+    /// [`keep_graph`](CaptureOptions::keep_graph). [`ErrorKind::Driver`] if the driver refuses the graph.
+    #[track_caller]
+    pub fn instantiate(&mut self) -> Result<()> {
+        match &mut self.graph {
+            Some(graph) => graph.instantiate(),
+            None => Err(empty("instantiate")),
+        }
+    }
+
+    /// Returns the driver's handle of the kept graph (`CUDAGraph.raw_cuda_graph`), for driver calls that Warpline does
+    /// not make. The handle is valid until the graph is captured again, reset or dropped. Nodes that the program adds are
+    /// not ordered with other uses of their memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty, or was captured without
+    /// [`keep_graph`](CaptureOptions::keep_graph).
+    #[track_caller]
+    pub fn raw_cuda_graph(&self) -> Result<GraphHandle> {
+        Ok(self.kept("raw_cuda_graph")?.handle())
+    }
+
+    /// Returns the driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for driver calls
+    /// that Warpline does not make. The handle is valid until the graph is instantiated or captured again, reset or
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty, or was captured with
+    /// [`keep_graph`](CaptureOptions::keep_graph) and neither instantiated nor replayed.
     #[track_caller]
     pub fn raw_cuda_graph_exec(&self) -> Result<GraphExecHandle> {
-        Ok(self.captured("raw_cuda_graph_exec")?.exec_handle())
+        const OP: &str = "raw_cuda_graph_exec";
+        let not_yet = || Error::invalid(OP, "the graph is not executable yet; call `instantiate`");
+        self.captured(OP)?.exec_handle().ok_or_else(not_yet)
+    }
+
+    /// Describes the kept graph in the DOT language of Graphviz, in a file that is created or replaced
+    /// (`CUDAGraph.debug_dump`). The driver chooses the details.
+    ///
+    /// ```
+    /// use warpline::cuda::{CaptureOptions, CudaGraph};
+    /// use warpline::{ones, simulated, with_runtime};
+    ///
+    /// let path = std::env::temp_dir().join(format!("graph-{}.dot", std::process::id()));
+    /// with_runtime(&simulated(1)?, || {
+    ///     let x = ones([4], "cuda")?;
+    ///     let mut graph = CudaGraph::new();
+    ///     graph.capture_with(CaptureOptions::new().keep_graph(true), || x.add_(1.0).map(drop))?;
+    ///     graph.debug_dump(&path)
+    /// })?;
+    /// assert!(std::fs::read_to_string(&path)?.starts_with("digraph"));
+    /// std::fs::remove_file(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the graph is empty, was captured without
+    /// [`keep_graph`](CaptureOptions::keep_graph), or the path contains a zero byte. [`ErrorKind::Driver`] if the file
+    /// cannot be written.
+    #[track_caller]
+    pub fn debug_dump(&self, path: impl AsRef<Path>) -> Result<()> {
+        const OP: &str = "debug_dump";
+        let (graph, path) = (self.kept(OP)?, path.as_ref());
+        let Ok(path) = CString::new(path.as_os_str().as_encoded_bytes()) else {
+            return Err(Error::invalid(OP, format!("the path {path:?} contains a zero byte")));
+        };
+        let dumped = graph.debug_dot_print(&path);
+        dumped.map_err(|error| Error::driver(OP, error)).of(OP)
     }
 
     #[track_caller]

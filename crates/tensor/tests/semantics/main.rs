@@ -32,6 +32,7 @@ mod s27_data_loader;
 mod s34_precision;
 mod s37_workspaces;
 mod s38_graphed_callables;
+mod s38_kept_graphs;
 
 mod s35_backward_streams;
 

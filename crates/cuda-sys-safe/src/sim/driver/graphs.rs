@@ -1,5 +1,6 @@
 //! Executable graphs.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::sim::CallKind;
@@ -48,6 +49,25 @@ impl SimState {
             exec.latest = point;
         }
         Ok(point)
+    }
+
+    /// Returns a description of the graph in the DOT language.
+    pub(super) fn graph_dot(&self, handle: GraphHandle) -> Result<String> {
+        let Some((_, graph)) = self.graphs.get(&handle.raw()) else {
+            let call = CallKind::GraphDebugDotPrint;
+            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
+        };
+        let mut dot = String::from("digraph {\n");
+        for (number, node) in graph.nodes.iter().enumerate() {
+            let location = node.label.location.map(|at| format!("\\n{at}")).unwrap_or_default();
+            let label = format!("{}{location}", node.label.op).replace('"', "'");
+            let _ = writeln!(dot, "  {number} [label=\"{label}\"];");
+            for before in &node.after {
+                let _ = writeln!(dot, "  {before} -> {number};");
+            }
+        }
+        dot.push_str("}\n");
+        Ok(dot)
     }
 
     pub(super) fn graph_destroy(&mut self, handle: GraphHandle) -> Result<()> {

@@ -20,7 +20,9 @@ pub(super) mod usage;
 mod values;
 mod vmm;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use self::copies::HostWait;
@@ -492,6 +494,16 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         enqueue!(self, GraphLaunch, stream, s => s.graph_launch(graph, stream))
+    }
+
+    unsafe fn graph_debug_dot_print(&self, graph: GraphHandle, path: &CStr) -> Result<()> {
+        let device = graph.device();
+        let dot = forward!(self, GraphDebugDotPrint, device, s => s.graph_dot(graph))?;
+        let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+        std::fs::write(path, dot).map_err(|source| {
+            let why = format!("{} cannot be written: {source}", path.display());
+            error(CallKind::GraphDebugDotPrint, CudaCode::OPERATING_SYSTEM, device, &why)
+        })
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
