@@ -23,6 +23,7 @@ mod random;
 mod resnet;
 mod resume;
 mod s31_modules;
+mod s38_whole_steps;
 mod saving;
 mod state;
 mod train_runs;
