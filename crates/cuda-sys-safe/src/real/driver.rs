@@ -1,6 +1,6 @@
 //! The driver interface, one driver call after another.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use cudarc::driver::sys::{
@@ -11,7 +11,8 @@ use cudarc::driver::sys::{
 
 use super::call_macros::{call, release};
 use super::raw::{
-    host_flags, mode_number, on_device, pinned_on, raw_access, raw_event, raw_pool, raw_stream,
+    VERBOSE_DOT, host_flags, mode_number, mode_of, on_device, pinned_on, raw_access, raw_event,
+    raw_pool, raw_stream,
 };
 use super::{CudaDriver, nvml};
 use crate::*;
@@ -527,11 +528,7 @@ unsafe impl Driver for CudaDriver {
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {
         let mut number = mode_number(mode);
         call!(self, device, cuThreadExchangeStreamCaptureMode(&mut number))?;
-        Ok(match number {
-            0 => CaptureMode::Global,
-            1 => CaptureMode::ThreadLocal,
-            _ => CaptureMode::Relaxed,
-        })
+        Ok(mode_of(number))
     }
 
     unsafe fn graph_instantiate(&self, graph: GraphHandle) -> Result<GraphExecHandle> {
@@ -548,10 +545,8 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn graph_debug_dot_print(&self, graph: GraphHandle, path: &CStr) -> Result<()> {
-        // `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`, as PyTorch passes.
-        const VERBOSE: c_uint = 1;
         let raw = graph.raw() as usize as CUgraph;
-        call!(self, graph.device(), cuGraphDebugDotPrint(raw, path.as_ptr(), VERBOSE))
+        call!(self, graph.device(), cuGraphDebugDotPrint(raw, path.as_ptr(), VERBOSE_DOT))
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {

@@ -12,6 +12,9 @@ use smallvec::SmallVec;
 
 use crate::{CaptureMode, EventHandle, HostFlags, MemAccess, MemPoolHandle, StreamHandle};
 
+/// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`: describe a graph with all details, as PyTorch does.
+pub(super) const VERBOSE_DOT: c_uint = 1;
+
 pub(super) fn raw_stream(stream: StreamHandle) -> CUstream {
     stream.raw() as usize as CUstream
 }
@@ -29,6 +32,15 @@ pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
         CaptureMode::Global => 0,
         CaptureMode::ThreadLocal => 1,
         CaptureMode::Relaxed => 2,
+    }
+}
+
+/// Returns the capture mode of a number of the driver.
+pub(super) const fn mode_of(number: u32) -> CaptureMode {
+    match number {
+        0 => CaptureMode::Global,
+        1 => CaptureMode::ThreadLocal,
+        _ => CaptureMode::Relaxed,
     }
 }
 

@@ -66,7 +66,7 @@ fn described(_: &World) -> Result<()> {
     assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
     fails("debug_dump", graph.debug_dump("a\0b"), "zero byte");
     let error = graph.debug_dump(folder.join("no such folder/graph.dot")).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Driver { .. }), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::Driver), "{error}");
     assert_eq!(error.op(), "debug_dump");
     // The graph is unchanged.
     graph.replay()?;
