@@ -112,8 +112,8 @@ pub(super) unsafe fn floats<T: GemmFloat>(launch: &HostLaunch<'_>, p: &Product) 
 /// Computes products of half-width floats in `f32`, with a result of `R`.
 ///
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b`, of `T`,
-/// and the result, of `R`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b` (`T`),
+/// and the result (`R`).
 pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>, p: &Product)
 where
     T: HostElement<Compute = f32>,

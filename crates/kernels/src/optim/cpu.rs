@@ -233,8 +233,8 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
-/// `S::LISTS` operands for each of [`TENSORS`] tensors, with elements of type `T`, then the rates,
-/// with elements of type `f64`, then `found_inf` and `grad_scale`, each one element of type `f32`.
+/// `S::LISTS` operands (`T`) for each of [`TENSORS`] tensors, then the rates (`f64`), then
+/// `found_inf` and `grad_scale` (one `f32` each).
 pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,

@@ -27,8 +27,8 @@ const SHORT: usize = 8;
 const LONG: usize = 64;
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
-/// elements of type `T`, and the result, with the plan's dtype.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`) and
+/// the result (the plan's dtype).
 pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_>, plan: &Plan) {
     let source = SharedPtr::<T>::operand(launch, 0);
     let result = SharedPtr::<u8>::operand(launch, 1);

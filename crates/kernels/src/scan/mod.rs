@@ -278,8 +278,8 @@ unsafe fn values<T: HostElement>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source and the result, with elements of type `T`, and the indices, of type `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the source (`T`), the result
+/// (`T`) and the indices (`i64`).
 unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);

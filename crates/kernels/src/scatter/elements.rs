@@ -259,8 +259,7 @@ pub fn scatter(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
-/// type `T`.
+/// source (`T`), the index (`i64`) and the result (`T`).
 unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let index = SharedPtr::<i64>::operand(launch, 1);

@@ -234,8 +234,7 @@ fn run(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
-/// type `T`.
+/// source (`T`), the index (`i64`) and the result (`T`).
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     /// Number of columns that are added at a time, so that the sums stay in registers.
     const COLUMNS: usize = 64;

@@ -101,7 +101,7 @@ pub fn searchsorted(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// sorted rows and the values, with elements of type `T`, and the result, of type `i64`.
+/// sorted rows (`T`), the values (`T`) and the result (`i64`).
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
     let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let out = SharedPtr::<i64>::operand(launch, 2);
