@@ -119,8 +119,9 @@ impl Trace {
     /// instead ([`moe::generate`]).
     ///
     /// # Errors
-    /// [`TraceError::Open`] if the file cannot be opened, [`TraceError::Generate`] if a `moe:…`
-    /// name is wrong, and [`TraceError::Line`] with the first wrong line.
+    /// [`TraceError::Open`] if the file cannot be opened, [`TraceError::Generate`] if
+    /// [`moe::generate`] does not know the `moe:…` name, and [`TraceError::Line`] with the first
+    /// line that cannot be read.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // Real files with this prefix can be opened by a path with a folder.

@@ -89,7 +89,7 @@ macro_rules! convolutions {
         /// dimensions), if `input` has neither `D + 1` nor `D + 2`, if the channels of `input` and `weight` do not
         /// match for `groups`, if `groups` does not divide the channels or outputs, if `bias` does not have one element
         /// per output channel, or if the window is empty or larger than the padded image, or, for a transposed
-        /// convolution, the padding leaves no elements. [`ErrorKind::InvalidArgument`] if a stride, a dilation or
+        /// convolution, if the padding leaves no elements. [`ErrorKind::InvalidArgument`] if a stride, a dilation or
         /// `groups` is not positive, if a padding is negative, if the padding is [`Padding::Same`] and a stride is not
         /// 1, or, for a transposed convolution, if an output padding is not smaller than the larger of stride and
         /// dilation. [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`]

@@ -125,7 +125,10 @@ pub fn has_few_queries(
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
 /// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `lengths` does not have dtype
 ///   `int64`, or `mask` has neither the dtype of `q` nor dtype bool.
-/// - [`ErrorKind::ShapeMismatch`] if sizes or layouts are not as described.
+/// - [`ErrorKind::ShapeMismatch`] if the operands do not have the sizes and layouts of [`attention`](super::attention),
+///   if the width is not a multiple of 8 up to 256, if [`has_few_queries`] does not permit the number of rows, if
+///   `lengths` does not have one element for each batch of the first batch dimension, or if there are too many heads
+///   for one launch.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
