@@ -77,12 +77,12 @@ pub struct GradScaler {
     /// The scale (`float32`) and the growth tracker (`int32`) on the device of the first loss. `None` before.
     tensors: Option<(Tensor, Tensor)>,
     /// Optimizers whose gradients were checked since the last update.
-    optimizers: Vec<Checked>,
+    optimizers: Vec<CheckedOptimizer>,
 }
 
 /// An optimizer whose gradients were checked.
 #[derive(Debug)]
-struct Checked {
+struct CheckedOptimizer {
     first: Tensor,
     stage: Stage,
     /// One mark for each device of gradients: not zero if one of them is infinite or NaN.
@@ -404,13 +404,21 @@ impl GradScaler {
 
     /// Returns the record of an optimizer, and creates it in the first call since the last update.
     #[track_caller]
-    fn checked(&mut self, op: &'static str, optimizer: &dyn Optimizer) -> Result<&mut Checked> {
+    fn checked(
+        &mut self,
+        op: &'static str,
+        optimizer: &dyn Optimizer,
+    ) -> Result<&mut CheckedOptimizer> {
         let Some(first) = optimizer.parameters().into_iter().next() else {
             return Err(Error::invalid(op, "the optimizer has no parameters"));
         };
         let known = self.optimizers.iter().position(|of| of.first.is_same(&first));
         let at = known.unwrap_or_else(|| {
-            self.optimizers.push(Checked { first, stage: Stage::Ready, found_inf: Vec::new() });
+            self.optimizers.push(CheckedOptimizer {
+                first,
+                stage: Stage::Ready,
+                found_inf: Vec::new(),
+            });
             self.optimizers.len() - 1
         });
         Ok(&mut self.optimizers[at])

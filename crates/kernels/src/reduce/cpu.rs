@@ -21,7 +21,7 @@ const FEW: usize = 64;
 const PARTS: usize = 4096;
 
 /// Number of partial results for a short range of elements, instead of [`LANES`].
-const SHORT: usize = 8;
+const SHORT_LANES: usize = 8;
 
 /// Minimum length of a run for which vector instructions are selected.
 const LONG: usize = 64;
@@ -141,10 +141,10 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
         // For so few elements, merging all lanes would take longer than the reduction itself. The
         // range lies in one run: a range this short is the last of its result, so it ends with a
         // run, and it is not longer than a run.
-        let mut accs = [F::identity(); SHORT];
+        let mut accs = [F::identity(); SHORT_LANES];
         let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
         for k in 0..range.len() {
-            accs[k % SHORT] = F::merge(accs[k % SHORT], element(row, k, range.start));
+            accs[k % SHORT_LANES] = F::merge(accs[k % SHORT_LANES], element(row, k, range.start));
         }
         return accs.into_iter().fold(F::identity(), F::merge);
     }

@@ -24,7 +24,7 @@ use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 use crate::scratch::ScratchTensor;
 use crate::turn::{scratch_operand, ticket};
 use declaration::{Declaration, ResultDType};
-use plan::{Access, BLOCK, MOST_OUTPUTS, Plan};
+use plan::{Access, BLOCK, Plan, RESULTS_LIMIT};
 
 pub(crate) use table::PROGRAMS;
 pub use table::ReduceOp;
@@ -157,7 +157,7 @@ fn run(
     let mut access = Access::Rows;
     let (mut grid, mut scratch, mut split) = ([1; 3], None, false);
     if let Target::Cuda(_, device, _) = target {
-        if plan.outputs >= MOST_OUTPUTS {
+        if plan.outputs >= RESULTS_LIMIT {
             return halves(target, declaration, a, dims, out);
         }
         let item = a.dtype.size();

@@ -43,9 +43,9 @@ static ADD: [Kernel<IndexAdd, 3>; 2] =
 
 /// Maximum number of index comparisons of all blocks together, for floats. Beyond this limit,
 /// atomics add up the slices.
-const MOST: usize = 1 << 33;
-/// The same limit for integers, whose sums do not depend on the order.
-const MOST_INTEGERS: usize = 1 << 26;
+const MAX_COMPARISONS: usize = 1 << 33;
+/// The limit for integers. It is lower, because atomics give integers the same sums in any order.
+const MAX_INTEGER_COMPARISONS: usize = 1 << 26;
 
 cuda_struct! {
     /// The steps are strides along the indexed dimension. `walk` covers the other dimensions of
@@ -121,7 +121,7 @@ pub fn index_add_as(
     let chunks = (out.numel() / to.sizes()[dim].max(1)).div_ceil(BLOCK as usize);
     let groups = rows_of(to.sizes()[dim]).1;
     let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
-    let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
+    let most = if out.dtype.is_float() { MAX_COMPARISONS } else { MAX_INTEGER_COMPARISONS };
     let of = params(op, out, dim, index, source)?;
     if matches!(target, Target::Cuda(..)) && looks > most {
         let mut sizes = vec![1; to.ndim()];

@@ -13,7 +13,7 @@
 //! distance of at least a tile takes one launch, and all remaining steps together take one launch.
 //!
 //! Limits: a row of n elements takes O(n log² n) comparisons. Long rows need 16 bytes of scratch
-//! memory per pair, for at most `MOST` pairs at a time, or for one row if it has more. `topk`,
+//! memory per pair, for at most `MAX_PAIRS` pairs at a time, or for one row if it has more. `topk`,
 //! `median` and `kthvalue` sort the whole row and select a part of it. `nonzero`, which masks and
 //! `unique` use, does not sort: it is a binary search (`search.rs`) in a running sum (`scan/`).
 
@@ -38,7 +38,7 @@ pub use search::searchsorted;
 const OP: &str = "sort";
 
 /// Maximum number of pairs in scratch memory at a time. A single row may have more.
-const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
+const MAX_PAIRS: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARCH];
 
@@ -144,7 +144,7 @@ fn long_rows(
     const THREADS: u32 = 256;
     let Target::Cuda(runtime, _, stream) = target else { return Ok(()) };
     let (rows, padded) = (all.rows as usize, all.padded as usize);
-    let at_once = (MOST / padded).clamp(1, rows);
+    let at_once = (MAX_PAIRS / padded).clamp(1, rows);
     let storage = Storage::device(runtime, at_once * padded * size_of::<SortPair>(), stream)?;
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);
