@@ -135,7 +135,7 @@ fn settings_of_precision_reach_the_call() {
             workspace: None,
         };
         *CALL.lock().unwrap() = (None, None);
-        // SAFETY: as above.
+        // SAFETY: the fake library reads no addresses and ignores the stream.
         unsafe { handle.gemm_strided_batched(stream, &args) }.unwrap();
         let (mode, call) = *CALL.lock().unwrap();
         (mode, call.unwrap())

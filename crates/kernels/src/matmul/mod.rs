@@ -79,10 +79,10 @@ kernels! {
     }
 }
 
-// SAFETY: the conditions of the kernels above. The fourth operand is cuBLAS's workspace, which the CPU implementation
-// does not access.
+// SAFETY: `check` makes all `Product`s, as for the kernels of `kernels!` above. The fourth operand is cuBLAS's
+// workspace, which the CPU implementation does not access.
 static BY_CUBLAS: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS) };
-// SAFETY: the same.
+// SAFETY: the facts of `BY_CUBLAS` hold.
 static BY_CUBLAS_F32: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS_F32) };
 
 cuda_struct! {

@@ -80,7 +80,7 @@ static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
-// SAFETY: the facts of `ROWS_BACKWARD`, for one more operand, which has the size of the rows.
+// SAFETY: the facts of `ROWS_BACKWARD` hold. The additional operand has the size of the rows.
 static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
     let hosts = hosts!(float T => cpu::add_backward::<T>);
     Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)

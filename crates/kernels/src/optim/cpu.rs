@@ -243,8 +243,8 @@ pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<
     // SAFETY: `step` has checked that `rates` has as many elements as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let number = |operand: usize| {
-        // SAFETY: this is called only if the flag for the operand is set, and `step` has checked
-        // that the operand then has one `f32`.
+        // SAFETY: `number` is called only if the flag for the operand is set, and `step` has
+        // checked that the operand then has one `f32`.
         unsafe { SharedPtr::<f32>::operand(launch, TENSORS * S::LISTS + operand).read(0) }
     };
     if update.flags & SKIPS != 0 && number(1) != 0.0 {

@@ -191,7 +191,8 @@ impl<const N: usize> IterPlan<N> {
         self.numel <= i32::MAX as usize && (0..N).all(|k| reach(k) <= i32::MAX as usize)
     }
 
-    /// Returns the plan as a kernel's parameters. Only valid if [`IterPlan::fits`].
+    /// Returns the plan as a kernel's parameters. Valid only if [`IterPlan::fits`] returns `true`; otherwise sizes and
+    /// strides are cut to 32 bits.
     ///
     /// # Errors
     /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
