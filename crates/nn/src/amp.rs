@@ -354,7 +354,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
-    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker does not fit 31 bits; errors of [`Tensor::to_scalar`].
+    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker is negative, or 2³¹ or
+    /// more; errors of [`Tensor::to_scalar`].
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         const OP: &str = "load_state_dict";

@@ -140,8 +140,8 @@ impl Trace {
     /// Reads a trace from `input`; `name` is the name of its file.
     ///
     /// # Errors
-    /// [`TraceError::Line`] with the first wrong line, also if `name` ends with `.gz` and the input
-    /// is not a gzip stream.
+    /// [`TraceError::Line`] with the first line that cannot be read, also if `name` ends with `.gz`
+    /// and the input is not a gzip stream.
     pub fn read(name: &str, input: impl Read) -> Result<Self, TraceError> {
         Self::read_at_most(MAX_TEXT, name, input)
     }

@@ -147,7 +147,8 @@ impl Product {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
-/// - [`ErrorKind::DTypeMismatch`] if `b` or `out` has an unsupported dtype for `a`.
+/// - [`ErrorKind::DTypeMismatch`] if `b` has a different dtype than `a`, or `out` has neither this dtype nor, for
+///   half-width floats, `float32`.
 /// - [`ErrorKind::ShapeMismatch`] if the views do not have two or three dimensions, or if `m`, `k`,
 ///   `n` or the size of the batch differs between two of them.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -301,9 +301,9 @@ macro_rules! forward {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-            /// dimensions or has no time steps, or `hidden` has the wrong shape;
-            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
-            /// access the parameters; errors of [`warpline::functional::linear()`].
+            /// dimensions with a last size of `in`, if `x` has no time steps, or if `hidden` does not have the shape
+            /// above; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that
+            /// cannot access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
             pub fn forward<'a>(
                 &self,
@@ -352,7 +352,7 @@ impl LSTM {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-    /// dimensions or has no time steps, or a state has the wrong shape;
+    /// dimensions with a last size of `in`, if `x` has no time steps, or if a state does not have the shape above;
     /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access the
     /// parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
