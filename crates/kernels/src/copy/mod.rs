@@ -128,7 +128,7 @@ where
 ///
 /// # Errors
 /// - [`ShapeMismatch`](warpline_runtime::ErrorKind::ShapeMismatch) if the sizes differ.
-/// - [`TooManyDims`](warpline_runtime::ErrorKind::TooManyDims) if the views have too many
+/// - [`TooManyDims`](warpline_runtime::ErrorKind::TooManyDims) if the views have more than 16
 ///   dimensions after merging.
 /// - [`OutOfStorage`](warpline_runtime::ErrorKind::OutOfStorage) if a view reaches outside its
 ///   storage.

@@ -85,9 +85,9 @@ fn halves(
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than [`ReduceOp::result_dtype`].
-/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes.
+/// - [`ErrorKind::ShapeMismatch`] if `out` does not have the sizes above.
 /// - [`ErrorKind::DimOutOfRange`] if `a` does not have one of the dimensions.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a`, unless both are the same

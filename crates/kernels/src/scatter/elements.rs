@@ -172,7 +172,7 @@ cuda_struct! {
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is larger than
 ///   described above.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.

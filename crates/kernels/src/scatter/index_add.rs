@@ -81,7 +81,7 @@ cuda_struct! {
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `source` differs from
 ///   `out` in the number of dimensions or in a size other than that of `dim`, or if the size of
 ///   `source` in `dim` is not the number of indices.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.

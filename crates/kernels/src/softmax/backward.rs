@@ -58,7 +58,7 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has a different dtype than `out`.
 /// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has other sizes than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `result` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `result` shares memory with another operand.

@@ -89,7 +89,7 @@ cuda_struct! {
 ///   have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.

@@ -49,7 +49,7 @@ cuda_struct! {
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::ShapeMismatch`] if `sorted` is not a vector and differs from `values` in the
 ///   number of dimensions or in a size before the last, or if `out` has other sizes than `values`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.

@@ -195,7 +195,7 @@ impl<const N: usize> IterPlan<N> {
     /// strides are cut to 32 bits.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
+    /// [`ErrorKind::TooManyDims`] if there are more than 16 dimensions.
     #[track_caller]
     pub fn index(&self, op: &'static str) -> Result<Index<N>> {
         if self.dims.len() > MAX_DIMS {

@@ -305,10 +305,10 @@ pub struct ScoreOptions {
 /// - [`ErrorKind::UnsupportedDType`] if the dtype of `q` is not a half-width float.
 /// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `mask` has
 ///   neither that dtype nor dtype bool, or `lse` does not have dtype `float32`.
-/// - [`ErrorKind::ShapeMismatch`] if the operands disagree about the batch, the width, or the number of queries or
-///   keys, except that heads of keys may serve several heads of queries; if the width is not a multiple of 8 up to 128,
-///   if there are no keys, or 2³¹ or more keys or queries; if [`attention_takes`] returns `false` for `q`, `k`, `v` or
-///   `out`; or if `lse` is not contiguous or does not have one element per query.
+/// - [`ErrorKind::ShapeMismatch`] if the batch, the width, or the number of queries or keys differs between two
+///   operands, except that heads of keys may serve several heads of queries; if the width is not a multiple of 8 up to
+///   128, if there are no keys, or 2³¹ or more keys or queries; if [`attention_takes`] returns `false` for `q`, `k`,
+///   `v` or `out`; or if `lse` is not contiguous or does not have one element per query.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.

@@ -59,9 +59,10 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     /// Sets a key. Replaces an existing value.
     ///
     /// # Errors
-    /// [`StoreError::TooLarge`] if the key or the value is too large; [`StoreError::Full`] if the store has no room for
-    /// the value; [`StoreError::Lost`] or [`StoreError::NotAStore`] if the server of a [`TcpStore`] cannot be used;
-    /// [`StoreError::File`] if the file of a [`FileStore`] cannot be used.
+    /// [`StoreError::TooLarge`] if the key has more than [`MAX_KEY`] bytes or the value more than [`MAX_VALUE`];
+    /// [`StoreError::Full`] if the store has no room for the value; [`StoreError::Lost`] or [`StoreError::NotAStore`]
+    /// if the server of a [`TcpStore`] cannot be used; [`StoreError::File`] if the file of a [`FileStore`] cannot be
+    /// used.
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
 
     /// Returns the value of a key. Waits until the key is set.
