@@ -21,7 +21,7 @@ use warpline_sync::atomic::AtomicU64;
 
 use crate::config::check_fraction;
 use crate::core::Core;
-use crate::malloc::Searched;
+use crate::malloc::CacheSearched;
 use crate::policy::Policies;
 use crate::routes::Routes;
 use crate::shard::StreamTable;
@@ -80,7 +80,7 @@ impl<B: Backend> CachingAllocator<B> {
         let (id, site) = (B::stream_id(stream), Location::caller());
         let (cell, allocated) = match shared.hit(bytes, id, site) {
             Ok(found) => found,
-            Err(Searched(searched)) => shared.malloc_slow(bytes, stream, site, searched)?,
+            Err(CacheSearched(searched)) => shared.malloc_slow(bytes, stream, site, searched)?,
         };
         Ok(Block::new(cell, allocated, bytes, id))
     }

@@ -16,7 +16,7 @@ use crate::sync::{StaticRef, lock};
 use crate::{AllocError, Backend, source};
 
 /// Whether the cache was already searched for a request that is not a hit.
-pub(crate) struct Searched(pub(crate) bool);
+pub(crate) struct CacheSearched(pub(crate) bool);
 
 /// The cell of an allocated block's shard, and the block.
 pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
@@ -32,18 +32,18 @@ impl<B: Backend> AllocatorState<B> {
         bytes: usize,
         stream: u64,
         site: &'static Location<'static>,
-    ) -> Result<CellAllocation<B>, Searched> {
+    ) -> Result<CellAllocation<B>, CacheSearched> {
         if self.routes.exist() {
-            return Err(Searched(false));
+            return Err(CacheSearched(false));
         }
-        let (cell, _) = self.table.find(stream).ok_or(Searched(false))?;
+        let (cell, _) = self.table.find(stream).ok_or(CacheSearched(false))?;
         if bytes == 0 {
             return Ok((StaticRef::clone(cell), AllocatedBlock::EMPTY));
         }
         let mut locked = cell.lock_parked();
         let state = &mut *locked;
         if state.heap.stream != stream || !state.rules.caching {
-            return Err(Searched(false));
+            return Err(CacheSearched(false));
         }
         if state.uses.has_events() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
@@ -53,11 +53,11 @@ impl<B: Backend> AllocatorState<B> {
             None => {
                 let size = match state.rules.round_plainly(bytes) {
                     Some(size) => size,
-                    None => round_size(&state.config, bytes).map_err(|_| Searched(false))?,
+                    None => round_size(&state.config, bytes).map_err(|_| CacheSearched(false))?,
                 };
                 let kind = state.rules.pool(size);
                 let request = Request { kind, requested: bytes, size, site };
-                state.take_fit(request).ok_or(Searched(true))?
+                state.take_fit(request).ok_or(CacheSearched(true))?
             }
         };
         let over = state.counters.over;

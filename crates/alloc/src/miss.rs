@@ -1,5 +1,5 @@
-//! Serves misses, which are the requests that the stream's shard cannot serve. The last attempt
-//! ends with the out-of-memory error.
+//! Serves misses: requests that the stream's shard cannot serve. Returns the out-of-memory error if the last attempt
+//! fails.
 //!
 //! The problem: calls of the backend are slow, and waits for streams are slower, so a miss must try
 //! the cheap sources of memory first. The approach is a fixed order of attempts. Each attempt starts
@@ -13,10 +13,11 @@
 //! 4. Release of oversize segments, and new memory.
 //! 5. A wait for the streams that still use freed blocks, and another search of the shard.
 //! 6. Release of all cached memory, and new memory.
-//! 7. Free memory of another stream, with a wait on the device.
+//! 7. Free memory of another stream, with a wait on the device, or of the other pool kind. A miss of a private pool
+//!    skips this attempt.
 //!
-//! Limits: one miss runs at a time, under the lock of the policies. No shard's lock is held during
-//! backend calls, so hits continue.
+//! Limits: from the second attempt on, one miss runs at a time, under the lock of the policies. No shard's lock is held
+//! during backend calls, so hits continue.
 
 use std::sync::{Arc, Weak};
 

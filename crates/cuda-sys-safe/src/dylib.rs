@@ -151,7 +151,7 @@ pub(crate) unsafe fn status_text(status: StatusCode, text: *const c_char) -> Str
     if text.is_null() {
         return format!("status {status}");
     }
-    // SAFETY: the caller guarantees that this is a string.
+    // SAFETY: the caller guarantees that `text` is a NUL-terminated string that is never freed.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 

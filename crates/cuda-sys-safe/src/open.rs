@@ -19,7 +19,8 @@ use crate::{Driver, DriverError, Result, real};
 /// ```
 ///
 /// # Errors
-/// - [`DriverError::InvalidArgument`] if `spec` is not a valid specification.
+/// - [`DriverError::InvalidArgument`] if `spec` is not empty, not `cuda`, and not accepted by
+///   [`SimConfig::from_spec`].
 /// - [`DriverError::NoneSimulated`] if `spec` asks for zero devices.
 /// - [`DriverError::DevicesHidden`] if `visible` hides all simulated devices.
 /// - Errors of [`real::load`] for the machine's driver.

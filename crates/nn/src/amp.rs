@@ -77,12 +77,12 @@ pub struct GradScaler {
     /// The scale (`float32`) and the growth tracker (`int32`) on the device of the first loss. `None` before.
     tensors: Option<(Tensor, Tensor)>,
     /// Optimizers whose gradients were checked since the last update.
-    optimizers: Vec<Checked>,
+    optimizers: Vec<CheckedOptimizer>,
 }
 
 /// An optimizer whose gradients were checked.
 #[derive(Debug)]
-struct Checked {
+struct CheckedOptimizer {
     first: Tensor,
     stage: Stage,
     /// One mark for each device of gradients: not zero if one of them is infinite or NaN.
@@ -354,7 +354,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
-    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker does not fit 31 bits; errors of [`Tensor::to_scalar`].
+    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker is negative, or 2³¹ or
+    /// more; errors of [`Tensor::to_scalar`].
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         const OP: &str = "load_state_dict";
@@ -404,13 +405,21 @@ impl GradScaler {
 
     /// Returns the record of an optimizer, and creates it in the first call since the last update.
     #[track_caller]
-    fn checked(&mut self, op: &'static str, optimizer: &dyn Optimizer) -> Result<&mut Checked> {
+    fn checked(
+        &mut self,
+        op: &'static str,
+        optimizer: &dyn Optimizer,
+    ) -> Result<&mut CheckedOptimizer> {
         let Some(first) = optimizer.parameters().into_iter().next() else {
             return Err(Error::invalid(op, "the optimizer has no parameters"));
         };
         let known = self.optimizers.iter().position(|of| of.first.is_same(&first));
         let at = known.unwrap_or_else(|| {
-            self.optimizers.push(Checked { first, stage: Stage::Ready, found_inf: Vec::new() });
+            self.optimizers.push(CheckedOptimizer {
+                first,
+                stage: Stage::Ready,
+                found_inf: Vec::new(),
+            });
             self.optimizers.len() - 1
         });
         Ok(&mut self.optimizers[at])

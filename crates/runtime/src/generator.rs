@@ -131,7 +131,8 @@ impl CpuGenerator {
     /// Restores a state returned by [`CpuGenerator::state`] (`torch.set_rng_state`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the length is wrong or the bytes are not a valid state.
+    /// [`ErrorKind::InvalidArgument`] if `state` does not have the length of a state, is not marked
+    /// as seeded, or has a position outside the block of numbers.
     #[track_caller]
     pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
         const OP: &str = "set_rng_state";

@@ -40,14 +40,14 @@ pub(crate) struct OngoingCapture {
 
 /// A stream in a capture.
 #[derive(Clone)]
-pub struct Captured {
+pub struct CapturedStream {
     capture: Arc<OngoingCapture>,
     twin: Stream,
 }
 
-impl Captured {
+impl CapturedStream {
     /// Returns the twin, which stands for the stream in this capture. Operations
-    /// [submitted](Captured::submit) to it are numbered from 1.
+    /// [submitted](CapturedStream::submit) to it are numbered from 1.
     #[must_use]
     pub fn twin(&self) -> &Stream {
         &self.twin
@@ -73,9 +73,9 @@ impl Captured {
     }
 }
 
-impl std::fmt::Debug for Captured {
+impl std::fmt::Debug for CapturedStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Captured").field("twin", &self.twin).finish_non_exhaustive()
+        f.debug_struct("CapturedStream").field("twin", &self.twin).finish_non_exhaustive()
     }
 }
 
@@ -96,7 +96,7 @@ impl OngoingCapture {
 pub(crate) struct StreamCaptureState {
     /// Whether `captured` is `Some`.
     capturing: AtomicBool,
-    captured: Mutex<Option<Captured>>,
+    captured: Mutex<Option<CapturedStream>>,
     /// The capture in which this stream is a twin.
     twin_in: Option<Weak<OngoingCapture>>,
 }
@@ -111,7 +111,7 @@ impl StreamCaptureState {
     }
 
     #[inline]
-    pub(crate) fn captured(&self) -> Option<Captured> {
+    pub(crate) fn captured(&self) -> Option<CapturedStream> {
         if !self.capturing.load(Ordering::Acquire) {
             return None;
         }
@@ -139,7 +139,7 @@ impl StreamCaptureState {
         self.capturing.load(Ordering::Acquire) || self.twin_in.as_ref().is_some_and(under_way)
     }
 
-    fn set(&self, captured: Option<Captured>) {
+    fn set(&self, captured: Option<CapturedStream>) {
         let capturing = captured.is_some();
         let mut current = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
         // Drop the former state only after the lock is released, because it may hold the last
@@ -162,11 +162,11 @@ impl Stream {
     /// Returns this stream's part in the capture in progress. `None` if the stream is not captured.
     #[inline]
     #[must_use]
-    pub fn captured(&self) -> Option<Captured> {
+    pub fn captured(&self) -> Option<CapturedStream> {
         self.capture_state().captured()
     }
 
-    /// Returns whether this is the twin of a stream in a capture ([`Captured::twin`]). A twin only
+    /// Returns whether this is the twin of a stream in a capture ([`CapturedStream::twin`]). A twin only
     /// numbers captured operations; use it for nothing else, during the capture or after.
     #[inline]
     #[must_use]
@@ -278,7 +278,7 @@ impl Stream {
                 return Err(ErrorKind::CannotCapture { reason }.of("begin_capture").at(location));
             }
             let entered = enter(&twin)?;
-            state.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
+            state.set(Some(CapturedStream { capture: Arc::clone(capture), twin: twin.clone() }));
             streams.push((self.clone(), twin));
             Ok(entered)
         })

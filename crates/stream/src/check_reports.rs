@@ -105,8 +105,9 @@ impl CheckReports {
     /// thread if the owner has ended.
     ///
     /// # Errors
-    /// [`ErrorKind::IndexCheck`] for one failure. Later failures of the same owner on the same
-    /// stream count as reported; the next call reports a failure of another stream or owner.
+    /// [`ErrorKind::IndexCheck`] for one failure. The other failures of the same owner on the same stream that the
+    /// points cover count as reported, and all ended threads count as one owner. The next call reports a failure of
+    /// another stream or owner.
     #[inline]
     pub(crate) fn report(&self, points: &[StreamPoint]) -> Result<()> {
         if !self.any.load(Ordering::Relaxed) {

@@ -53,7 +53,7 @@ mod order;
 mod owner;
 mod stream;
 
-pub use capture::{CaptureGuard, CaptureLog, Captured};
+pub use capture::{CaptureGuard, CaptureLog, CapturedStream};
 pub use captured_checks::CapturedChecks;
 pub use checked_launch::{CheckOutcome, CheckedLaunch};
 pub use clock::Before;

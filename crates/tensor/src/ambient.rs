@@ -150,7 +150,8 @@ pub fn simulated(options: impl IntoOptions<SimulatedOptions>) -> Result<Runtime>
 ///
 /// # Errors
 /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver cannot be loaded or has no device.
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `spec` is invalid.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `spec` is not empty, not `"cuda"`, and does not
+/// specify simulated GPUs.
 #[track_caller]
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     let driver = match warpline_cuda_sys_safe::open(Some(spec), None) {

@@ -28,7 +28,7 @@ impl Policy {
     /// Returns the allocator's options for the policy, followed by further options.
     ///
     /// # Errors
-    /// [`ConfigError`] if an option is unknown or its value is wrong.
+    /// [`ConfigError`] if an option is unknown or its value is not valid for the option.
     pub fn config_with(self, options: &str) -> Result<AllocatorConfig, ConfigError> {
         let policy = match self {
             Self::Torch => "policy:torch",

@@ -119,8 +119,9 @@ impl Trace {
     /// instead ([`moe::generate`]).
     ///
     /// # Errors
-    /// [`TraceError::Open`] if the file cannot be opened, [`TraceError::Generate`] if a `moe:…`
-    /// name is wrong, and [`TraceError::Line`] with the first wrong line.
+    /// [`TraceError::Open`] if the file cannot be opened, [`TraceError::Generate`] if
+    /// [`moe::generate`] does not know the `moe:…` name, and [`TraceError::Line`] with the first
+    /// line that cannot be read.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // Real files with this prefix can be opened by a path with a folder.
@@ -139,8 +140,8 @@ impl Trace {
     /// Reads a trace from `input`; `name` is the name of its file.
     ///
     /// # Errors
-    /// [`TraceError::Line`] with the first wrong line, also if `name` ends with `.gz` and the input
-    /// is not a gzip stream.
+    /// [`TraceError::Line`] with the first line that cannot be read, also if `name` ends with `.gz`
+    /// and the input is not a gzip stream.
     pub fn read(name: &str, input: impl Read) -> Result<Self, TraceError> {
         Self::read_at_most(MAX_TEXT, name, input)
     }

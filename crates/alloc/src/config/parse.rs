@@ -222,7 +222,7 @@ impl AllocatorConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::Variable`] if a variable is not valid UTF-8 or its options are invalid.
+    /// [`ConfigError::Variable`] if a variable is not valid UTF-8 or [`AllocatorConfig::parse`] fails for its value.
     pub fn from_env_with(
         mut read: impl FnMut(&str) -> Result<String, VarError>,
     ) -> Result<Self, ConfigError> {

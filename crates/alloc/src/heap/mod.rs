@@ -181,8 +181,8 @@ impl<M> Heap<M> {
         self.free[kind as usize].best_fit(&self.records, size)
     }
 
-    /// Returns the next free block in order of size and address. Only valid if blocks of equal size
-    /// are ordered by address.
+    /// Returns the next free block, ordered by size, then by address. Only valid if blocks of equal
+    /// size are ordered by address.
     pub(crate) fn next_fit(&self, kind: PoolKind, block: u32) -> Option<u32> {
         self.free[kind as usize].after(&self.records, block)
     }

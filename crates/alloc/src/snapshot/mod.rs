@@ -37,7 +37,8 @@ use write::{AsJson, AsPickle};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// All segments, mapped ranges of arenas and aliases, in order of device and address.
+    /// All segments, all mapped ranges of arenas, and all aliases, ordered by device, then by
+    /// address.
     pub segments: Vec<SegmentInfo>,
     /// The history of each device, oldest entry first. Indexed by device.
     pub device_traces: Vec<Vec<TraceEntry>>,

@@ -21,8 +21,8 @@ pub(super) struct Descriptor {
 // SAFETY: a descriptor is not tied to a thread. It is changed only by its owner, and cuDNN permits
 // concurrent reads of a finalized descriptor.
 unsafe impl Send for Descriptor {}
-// SAFETY: as for `Send`. `set` and `finalize` consume the descriptor, and `get` lets cuDNN fill only
-// descriptors that the same function has just made.
+// SAFETY: cuDNN permits concurrent reads of a finalized descriptor. `set` and `finalize` consume the descriptor, and
+// `get` lets cuDNN fill only descriptors that the same function has just made.
 unsafe impl Sync for Descriptor {}
 
 impl Descriptor {

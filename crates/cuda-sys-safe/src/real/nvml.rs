@@ -40,8 +40,9 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Returns the memory that this process uses of the device at a PCI domain, bus and device, in
-/// bytes.
+/// Returns the device memory that this process uses, in bytes. The argument is the PCI domain, bus
+/// and device number of the GPU. Returns `None` if NVML is not available or does not know the
+/// amount.
 pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<usize> {
     api()?.used_by(std::process::id(), &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
 }

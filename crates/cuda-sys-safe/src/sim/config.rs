@@ -92,7 +92,7 @@ impl SimConfig {
     ///
     /// # Errors
     /// - [`SpecError::NotSim`] if `spec` does not start with `sim` or `sim:N`.
-    /// - [`SpecError::NotANumber`] if a number is invalid.
+    /// - [`SpecError::NotANumber`] if a number cannot be parsed or is too large for its type.
     /// - [`SpecError::TooManyDevices`] if there are more than 64 devices.
     /// - [`SpecError::TooMuchMemory`] if a device has more than 512 TiB of memory.
     /// - [`SpecError::SaidTwice`] if two options set the same field.

@@ -86,10 +86,10 @@
 //!
 //! **Capture.** The default stream cannot be captured (`UNSUPPORTED`). A stream that waits for an
 //! event of a capture joins the capture. In a captured stream, a wait for an event of another
-//! capture is `MERGE`, a wait for an event from outside is `ISOLATION`, and a wait for an
-//! interprocess event is `UNSUPPORTED`. Ending a capture fails with `UNJOINED` if a stream that
-//! joined was not joined back, with `UNMATCHED` on any stream but the one on which the capture
-//! began, and with `WRONG_THREAD` on another thread, unless the mode is relaxed.
+//! capture is `MERGE`, a wait for an event that was recorded outside a capture is `ISOLATION`, and
+//! a wait for an interprocess event is `UNSUPPORTED`. Ending a capture fails with `UNJOINED` if a
+//! stream that joined was not joined back, with `UNMATCHED` on any stream but the one on which the
+//! capture began, and with `WRONG_THREAD` on another thread, unless the mode is relaxed.
 //!
 //! A forbidden call fails and invalidates captures:
 //! - Calls that the modes of capture and thread forbid, on captured and other objects: allocation

@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 
 /// Requests huge pages.
 pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: this is advice on a mapping of the caller. A failure only makes accesses slower.
+    // SAFETY: `madvise` with `MADV_HUGEPAGE` changes no byte of the caller's mapping. A failure
+    // only makes accesses slower.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 

@@ -7,7 +7,7 @@ mod weights;
 use warpline_runtime::module::Program;
 
 pub use flash::{
-    Weighing, attention, attention_backward, attention_takes, few_queries, has_attention,
+    ScoreOptions, attention, attention_backward, attention_takes, few_queries, has_attention,
     has_few_queries,
 };
 pub use weights::{attention_weights, attention_weights_backward};

@@ -117,8 +117,8 @@ impl CatPair {
 /// - [`ErrorKind::ShapeMismatch`] if an input differs from `out` in the number of dimensions or in
 ///   a size other than that of `dim`, or if the inputs' sizes in `dim` do not add up to that of
 ///   `out`.
-/// - [`ErrorKind::TooManyDims`] if an input that has to be converted or is not contiguous has too
-///   many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if an input that has to be converted or is not contiguous has more than 16 dimensions
+///   after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an input.

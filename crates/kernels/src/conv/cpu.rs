@@ -85,7 +85,7 @@ unsafe fn write_plane<T: HostElement>(
 
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are images, weight and
-/// result, of `T`, and scratch memory.
+/// result (`T`), and scratch memory.
 pub(super) unsafe fn forward<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) {
     let [x, w, y] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let planes = p.batch as usize * p.outputs as usize;

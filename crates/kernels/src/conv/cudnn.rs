@@ -38,10 +38,10 @@ static INPUT_GRADIENT: LibraryOp<Conv, 4> =
 static WEIGHT_GRADIENT: LibraryOp<Conv, 4> =
     unsafe { LibraryOp::new(hosts!(float T => cpu::weight_gradient::<T>)) };
 
-/// Number of convolutions whose plans are kept.
-const MOST_KEPT: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
-/// Number of plans that are tried for a convolution.
-const MOST_TRIED: usize = 10;
+/// Maximum number of cached plans.
+const MAX_CACHED_PLANS: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// Maximum number of plans that are timed for a convolution, or tried after the first plan failed.
+const MAX_TRIED_PLANS: usize = 10;
 /// Number of timed calls of each tried plan, after a first call.
 const TIMED: u32 = 3;
 
@@ -60,36 +60,36 @@ cuda_struct! {
     }
 }
 
-/// The plan of a convolution; `None` if cuDNN supports no such convolution.
-struct Kept {
+/// A cached choice of a plan.
+struct CachedPlan {
+    /// `None` if cuDNN does not support the convolution.
     plan: Option<ConvolutionPlan>,
     /// Whether the plan was chosen by trial.
     tried: bool,
 }
 
-static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), Kept>>> =
-    LazyLock::new(|| Mutex::new(LruCache::new(MOST_KEPT)));
+static PLANS: LazyLock<Mutex<LruCache<(usize, Convolution), CachedPlan>>> =
+    LazyLock::new(|| Mutex::new(LruCache::new(MAX_CACHED_PLANS)));
 
-fn kept_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), Kept>> {
+fn cached_plans() -> MutexGuard<'static, LruCache<(usize, Convolution), CachedPlan>> {
     // Ignore poisoning, because a panic of another thread leaves the cache consistent.
     PLANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the number of convolutions whose cuDNN plans are kept, at most 4,096. The least recently
-/// used ones are dropped.
+/// Returns the number of convolutions whose cuDNN plans are cached, at most 4,096. The least recently used plan is
+/// dropped first.
 #[must_use]
 pub fn plans_kept() -> usize {
-    kept_plans().iter().filter(|(_, kept)| kept.plan.is_some()).count()
+    cached_plans().iter().filter(|(_, cached)| cached.plan.is_some()).count()
 }
 
-/// Drops all kept cuDNN plans. Later convolutions make theirs anew.
+/// Drops all cached cuDNN plans. Later convolutions choose their plans again.
 pub fn clear_plans() {
-    kept_plans().clear();
+    cached_plans().clear();
 }
 
-/// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result. `kind`
-/// names the one that is computed; the others are read. Returns `false` if cuDNN does not compute
-/// it.
+/// Computes a convolution or a gradient with cuDNN. `operands` are images, weight and result. `kind` names the operand
+/// that is computed; the other two operands are read. Returns `false` if cuDNN does not compute the operand.
 #[track_caller]
 pub(super) fn run(
     op: &'static str,
@@ -136,16 +136,16 @@ pub(super) fn run(
     };
     let by_trial = runtime.cudnn().benchmark() && !stream.is_capturing();
     let key = (device.index(), convolution);
-    let keep = |plan, tried| kept_plans().put(key, Kept { plan, tried });
-    let kept = {
-        let mut kept = kept_plans();
-        let kept = kept.get(&key).filter(|kept| kept.tried || !by_trial);
-        kept.map(|kept| kept.plan.clone())
+    let keep = |plan, tried| cached_plans().put(key, CachedPlan { plan, tried });
+    let cached = {
+        let mut plans = cached_plans();
+        let cached = plans.get(&key).filter(|cached| cached.tried || !by_trial);
+        cached.map(|cached| cached.plan.clone())
     };
-    let plan = match kept {
+    let plan = match cached {
         Some(plan) => plan,
         None => {
-            let mut plans = plans(if by_trial { MOST_TRIED } else { 1 })?;
+            let mut plans = plans(if by_trial { MAX_TRIED_PLANS } else { 1 })?;
             let best = match plans.len() {
                 0 | 1 => 0,
                 _ => fastest(&plans, || stream.synchronize(), |p| launch.run(Some((&handle, p))))?,
@@ -161,7 +161,7 @@ pub(super) fn run(
         done => return done.map(|()| true),
     }
     // The plan needs more memory than is free, or cannot run. As in PyTorch, try the other plans.
-    for plan in plans(MOST_TRIED)? {
+    for plan in plans(MAX_TRIED_PLANS)? {
         match launch.run(Some((&handle, &plan))) {
             Err(error) if is_of_plan(&error) => {}
             done => {

@@ -46,9 +46,9 @@ const CUDA_COLUMNS: usize = 256 << 20;
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if the dtypes differ.
-/// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `input`, `weight` or `out` are not those
-///   of `window`, if the views disagree about the batch, the channels or the outputs, if `groups`
-///   does not divide channels and outputs, or if [`Window::check`] finds the window too large.
+/// - [`ErrorKind::ShapeMismatch`] if the spatial sizes of `input`, `weight` or `out` are not those of `window`, if the
+///   batch, the channels or the outputs differ between two views, if `groups` does not divide channels and outputs, or
+///   if [`Window::check`] finds the window too large.
 /// - [`ErrorKind::InvalidArgument`] if `groups`, a stride or a dilation is 0.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

@@ -11,11 +11,11 @@ use crate::programs::bits;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, SharedPtr, map1, parallel_for};
 use warpline_runtime::iter::{Flat, HostLoop, Index, Space};
 
-/// Copies elements of `T`'s size. An integer stands for all dtypes of its size.
-pub(super) struct Same<T>(PhantomData<T>);
+/// Copies elements of the size of `T`. An integer type stands for all dtypes of its size.
+pub(super) struct SameDtypeCopy<T>(PhantomData<T>);
 
 // SAFETY: the loop reads elements of the first operand and writes elements of the second.
-unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for Same<T> {
+unsafe impl<T: HostElement<Compute: Cast<T::Compute>>> HostLoop<Args, 2> for SameDtypeCopy<T> {
     const VARIANT: &'static str = bits(size_of::<T>());
 
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, _: &Args) {

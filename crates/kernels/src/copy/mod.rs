@@ -3,7 +3,7 @@
 mod cpu;
 
 use crate::programs::{BITS, committed, cuda_type};
-use cpu::{Conversion, Same};
+use cpu::{Conversion, SameDtypeCopy};
 use warpline_runtime::host::{Cast, HostElement};
 use warpline_runtime::iter::{self, BLOCK, Flat, Index, Kernels, Params, vector_width};
 use warpline_runtime::module::{self, Program, Source};
@@ -100,10 +100,10 @@ where
     unsafe {
         if from as u64 == to as u64 {
             let same = match from.size() {
-                1 => Kernels::new::<Same<u8>>(&COPY),
-                2 => Kernels::new::<Same<i16>>(&COPY),
-                4 => Kernels::new::<Same<i32>>(&COPY),
-                _ => Kernels::new::<Same<i64>>(&COPY),
+                1 => Kernels::new::<SameDtypeCopy<u8>>(&COPY),
+                2 => Kernels::new::<SameDtypeCopy<i16>>(&COPY),
+                4 => Kernels::new::<SameDtypeCopy<i32>>(&COPY),
+                _ => Kernels::new::<SameDtypeCopy<i64>>(&COPY),
             };
             return same.with_vector(vector).with_run(run);
         }
@@ -128,7 +128,7 @@ where
 ///
 /// # Errors
 /// - [`ShapeMismatch`](warpline_runtime::ErrorKind::ShapeMismatch) if the sizes differ.
-/// - [`TooManyDims`](warpline_runtime::ErrorKind::TooManyDims) if the views have too many
+/// - [`TooManyDims`](warpline_runtime::ErrorKind::TooManyDims) if the views have more than 16
 ///   dimensions after merging.
 /// - [`OutOfStorage`](warpline_runtime::ErrorKind::OutOfStorage) if a view reaches outside its
 ///   storage.

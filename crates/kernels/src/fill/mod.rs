@@ -74,7 +74,7 @@ pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
 /// dtype.
 ///
 /// # Errors
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`].

@@ -6,8 +6,8 @@ use super::Pick;
 use warpline_runtime::host::{Cast, GRAIN, HostElement, SharedPtr, parallel_for, rows};
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source,
-/// of `T`, index, of `I`, and result, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are source
+/// (`T`), index (`I`) and result (`T`).
 pub(super) unsafe fn gather<T, I>(launch: &HostLaunch<'_>, &Pick { report, step, space }: &Pick)
 where
     T: Copy + Default,

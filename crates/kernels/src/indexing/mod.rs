@@ -109,9 +109,9 @@ impl IndexedDim {
 /// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar
-///   and there is not exactly one index, or if `out` has other sizes.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar and there is not
+///   exactly one index, or if `out` does not have the sizes above.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -179,7 +179,7 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has a different number of dimensions than `input`, or is larger than
 ///   `input` in a dimension other than `dim`, or if `out` has other sizes than `index`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -233,8 +233,8 @@ pub fn gather(
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `indices` has a dtype other than `int32` or `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `weight`.
-/// - [`ErrorKind::ShapeMismatch`] if `weight` is not a matrix, or `out` has other sizes.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::ShapeMismatch`] if `weight` is not a matrix, or `out` does not have the sizes above.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.

@@ -77,8 +77,10 @@ pub struct KvCache<'a> {
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if keys and values do not have the cache's dtype, or the state
 ///   does not have dtype `int64`.
-/// - [`ErrorKind::ShapeMismatch`] if the sizes do not fit, or the cache's layout is not as
-///   described.
+/// - [`ErrorKind::ShapeMismatch`] if keys, values and cache do not have four dimensions, or differ in a size other than
+///   the number of positions; if `k` and `v` differ in sizes; if `cache.values` does not have the sizes and strides of
+///   `cache.keys`, or elements of the last dimension are not neighbours; or if the state is not two contiguous
+///   elements.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of the cache overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a view of the cache shares memory with another operand.

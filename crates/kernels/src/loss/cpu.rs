@@ -16,8 +16,7 @@ unsafe fn put_total<T: HostElement>(launch: &HostLaunch<'_>, index: usize, total
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
-/// logarithms, of `T`, classes, of `i64`, weights and loss, of `T`, and total weight, of its
-/// compute type.
+/// logarithms (`T`), classes (`i64`), weights and loss (`T`), and total weight (`T::Compute`).
 pub(super) unsafe fn nll_loss<T: HostElement>(
     launch: &HostLaunch<'_>,
     Checked { report, losses: p }: &Checked,
@@ -54,8 +53,8 @@ pub(super) unsafe fn nll_loss<T: HostElement>(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient
-/// and logarithms, of `T`, classes, of `i64`, weights, of `T`, total weight, of its compute type,
-/// and result, of `T`.
+/// and logarithms (`T`), classes (`i64`), weights (`T`), total weight (`T::Compute`), and result
+/// (`T`).
 pub(super) unsafe fn nll_loss_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Losses) {
     let [grad, log, weight, out] = [0, 1, 3, 5].map(|i| SharedPtr::<T>::operand(launch, i));
     let classes = SharedPtr::<i64>::operand(launch, 2);

@@ -52,9 +52,9 @@ impl<A: Copy, O, F: Fn(A) -> O> Loop for Convert<'_, A, O, F> {
 }
 
 /// Computes `x = f(x)` for every element.
-struct Each<'a, F>(&'a mut [f32], F);
+struct MapInPlace<'a, F>(&'a mut [f32], F);
 
-impl<F: Fn(f64) -> f64> Loop for Each<'_, F> {
+impl<F: Fn(f64) -> f64> Loop for MapInPlace<'_, F> {
     #[inline(always)]
     fn run(self) {
         for x in self.0 {
@@ -67,7 +67,7 @@ macro_rules! functions {
     ($($name:ident)*) => {$(
         #[doc = concat!("[`functions::", stringify!($name), "`] of every element.")]
         pub(crate) fn $name(values: &mut [f32]) {
-            vectorized(Each(values, functions::$name));
+            vectorized(MapInPlace(values, functions::$name));
         }
     )*};
 }

@@ -12,9 +12,9 @@ use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 /// Minimum number of multiplications for which several threads are faster than one.
 const PARALLEL_FROM: u64 = 1 << 17;
 
-/// Rows and columns of the result per call of `gemm`. The packing buffers of `gemm` grow with them,
-/// and a failed allocation there aborts the process.
-const LARGEST: u64 = 1 << 14;
+/// Maximum number of rows and of columns of the result per call of `gemm`. The packing buffers of
+/// `gemm` grow with them, and a failed allocation there aborts the process.
+const MAX_GEMM: u64 = 1 << 14;
 
 /// Rows, columns and depth of the blocks in which half-width floats are converted to `f32`. The
 /// buffers thus stay small even if an operand is expanded to a huge size.
@@ -81,8 +81,8 @@ pub(super) unsafe fn floats<T: GemmFloat>(launch: &HostLaunch<'_>, p: &Product) 
         return unsafe { vector::floats(launch.parallel, p, [a, b], c) };
     }
     let product = |batch: i64, parallel: bool| {
-        for (row, m) in parts(p.m, LARGEST) {
-            for (column, n) in parts(p.n, LARGEST) {
+        for (row, m) in parts(p.m, MAX_GEMM) {
+            for (column, n) in parts(p.n, MAX_GEMM) {
                 let (row, column) = (row as i64, column as i64);
                 let (a, b) = (a.at(p.a.at(batch, row, 0)), b.at(p.b.at(batch, 0, column)));
                 let c = c.at(p.c.at(batch, row, column));
@@ -112,8 +112,8 @@ pub(super) unsafe fn floats<T: GemmFloat>(launch: &HostLaunch<'_>, p: &Product) 
 /// Computes products of half-width floats in `f32`, with a result of `R`.
 ///
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b`, of `T`,
-/// and the result, of `R`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a` and `b` (`T`),
+/// and the result (`R`).
 pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>, p: &Product)
 where
     T: HostElement<Compute = f32>,

@@ -23,9 +23,9 @@ use super::{OP, Product, cpu};
 use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
 
 /// Maximum number of rows of a product of few rows.
-const MOST_ROWS: u64 = 16;
+const MAX_ROWS: u64 = 16;
 /// Minimum number of columns for which the blocks of one product occupy a device.
-const FEWEST_COLUMNS: u64 = 64;
+const MIN_COLUMNS: u64 = 64;
 /// Bytes per load.
 const VECTOR: usize = 16;
 /// Exclusive bound of lengths and distances, so that the kernels' indices fit 32 bits.
@@ -96,8 +96,8 @@ impl FewRows {
         let aligned =
             |distance: i64| (0..BOUND as i64).contains(&distance) && distance % width as i64 == 0;
         let fits = p.batch == 1
-            && p.m <= MOST_ROWS
-            && p.n >= FEWEST_COLUMNS
+            && p.m <= MAX_ROWS
+            && p.n >= MIN_COLUMNS
             && p.a.column == 1
             && p.b.row == 1
             && p.k >= width as u64

@@ -79,10 +79,10 @@ kernels! {
     }
 }
 
-// SAFETY: the conditions of the kernels above. The fourth operand is cuBLAS's workspace, which the CPU implementation
-// does not access.
+// SAFETY: `check` makes all `Product`s, as for the kernels of `kernels!` above. The fourth operand is cuBLAS's
+// workspace, which the CPU implementation does not access.
 static BY_CUBLAS: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS) };
-// SAFETY: the same.
+// SAFETY: the facts of `BY_CUBLAS` hold.
 static BY_CUBLAS_F32: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS_F32) };
 
 cuda_struct! {
@@ -147,7 +147,8 @@ impl Product {
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
-/// - [`ErrorKind::DTypeMismatch`] if `b` or `out` has an unsupported dtype for `a`.
+/// - [`ErrorKind::DTypeMismatch`] if `b` has a different dtype than `a`, or `out` has neither this dtype nor, for
+///   half-width floats, `float32`.
 /// - [`ErrorKind::ShapeMismatch`] if the views do not have two or three dimensions, or if `m`, `k`,
 ///   `n` or the size of the batch differs between two of them.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -43,7 +43,7 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
-/// weight, bias and result, of `T`, then mean and scale, of its compute type.
+/// weight, bias and result (`T`), then mean and scale (`T::Compute`).
 pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let operands = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
@@ -56,7 +56,7 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
-/// residual, weight, bias, result and sum, of `T`, then mean and scale, of its compute type.
+/// residual, weight, bias, result and sum (`T`), then mean and scale (`T::Compute`).
 pub(super) unsafe fn add_layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [input, residual, weight, bias, out, sum] =
         [0, 1, 2, 3, 4, 5].map(|i| SharedPtr::<T>::operand(launch, i));
@@ -104,7 +104,7 @@ unsafe fn normalize<T: HostElement>(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
-/// rows and weight, of `T`, mean and scale, of its compute type, and the result, of `T`.
+/// rows and weight (`T`), mean and scale (`T::Compute`), and the result (`T`).
 pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, None, 5) };
@@ -112,8 +112,8 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
-/// rows and weight, of `T`, mean and scale, of its compute type, then another gradient of the rows
-/// and the result, of `T`.
+/// rows and weight (`T`), mean and scale (`T::Compute`), another gradient of the rows (`T`), and
+/// the result (`T`).
 pub(super) unsafe fn add_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, Some(5), 6) };
@@ -157,8 +157,8 @@ unsafe fn rows_backward<T: HostElement>(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient
-/// and rows, of `T`, mean and scale, of its compute type, the gradient of the weight and, if
-/// `is_biased` is set, that of the bias, of `T`.
+/// and rows (`T`), mean and scale (`T::Compute`), the gradient of the weight (`T`), and the
+/// gradient of the bias (`T`), which is written only if `is_biased` is set.
 pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [grad, input, of_weight] = [0, 1, 4].map(|i| SharedPtr::<T>::operand(launch, i));
     let [means, scales] = [2, 3].map(|i| SharedPtr::<T::Compute>::operand(launch, i));

@@ -24,10 +24,11 @@ pub use batch_norm::{
 pub(crate) const PROGRAMS: &[&Program] =
     &[&LAYER_NORM, &LAYER_NORM_BACKWARD, &batch_norm::BATCH_NORM];
 
-/// Row size up to which the lanes of one warp share a row.
-const SHORT: usize = 1024;
-/// Threads of a block that sums columns, and the maximum number of columns of such a block.
+/// Maximum size of a row that the lanes of one warp share.
+const MAX_WARP_ROW: usize = 1024;
+/// Number of threads of a block that sums columns.
 const COLUMN_THREADS: u32 = 512;
+/// Maximum number of columns of a block that sums columns.
 const MOST_COLUMNS: u32 = 64;
 /// Rows that a thread loads at a time, and the number of rows per thread below which sharing a
 /// column between blocks costs more than it saves.
@@ -79,7 +80,7 @@ static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
 static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
     Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
 };
-// SAFETY: the facts of `ROWS_BACKWARD`, for one more operand, which has the size of the rows.
+// SAFETY: the facts of `ROWS_BACKWARD` hold. The additional operand has the size of the rows.
 static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
     let hosts = hosts!(float T => cpu::add_backward::<T>);
     Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)
@@ -208,7 +209,7 @@ impl Norm {
             return Ok(());
         }
         let (rows, team) = (self.rows as usize, 1 << self.team);
-        let (kernel, grid) = if self.size as usize <= SHORT {
+        let (kernel, grid) = if self.size as usize <= MAX_WARP_ROW {
             (short, Grid::cover(rows * team, 128))
         } else {
             (long, Grid::linear(rows, 512))

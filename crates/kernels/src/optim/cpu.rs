@@ -233,8 +233,8 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
-/// `S::LISTS` operands for each of [`TENSORS`] tensors, with elements of type `T`, then the rates,
-/// with elements of type `f64`, then `found_inf` and `grad_scale`, each one element of type `f32`.
+/// `S::LISTS` operands (`T`) for each of [`TENSORS`] tensors, then the rates (`f64`), then
+/// `found_inf` and `grad_scale` (one `f32` each).
 pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
@@ -243,8 +243,8 @@ pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<
     // SAFETY: `step` has checked that `rates` has as many elements as the rule reads.
     let step = S::new(update, |k| unsafe { rates.read(k as isize) });
     let number = |operand: usize| {
-        // SAFETY: this is called only if the flag for the operand is set, and `step` has checked
-        // that the operand then has one `f32`.
+        // SAFETY: `number` is called only if the flag for the operand is set, and `step` has
+        // checked that the operand then has one `f32`.
         unsafe { SharedPtr::<f32>::operand(launch, TENSORS * S::LISTS + operand).read(0) }
     };
     if update.flags & SKIPS != 0 && number(1) != 0.0 {

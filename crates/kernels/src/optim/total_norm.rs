@@ -69,7 +69,8 @@ pub fn sum_dtype(dtype: DType) -> DType {
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a tensor.
 /// - [`ErrorKind::DTypeMismatch`] if the tensors have different dtypes, or `out` does not have
 ///   dtype [`sum_dtype`].
-/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes or is not contiguous.
+/// - [`ErrorKind::ShapeMismatch`] if `out` is not contiguous or does not have one dimension of [`partial_sums`]
+///   elements.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with a tensor.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - The errors of [`Kernel::launch`].

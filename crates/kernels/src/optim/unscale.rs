@@ -175,9 +175,8 @@ pub fn update_scale(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are [`GRADS`]
-/// gradients with elements of type `T`, then the scale and `found_inf`, each one element of type
-/// `f32`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are [`GRADS`] gradients (`T`),
+/// then the scale and `found_inf` (one `f32` each).
 unsafe fn unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, p: &Unscale) {
     let grads: [SharedPtr<T>; GRADS] = std::array::from_fn(|at| SharedPtr::operand(launch, at));
     let writes = p.writes != 0;

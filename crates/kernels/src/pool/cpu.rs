@@ -92,8 +92,8 @@ fn windows(spans: &[Vec<WindowRange>; 3]) -> impl Iterator<Item = [&WindowRange;
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
-/// values, with elements of type `T`, and the indices, of type `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image (`T`), the
+/// values (`T`) and the indices (`i64`).
 pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let indices = SharedPtr::<i64>::operand(launch, 2);
@@ -140,8 +140,8 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient, with
-/// elements of type `T`, the indices, of type `i64`, and the image, with elements of type `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`),
+/// the indices (`i64`) and the image (`T`).
 pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let indices = SharedPtr::<i64>::operand(launch, 1);

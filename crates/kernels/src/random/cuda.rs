@@ -208,8 +208,8 @@ fn factor(lambda: f64, double: bool) -> f64 {
 /// Runs a fill on the CPU. One iteration does the work of one thread of PyTorch's grid.
 ///
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// result, with elements of type `T`, and, in a graph, the generator's state.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the result (`T`) and the
+/// generator's state, which is read only in a graph.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,

@@ -113,8 +113,8 @@ pub fn dropout(
 /// Runs dropout on the CPU. One iteration does one draw of one thread of PyTorch's grid.
 ///
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input and `out`,
-/// with elements of type `T`, `kept`, of bools, and, in a graph, the generator's state.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input (`T`), `out` (`T`), `kept`
+/// (`bool`) and the generator's state, which is read only in a graph.
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);

@@ -88,7 +88,7 @@ where
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if `from > to`, if either is NaN, or if `to - from` exceeds the
 ///   largest value of the dtype.
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
@@ -125,7 +125,7 @@ pub fn uniform(target: Target<'_>, out: View<'_>, from: f64, to: f64) -> Result<
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if `std` is negative or NaN.
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
@@ -145,7 +145,7 @@ pub fn normal(target: Target<'_>, out: View<'_>, mean: f64, std: f64) -> Result<
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::InvalidArgument`] if `lambda` is not positive.
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
@@ -164,7 +164,7 @@ pub fn exponential(target: Target<'_>, out: View<'_>, lambda: f64) -> Result<()>
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `p` is not in `[0, 1]`.
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
@@ -183,7 +183,7 @@ pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `low >= high`, or if `low` or `high - 1` is out of the range
 ///   of the dtype.
-/// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if `out` reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - The errors of [`Kernel::launch`](launch::Kernel::launch).

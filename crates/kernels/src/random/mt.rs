@@ -33,7 +33,7 @@ impl<T: HostElement> FillTarget<'_, T> {
     ///
     /// # Errors
     /// - [`ErrorKind::DTypeMismatch`] if `T` is not the type of the elements of `out`.
-    /// - [`ErrorKind::TooManyDims`] if `out` has too many dimensions after merging.
+    /// - [`ErrorKind::TooManyDims`] if `out` has more than 16 dimensions after merging.
     /// - The errors of [`launch::with_operands`].
     #[track_caller]
     pub(super) fn with(

@@ -21,14 +21,14 @@ const FEW: usize = 64;
 const PARTS: usize = 4096;
 
 /// Number of partial results for a short range of elements, instead of [`LANES`].
-const SHORT: usize = 8;
+const SHORT_LANES: usize = 8;
 
 /// Minimum length of a run for which vector instructions are selected.
 const LONG: usize = 64;
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
-/// elements of type `T`, and the result, with the plan's dtype.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`) and
+/// the result (the plan's dtype).
 pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_>, plan: &Plan) {
     let source = SharedPtr::<T>::operand(launch, 0);
     let result = SharedPtr::<u8>::operand(launch, 1);
@@ -141,10 +141,10 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
         // For so few elements, merging all lanes would take longer than the reduction itself. The
         // range lies in one run: a range this short is the last of its result, so it ends with a
         // run, and it is not longer than a run.
-        let mut accs = [F::identity(); SHORT];
+        let mut accs = [F::identity(); SHORT_LANES];
         let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
         for k in 0..range.len() {
-            accs[k % SHORT] = F::merge(accs[k % SHORT], element(row, k, range.start));
+            accs[k % SHORT_LANES] = F::merge(accs[k % SHORT_LANES], element(row, k, range.start));
         }
         return accs.into_iter().fold(F::identity(), F::merge);
     }

@@ -24,7 +24,7 @@ use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 use crate::scratch::ScratchTensor;
 use crate::turn::{scratch_operand, ticket};
 use declaration::{Declaration, ResultDType};
-use plan::{Access, BLOCK, MOST_OUTPUTS, Plan};
+use plan::{Access, BLOCK, Plan, RESULTS_LIMIT};
 
 pub(crate) use table::PROGRAMS;
 pub use table::ReduceOp;
@@ -92,9 +92,9 @@ fn halves(
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the reduction does not support the dtype of `a`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than [`ReduceOp::result_dtype`].
-/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes.
+/// - [`ErrorKind::ShapeMismatch`] if `out` does not have the sizes above.
 /// - [`ErrorKind::DimOutOfRange`] if `a` does not have one of the dimensions.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a`, unless both are the same
@@ -164,7 +164,7 @@ fn run(
     let mut access = Access::Rows;
     let (mut grid, mut scratch, mut split) = ([1; 3], None, false);
     if let Target::Cuda(_, device, _) = target {
-        if plan.outputs >= MOST_OUTPUTS {
+        if plan.outputs >= RESULTS_LIMIT {
             return halves(target, declaration, a, dims, out);
         }
         let item = a.dtype.size();

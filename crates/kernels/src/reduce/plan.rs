@@ -115,10 +115,11 @@ pub(super) const fn vector(item_size: usize, most: usize) -> usize {
     }
 }
 
-/// Upper bound of 32-bit counts in a kernel.
-const MOST: u64 = 1 << 30;
-/// Minimum number of results for which a launch is split.
-pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
+/// Maximum length of a run, and maximum number of segments, because kernels count them in 32 bits.
+const MAX_COUNT: u64 = 1 << 30;
+/// A launch on a GPU has fewer results than this. A reduction with as many or more results is divided
+/// into several launches (`halves`).
+pub(super) const RESULTS_LIMIT: u64 = 1 << 31;
 
 impl Access {
     /// Returns the desired number of loads per thread, for a result that takes `loads` loads in
@@ -311,7 +312,7 @@ impl Plan {
         lanes = lanes.min(across * segments.max(1).next_power_of_two());
         // Choose the number of blocks. If there are few results, several blocks share each result.
         // A block counts indices in 32 bits.
-        let most_segments = (MOST / run.max(1)).max(1);
+        let most_segments = (MAX_COUNT / run.max(1)).max(1);
         let fill = busy / block;
         let share = |across: u64, lanes: u64| {
             let blocks = groups.div_ceil(block / lanes).max(1);
@@ -350,9 +351,9 @@ impl Plan {
         let (run, [stride]) = self.reduced.inner();
         let mut dims = self.reduced.dims().skip(1);
         let second = dims.next();
-        let run = (run as u64).min(if second.is_none() { MOST } else { u64::MAX });
+        let run = (run as u64).min(if second.is_none() { MAX_COUNT } else { u64::MAX });
         let segments = self.extent.div_ceil(run.max(1));
-        if run > MOST || segments > MOST {
+        if run > MAX_COUNT || segments > MAX_COUNT {
             return Err(self.too_many(op));
         }
         let last = self.extent - run * segments.saturating_sub(1);

@@ -62,7 +62,7 @@ fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
     (taps, 4)
 }
 
-/// Returns [`near`] for all elements of the result.
+/// Returns the taps of [`near`] for each index of the result along the resized dimension.
 fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
     (0..p.output).map(|o| near(p, o)).collect()
 }

@@ -79,7 +79,7 @@ pub struct Rotation {
 /// - [`ErrorKind::ShapeMismatch`] if an operand has no dimensions, if sizes other than the last
 ///   differ, if the last sizes of `input` and `out` or of `cos` and `sin` differ, or if a row of
 ///   the input is shorter than two elements per pair.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.

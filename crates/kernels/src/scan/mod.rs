@@ -139,7 +139,7 @@ cuda_struct! {
 ///   dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -278,8 +278,8 @@ unsafe fn values<T: HostElement>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source and the result, with elements of type `T`, and the indices, of type `i64`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the source (`T`), the result
+/// (`T`) and the indices (`i64`).
 unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>, p: &Scan) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);

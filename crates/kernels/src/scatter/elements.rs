@@ -172,7 +172,7 @@ cuda_struct! {
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is larger than
 ///   described above.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -259,8 +259,7 @@ pub fn scatter(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
-/// type `T`.
+/// source (`T`), the index (`i64`) and the result (`T`).
 unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>, p: &Scatter) {
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let index = SharedPtr::<i64>::operand(launch, 1);

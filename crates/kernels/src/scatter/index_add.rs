@@ -43,9 +43,9 @@ static ADD: [Kernel<IndexAdd, 3>; 2] =
 
 /// Maximum number of index comparisons of all blocks together, for floats. Beyond this limit,
 /// atomics add up the slices.
-const MOST: usize = 1 << 33;
-/// The same limit for integers, whose sums do not depend on the order.
-const MOST_INTEGERS: usize = 1 << 26;
+const MAX_COMPARISONS: usize = 1 << 33;
+/// The limit for integers. It is lower, because atomics give integers the same sums in any order.
+const MAX_INTEGER_COMPARISONS: usize = 1 << 26;
 
 cuda_struct! {
     /// The steps are strides along the indexed dimension. `walk` covers the other dimensions of
@@ -81,7 +81,7 @@ cuda_struct! {
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `source` differs from
 ///   `out` in the number of dimensions or in a size other than that of `dim`, or if the size of
 ///   `source` in `dim` is not the number of indices.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -121,7 +121,7 @@ pub fn index_add_as(
     let chunks = (out.numel() / to.sizes()[dim].max(1)).div_ceil(BLOCK as usize);
     let groups = rows_of(to.sizes()[dim]).1;
     let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
-    let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
+    let most = if out.dtype.is_float() { MAX_COMPARISONS } else { MAX_INTEGER_COMPARISONS };
     let of = params(op, out, dim, index, source)?;
     if matches!(target, Target::Cuda(..)) && looks > most {
         let mut sizes = vec![1; to.ndim()];
@@ -234,8 +234,7 @@ fn run(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source, with elements of type `T`, the index, of type `i64`, and the result, with elements of
-/// type `T`.
+/// source (`T`), the index (`i64`) and the result (`T`).
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
     /// Number of columns that are added at a time, so that the sums stay in registers.
     const COLUMNS: usize = 64;

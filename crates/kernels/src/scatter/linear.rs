@@ -38,7 +38,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if a view does not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if the views share memory.

@@ -17,7 +17,7 @@ use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
 const KERNELS: [&str; 3] = ["warp", "block", "columns"];
 
 /// Maximum size of a row that the lanes of one warp share.
-const SHORT: usize = 1024;
+const MAX_WARP_ROW: usize = 1024;
 /// Maximum number of threads per block for rows that lie side by side.
 const COLUMN_THREADS: u32 = 512;
 
@@ -58,7 +58,7 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has a different dtype than `out`.
 /// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has other sizes than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `result` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `result` shares memory with another operand.
@@ -90,7 +90,7 @@ pub fn softmax_backward(
     let (kernel, grid) = if size > 1 && steps[1] != 1 && rows > 1 {
         let height = size.next_power_of_two().min(COLUMN_THREADS as usize / 32) as u32;
         (columns, Grid::linear(rows.div_ceil(32), 32 * height))
-    } else if size <= SHORT {
+    } else if size <= MAX_WARP_ROW {
         (warp, Grid::cover(rows * team, 128))
     } else {
         (block, Grid::linear(rows, 512))

@@ -116,7 +116,7 @@ cuda_struct! {
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with `a`, unless both are the same

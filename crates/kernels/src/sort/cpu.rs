@@ -27,8 +27,8 @@ impl Sort {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source and the
-/// values, with elements of type `T`, and the indices, of type `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`), the
+/// values (`T`) and the indices (`i64`).
 pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);
@@ -57,8 +57,8 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
-/// elements of type `T`, and the pairs.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`) and
+/// the pairs.
 pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
@@ -79,9 +79,8 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source, with
-/// elements of type `T`, the pairs, the values, with elements of type `T`, and the indices, of type
-/// `i64`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`), the
+/// pairs, the values (`T`) and the indices (`i64`).
 pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));

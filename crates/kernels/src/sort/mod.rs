@@ -13,7 +13,7 @@
 //! distance of at least a tile takes one launch, and all remaining steps together take one launch.
 //!
 //! Limits: a row of n elements takes O(n log² n) comparisons. Long rows need 16 bytes of scratch
-//! memory per pair, for at most `MOST` pairs at a time, or for one row if it has more. `topk`,
+//! memory per pair, for at most `MAX_PAIRS` pairs at a time, or for one row if it has more. `topk`,
 //! `median` and `kthvalue` sort the whole row and select a part of it. `nonzero`, which masks and
 //! `unique` use, does not sort: it is a binary search (`search.rs`) in a running sum (`scan/`).
 
@@ -36,7 +36,7 @@ pub use search::searchsorted;
 const OP: &str = "sort";
 
 /// Maximum number of pairs in scratch memory at a time. A single row may have more.
-const MOST: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
+const MAX_PAIRS: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARCH];
 
@@ -87,7 +87,7 @@ cuda_struct! {
 ///   have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has other sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -142,7 +142,7 @@ fn long_rows(
     const THREADS: u32 = 256;
     let Target::Cuda(runtime, _, stream) = target else { return Ok(()) };
     let (rows, padded) = (all.rows as usize, all.padded as usize);
-    let at_once = (MOST / padded).clamp(1, rows);
+    let at_once = (MAX_PAIRS / padded).clamp(1, rows);
     let storage = Storage::device(runtime, at_once * padded * size_of::<SortPair>(), stream)?;
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);

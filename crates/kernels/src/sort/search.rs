@@ -49,7 +49,7 @@ cuda_struct! {
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::ShapeMismatch`] if `sorted` is not a vector and differs from `values` in the
 ///   number of dimensions or in a size before the last, or if `out` has other sizes than `values`.
-/// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+/// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -101,7 +101,7 @@ pub fn searchsorted(
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// sorted rows and the values, with elements of type `T`, and the result, of type `i64`.
+/// sorted rows (`T`), the values (`T`) and the result (`i64`).
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
     let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let out = SharedPtr::<i64>::operand(launch, 2);

@@ -57,7 +57,7 @@ impl BackwardHooks {
         if self.0.is_empty() || !is_grad_enabled() {
             return Ok((input, ConnectedHooks(None)));
         }
-        let (input, tracked) = Tracked::of(input)?;
+        let (input, tracked) = GradTensors::of(input)?;
         let pass = Arc::new(HookedPass {
             hooks: self.0,
             inputs: tracked.count,
@@ -75,14 +75,14 @@ impl ConnectedHooks {
     #[track_caller]
     pub(super) fn connect_output<O: TensorTree>(self, output: O) -> Result<O> {
         let Some(pass) = self.0 else { return Ok(output) };
-        let (output, tracked) = Tracked::of(output)?;
+        let (output, tracked) = GradTensors::of(output)?;
         let (count, indices) = (tracked.count, tracked.indices.clone());
         tracked.pass_through(output, AfterOutput { pass, count, indices })
     }
 }
 
 /// The tensors of a value that require gradients.
-struct Tracked {
+struct GradTensors {
     tensors: Vec<Tensor>,
     /// Indices of `tensors` among all tensors of the value.
     indices: Vec<usize>,
@@ -90,7 +90,7 @@ struct Tracked {
     count: usize,
 }
 
-impl Tracked {
+impl GradTensors {
     fn of<T: TensorTree>(value: T) -> Result<(T, Self)> {
         let mut tracked = Self { tensors: Vec::new(), indices: Vec::new(), count: 0 };
         let value = value.map_tensors(&mut |tensor| {

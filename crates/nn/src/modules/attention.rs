@@ -115,9 +115,10 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an input does not have two or three
-    /// dimensions, or the mask has the wrong shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch)
-    /// if `query` is on a device that cannot access the parameters; errors of [`linear()`] and
-    /// [`scaled_dot_product_attention`].
+    /// dimensions, if `attn_mask` has neither two dimensions nor three with a first size that the number of heads
+    /// divides, or if `key_padding_mask` has no dimensions;
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `query` is on a device that cannot access
+    /// the parameters; errors of [`linear()`] and [`scaled_dot_product_attention`].
     #[track_caller]
     pub fn forward<'a>(
         &self,

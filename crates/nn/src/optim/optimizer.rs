@@ -109,8 +109,10 @@ pub trait Optimizer {
     /// fit.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the number or sizes of groups, a
-    /// setting, or the name or shape of a tensor does not fit the optimizer; errors of the copies.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the state differs from the optimizer in
+    /// the number of groups or of parameters in a group, has a setting or a tensor that the optimizer does not have,
+    /// has a setting that is out of range, has a tensor with a shape other than the parameter's, or has a parameter
+    /// that is in none of its groups; errors of the copies.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }

@@ -101,8 +101,9 @@ pub(super) struct ReplicaCall<'a, M, I> {
 /// on the threads of their devices. Returns the outputs in order, after all calls have ended and all replicas have been
 /// dropped.
 ///
-/// # Errors [`DataParallelError::Replica`] for the first failed call, or [`DataParallelError::Thread`] if the thread of
-/// that call has ended. If the first failed call panicked, the panic is resumed.
+/// # Errors
+/// [`DataParallelError::Replica`] for the first failed call, or [`DataParallelError::Thread`] if the thread of that
+/// call has ended. If the first failed call panicked, the panic is resumed.
 #[track_caller]
 pub(super) fn parallel_apply<M, I>(
     workers: &[Worker],

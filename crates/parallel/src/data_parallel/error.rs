@@ -19,7 +19,7 @@ pub enum DataParallelError {
         /// Device of the parameter or buffer.
         found: Device,
     },
-    /// The list of GPUs is invalid.
+    /// The list of GPUs is empty or has a GPU twice.
     #[error("device_ids {device_ids:?}: {reason}")]
     DeviceIds {
         /// Indices of the GPUs.

@@ -27,11 +27,12 @@ pub struct GatherTo {
 pub trait Gather: Sized + Send + 'static {
     /// Gathers the outputs of the replicas, in order. `outputs` has at least one element.
     ///
-    /// # Errors [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its
-    /// source: [`DataParallelError::GatherFromCpu`] if a tensor is on the CPU, [`DataParallelError::GatherShapes`] if
-    /// tensors differ in a size other than that of the dimension, [`DataParallelError::GatherStructure`] if lists, maps
-    /// or options differ in structure. [`ErrorKind::DimOutOfRange`](warpline::ErrorKind::DimOutOfRange) if the tensors
-    /// do not have the dimension; errors of [`Tensor::new_empty`] and [`Tensor::copy_`].
+    /// # Errors
+    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
+    /// [`DataParallelError::GatherFromCpu`] if a tensor is on the CPU, [`DataParallelError::GatherShapes`] if tensors
+    /// differ in a size other than that of the dimension, [`DataParallelError::GatherStructure`] if lists, maps or
+    /// options differ in structure. [`ErrorKind::DimOutOfRange`](warpline::ErrorKind::DimOutOfRange) if the tensors do
+    /// not have the dimension; errors of [`Tensor::new_empty`] and [`Tensor::copy_`].
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self>;
 }
 

@@ -70,11 +70,13 @@ pub struct DataParallel<M> {
 }
 
 impl<M: Module> DataParallel<M> {
-    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()`, for all GPUs in the order of their
-    /// indices and outputs on GPU 0, or [`DataParallelOptions`]. With a single GPU, moves the module there.
+    /// Creates a `DataParallel` (`torch.nn.DataParallel`). `options` is `()` or [`DataParallelOptions`]. `()` uses all
+    /// GPUs in the order of their indices, and gathers the outputs on GPU 0. If only one GPU is used, moves the module
+    /// to that GPU.
     ///
-    /// # Errors [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its
-    /// source: [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,
+    /// # Errors
+    /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
+    /// [`DataParallelError::DeviceIds`] if the list of GPUs is empty or has a GPU twice,
     /// [`DataParallelError::OutputDevice`] if the output device is a negative number other than -1,
     /// [`DataParallelError::Thread`] if a thread cannot be started.
     /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no GPU with one of the given indices;

@@ -249,8 +249,8 @@ pub struct Ranks {
 impl Ranks {
     /// Kills a rank.
     ///
-    /// # Errors [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if the rank cannot be
-    /// killed.
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if the rank cannot be killed.
     pub fn kill(&mut self, rank: usize) -> io::Result<()> {
         let child = self.children.get_mut(rank);
         child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()

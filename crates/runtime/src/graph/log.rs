@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_alloc::cuda::CudaBlock;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
-use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream};
+use warpline_stream::{CapturedChecks, CapturedStream, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
@@ -117,7 +117,7 @@ impl GraphLog {
         Self::of_captured(&stream.captured()?)
     }
 
-    fn of_captured(captured: &Captured) -> Option<Arc<Self>> {
+    fn of_captured(captured: &CapturedStream) -> Option<Arc<Self>> {
         Arc::clone(captured.log()).downcast().ok()
     }
 
@@ -241,7 +241,7 @@ impl GraphLog {
     /// Enqueues work on a captured stream, in order with the other captured uses of `storages`. The
     /// replay waits for uses outside the capture.
     pub(crate) fn enqueue(
-        captured: &Captured,
+        captured: &CapturedStream,
         storages: &[(&Storage, bool)],
         touches: &[Touch<'_>],
         site: Site,
@@ -317,7 +317,7 @@ impl GraphLog {
 
 /// Enqueues captured work after conflicting captured uses, and records it as a use.
 fn in_order(
-    captured: &Captured,
+    captured: &CapturedStream,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     uses: &mut [Box<Uses>],

@@ -181,8 +181,8 @@ impl std::fmt::Debug for Capturing {
     }
 }
 
-/// Captured work (`torch.cuda.CUDAGraph`). A graph keeps the memory of its pool and the storages
-/// from outside that it uses. A replay in progress completes even if the graph is dropped.
+/// Captured work (`torch.cuda.CUDAGraph`). A graph keeps the memory of its pool and the storages from outside the
+/// capture that its work uses. A replay in progress completes even if the graph is dropped.
 pub struct Graph {
     /// The driver's graph, if it is kept.
     template: Option<owned::Graph>,

@@ -149,7 +149,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     /// - [`ErrorKind::ShapeMismatch`] if the views have different sizes.
     /// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
     ///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
-    /// - [`ErrorKind::TooManyDims`] if the views have too many dimensions after merging.
+    /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
     /// - The errors of [`Kernel::launch`](launch::Kernel::launch).
     #[track_caller]
     pub fn launch(

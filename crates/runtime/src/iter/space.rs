@@ -191,10 +191,11 @@ impl<const N: usize> IterPlan<N> {
         self.numel <= i32::MAX as usize && (0..N).all(|k| reach(k) <= i32::MAX as usize)
     }
 
-    /// Returns the plan as a kernel's parameters. Only valid if [`IterPlan::fits`].
+    /// Returns the plan as a kernel's parameters. Valid only if [`IterPlan::fits`] returns `true`; otherwise sizes and
+    /// strides are cut to 32 bits.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.
+    /// [`ErrorKind::TooManyDims`] if there are more than 16 dimensions.
     #[track_caller]
     pub fn index(&self, op: &'static str) -> Result<Index<N>> {
         if self.dims.len() > MAX_DIMS {

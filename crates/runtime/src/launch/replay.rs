@@ -43,12 +43,12 @@ enum Attempt {
 }
 
 /// Reason why a replay was not launched.
-enum Unlaunched {
+enum NotLaunched {
     Failed(Error),
     MustVisitAll,
 }
 
-impl From<Error> for Unlaunched {
+impl From<Error> for NotLaunched {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -113,8 +113,8 @@ impl GraphReplay<'_> {
         // below, before the guard is dropped.
         let (own, op) = match unsafe { self.submit(stream, site, Some(&guard)) } {
             Ok(launched) => launched,
-            Err(Unlaunched::Failed(error)) => return Err(error),
-            Err(Unlaunched::MustVisitAll) => return Ok(false),
+            Err(NotLaunched::Failed(error)) => return Err(error),
+            Err(NotLaunched::MustVisitAll) => return Ok(false),
         };
         let checks = own.is_some();
         let blocking = self.runtime.launch_blocking().then(|| own.clone());
@@ -177,8 +177,8 @@ impl GraphReplay<'_> {
         // is not reused before the replay is complete.
         let (own, op) = match unsafe { self.submit(stream, site, guard.as_ref()) } {
             Ok(launched) => launched,
-            Err(Unlaunched::Failed(error)) => return Err(error),
-            Err(Unlaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
+            Err(NotLaunched::Failed(error)) => return Err(error),
+            Err(NotLaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
         };
         let launch = own.iter().cloned().map(Dependency::Launch);
         result_marks.own.borrow_mut().extend(launch.chain(self.numbers.iter().cloned()));
@@ -203,7 +203,7 @@ impl GraphReplay<'_> {
         stream: &Stream,
         site: Site,
         guard: Option<&ReplayGuard<'_>>,
-    ) -> Result<(Option<CheckedLaunch>, OpNumber), Unlaunched> {
+    ) -> Result<(Option<CheckedLaunch>, OpNumber), NotLaunched> {
         let launch = |_| {
             refuse_captured(stream, site)?;
             // Begin the replay before the launch, because the replay's kernels may already fail before `launch`
@@ -212,7 +212,7 @@ impl GraphReplay<'_> {
             let withdraw = || replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
             if guard.is_some_and(|guard| !guard.needs_no_marks(replay.as_ref())) {
                 withdraw();
-                return Err(Unlaunched::MustVisitAll);
+                return Err(NotLaunched::MustVisitAll);
             }
             // SAFETY: the caller guarantees that all storages, communicators, memory and modules of
             // the graph are kept. `while_usable` prevents aborts of the communicators meanwhile.

@@ -74,7 +74,8 @@ impl Definitions {
     /// padding, equal sizes mean that its fields also have equal offsets.
     ///
     /// # Panics
-    /// If the struct has padding, because uninitialized bytes would be sent to the GPU.
+    /// If the sizes of `fields` do not add up to the size of `S`: the struct has padding, whose uninitialized bytes
+    /// would be sent to the GPU, or `fields` lacks a field.
     pub fn structure<S>(&mut self, name: &str, fields: &[Field]) {
         let used: usize = fields.iter().map(|field| field.size).sum();
         assert_eq!(used, size_of::<S>(), "{name} has padding, or fields that were left out");

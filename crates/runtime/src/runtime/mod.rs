@@ -231,7 +231,7 @@ impl Runtime {
     /// # Errors
     /// - [`ErrorKind::CudaUnavailable`] if there is no driver or no device.
     /// - [`ErrorKind::InvalidVariable`] if an environment variable has an invalid value.
-    /// - [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+    /// - [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
     #[inline]
     #[track_caller]
     pub fn devices(&self) -> Result<&Devices> {

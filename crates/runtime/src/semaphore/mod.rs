@@ -165,11 +165,12 @@ fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
 #[derive(Debug)]
 pub struct OwnSemaphore {
     page: SemaphorePage,
-    signalled: Mutex<Signalled>,
+    signalled: Mutex<LastSignal>,
 }
 
+/// The number of the last signal, and its place.
 #[derive(Debug)]
-struct Signalled {
+struct LastSignal {
     number: u32,
     /// The stream of the last signal, and the signal's operation there.
     last: Option<(Stream, u64)>,
@@ -184,7 +185,7 @@ impl OwnSemaphore {
     pub fn new(runtime: &Runtime, device: usize) -> Result<Self> {
         let driver = runtime.device(device)?.driver();
         let words = SharedWords::new(driver, device).map_err(|e| Error::driver("send", e))?;
-        let signalled = Mutex::new(Signalled { number: 0, last: None });
+        let signalled = Mutex::new(LastSignal { number: 0, last: None });
         Ok(Self { page: SemaphorePage::new(runtime, device, words), signalled })
     }
 
@@ -258,7 +259,7 @@ impl OwnSemaphore {
             }
             enqueued => enqueued?,
         };
-        *signalled = Signalled { number, last: Some((stream.clone(), enqueued)) };
+        *signalled = LastSignal { number, last: Some((stream.clone(), enqueued)) };
         drop(signalled);
         // Check dependencies after the signal is enqueued. A dependency that another thread adds
         // after the check belongs to later work, which the signal does not cover.

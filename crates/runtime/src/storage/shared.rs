@@ -145,8 +145,8 @@ impl Storage {
     /// # Errors
     /// - [`ErrorKind::CannotShare`] if the memory's driver or device is not that of this runtime.
     /// - [`ErrorKind::TimedOut`] if `deadline` passes.
-    /// - [`ErrorKind::InvalidArgument`] if the sizes are inconsistent, or the identifier belongs to
-    ///   other memory.
+    /// - [`ErrorKind::InvalidArgument`] if the storage has more bytes than the memory, or if this identifier was
+    ///   received before for other memory.
     /// - [`ErrorKind::Driver`] if the handle is not such memory or cannot be mapped, and in a
     ///   forked child.
     #[track_caller]

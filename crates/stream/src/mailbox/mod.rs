@@ -262,8 +262,8 @@ impl Mailbox {
         self.state().settle(covers);
     }
 
-    /// Returns the oldest failure that a wait covers and that belongs to `owner` or to an ended
-    /// thread. Later failures of the same owner count as reported too.
+    /// Returns the oldest unreported failure that the wait covers and whose owner is `owner` or an ended thread. Also
+    /// marks the other covered failures of the same owner as reported; all ended threads count as one owner.
     pub(crate) fn report(
         &self,
         owner: &CheckOwner,

@@ -385,7 +385,7 @@ impl Stream {
 
     /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this stream,
     /// and numbers the operation. If `f` fails, no number is used. During a capture the number
-    /// belongs to the stream's [twin](crate::Captured::twin).
+    /// belongs to the stream's [twin](crate::CapturedStream::twin).
     ///
     /// `f` must use this stream only through the handle that is passed to it, and must not use an
     /// [`Event`], which would deadlock. By passing the token, the caller guarantees that the

@@ -35,7 +35,7 @@ struct RegionCast {
     cast: LeafCast,
 }
 
-/// Drops what is recorded for the region of this thread.
+/// Drops the recorded conversions of this thread's region.
 pub(crate) fn drop_casts() {
     // Drop the tensors outside the borrow, because a gradient function may drop a program's values. The thread may be
     // ending, and then the casts are gone.

@@ -101,8 +101,8 @@ pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
 /// Returns whether this thread's current stream is being captured (`torch.cuda.is_current_stream_capturing`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())

@@ -43,8 +43,8 @@ fn map_allocators<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(map_allocators(CudaAllocator::segments).of("memory_snapshot")?.concat())
@@ -57,8 +57,8 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 /// Without a backtrace, an entry names the location of the request.
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
@@ -87,8 +87,8 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -118,8 +118,8 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 /// [`ErrorKind::InvalidArgument`] if the file cannot be written; the message has the path and the reason.
 #[cfg(feature = "snapshot")]
 #[track_caller]
@@ -138,8 +138,8 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
 /// Adds an entry with a text to the history of all devices.
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -153,8 +153,8 @@ pub fn annotate(text: &str) -> Result<()> {
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     map_allocators(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")

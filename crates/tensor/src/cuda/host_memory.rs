@@ -27,8 +27,8 @@ use crate::{Result, runtime};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn host_memory_stats() -> Result<HostMemoryStats> {
     Ok(runtime().pinned_cache()?.stats())
@@ -38,8 +38,8 @@ pub fn host_memory_stats() -> Result<HostMemoryStats> {
 /// (`torch.cuda.reset_peak_host_memory_stats`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn reset_peak_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_peak_stats();
@@ -50,8 +50,8 @@ pub fn reset_peak_host_memory_stats() -> Result<()> {
 /// (`torch.cuda.reset_accumulated_host_memory_stats`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn reset_accumulated_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_accumulated_stats();

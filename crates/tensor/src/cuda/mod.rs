@@ -70,10 +70,10 @@ pub trait CudaDeviceArg {
     /// Returns the index of the GPU in a runtime.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidDeviceString`] if a string is not the name of a device.
-    /// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::NoSuchDevice`] if there is no GPU
-    /// with this index. [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an
-    /// environment variable is invalid. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+    /// [`ErrorKind::InvalidDeviceString`] if a string is not the name of a device. [`ErrorKind::InvalidArgument`] if
+    /// the device is the CPU. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
+    /// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has
+    /// an invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
     fn index_in(self, runtime: &Runtime) -> Result<usize>;
 }
 
@@ -145,8 +145,8 @@ pub fn device_count() -> Result<usize> {
 /// Returns the index of this thread's current device (`torch.cuda.current_device`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn current_device() -> Result<usize> {
     ().index_in(&runtime()).of("current_device")

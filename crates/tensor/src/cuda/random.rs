@@ -10,8 +10,8 @@ use crate::{Result, Tensor, runtime};
 /// Seeds the generator of the current device (`torch.cuda.manual_seed`).
 ///
 /// # Errors
-/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable
-/// has an invalid value. [`ErrorKind::Driver`] if the driver cannot be used for another reason.
+/// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
+/// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();

@@ -39,9 +39,10 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window does not fit the
-/// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero.
-/// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window is larger than the
+/// padded image. [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a dilation is not positive, or if a
+/// padding is negative. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every
+/// op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn unfold(
     input: &Tensor,

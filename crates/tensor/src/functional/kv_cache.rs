@@ -80,10 +80,11 @@ impl KvCache {
     /// returns it, and so does each use of the cache until [`KvCache::reset`].
     ///
     /// # Errors
-    /// [`ErrorKind::ShapeMismatch`] if the sizes do not fit. [`ErrorKind::InvalidArgument`] if `n` is more than the
-    /// capacity. [`ErrorKind::DTypeMismatch`] if a dtype is not the cache's. [`ErrorKind::IndexCheck`] as described.
-    /// [`ErrorKind::Gradient`] if keys or values require a gradient. Errors of
-    /// [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::ShapeMismatch`] if keys and values do not have the same four sizes, or differ from the cache in a
+    /// size other than the number of positions. [`ErrorKind::InvalidArgument`] if `n`, the number of new positions, is
+    /// more than the capacity. [`ErrorKind::DTypeMismatch`] if a dtype is not the cache's. [`ErrorKind::IndexCheck`] on
+    /// the CPU if the length leaves no room for `n` positions. [`ErrorKind::Gradient`] if keys or values require a
+    /// gradient. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn append(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
         const OP: &str = "append";

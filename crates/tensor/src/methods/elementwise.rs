@@ -67,8 +67,8 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the number of operands is wrong or no operand is a tensor,
-/// [`ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
+/// [`ErrorKind::InvalidArgument`] if `operands` does not have as many elements as the op has inputs, or if no operand
+/// is a tensor, [`ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
 #[track_caller]
 pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
     apply(op, operands, common_dtype_of(op, operands))

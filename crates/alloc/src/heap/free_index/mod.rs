@@ -196,7 +196,8 @@ impl FreeIndex {
         self.first_from(nodes, (size, 0))
     }
 
-    /// Returns the next block. Valid only if all blocks are ordered by address.
+    /// Returns the block after `block` in the index. Valid only if blocks of the size of `block` are ordered by
+    /// address.
     pub(crate) fn after(&self, nodes: &impl Nodes, block: u32) -> Option<u32> {
         let (size, address) = nodes.key(block);
         self.first_from(nodes, (size, address + 1))

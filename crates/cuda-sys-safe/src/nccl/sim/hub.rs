@@ -133,7 +133,7 @@ pub(super) struct HubComm {
     /// Unmatched sends and receives, by sending and receiving rank.
     pub(super) pairs: BTreeMap<(usize, usize), PendingPair>,
     /// Unfinished splits, by rank.
-    pub(super) splits: Vec<VecDeque<Split>>,
+    pub(super) splits: Vec<VecDeque<SplitRequest>>,
     /// Number of splits that each rank has begun.
     begun_splits: Vec<u64>,
     /// Each rank's origin: its rank in the communicator that was split, and the number of the
@@ -147,7 +147,8 @@ pub(super) struct PendingPair {
     pub(super) recvs: VecDeque<PendingCall>,
 }
 
-pub(super) struct Split {
+/// The part of a rank in a split.
+pub(super) struct SplitRequest {
     pub(super) color: Option<u32>,
     pub(super) key: usize,
     pub(super) endpoint: Option<Endpoint>,
@@ -236,16 +237,22 @@ impl Hub {
         let comm = &mut comms[member.comm];
         let number = comm.begun_splits[member.rank];
         comm.begun_splits[member.rank] += 1;
-        comm.splits[member.rank].push_back(Split { color, key, endpoint, number, departed: None });
+        comm.splits[member.rank].push_back(SplitRequest {
+            color,
+            key,
+            endpoint,
+            number,
+            departed: None,
+        });
         comm.check_departed();
         if comm.failure.is_some() || comm.splits.iter().any(VecDeque::is_empty) {
             return;
         }
-        let mut splits: Vec<Option<Split>> =
+        let mut splits: Vec<Option<SplitRequest>> =
             comm.splits.iter_mut().map(VecDeque::pop_front).collect();
         let mut parts: BTreeMap<u32, Vec<(usize, usize)>> = BTreeMap::new();
         for (rank, split) in splits.iter().enumerate() {
-            let Some(Split { color, key, .. }) = split else { continue };
+            let Some(SplitRequest { color, key, .. }) = split else { continue };
             match color {
                 Some(color) => parts.entry(*color).or_default().push((*key, rank)),
                 None => comm.notify(rank, RankEvent::Split(None)),

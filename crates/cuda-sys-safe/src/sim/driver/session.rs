@@ -77,8 +77,8 @@ impl SimDriver {
         }
     }
 
-    /// Drops cancelled host functions during a call, because a caller may wait for the drop.
-    /// Acquires the lock again.
+    /// Releases the lock, drops the cancelled host functions, and acquires the lock again. Call
+    /// this before a call goes on or returns, because the program may wait for these drops.
     fn drop_cancelled<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         if state.cancelled_fns.is_empty() {
             return state;

@@ -146,8 +146,8 @@ pub(super) fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
-/// mask and the result, of `T`, and the logarithms, of `f32`.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask and result (`T`),
+/// and the logarithms (`f32`).
 pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
@@ -183,9 +183,9 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
-/// mask, the result and its gradient, of `T`, logarithms and `delta`, of `f32`, and the gradient of the
-/// queries, of `T`. `delta` receives the product of each query's result and gradient.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask, result and its
+/// gradient (`T`), logarithms and `delta` (`f32`), and the gradient of the queries (`T`). `delta` receives the product
+/// of each query's result and gradient.
 pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
@@ -227,9 +227,8 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, the
-/// mask and the gradient of the result, of `T`, logarithms and `delta`, of `f32`, and the gradients of keys
-/// and values, of `T`.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask and gradient of the
+/// result (`T`), logarithms and `delta` (`f32`), and the gradients of keys and values (`T`).
 pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,

@@ -192,7 +192,11 @@ cuda_struct! {
 impl Attention {
     /// Makes the parameters of a forward pass, without the strides of the result. Returns `None` if
     /// sizes or layouts are not those of an attention.
-    fn new([q, k, v]: [View<'_>; 3], mask: Option<View<'_>>, weighing: Weighing) -> Option<Self> {
+    fn new(
+        [q, k, v]: [View<'_>; 3],
+        mask: Option<View<'_>>,
+        score_options: ScoreOptions,
+    ) -> Option<Self> {
         let [outer, inner, queries, width] = last_four(q.sizes(), 1);
         let [others, heads, keys, own_width] = last_four(k.sizes(), 1);
         let group = if heads == inner { 1 } else { inner.checked_div(heads).filter(|&n| n > 0)? };
@@ -218,10 +222,10 @@ impl Attention {
             queries: queries as u64,
             keys: keys as u64,
             width: width as u64,
-            causal: weighing.is_causal.into(),
+            causal: score_options.is_causal.into(),
             masks: mask.map_or(0, masks),
-            scale: weighing.scale as f32,
-            scale_log2: (weighing.scale * LOG2_E) as f32,
+            scale: score_options.scale as f32,
+            scale_log2: (score_options.scale * LOG2_E) as f32,
             q: Steps::of(&q),
             k: Steps::of(&k),
             v: Steps::of(&v),
@@ -275,9 +279,9 @@ pub fn attention_takes(view: View<'_>) -> bool {
         && rows.all(aligned)
 }
 
-/// Scale and mask of the scores.
+/// Scale of the scores, and whether attention is causal.
 #[derive(Clone, Copy, Debug)]
-pub struct Weighing {
+pub struct ScoreOptions {
     /// Factor of the scores.
     pub scale: f64,
     /// Whether a query attends only to the keys up to its own index.
@@ -301,10 +305,10 @@ pub struct Weighing {
 /// - [`ErrorKind::UnsupportedDType`] if the dtype of `q` is not a half-width float.
 /// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `mask` has
 ///   neither that dtype nor dtype bool, or `lse` does not have dtype `float32`.
-/// - [`ErrorKind::ShapeMismatch`] if the operands disagree about the batch, the width, or the
-///   number of queries or keys, except that heads of keys may serve several heads of queries; if
-///   the width or the number of keys is not supported; if [`attention_takes`] returns `false` for
-///   `q`, `k`, `v` or `out`; or if `lse` is not contiguous or does not have one element per query.
+/// - [`ErrorKind::ShapeMismatch`] if the batch, the width, or the number of queries or keys differs between two
+///   operands, except that heads of keys may serve several heads of queries; if the width is not a multiple of 8 up to
+///   128, if there are no keys, or 2³¹ or more keys or queries; if [`attention_takes`] returns `false` for `q`, `k`,
+///   `v` or `out`; or if `lse` is not contiguous or does not have one element per query.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.
@@ -314,12 +318,12 @@ pub fn attention(
     target: Target<'_>,
     operands: [View<'_>; 3],
     mask: Option<View<'_>>,
-    weighing: Weighing,
+    score_options: ScoreOptions,
     out: View<'_>,
     lse: View<'_>,
 ) -> Result<()> {
     const OP: &str = "scaled_dot_product_attention";
-    let params = check(OP, operands, mask, weighing, &[(out, true)], &[lse])?;
+    let params = check(OP, operands, mask, score_options, &[(out, true)], &[lse])?;
     let params = Attention { out: Steps::of(&out), ..params };
     let [q, k, v] = operands.map(View::read);
     let operands = [q, k, v, of_mask(mask, out), out.write(), lse.write()];
@@ -338,14 +342,14 @@ pub fn attention_backward(
     target: Target<'_>,
     operands: [View<'_>; 3],
     mask: Option<View<'_>>,
-    weighing: Weighing,
+    score_options: ScoreOptions,
     [out, grad]: [View<'_>; 2],
     [lse, delta]: [View<'_>; 2],
     [dq, dk, dv]: [View<'_>; 3],
 ) -> Result<()> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let others = [(out, true), (grad, true), (dq, true), (dk, false), (dv, false)];
-    let params = check(OP, operands, mask, weighing, &others, &[lse, delta])?;
+    let params = check(OP, operands, mask, score_options, &others, &[lse, delta])?;
     let [out_steps, grad_steps, dq_steps, dk_steps, dv_steps] =
         others.map(|(view, _)| Steps::of(&view));
     let params = Attention {
@@ -377,7 +381,7 @@ fn check(
     op: &'static str,
     [q, k, v]: [View<'_>; 3],
     mask: Option<View<'_>>,
-    weighing: Weighing,
+    score_options: ScoreOptions,
     others: &[(View<'_>, bool)],
     sums: &[View<'_>],
 ) -> Result<Attention> {
@@ -389,7 +393,7 @@ fn check(
     for (view, expected) in dtypes.chain(sums.iter().map(|&v| (v, DType::F32))) {
         view.check_dtype(op, expected)?;
     }
-    let params = Attention::new([q, k, v], mask, weighing).filter(|params| {
+    let params = Attention::new([q, k, v], mask, score_options).filter(|params| {
         let others = others.iter().all(|&(view, by_query)| {
             let like = if by_query { q } else { k };
             last_four(view.sizes(), 1) == last_four(like.sizes(), 1) && attention_takes(view)

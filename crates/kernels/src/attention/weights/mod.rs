@@ -219,8 +219,8 @@ fn run<const N: usize>(
 }
 
 /// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are scores,
-/// of the compute type of `T`, and weights, of `T`.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// scores (`T::Compute`) and the weights (`T`).
 unsafe fn forward<T>(launch: &HostLaunch<'_>, p: &Attention)
 where
     T: HostElement<Compute: Exp>,
@@ -260,7 +260,7 @@ where
 
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// gradient, of the compute type of `T`, then weights and result, of `T`.
+/// gradient (`T::Compute`), the weights (`T`) and the result (`T`).
 unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
     let grad = SharedPtr::<T::Compute>::operand(launch, 0);
     let [weights, result] = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));

@@ -6,8 +6,8 @@ use warpline_runtime::host::{GRAIN, HostElement, Number, SharedPtr, parallel_for
 use super::Columns;
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are image and columns, of
-/// elements of the size of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
+/// columns, with elements of `size_of::<T>()` bytes.
 pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Columns) {
     let (image, columns) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);
@@ -60,8 +60,8 @@ pub(super) unsafe fn im2col<T: Copy + Default>(launch: &HostLaunch<'_>, p: &Colu
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are columns and image, of
-/// `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the columns and the
+/// image (`T`).
 pub(super) unsafe fn col2im<T: HostElement>(launch: &HostLaunch<'_>, p: &Columns) {
     let (columns, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (t, channels) = (p.taps, p.channels as usize);

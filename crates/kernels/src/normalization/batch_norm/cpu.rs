@@ -102,8 +102,8 @@ fn narrow<C: Number>(value: f64) -> C {
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are elements, of `T`, mean
-/// and scale, of the type of arithmetic, running mean and variance, and scratch memory.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the elements (`T`), mean and scale
+/// (`T::Compute`), running mean and variance, and scratch memory.
 pub(super) unsafe fn moments<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
@@ -145,8 +145,8 @@ where
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are elements, of `T`,
-/// weight, bias, mean, scale (outside training the variance), and the result, of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the elements (`T`), weight, bias, mean,
+/// scale (outside training, the variance), and the result (`T`).
 pub(super) unsafe fn apply<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
@@ -184,8 +184,8 @@ where
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and elements,
-/// of `T`, mean, scale, the gradients of weight and bias, the two sums, and scratch memory.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`), the elements (`T`),
+/// mean, scale, the gradients of weight and bias, the two sums, and scratch memory.
 pub(super) unsafe fn sums<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
@@ -225,8 +225,8 @@ where
 }
 
 /// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are gradient and elements,
-/// of `T`, weight, mean, scale, the two sums, and the result, of `T`.
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`), the elements (`T`),
+/// weight, mean, scale, the two sums, and the result (`T`).
 pub(super) unsafe fn backward<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,

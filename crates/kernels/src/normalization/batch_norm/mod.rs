@@ -302,11 +302,12 @@ impl Channels {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than the input, if mean or scale does not have the
-///   dtype [`LayerNorm::moment_dtype`], or if weight and bias, or the running statistics, have a different dtype than
-///   these two or differ from each other.
-/// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions or planes of 2³¹
-///   elements, if a view of elements has other sizes than the input or another order, or if another
-///   view is not contiguous with one element per channel.
+///   dtype [`LayerNorm::moment_dtype`], if weight and bias differ in dtype, or running mean and variance do, or if one
+///   of these dtypes is neither the input's nor `moment_dtype`.
+/// - [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, has 2³¹ or more elements per plane (one
+///   channel of one item), or is neither row-major nor channels-last; if `out` differs from the input in sizes or
+///   memory order; or if weight, bias, mean, scale or a running statistic is not contiguous or does not have one
+///   element per channel.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of a result overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if a result shares memory with another operand.

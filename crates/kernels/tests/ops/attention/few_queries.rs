@@ -125,11 +125,11 @@ fn agrees_with_definition(target: Target<'_>) {
                     };
                     let out =
                         Tensor::garbage(target, dtype, &[outer, heads * group, queries, width]);
-                    let weighing = Weighing { scale: SCALE, is_causal: causal };
+                    let score_options = ScoreOptions { scale: SCALE, is_causal: causal };
                     few_queries(
                         target,
                         [of_q.view(), of_k.view(), of_v.view()],
-                        weighing,
+                        score_options,
                         mask.as_ref().map(|mask| mask.view()),
                         limited.then(|| of_lengths.view()),
                         out.view(),
@@ -170,9 +170,9 @@ fn repeats(target: Target<'_>) {
         .map(|sizes| Tensor::new(target, BF16, &sizes, &values(sizes.iter().product(), sizes[2])));
     let run = || {
         let out = Tensor::garbage(target, BF16, &[1, 8, 1, 64]);
-        let weighing = Weighing { scale: SCALE, is_causal: false };
+        let score_options = ScoreOptions { scale: SCALE, is_causal: false };
         let operands = [q.view(), k.view(), v.view()];
-        few_queries(target, operands, weighing, None, None, out.view()).unwrap();
+        few_queries(target, operands, score_options, None, None, out.view()).unwrap();
         out.floats(target)
     };
     let first = run();
@@ -194,12 +194,12 @@ fn gpu_attention_of_few_queries_is_the_same_in_each_run() {
 fn operands_of_other_sizes_are_refused() {
     on_every_target(|target| {
         let of = |sizes: &[usize]| Tensor::garbage(target, F16, sizes);
-        let weighing = Weighing { scale: SCALE, is_causal: false };
+        let score_options = ScoreOptions { scale: SCALE, is_causal: false };
         let refused = |q: &Tensor, k: &Tensor, mask: Option<&Tensor>, lengths: Option<&Tensor>| {
             let out = Tensor::garbage(target, F16, q.view().sizes());
             let operands = [q.view(), k.view(), k.view()];
             let (mask, lengths) = (mask.map(Tensor::view), lengths.map(Tensor::view));
-            let refused = few_queries(target, operands, weighing, mask, lengths, out.view());
+            let refused = few_queries(target, operands, score_options, mask, lengths, out.view());
             assert!(matches!(refused.kind(), Some(ErrorKind::ShapeMismatch { .. })), "{refused:?}");
         };
         let (q, k) = (of(&[1, 4, 1, 64]), of(&[1, 2, 9, 64]));

@@ -198,10 +198,10 @@ fn agrees_for(
     let [out, dq, dk, dv] = [queries, queries, keys, keys].map(result);
     let [lse, delta] = [(); 2].map(|()| Tensor::garbage(target, F32, &[outer, inner, queries.1]));
     let operands = [q.view(), k.view(), v.view()];
-    let weighing = Weighing { scale: SCALE, is_causal: mask == MaskKind::Causal };
+    let score_options = ScoreOptions { scale: SCALE, is_causal: mask == MaskKind::Causal };
     let made = mask.view(target, dtype, [outer, inner, queries.1, keys.1]);
     let of_mask = made.as_ref().map(Tensor::view);
-    attention(target, operands, of_mask, weighing, out.view(), lse.view()).unwrap();
+    attention(target, operands, of_mask, score_options, out.view(), lse.view()).unwrap();
     let [a, b, c, d] = [0, 1, 2, 3].map(|i| &numbers[i][..]);
     let expected = expected(sizes, group, [a, b, c, d], |at| mask.added(at));
     assert_close(dtype, &out.floats(target), &expected.out, &format!("result, {context}"));
@@ -211,7 +211,7 @@ fn agrees_for(
     let grads = [&dq, &dk, &dv].map(Tensor::view);
     let sums = [lse.view(), delta.view()];
     let of_out = [out.view(), grad.view()];
-    attention_backward(target, operands, of_mask, weighing, of_out, sums, grads).unwrap();
+    attention_backward(target, operands, of_mask, score_options, of_out, sums, grads).unwrap();
     for (name, grad, expected) in [
         ("q", &dq, &expected.grads[0]),
         ("k", &dk, &expected.grads[1]),
@@ -251,8 +251,8 @@ pub(super) fn extremes(target: Target<'_>) {
         .map(|(rows, values)| Tensor::new(target, BF16, &[1, rows, 8], values));
     let (out, lse) =
         (Tensor::garbage(target, BF16, &[1, 3, 8]), Tensor::garbage(target, F32, &[1, 3]));
-    let weighing = Weighing { scale: 1.0, is_causal: false };
-    attention(target, [q.view(), k.view(), v.view()], None, weighing, out.view(), lse.view())
+    let score_options = ScoreOptions { scale: 1.0, is_causal: false };
+    attention(target, [q.view(), k.view(), v.view()], None, score_options, out.view(), lse.view())
         .unwrap();
     let mean = ((50..100).sum::<usize>() - 70) as f64 / 49.0;
     for row in out.floats(target).chunks(8) {
@@ -263,9 +263,9 @@ pub(super) fn extremes(target: Target<'_>) {
 pub(super) fn rejected_operands(target: Target<'_>) {
     let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
     let lse = of(F32, &[2, 3]);
-    let weighing = Weighing { scale: 1.0, is_causal: false };
+    let score_options = ScoreOptions { scale: 1.0, is_causal: false };
     let run = |[q, k, v]: [&Tensor; 3], out: &Tensor| {
-        attention(target, [q, k, v].map(|t| t.view()), None, weighing, out.view(), lse.view())
+        attention(target, [q, k, v].map(|t| t.view()), None, score_options, out.view(), lse.view())
     };
     let (q, k, out) = (of(F16, &[2, 3, 16]), of(F16, &[2, 5, 16]), of(F16, &[2, 3, 16]));
     run([&q, &k, &k], &out).unwrap();

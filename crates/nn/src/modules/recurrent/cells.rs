@@ -109,9 +109,9 @@ macro_rules! forward {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two
-            /// dimensions, or `hidden` has the wrong shape;
-            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
-            /// access the parameters; errors of [`warpline::functional::linear()`].
+            /// dimensions with a last size of `in`, or if `hidden` is not `[batch, hidden]` or, without a batch,
+            /// `[hidden]`; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device
+            /// that cannot access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
             pub fn forward<'a>(
                 &self,
@@ -159,9 +159,10 @@ impl LSTMCell {
     /// zeros.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two dimensions,
-    /// or a state has the wrong shape; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on
-    /// a device that cannot access the parameters; errors of [`warpline::functional::linear()`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have one or two dimensions
+    /// with a last size of `in`, or if a state is not `[batch, hidden]` or, without a batch, `[hidden]`;
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access the
+    /// parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
     pub fn forward<'a>(
         &self,

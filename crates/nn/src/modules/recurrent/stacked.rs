@@ -32,9 +32,9 @@ parameter_options! {
     }
 }
 
-/// The common part of [`RNN`], [`LSTM`] and [`GRU`].
+/// The layers and options of an [`RNN`], [`LSTM`] or [`GRU`].
 #[derive(Clone, Debug)]
-struct Stacked {
+struct RecurrentStack {
     kind: CellKind,
     /// Parameters, ordered by layer, then by direction.
     weights: Vec<CellWeights>,
@@ -46,7 +46,7 @@ struct Stacked {
 /// layer of an LSTM.
 type StackedOutput = (Tensor, Tensor, Option<Tensor>);
 
-impl Stacked {
+impl RecurrentStack {
     #[track_caller]
     fn new(
         op: &'static str,
@@ -231,7 +231,7 @@ impl Stacked {
     }
 }
 
-impl Module for Stacked {
+impl Module for RecurrentStack {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (i, weights) in self.weights.iter().enumerate() {
             weights.visit(&self.suffix(i), visitor);
@@ -255,7 +255,7 @@ macro_rules! networks {
         #[module(extra_repr = Self::describe)]
         pub struct $name {
             #[module(name = "")]
-            stacked: Stacked,
+            stacked: RecurrentStack,
         }
 
         impl $name {
@@ -273,7 +273,7 @@ macro_rules! networks {
                 options: impl IntoOptions<RecurrentOptions>,
             ) -> Result<Self> {
                 let (op, kind) = (stringify!($name), CellKind::$kind);
-                Ok(Self { stacked: Stacked::new(op, kind, inputs, hidden, options.into_options())? })
+                Ok(Self { stacked: RecurrentStack::new(op, kind, inputs, hidden, options.into_options())? })
             }
 
             fn describe(&self) -> String {
@@ -301,9 +301,9 @@ macro_rules! forward {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-            /// dimensions or has no time steps, or `hidden` has the wrong shape;
-            /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot
-            /// access the parameters; errors of [`warpline::functional::linear()`].
+            /// dimensions with a last size of `in`, if `x` has no time steps, or if `hidden` does not have the shape
+            /// above; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that
+            /// cannot access the parameters; errors of [`warpline::functional::linear()`].
             #[track_caller]
             pub fn forward<'a>(
                 &self,
@@ -352,7 +352,7 @@ impl LSTM {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `x` does not have two or three
-    /// dimensions or has no time steps, or a state has the wrong shape;
+    /// dimensions with a last size of `in`, if `x` has no time steps, or if a state does not have the shape above;
     /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access the
     /// parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]

@@ -51,7 +51,8 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
-    /// # Errors The errors of `f`. This rank then takes part in no further collectives. Otherwise
+    /// # Errors
+    /// The errors of `f`. This rank then takes part in no further collectives. Otherwise
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`DdpError::EarlyTermination`] if
     /// [`JoinOptions::throw_on_early_termination`] is set and a rank has left; errors of the collectives
     /// ([`ProcessGroup::all_reduce`](crate::distributed::ProcessGroup::all_reduce)).

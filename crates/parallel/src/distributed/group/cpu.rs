@@ -52,9 +52,9 @@ struct Exchange {
 }
 
 /// The received parts of an exchange, by peer.
-struct Received(Vec<VecDeque<Vec<u8>>>);
+struct ReceivedParts(Vec<VecDeque<Vec<u8>>>);
 
-impl Received {
+impl ReceivedParts {
     fn next(&mut self, peer: usize) -> Vec<u8> {
         self.0.get_mut(peer).and_then(VecDeque::pop_front).unwrap_or_default()
     }
@@ -151,7 +151,7 @@ impl CpuTransport {
         let mut inputs = Exchange::new(self.ranks);
         ops.iter().try_for_each(|op| inputs.add(op, self.rank))?;
         let mut received = self.exchange(group, &text, inputs)?;
-        let combine = |received: &mut Received, dtype, op| {
+        let combine = |received: &mut ReceivedParts, dtype, op| {
             let inputs: Vec<_> = all.clone().map(|peer| received.next(peer)).collect();
             let inputs: Vec<_> = inputs.iter().map(|bytes| &bytes[..]).collect();
             collective::reduce(name, dtype, op, &inputs)
@@ -196,7 +196,12 @@ impl CpuTransport {
 
     /// Sends and receives the messages of an exchange. A message begins with a line that describes the call and its
     /// parts, which must be equal at both ends.
-    fn exchange(&self, group: &GroupShared, call: &str, exchange: Exchange) -> Result<Received> {
+    fn exchange(
+        &self,
+        group: &GroupShared,
+        call: &str,
+        exchange: Exchange,
+    ) -> Result<ReceivedParts> {
         let mut parts = vec![VecDeque::new(); self.ranks];
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (peer, message) in exchange.sends.into_iter().enumerate() {
@@ -249,7 +254,7 @@ impl CpuTransport {
                 rest = later;
             }
         }
-        Ok(Received(parts))
+        Ok(ReceivedParts(parts))
     }
 
     /// Returns the size of a piece, so that a piece in every channel takes at most half of the store.

@@ -135,9 +135,9 @@ impl ProcessGroup {
     /// Sends a part of `input` to each rank, and concatenates the received parts in `output`
     /// (`torch.distributed.all_to_all_single`).
     ///
-    /// # Errors The same as [`ProcessGroup::all_reduce`];
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there is not one split per rank, or the
-    /// splits do not add up to the size of the first dimension;
+    /// # Errors
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if there is not one split per rank, or the splits do not add up to the size of the first dimension;
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` and `output` share
     /// memory.
     #[track_caller]
@@ -247,7 +247,8 @@ impl ProcessGroup {
     /// Copies `inputs[r]` of rank `src` to `tensor` of rank `r` (`torch.distributed.scatter`). Only rank `src` passes a
     /// list; the other ranks pass `None`.
     ///
-    /// # Errors The same as [`ProcessGroup::gather`], with `src` instead of `dst`.
+    /// # Errors
+    /// The same as [`ProcessGroup::gather`], with `src` instead of `dst`.
     #[track_caller]
     pub fn scatter(
         &self,

@@ -45,7 +45,8 @@ impl ProcessGroup {
 
     /// Receives a tensor from rank `src` (`torch.distributed.recv`; with `async_op`, `irecv`).
     ///
-    /// # Errors The same as [`ProcessGroup::send`], with `src` instead of `dst`.
+    /// # Errors
+    /// The same as [`ProcessGroup::send`], with `src` instead of `dst`.
     #[track_caller]
     pub fn recv(
         &self,
@@ -63,10 +64,11 @@ impl ProcessGroup {
     /// Runs several sends and receives in one launch on the group's stream, without an order among them
     /// (`torch.distributed.batch_isend_irecv`). Not all ranks need to take part.
     ///
-    /// # Errors The same as [`ProcessGroup::all_reduce`];
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `calls` is empty, a rank does not exist,
-    /// or the batch's sends from this rank to itself do not match its receives from itself;
-    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
+    /// # Errors
+    /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
+    /// if `calls` is empty, a rank does not exist, or the batch's sends from this rank to itself do not match its
+    /// receives from itself; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors
+    /// share memory.
     #[track_caller]
     pub fn batch_isend_irecv(&self, calls: &[P2p<'_>]) -> Result<Work> {
         const NAME: &str = "batch_isend_irecv";

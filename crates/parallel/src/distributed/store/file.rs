@@ -52,8 +52,8 @@ struct StoreLog {
 impl FileStore {
     /// Opens or creates the store in the file at `path`.
     ///
-    /// # Errors [`StoreError::File`] if the file cannot be opened or locked within 30 seconds, or is not a store's
-    /// file.
+    /// # Errors
+    /// [`StoreError::File`] if the file cannot be opened or locked within 30 seconds, or is not a store's file.
     pub fn open(path: impl AsRef<Path>) -> StoreResult<Self> {
         let path = path.as_ref().to_path_buf();
         let mut options = OpenOptions::new();

@@ -59,22 +59,25 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     /// Sets a key. Replaces an existing value.
     ///
     /// # Errors
-    /// [`StoreError::TooLarge`] if the key or the value is too large; [`StoreError::Full`] if the store has no room for
-    /// the value; [`StoreError::Lost`] or [`StoreError::NotAStore`] if the server of a [`TcpStore`] cannot be used;
-    /// [`StoreError::File`] if the file of a [`FileStore`] cannot be used.
+    /// [`StoreError::TooLarge`] if the key has more than [`MAX_KEY`] bytes or the value more than [`MAX_VALUE`];
+    /// [`StoreError::Full`] if the store has no room for the value; [`StoreError::Lost`] or [`StoreError::NotAStore`]
+    /// if the server of a [`TcpStore`] cannot be used; [`StoreError::File`] if the file of a [`FileStore`] cannot be
+    /// used.
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
 
     /// Returns the value of a key. Waits until the key is set.
     ///
-    /// # Errors [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`, which
-    /// bounds the entire call; the other errors are those of [`Store::set`].
+    /// # Errors
+    /// [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`, which bounds the
+    /// entire call; the other errors are those of [`Store::set`].
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
 
     /// Adds `amount` to the value of a key, which must be a decimal number. A key that is not set counts as 0. Returns
     /// the sum.
     ///
-    /// # Errors [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the
-    /// other errors are those of [`Store::set`].
+    /// # Errors
+    /// [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the other
+    /// errors are those of [`Store::set`].
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64>;
 
     /// Sets a key to `desired` if its value is `expected`, or if the key is not set and `expected` is empty. Returns

@@ -86,9 +86,9 @@ impl<P: CudaType + Pod, const N: usize> LibraryOp<P, N> {
 /// - [`enqueue`](Self::enqueue) enqueues only on the stream that it receives, and uses no host
 ///   memory after it has returned.
 /// - The enqueued work fulfils the promises of [`Kernel::new`](super::Kernel::new) that concern GPU code, for every
-///   launch by code that can make the call: it accesses only elements of the operands at
-///   `pointers`, and writes every element of those that are declared as written. Keep the type
-///   private to code that makes it from the views that it launches with.
+///   launch by code that can make the call: it accesses only elements of the operands at `pointers`, and writes every
+///   element of those that are declared as written. Keep the type private to code that makes the call's value from the
+///   same views that are the operands of the launch.
 pub unsafe trait LibraryCall<const N: usize> {
     /// The parameters of the CPU implementation.
     type Params;

@@ -167,7 +167,7 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     ///   the element at index zero; strides may be negative. Of an operand declared as
     ///   [`View::write`](crate::View::write), every element is written and none is read before it is written. Memory
     ///   that the code accesses in other ways, such as through an address in the parameters, must also consist of these
-    ///   elements. The parameters of a launch are therefore made from the views that it launches with.
+    ///   elements. Therefore make the parameters of a launch from the same views that are its operands.
     /// - **Indices are checked before use.** Indices come from memory and may have any value. For
     ///   an index out of range, the code accesses nothing but the report
     ///   ([`Report::check_index`](super::Report::check_index), `check_index` in CUDA), continues as

@@ -1,6 +1,6 @@
 //! Attention of few queries in one launch, without gradients, for half-width floats.
 
-use warpline_kernels::attention::{Weighing, few_queries, has_few_queries};
+use warpline_kernels::attention::{ScoreOptions, few_queries, has_few_queries};
 
 use super::AttentionOptions;
 use super::flash::{empty_result, expanded_mask, is_supported, with_supported_strides};
@@ -14,7 +14,7 @@ const OP: &str = "scaled_dot_product_attention";
 #[track_caller]
 pub(super) fn few_queries_attention(
     [query, key, value]: [&Tensor; 3],
-    weighing: Weighing,
+    score_options: ScoreOptions,
     options: &AttentionOptions<'_>,
 ) -> Result<Option<Tensor>> {
     let (mask, lengths) = (options.attn_mask, options.key_lengths);
@@ -48,6 +48,6 @@ pub(super) fn few_queries_attention(
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     let mask = mask.as_ref().map(Tensor::as_view);
     let lengths = lengths.as_ref().map(Tensor::as_view);
-    few_queries(exec.target(), operands, weighing, mask, lengths, out.as_view()).of(OP)?;
+    few_queries(exec.target(), operands, score_options, mask, lengths, out.as_view()).of(OP)?;
     Ok(Some(out))
 }

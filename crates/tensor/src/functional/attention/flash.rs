@@ -2,7 +2,7 @@
 //! so operands with other strides are copied first.
 
 use warpline_kernels::attention::{
-    Weighing, attention, attention_backward, attention_takes, has_attention,
+    ScoreOptions, attention, attention_backward, attention_takes, has_attention,
 };
 use warpline_runtime::{Layout, Sizes};
 
@@ -21,7 +21,7 @@ const OP: &str = "scaled_dot_product_attention";
 pub(super) fn flash_attention(
     [query, key, value]: [&Tensor; 3],
     mask: Option<&Tensor>,
-    weighing: Weighing,
+    score_options: ScoreOptions,
     enable_gqa: bool,
 ) -> Result<Option<Tensor>> {
     let exec = query.exec()?;
@@ -43,7 +43,8 @@ pub(super) fn flash_attention(
     let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32).of(OP)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     let of_mask = mask.as_ref().map(Tensor::as_view);
-    attention(exec.target(), operands, of_mask, weighing, out.as_view(), lse.as_view()).of(OP)?;
+    attention(exec.target(), operands, of_mask, score_options, out.as_view(), lse.as_view())
+        .of(OP)?;
     let inputs = [&q, &k, &v];
     if !should_record(&inputs) {
         return Ok(Some(out));
@@ -55,7 +56,7 @@ pub(super) fn flash_attention(
         mask,
         out: out.clone(),
         lse,
-        weighing,
+        score_options,
     };
     record(OP, out, &inputs, saved).map(Some)
 }
@@ -122,11 +123,11 @@ saved! {
         out: Tensor,
         /// Log-sum-exp of the scores of each query.
         lse: Tensor,
-        weighing: Weighing,
+        score_options: ScoreOptions,
     }
 }
 
-impl Saved for Weighing {}
+impl Saved for ScoreOptions {}
 
 impl OpBackward for SavedFlashAttention {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
@@ -135,11 +136,11 @@ impl OpBackward for SavedFlashAttention {
             if t.dim() < 3 { Ok(t) } else { repeat_heads(OP, &self.q, &t) }
         };
         let operands = [self.q.widened()?, repeated(&self.k)?, repeated(&self.v)?];
-        let scores = operands[0].mul(self.weighing.scale)?;
+        let scores = operands[0].mul(self.score_options.scale)?;
         let scores = scores.matmul(&operands[1].transpose(-2, -1)?)?;
         let (scores, blind) = match &self.mask {
             Some(mask) => masked(&scores, mask)?,
-            None if self.weighing.is_causal => {
+            None if self.score_options.is_causal => {
                 let hidden = scores.mask_above(OP, 0)?;
                 (scores.masked_fill(&hidden, f64::NEG_INFINITY)?, None)
             }
@@ -150,7 +151,7 @@ impl OpBackward for SavedFlashAttention {
             Some(blind) => weights.masked_fill(&blind, 0)?,
             None => weights,
         };
-        let scale = self.weighing.scale;
+        let scale = self.score_options.scale;
         let mut grads =
             gradients(inputs, &operands, &weights, scale, Some(&grad.widened()?), None)?;
         for (grad, own) in grads.iter_mut().skip(1).zip([&self.k, &self.v]) {
@@ -160,7 +161,7 @@ impl OpBackward for SavedFlashAttention {
     }
 
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
-        let Self { q, k, v, mask, out, lse, weighing } = self;
+        let Self { q, k, v, mask, out, lse, score_options } = self;
         let grad = with_supported_strides(grad)?;
         let exec = q.exec()?;
         let delta = exec.empty(lse.size(), DType::F32)?;
@@ -169,7 +170,7 @@ impl OpBackward for SavedFlashAttention {
         let to = grads.each_ref().map(Tensor::as_view);
         let mask = mask.as_ref().map(Tensor::as_view);
         let (of_out, sums) = ([out.as_view(), grad.as_view()], [lse.as_view(), delta.as_view()]);
-        attention_backward(exec.target(), operands, mask, *weighing, of_out, sums, to)?;
+        attention_backward(exec.target(), operands, mask, *score_options, of_out, sums, to)?;
         let wanted = |(i, grad)| inputs.needs(i).then_some(grad);
         Ok(Some(grads.into_iter().enumerate().map(wanted).collect()))
     }

@@ -4,7 +4,7 @@ mod few_queries;
 mod flash;
 mod plain;
 
-use warpline_kernels::attention::Weighing;
+use warpline_kernels::attention::ScoreOptions;
 
 use super::options::options;
 use crate::amp::autocast_operands;
@@ -94,17 +94,18 @@ fn attention(
     check(op, query, key, value, options)?;
     let width = query.size()[query.dim() - 1] as f64;
     let scale = options.scale.unwrap_or(width.sqrt().recip());
-    let weighing = Weighing { scale, is_causal: options.is_causal };
+    let score_options = ScoreOptions { scale, is_causal: options.is_causal };
     let operands = [query, key, value];
     let drops = options.dropout_p > 0.0;
-    if !drops && let Some(out) = few_queries_attention(operands, weighing, options)? {
+    if !drops && let Some(out) = few_queries_attention(operands, score_options, options)? {
         return Ok(out);
     }
     let exists =
         options.key_lengths.map(|lengths| existing_keys(query, key, lengths, options.is_causal));
     let exists = exists.transpose().of(op)?;
     // The mask made from `key_lengths` already includes the causal limit.
-    let weighing = Weighing { is_causal: options.is_causal && exists.is_none(), ..weighing };
+    let score_options =
+        ScoreOptions { is_causal: options.is_causal && exists.is_none(), ..score_options };
     let mask = match (options.attn_mask, exists) {
         (None, exists) => exists,
         (Some(mask), None) => Some(mask.clone()),
@@ -115,7 +116,8 @@ fn attention(
         (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
     };
     if !drops
-        && let Some(out) = flash_attention(operands, mask.as_ref(), weighing, options.enable_gqa)?
+        && let Some(out) =
+            flash_attention(operands, mask.as_ref(), score_options, options.enable_gqa)?
     {
         return Ok(out);
     }
@@ -126,7 +128,7 @@ fn attention(
     };
     if !drops
         && mask.is_none()
-        && let Some(out) = PlainAttention(weighing).fused(query, &k, &v)?
+        && let Some(out) = PlainAttention(score_options).fused(query, &k, &v)?
     {
         return Ok(out);
     }
@@ -134,7 +136,7 @@ fn attention(
     // Scales the queries, which have fewer elements than the scores.
     let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
     let (scores, blind) = match &mask {
-        None if weighing.is_causal => {
+        None if score_options.is_causal => {
             let hidden = scores.mask_above(op, 0)?;
             (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
         }

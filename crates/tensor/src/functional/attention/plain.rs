@@ -2,7 +2,7 @@
 //! per gradient. Operands whose strides a matrix product does not support are copied first.
 
 use smallvec::{SmallVec, smallvec};
-use warpline_kernels::attention::Weighing;
+use warpline_kernels::attention::ScoreOptions;
 use warpline_kernels::attention::{attention_weights, attention_weights_backward};
 use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_runtime::checked_numel;
@@ -15,7 +15,7 @@ const OP: &str = "scaled_dot_product_attention";
 
 /// Attention with a given scale, causal or not.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PlainAttention(pub(super) Weighing);
+pub(super) struct PlainAttention(pub(super) ScoreOptions);
 
 impl PlainAttention {
     /// Computes the result if the kernels support the operands: floats on one device, with the same batch.
@@ -63,7 +63,7 @@ impl PlainAttention {
                 k: k.clone(),
                 v: v.clone(),
                 weights: weights.clone(),
-                weighing: self.0,
+                score_options: self.0,
             };
             record_all(OP, &[&out, &weights], &[&q, &k, &v], saved)?;
         }
@@ -74,7 +74,7 @@ impl PlainAttention {
 }
 
 saved! {
-    struct SavedPlainAttention { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, weighing: Weighing }
+    struct SavedPlainAttention { q: Tensor, k: Tensor, v: Tensor, weights: Tensor, score_options: ScoreOptions }
 }
 
 impl OpBackward<[Option<Tensor>]> for SavedPlainAttention {
@@ -83,7 +83,7 @@ impl OpBackward<[Option<Tensor>]> for SavedPlainAttention {
         let [grad, of_weights] = grads else { return Ok(Gradients::new()) };
         let (grad, of_weights) = (widened(grad)?, widened(of_weights)?);
         let operands = [self.q.widened()?, self.k.widened()?, self.v.widened()?];
-        let (weights, scale) = (self.weights.widened()?, self.weighing.scale);
+        let (weights, scale) = (self.weights.widened()?, self.score_options.scale);
         gradients(inputs, &operands, &weights, scale, grad.as_ref(), of_weights.as_ref())
     }
 
@@ -94,7 +94,7 @@ impl OpBackward<[Option<Tensor>]> for SavedPlainAttention {
         inputs: &NodeInputs<'_>,
     ) -> Result<Option<Gradients>> {
         let [Some(grad), None] = grads else { return Ok(None) };
-        let Self { q, k, v, weights, weighing: Weighing { scale, is_causal } } = self;
+        let Self { q, k, v, weights, score_options: ScoreOptions { scale, is_causal } } = self;
         let (grad, dtype) = (dense(grad)?, inputs.dtype(0));
         let of_value = inputs.gradient(2, || product(&transposed(weights)?, &grad, dtype))?;
         if !inputs.needs(0) && !inputs.needs(1) {

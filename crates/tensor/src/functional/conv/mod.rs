@@ -85,12 +85,15 @@ macro_rules! convolutions {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if `input` or `weight` has the wrong number of dimensions, if its
-        /// channels or outputs do not match the other operand and `groups`, if `bias` does not have one element
-        /// per output channel, or if the window does not fit the padded image. [`ErrorKind::InvalidArgument`]
-        /// if a stride, a dilation or `groups` is zero, or if options contradict each other.
-        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`] if
-        /// the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if `weight` does not have `D + 2` dimensions (`D`: the number of spatial
+        /// dimensions), if `input` has neither `D + 1` nor `D + 2`, if the channels of `input` and `weight` do not
+        /// match for `groups`, if `groups` does not divide the channels or outputs, if `bias` does not have one element
+        /// per output channel, or if the window is empty or larger than the padded image, or, for a transposed
+        /// convolution, if the padding leaves no elements. [`ErrorKind::InvalidArgument`] if a stride, a dilation or
+        /// `groups` is not positive, if a padding is negative, if the padding is [`Padding::Same`] and a stride is not
+        /// 1, or, for a transposed convolution, if an output padding is not smaller than the larger of stride and
+        /// dilation. [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`]
+        /// if the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name<'a>(
             input: &Tensor,

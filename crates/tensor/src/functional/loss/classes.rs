@@ -16,10 +16,11 @@ use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 /// classes. A floating-point target has the sizes of `input`, with a probability for each class.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the target has the wrong sizes, if there is not one weight per class, or if `input`
-/// has no dimensions. [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for a target of at
-/// most one dimension), or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if a class index is out
-/// of range, as described at [`Tensor::index_select`]. Otherwise the same as [`Tensor::log_softmax`].
+/// [`ErrorKind::ShapeMismatch`] if the target has neither the sizes of `input` without the classes nor, for
+/// probabilities, the sizes of `input`, if there is not one weight per class, or if `input` has no dimensions.
+/// [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for a target of at most one dimension),
+/// or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if a class index is out of range, as described
+/// at [`Tensor::index_select`]. Otherwise the same as [`Tensor::log_softmax`].
 #[track_caller]
 pub fn cross_entropy<'a>(
     input: &Tensor,

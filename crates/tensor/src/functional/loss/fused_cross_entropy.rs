@@ -10,7 +10,7 @@ use crate::{DType, Result, Tensor};
 
 /// Maximum number of rows whose losses a single block adds up. With more rows, several launches that use the whole GPU
 /// are faster.
-const MOST_ROWS: usize = 1 << 16;
+const MAX_ROWS: usize = 1 << 16;
 
 /// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight
 /// has the input's dtype and requires no gradient. The caller has checked all sizes.
@@ -28,7 +28,7 @@ pub(super) fn fused_cross_entropy(
         weight.is_none_or(|w| w.dtype() == input.dtype() && beside(w) && !should_record(&[w]));
     let fits = input.dim() == 2
         && input.numel() > 0
-        && input.size()[0] <= MOST_ROWS
+        && input.size()[0] <= MAX_ROWS
         && input.dtype().is_float()
         && classes.dtype() == DType::I64
         && beside(classes)

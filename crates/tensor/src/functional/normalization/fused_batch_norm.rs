@@ -30,7 +30,7 @@ pub(super) fn in_training(
     }
     let exec = input.exec()?;
     let (channels, wide) = (input.size()[1], LayerNorm::moment_dtype(input.dtype()));
-    let saved = Normalized {
+    let saved = BatchNormState {
         input: input.clone(),
         weight: weight.cloned(),
         mean: exec.empty(&[channels], wide)?,
@@ -95,7 +95,7 @@ fn fits(input: &Tensor, pair: [Option<&Tensor>; 2]) -> bool {
 
 saved! {
     /// The saved state of a batch norm in training.
-    struct Normalized {
+    struct BatchNormState {
         input: Tensor,
         weight: Option<Tensor>,
         mean: Tensor,
@@ -104,7 +104,7 @@ saved! {
     }
 }
 
-impl OpBackward for Normalized {
+impl OpBackward for BatchNormState {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let ndim = self.input.dim();
         let dims: Vec<isize> = (0..ndim as isize).filter(|d| *d != 1).collect();

@@ -84,10 +84,15 @@ impl RowNorm {
 
     /// Returns the state of a normalization of `input`, with memory for the moments.
     #[track_caller]
-    fn saved(self, exec: &Exec<'_>, input: &Tensor, weight: Option<&Tensor>) -> Result<Normalized> {
+    fn saved(
+        self,
+        exec: &Exec<'_>,
+        input: &Tensor,
+        weight: Option<&Tensor>,
+    ) -> Result<LayerNormState> {
         let rows = &input.size()[..input.dim() - self.dims.len()];
         let wide = LayerNorm::moment_dtype(input.dtype());
-        Ok(Normalized {
+        Ok(LayerNormState {
             input: input.clone(),
             weight: weight.cloned(),
             mean: exec.empty(rows, wide)?,
@@ -114,7 +119,7 @@ fn alike(a: &Tensor, b: &Tensor) -> bool {
 
 saved! {
     /// The saved state of a normalization.
-    struct Normalized {
+    struct LayerNormState {
         input: Tensor,
         weight: Option<Tensor>,
         mean: Tensor,
@@ -125,7 +130,7 @@ saved! {
 
 impl Saved for RowNorm {}
 
-impl Normalized {
+impl LayerNormState {
     /// Returns the gradients of rows, weight (if there is one) and bias (if `has_bias`). The gradients of weight and
     /// bias are not summed over rows; the engine sums them.
     fn composed(&self, grad: &Tensor, has_bias: bool) -> Result<Gradients> {
@@ -181,7 +186,7 @@ impl Normalized {
     }
 }
 
-impl OpBackward for Normalized {
+impl OpBackward for LayerNormState {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
         self.composed(grad, inputs.len() == 3)
     }
@@ -193,7 +198,7 @@ impl OpBackward for Normalized {
 }
 
 /// The gradient of the norm of a sum. The sum is the second result, and the saved input.
-impl OpBackward<[Option<Tensor>]> for Normalized {
+impl OpBackward<[Option<Tensor>]> for LayerNormState {
     fn backward(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients> {
         let mut results: Gradients = match &grads[0] {
             Some(grad) => self.composed(grad, inputs.len() == 4)?,
@@ -230,13 +235,13 @@ struct ContiguousOperands {
 
 impl ContiguousOperands {
     #[track_caller]
-    fn of(saved: &Normalized) -> Result<Self> {
+    fn of(saved: &LayerNormState) -> Result<Self> {
         let weight =
             saved.weight.as_ref().map(|weight| weight.detach().contiguous()).transpose()?;
         Ok(Self { input: saved.input.detach().contiguous()?, weight })
     }
 
-    fn norm<'a>(&'a self, saved: &'a Normalized) -> LayerNorm<'a> {
+    fn norm<'a>(&'a self, saved: &'a LayerNormState) -> LayerNorm<'a> {
         LayerNorm {
             input: self.input.as_view(),
             weight: self.weight.as_ref().map(Tensor::as_view),

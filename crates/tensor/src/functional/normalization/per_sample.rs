@@ -66,7 +66,7 @@ pub(super) fn scaled(
 }
 
 /// The result of [`standardized`] and its intermediates.
-pub(super) struct Standardized {
+pub(super) struct StandardizedOutput {
     pub(super) result: Tensor,
     /// Mean and variance, detached from the graph. `None` if the mean was not subtracted.
     pub(super) moments: Option<(Tensor, Tensor)>,
@@ -82,7 +82,7 @@ pub(super) fn standardized(
     dims: &[isize],
     eps: f64,
     centred: bool,
-) -> Result<Standardized> {
+) -> Result<StandardizedOutput> {
     let plain = x.detach();
     let (result, scale, moments) = if centred {
         let made = plain.moments(dims)?;
@@ -100,7 +100,7 @@ pub(super) fn standardized(
         let saved = Standardize { y: result.clone(), scale: scale.clone(), dims, count, centred };
         record_all("standardize", &[&result, &scale], &[x], saved)?;
     }
-    Ok(Standardized { result, moments, scale })
+    Ok(StandardizedOutput { result, moments, scale })
 }
 
 saved! {

@@ -12,7 +12,7 @@ use crate::autograd::{
 use crate::methods::composite::signed;
 use crate::{DType, MemoryFormat, Result, Tensor};
 
-/// A pool of `[batch, channels, …]`, with `dims` spatial dimensions.
+/// A pooling op on inputs of shape `[batch, channels, …]` with `dims` spatial dimensions.
 #[derive(Clone, Copy)]
 pub(super) struct Pooling {
     pub(super) window: Window,

@@ -52,9 +52,10 @@ macro_rules! pools {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the window does not fit the
-        /// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the dilation is zero, or the
-        /// padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
+        /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
+        /// number of spatial dimensions in the function's name, or if the window is larger than the padded image.
+        /// [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a dilation is not positive, or if a padding is
+        /// negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
         /// Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
@@ -114,10 +115,11 @@ macro_rules! averages {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the window does not fit the
-        /// padded image. [`ErrorKind::InvalidArgument`] if the kernel size, the stride or the divisor is zero, or the
-        /// padding exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
-        /// Errors of [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
+        /// number of spatial dimensions in the function's name, or if the window is larger than the padded image.
+        /// [`ErrorKind::InvalidArgument`] if a kernel size or a stride is not positive, if the divisor is zero, or if a
+        /// padding is negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not
+        /// floating point. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -158,9 +160,10 @@ macro_rules! adaptive {
             stringify!($avg), "`).")]
         ///
         /// # Errors
-        /// [`ErrorKind::ShapeMismatch`] if the input has the wrong number of dimensions, or the image has no elements.
-        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
-        /// [every op](Tensor#errors-of-every-op).
+        /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
+        /// number of spatial dimensions in the function's name, or if the image has no elements.
+        /// [`ErrorKind::InvalidArgument`] if an output size is negative. [`ErrorKind::UnsupportedDType`] if the input
+        /// is not floating point. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
             let _call = CallScope::enter(stringify!($avg));

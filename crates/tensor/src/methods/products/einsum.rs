@@ -32,9 +32,10 @@ enum DimLabel {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the equation is invalid, if the number of terms is not the number of
-/// operands, if the letters of a term do not match the dimensions of its operand, or if one letter stands for
-/// different sizes. Otherwise the same as [`Tensor::matmul`].
+/// [`ErrorKind::InvalidArgument`] if the equation has a character other than letters, commas, `->` and `...`, if its
+/// result has a letter twice or a letter that no term has, if the number of terms is not the number of operands, if the
+/// letters of a term do not match the dimensions of its operand, or if one letter stands for different sizes. Otherwise
+/// the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
     let op = "einsum";

@@ -10,8 +10,8 @@ use crate::attention::flash::cpu::{floats, products, weighted_sum, write};
 use crate::math::exp;
 
 /// # Safety
-/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys and values of
-/// `T`, the mask, the lengths and the result.
+/// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys and values
+/// (`T`), the mask, the lengths and the result.
 pub(super) unsafe fn few_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &FewQueries,

@@ -26,7 +26,7 @@ use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 use super::{
-    Attention, BOOLEAN, Steps, TILES, Weighing, attention_takes, has_tensor_cores,
+    Attention, BOOLEAN, ScoreOptions, Steps, TILES, attention_takes, has_tensor_cores,
     is_supported_width, of_mask, refused,
 };
 use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
@@ -39,7 +39,7 @@ const OP: &str = "scaled_dot_product_attention";
 const ROWS: u64 = 16;
 /// Maximum number of rows for which this kernel is faster than a kernel for many queries, although
 /// it reads the keys once per [`ROWS`] rows.
-const MOST_ROWS: u64 = 64;
+const MAX_ROWS: u64 = 64;
 /// Widths for which kernels are compiled, each with the number of warps per block. Each warp has 16
 /// keys of a tile, and the tiles must fit the shared memory.
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
@@ -109,7 +109,7 @@ pub fn has_few_queries(
 ) -> bool {
     has_tensor_cores(target)
         && matches!(dtype, DType::F16 | DType::BF16)
-        && (group as u64).saturating_mul(queries as u64) <= MOST_ROWS
+        && (group as u64).saturating_mul(queries as u64) <= MAX_ROWS
         && is_supported_width(width, KERNELS[2].0 as usize)
 }
 
@@ -125,7 +125,10 @@ pub fn has_few_queries(
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
 /// - [`ErrorKind::DTypeMismatch`] if `k`, `v` or `out` has a different dtype than `q`, `lengths` does not have dtype
 ///   `int64`, or `mask` has neither the dtype of `q` nor dtype bool.
-/// - [`ErrorKind::ShapeMismatch`] if sizes or layouts are not as described.
+/// - [`ErrorKind::ShapeMismatch`] if the operands do not have the sizes and layouts of [`attention`](super::attention),
+///   if the width is not a multiple of 8 up to 256, if [`has_few_queries`] does not permit the number of rows, if
+///   `lengths` does not have one element for each batch of the first batch dimension, or if there are too many heads
+///   for one launch.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with another operand.
@@ -134,12 +137,12 @@ pub fn has_few_queries(
 pub fn few_queries(
     target: Target<'_>,
     [q, k, v]: [View<'_>; 3],
-    weighing: Weighing,
+    score_options: ScoreOptions,
     mask: Option<View<'_>>,
     lengths: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    let mut params = check([q, k, v], weighing, mask, lengths, out)?;
+    let mut params = check([q, k, v], score_options, mask, lengths, out)?;
     let at = KERNELS.iter().position(|&(width, _)| params.common.width <= width);
     let (at, (width, warps)) = at.map_or((2, KERNELS[2]), |at| (at, KERNELS[at]));
     let operands = [
@@ -178,7 +181,7 @@ pub fn few_queries(
 #[track_caller]
 fn check(
     [q, k, v]: [View<'_>; 3],
-    weighing: Weighing,
+    score_options: ScoreOptions,
     mask: Option<View<'_>>,
     lengths: Option<View<'_>>,
     out: View<'_>,
@@ -192,11 +195,11 @@ fn check(
         lengths.check_dtype(OP, DType::I64)?;
     }
     let widest = KERNELS[2].0 as usize;
-    let common = Attention::new([q, k, v], mask, weighing).filter(|common| {
+    let common = Attention::new([q, k, v], mask, score_options).filter(|common| {
         out.sizes() == q.sizes()
             && attention_takes(out)
             && is_supported_width(common.width as usize, widest)
-            && common.group.saturating_mul(common.queries) <= MOST_ROWS
+            && common.group.saturating_mul(common.queries) <= MAX_ROWS
             && lengths.is_none_or(|lengths| lengths.sizes() == [common.outer as usize])
     });
     let common = common.ok_or_else(|| refused(OP, [q, k, v], mask, widest))?;

@@ -123,9 +123,10 @@ impl TcpStore {
     /// Connects to a store (`TCPStore(is_master=False)`). Retries until the timeout of the options, because the store
     /// may be hosted later. Without a secret, `address` must be a loopback address. A timeout converts into options.
     ///
-    /// # Errors [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if
-    /// the server uses a different protocol; [`StoreError::NeedsSecret`] if there is no secret and the address is not a
-    /// loopback address; [`StoreError::WrongSecret`] if the host has a different secret, or only one side has a secret.
+    /// # Errors
+    /// [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if the server
+    /// uses a different protocol; [`StoreError::NeedsSecret`] if there is no secret and the address is not a loopback
+    /// address; [`StoreError::WrongSecret`] if the host has a different secret, or only one side has a secret.
     pub fn connect<A>(address: A, options: impl IntoOptions<TcpStoreOptions>) -> StoreResult<Self>
     where
         A: ToSocketAddrs + Send + Sync + 'static,
