@@ -43,7 +43,7 @@ pub(crate) struct CapturedCommunicator {
 
 impl fmt::Debug for CapturedCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Captured").field("comm", &self.comm).finish_non_exhaustive()
+        f.debug_struct("CapturedCommunicator").field("comm", &self.comm).finish_non_exhaustive()
     }
 }
 

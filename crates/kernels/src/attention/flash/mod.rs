@@ -421,7 +421,7 @@ fn refused(
     let reason = format!(
         "the queries have sizes {:?} and strides {:?}, the keys {:?} and {:?}, the values {:?} and \
          {:?}{mask}; all must have the same width, a multiple of {VECTOR} up to {widest}, all \
-         other strides must be multiples of {VECTOR}, and there must be from 1 to 2³¹ keys",
+         other strides must be multiples of {VECTOR}, and there must be 1 to 2³¹ − 1 keys",
         q.sizes(),
         q.strides(),
         k.sizes(),
