@@ -55,11 +55,9 @@ impl NewFile {
         loop {
             let temporary = path.with_file_name(format!(".{name}.{:016x}.part", random()));
             begin(SaveCall::Create)?;
-            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            match create_new(&temporary, path) {
                 Ok(file) => {
-                    let new = Self { file, temporary, path: path.to_owned(), committed: false };
-                    new.copy_permissions()?;
-                    return Ok(new);
+                    return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
                 }
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS =>
@@ -69,18 +67,6 @@ impl NewFile {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Gives the file the permissions of the file that it replaces, before anything is written.
-    fn copy_permissions(&self) -> io::Result<()> {
-        #[cfg(unix)]
-        if let Ok(previous) = fs::symlink_metadata(&self.path)
-            && previous.is_file()
-            && previous.permissions() != self.file.metadata()?.permissions()
-        {
-            self.file.set_permissions(previous.permissions())?;
-        }
-        Ok(())
     }
 
     /// Restricts reading and writing to the file's owner (mode 0600) on Unix; does nothing on other systems. Default:
@@ -132,6 +118,27 @@ impl Drop for NewFile {
             let _ = remove(&self.temporary);
         }
     }
+}
+
+/// Creates the file `temporary` with the permissions of the file at `path`, if there is one. No other user can open the
+/// file before it has these permissions.
+#[cfg(unix)]
+fn create_new(temporary: &Path, path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let previous = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    let Some(previous) = previous else { return options.open(temporary) };
+    let file = options.mode(previous.permissions().mode() & 0o600).open(temporary)?;
+    if previous.permissions() != file.metadata()?.permissions() {
+        file.set_permissions(previous.permissions())?;
+    }
+    Ok(file)
+}
+
+#[cfg(not(unix))]
+fn create_new(temporary: &Path, _path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(temporary)
 }
 
 /// Returns a random number, for names that must be unique and hard to guess.

@@ -15,6 +15,7 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
+use warpline_types::CallId;
 
 use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::devices::SharedState;
@@ -35,8 +36,8 @@ pub struct CapturedChecks {
 
 #[derive(Debug, Default)]
 struct CapturedChecksState {
-    /// Slot and site of each kernel, indexed by the kernel's number.
-    slots: Vec<(ReportSlot, Site)>,
+    /// The kernels, indexed by their numbers.
+    kernels: Vec<CapturedKernel>,
     /// Number of replays that are not known to be complete.
     running: usize,
     /// Number of the current period. A period ends when no replay runs any more. Replays of one
@@ -45,6 +46,20 @@ struct CapturedChecksState {
     /// Known failures of this period, at most one per kernel and owner.
     failed: Vec<(usize, Arc<FailedCheck>)>,
     shared: Weak<SharedState>,
+}
+
+#[derive(Debug)]
+struct CapturedKernel {
+    slot: ReportSlot,
+    site: Site,
+    /// The public call that was captured.
+    call: Option<CallId>,
+}
+
+impl CapturedKernel {
+    fn report(&self) -> Option<IndexCheck> {
+        self.slot.report(REPLAYED, self.site)
+    }
 }
 
 impl CapturedChecks {
@@ -63,8 +78,9 @@ impl CapturedChecks {
         let address = slot.as_ref().map_or(0, ReportSlot::address);
         let mut state = self.state();
         state.shared = Arc::downgrade(shared);
-        state.slots.extend(slot.map(|slot| (slot, site)));
-        Ok((state.slots.len().saturating_sub(1), [address, REPLAYED, 0]))
+        let call = CallId::current();
+        state.kernels.extend(slot.map(|slot| CapturedKernel { slot, site, call }));
+        Ok((state.kernels.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 
     /// Returns whether an earlier replay that overlaps the running ones is known to have failed.
@@ -90,7 +106,7 @@ impl CapturedChecks {
 
     pub(crate) fn begin(self: &Arc<Self>, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
         let mut state = self.state();
-        if state.slots.is_empty() {
+        if state.kernels.is_empty() {
             return None;
         }
         state.running += 1;
@@ -108,7 +124,7 @@ impl CapturedChecks {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
         if state.running == 0 {
-            state.slots.iter().for_each(|(slot, _)| slot.clear());
+            state.kernels.iter().for_each(|kernel| kernel.slot.clear());
             state.period += 1;
             state.failed.clear();
             self.any_failed.store(false, Ordering::Relaxed);
@@ -117,16 +133,22 @@ impl CapturedChecks {
 
     /// Returns the failures of a complete replay. Call it before [`CapturedChecks::end_replay`],
     /// which may clear the reports. Overlapping replays of one owner share their failures, because
-    /// they share the reports.
+    /// they share the reports. Failures of kernels that one call launched belong to one call again, so that a single
+    /// report counts for them.
     pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
-        let CapturedChecksState { slots, failed, .. } = &mut *state;
+        let CapturedChecksState { kernels, failed, .. } = &mut *state;
         let mut all = Vec::new();
-        for (kernel, (slot, site)) in slots.iter().enumerate() {
-            let Some(check) = slot.report(REPLAYED, *site) else { continue };
+        for (kernel, captured) in kernels.iter().enumerate() {
+            let Some(check) = captured.report() else { continue };
             let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
             let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
-                let failure = FailedCheck::new(check, owner.clone(), None);
+                let is_of_call = |(k, f): &&(usize, Arc<FailedCheck>)| {
+                    captured.call.is_some() && kernels[*k].call == captured.call && f.owner == *owner
+                };
+                let call = failed.iter().find(is_of_call).and_then(|(_, failure)| failure.call);
+                let call = call.unwrap_or_else(CallId::next);
+                let failure = FailedCheck::new(check, owner.clone(), Some(call));
                 failed.push((kernel, Arc::clone(&failure)));
                 failure
             });
@@ -147,14 +169,14 @@ impl CapturedChecks {
 
     #[cfg(test)]
     pub(crate) fn with_slot(&self, kernel: usize, f: impl FnOnce(&ReportSlot)) {
-        f(&self.state().slots[kernel].0);
+        f(&self.state().kernels[kernel].slot);
     }
 
     /// Returns the reports that have arrived, with the numbers of their kernels.
     pub(crate) fn reports(&self) -> Vec<(usize, IndexCheck)> {
         let state = self.state();
-        let slots = state.slots.iter().enumerate();
-        slots.filter_map(|(k, (slot, site))| Some((k, slot.report(REPLAYED, *site)?))).collect()
+        let kernels = state.kernels.iter().enumerate();
+        kernels.filter_map(|(number, kernel)| Some((number, kernel.report()?))).collect()
     }
 }
 
@@ -164,7 +186,7 @@ impl Drop for CapturedChecks {
         // No replay is running, because the `CheckedLaunch` of a running replay would keep `self`
         // alive.
         if let Some(shared) = state.shared.upgrade() {
-            shared.checks.return_slots(state.slots.drain(..).map(|(slot, _)| slot));
+            shared.checks.return_slots(state.kernels.drain(..).map(|kernel| kernel.slot));
         }
     }
 }

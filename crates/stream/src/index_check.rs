@@ -97,7 +97,7 @@ pub(crate) struct FailedCheck {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
     /// The public call that made the launch. One report counts for all failures of a call.
-    call: Option<CallId>,
+    pub(crate) call: Option<CallId>,
     /// Whether the failure itself was reported.
     reported: AtomicBool,
 }

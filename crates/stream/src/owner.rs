@@ -11,7 +11,7 @@ use warpline_types::CallId;
 
 /// Number of reported calls that an owner remembers. Failures of a call that are found after this many later reports
 /// are reported as well.
-pub(crate) const MAX_REPORTED_CALLS: usize = 64;
+pub(crate) const MAX_REPORTED_CALLS: usize = 256;
 
 /// The thread to which `synchronize` reports that an index was out of range in one of its launches.
 ///

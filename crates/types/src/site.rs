@@ -53,8 +53,8 @@ impl Site {
 pub struct CallId(u64);
 
 impl CallId {
-    /// Each thread numbers its calls, beginning with a multiple of this number.
-    const CALLS_PER_THREAD: u64 = 1 << 40;
+    /// A thread takes this many consecutive identities at a time.
+    const BLOCK: u64 = 1 << 16;
 
     /// Returns the identity of the public call in progress on this thread. `None` outside of a [`CallScope`].
     #[must_use]
@@ -65,13 +65,15 @@ impl CallId {
         }
     }
 
+    /// Returns a new identity.
     #[inline]
-    fn next() -> Self {
-        static THREADS: AtomicU64 = AtomicU64::new(0);
-        let next = LAST_CALL.get().map_or_else(
-            || THREADS.fetch_add(1, Ordering::Relaxed) * Self::CALLS_PER_THREAD,
-            |Self(last)| last + 1,
-        );
+    #[must_use]
+    pub fn next() -> Self {
+        static BLOCKS: AtomicU64 = AtomicU64::new(0);
+        let next = match LAST_CALL.get() {
+            Some(Self(last)) if !(last + 1).is_multiple_of(Self::BLOCK) => last + 1,
+            _ => BLOCKS.fetch_add(Self::BLOCK, Ordering::Relaxed),
+        };
         LAST_CALL.set(Some(Self(next)));
         Self(next)
     }
@@ -96,7 +98,7 @@ impl Scope {
 thread_local! {
     /// The scope of the public call in progress on this thread, if there is one.
     static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
-    /// The last public call of this thread.
+    /// The last identity that this thread took.
     static LAST_CALL: Cell<Option<CallId>> = const { Cell::new(None) };
 }
 

@@ -25,7 +25,7 @@ parameter_options! {
         /// Sets the probability of dropout in training, from 0 to 1. Default: 0.1.
         dropout: f64 = 0.1, f64;
         /// Sets the function between the linear maps. Default: [`relu`].
-        activation: Activation = relu, Activation;
+        activation: Option<Activation> = None, Activation => Some;
         /// Sets the number that is added to the variances of the norms. Default: 1e-5.
         layer_norm_eps: f64 = 1e-5, f64;
         /// Sets whether inputs and outputs are `[batch, time, width]` instead of `[time, batch, width]`. Default:
@@ -85,7 +85,8 @@ pub struct TransformerEncoderLayer {
     /// Dropout of the feed-forward network's result.
     pub dropout2: Dropout,
     #[module(skip)]
-    activation: Activation,
+    /// `None`: `relu`.
+    activation: Option<Activation>,
     norm_first: bool,
 }
 
@@ -165,8 +166,16 @@ impl TransformerEncoderLayer {
 
     #[track_caller]
     fn fed_forward(&self, x: &Tensor) -> Result<Tensor> {
-        let hidden = self.dropout.forward(&(self.activation)(&self.linear1.forward(x)?)?)?;
-        self.dropout2.forward(&self.linear2.forward(&hidden)?)
+        let hidden = self.linear1.forward(x)?;
+        let hidden = match self.activation {
+            None => relu(&hidden)?,
+            Some(activation) => {
+                // The program's function has errors of its own.
+                let _own = CallScope::none();
+                activation(&hidden)?
+            }
+        };
+        self.dropout2.forward(&self.linear2.forward(&self.dropout.forward(&hidden)?)?)
     }
 
     /// Returns a layer with parameters of its own, of the same values.

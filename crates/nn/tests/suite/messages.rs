@@ -11,11 +11,16 @@ use warpline_nn::{
     BatchNorm2d, Bilinear, Conv2d, ConvTranspose2d, CrossEntropyLoss, Embedding, GRU, GRUCell,
     GroupNorm, InstanceNorm2d, LSTM, LSTMCell, Layer, LayerNorm, Linear, MSELoss,
     MultiheadAttention, PReLU, PReLUOptions, RNN, RNNCell, ReLU, Sequential, TransformerEncoder,
-    TransformerEncoderLayer,
+    TransformerEncoderLayer, TransformerEncoderLayerOptions,
 };
 
 use crate::boxes::SimBox;
 use crate::common::bad_calls::{everywhere, on_gpu, refused};
+
+const OWN_LINE: u32 = line!() + 2;
+fn own_activation(x: &Tensor) -> Result<Tensor> {
+    x.matmul(&ones([3, 3], x.device())?)
+}
 
 #[test]
 fn modules_fail_under_their_own_names() -> Result<()> {
@@ -61,6 +66,11 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         refused("linear", nested.clone().with(ReLU).forward(&x));
         let table = Sequential::new().with(Embedding::new(3, 2, at)?);
         refused("embedding", read(table.forward(&index)));
+        let options = TransformerEncoderLayerOptions::from(at).activation(own_activation);
+        let layer = TransformerEncoderLayer::new(4, 2, options)?;
+        let error = layer.forward(&wide, ()).unwrap_err();
+        let location = error.location().expect("a line");
+        assert_eq!((error.op(), location.line()), ("matmul", OWN_LINE), "{error}");
         let double = ones([2, 4], (DType::F64, at))?;
         let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
         let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";

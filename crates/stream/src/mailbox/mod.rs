@@ -28,6 +28,7 @@ use crate::checked_launch::{CheckedLaunch, StreamOp};
 use crate::clock::StreamPoint;
 use crate::index_check::{FailedCheck, ReportSlot};
 use crate::order::StreamProgress;
+use crate::owner::MAX_REPORTED_CALLS;
 use crate::{CheckOwner, IndexCheck, OpNumber, Site, Stream};
 
 /// Number of slots that a stream receives at first.
@@ -37,9 +38,9 @@ const POLL_LAUNCHES: usize = 4;
 /// Poll at the latest after this many operations of the stream. A poll costs little compared to
 /// them.
 const POLL_OPS: OpNumber = 16;
-/// Maximum number of unreported failures per owner. Data that depends on later failures still
+/// Maximum number of calls per owner whose unreported failures are kept. Data that depends on later failures still
 /// reports them.
-const MAX_UNREPORTED: usize = 8;
+const MAX_UNREPORTED: usize = MAX_REPORTED_CALLS;
 
 /// Reports of failed index checks by the kernels of one stream, and the stream's checked launches in flight.
 #[derive(Debug)]
@@ -89,9 +90,13 @@ impl MailboxState {
             ended += usize::from(failure.owner.has_ended());
             !failure.is_reported() && (ended <= MAX_UNREPORTED || !failure.owner.has_ended())
         });
-        let same = |(_, other): &&(OpNumber, Arc<FailedCheck>)| is_reported_with(&failure, other);
-        let kept = self.failed.iter().filter(same).count();
-        if kept < MAX_UNREPORTED {
+        let same_owner = self.failed.iter().filter(|(_, other)| is_reported_with(&failure, other));
+        let (mut kept, mut is_new) = (0, true);
+        for (_, other) in same_owner {
+            kept += 1;
+            is_new &= failure.call.is_none() || failure.call != other.call;
+        }
+        if is_new && kept < MAX_UNREPORTED {
             self.failed.push((op, failure));
         }
     }

@@ -8,7 +8,6 @@ use std::panic::Location;
 use warpline_types::CallScope;
 
 use crate::index_check::REPLAYED;
-use crate::owner::MAX_REPORTED_CALLS;
 use crate::{CapturedChecks, CheckOutcome, Devices, ErrorKind, KernelSet, ResultExt as _};
 
 fn stream() -> Stream {
@@ -310,7 +309,7 @@ fn a_replay_covers_the_earlier_replays_that_it_overlaps() {
 #[test]
 fn failures_of_many_ended_threads_are_bounded() {
     let stream = stream();
-    for _ in 0..100 {
+    for _ in 0..2 * MAX_UNREPORTED {
         // The owner's thread ends only after its failure was recorded.
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {

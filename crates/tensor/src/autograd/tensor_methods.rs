@@ -122,6 +122,10 @@ impl Tensor {
     /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
     /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
     ///
+    /// The gradients of a graph that one thread recorded are computed in the reverse order of its ops, whichever thread
+    /// calls this function. If several threads recorded the graph, they are computed in the order in which they become
+    /// ready. Both orders are the same in each pass, but they may round sums differently.
+    ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
     /// freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a

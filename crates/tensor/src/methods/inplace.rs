@@ -217,6 +217,6 @@ fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()>
     }
     Err(Error::invalid(
         op,
-        format!("the value {v} cannot be converted to {dtype} without overflow"),
+        format!("the value {v:?} cannot be converted to {dtype} without overflow"),
     ))
 }

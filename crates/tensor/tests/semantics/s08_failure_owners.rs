@@ -19,6 +19,8 @@ crate::rows! {
         gpu_s08_parallel_programs_hear_of_their_own_failures_only => parallel;
     schedules64(1) s08_several_failures_of_a_call_are_reported_once
         gpu_s08_several_failures_of_a_call_are_reported_once => one_call;
+    schedules64(1) s08_the_last_of_many_failures_is_reported
+        gpu_s08_the_last_of_many_failures_is_reported => many;
     schedules64(1) s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream
         gpu_s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream => ended;
     schedules64(1) s08_workers_of_a_loader_report_to_its_thread
@@ -118,6 +120,32 @@ fn one_call(_: &World) -> Result<()> {
     let (bad, _other) = (loss()?, loss()?);
     assert_eq!(failed(bad.item::<f32>()).index, 7);
     assert_eq!(failed(cuda::synchronize(0)).index, 7);
+    cuda::synchronize(0)?;
+    // Each replay calls the loss anew.
+    target.fill_(0)?;
+    let (graph, captured) = cuda::graph(loss)?;
+    for index in [7, 8] {
+        target.fill_(index)?;
+        graph.replay()?;
+        assert_eq!(failed(captured.item::<f32>()).index, index);
+        cuda::synchronize(0)?;
+        graph.replay()?;
+        assert_eq!(failed(cuda::synchronize(0)).index, index);
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+/// The program reads all results but the last. Nothing else reports the last failure.
+fn many(_: &World) -> Result<()> {
+    let t = table(0)?;
+    let all = (0..20).map(|n| picked(&t, 100 + n)).collect::<Result<Vec<Tensor>>>()?;
+    let event = cuda::current_stream(0)?.record_event(None)?;
+    while !event.query()? {}
+    for (n, bad) in all[..19].iter().enumerate() {
+        assert_eq!(failed(bad.to_vec::<f32>()).index, 100 + n as i64);
+    }
+    assert_eq!(failed(cuda::synchronize(0)).index, 119);
     cuda::synchronize(0)
 }
 

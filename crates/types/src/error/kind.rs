@@ -366,8 +366,9 @@ pub enum ErrorKind {
     },
     /// A parameter was used after its module was moved, which replaced the parameter by another tensor.
     #[error(
-        "the parameter `{name}` was moved, and the module now has another tensor with this name; build the optimizer, \
-         register hooks and run the forward pass after the move"
+        "the parameter `{name}` was moved: its module, or a clone of the module, now has another tensor with this name; \
+         build the optimizer, register hooks and run the forward pass of the moved module after the move, or give the \
+         clone parameters of its own before the move"
     )]
     Moved {
         /// Name of the parameter in the moved module, such as `layers.0.weight`.
