@@ -144,7 +144,9 @@ impl CapturedChecks {
             let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
             let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
                 let is_of_call = |(k, f): &&(usize, Arc<FailedCheck>)| {
-                    captured.call.is_some() && kernels[*k].call == captured.call && f.owner == *owner
+                    captured.call.is_some()
+                        && kernels[*k].call == captured.call
+                        && f.owner == *owner
                 };
                 let call = failed.iter().find(is_of_call).and_then(|(_, failure)| failure.call);
                 let call = call.unwrap_or_else(CallId::next);

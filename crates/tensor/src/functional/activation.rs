@@ -4,7 +4,6 @@ use warpline_kernels::elementwise::SILU_MUL;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::functional::options::{from_number, options};
 use crate::methods::{apply_elementwise_in, common_dtype};
 use crate::{CallScope, Error, Integer, IntoOptions, Result, Scalar, Tensor};
@@ -176,9 +175,10 @@ impl From<()> for Approximate {
 /// The same as [`Tensor::gelu`].
 #[track_caller]
 pub fn gelu(input: &Tensor, approximate: impl IntoOptions<Approximate>) -> Result<Tensor> {
+    let _call = CallScope::enter("gelu");
     match approximate.into_options() {
         Approximate::None => input.gelu(),
-        Approximate::Tanh => input.gelu_tanh().of("gelu"),
+        Approximate::Tanh => input.gelu_tanh(),
     }
 }
 

@@ -7,7 +7,6 @@ use warpline_runtime::CudaDevice;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{self, Gradients, NodeInputs, OpBackward, saved};
-use crate::called::Called;
 use crate::exec::Exec;
 use crate::functional::options::{from_number, options};
 use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
@@ -83,13 +82,13 @@ pub fn dropout3d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
 /// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with
 /// probability `p`.
 #[track_caller]
-fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
-    let x = input.detach().contiguous().of(op)?;
+fn fused(input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
+    let x = input.detach().contiguous()?;
     let exec = x.exec()?;
-    let out = exec.empty(x.size(), x.dtype()).of(op)?;
-    let kept = exec.empty(x.size(), DType::Bool).of(op)?;
+    let out = exec.empty(x.size(), x.dtype())?;
+    let kept = exec.empty(x.size(), DType::Bool)?;
     let results = (out.as_view(), kept.as_view());
-    random::dropout((exec.target(), device), x.as_view(), results, p).of(op)?;
+    random::dropout((exec.target(), device), x.as_view(), results, p)?;
     if !autograd::should_record(&[input]) {
         return Ok(out);
     }
@@ -125,22 +124,22 @@ fn drop_elements(
         return Ok(input.clone());
     }
     if p == 1.0 {
-        return input.mul(0.0).of(op);
+        return input.mul(0.0);
     }
     if own == input.dim()
         && input.dtype().is_float()
         && let Exec::Cuda(_, device, _) = &input.exec()?
     {
-        return fused(op, input, 1.0 - p, device);
+        return fused(input, 1.0 - p, device);
     }
     let kept = if own == input.dim() {
-        input.empty_like(()).of(op)?
+        input.empty_like(())?
     } else {
         let mut sizes = vec![1; input.dim()];
         let own = own.min(input.dim());
         sizes[..own].copy_from_slice(&input.size()[..own]);
-        input.new_empty(sizes, ()).of(op)?
+        input.new_empty(sizes, ())?
     };
-    kept.bernoulli_(1.0 - p).of(op)?.div_(1.0 - p).of(op)?;
-    input.mul(&kept).of(op)
+    kept.bernoulli_(1.0 - p)?.div_(1.0 - p)?;
+    input.mul(&kept)
 }

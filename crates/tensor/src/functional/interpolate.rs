@@ -1,14 +1,11 @@
 //! Resampling of images to other sizes.
 
-use std::panic::Location;
-
 use warpline_kernels::resample::{Interpolation, resample, resample_backward};
 
 use super::options::options;
 use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
 use crate::amp::autocast_operands;
 use crate::autograd::{linear, no_grad, record, should_record};
-use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{CallScope, Error, ErrorKind, IntoOptions, IntoShape, Result, Tensor};
 
@@ -141,8 +138,7 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         return Err(Error::invalid(OP, reason));
     }
     if !input.dtype().is_float() {
-        let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
+        return Err(ErrorKind::UnsupportedDType { dtype: input.dtype() }.of(OP));
     }
     if input.size()[2..].contains(&0) || sizes.contains(&0) {
         let reason =
@@ -153,16 +149,15 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         autocast_operands!(OP, [input] => resize(input, options));
     }
     if mode == InterpolateMode::Area {
-        let area = match sizes[..] {
+        return match sizes[..] {
             [width] => adaptive_avg_pool1d(input, [width]),
             [height, width] => adaptive_avg_pool2d(input, [height, width]),
             [depth, height, width] => adaptive_avg_pool3d(input, [depth, height, width]),
             _ => Ok(input.clone()),
         };
-        return area.of(OP);
     }
     // Intermediate results are `float32`, so that half-width floats are rounded only once.
-    let wide = if is_smooth { input.widened().of(OP)? } else { input.clone() };
+    let wide = if is_smooth { input.widened()? } else { input.clone() };
     let mut out = wide.clone();
     for (d, (&size, &scale)) in sizes.iter().zip(&scales).enumerate().rev() {
         let from = out.size()[2 + d];
@@ -176,11 +171,11 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         result[2 + d] = size as isize;
         let outer = out.size()[..2 + d].iter().product::<usize>() as isize;
         let inner = out.size()[3 + d..].iter().product::<usize>() as isize;
-        let rows = out.reshape([outer, from as isize, inner]).of(OP)?;
-        out = resized(&rows, along).of(OP)?.reshape(&result).of(OP)?;
+        let rows = out.reshape([outer, from as isize, inner])?;
+        out = resized(&rows, along)?.reshape(&result)?;
     }
     // Copies the image if no dimension was resampled, so that the result is never the image itself.
-    if out.is_same(input) { out.copy().of(OP) } else { out.to(input.dtype()).of(OP) }
+    if out.is_same(input) { out.copy() } else { out.to(input.dtype()) }
 }
 
 /// Returns the sizes of the result, and the scales: image elements per element of the result.

@@ -5,9 +5,8 @@ use warpline_kernels::kv_cache as kernel;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::refuse_gradient;
-use crate::called::Called;
 use crate::exec::check_together;
-use crate::{DType, Error, IntoShape, Result, Tensor, TensorOptions, zeros};
+use crate::{CallScope, DType, Error, IntoShape, Result, Tensor, TensorOptions, zeros};
 
 /// The keys and values of one attention layer at the positions so far, in memory for a fixed number of positions.
 ///
@@ -57,6 +56,7 @@ impl KvCache {
     #[track_caller]
     pub fn new(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Self> {
         const OP: &str = "KvCache";
+        let _call = CallScope::enter(OP);
         let sizes = sizes.into_shape();
         let &[batch, heads, capacity, width] = &sizes[..] else {
             let reason = format!(
@@ -65,10 +65,10 @@ impl KvCache {
             );
             return Err(Error::shape(OP, reason));
         };
-        let memory = zeros([2, batch, heads, capacity, width], options).of(OP)?;
-        let state = memory.new_zeros([2], DType::I64).of(OP)?;
-        let (keys, values) = (memory.select(0, 0).of(OP)?, memory.select(0, 1).of(OP)?);
-        let len = state.narrow(0, 0, 1).of(OP)?;
+        let memory = zeros([2, batch, heads, capacity, width], options)?;
+        let state = memory.new_zeros([2], DType::I64)?;
+        let (keys, values) = (memory.select(0, 0)?, memory.select(0, 1)?);
+        let len = state.narrow(0, 0, 1)?;
         Ok(Self { memory, keys, values, state, len })
     }
 
@@ -88,6 +88,7 @@ impl KvCache {
     #[track_caller]
     pub fn append(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
         const OP: &str = "append";
+        let _call = CallScope::enter(OP);
         refuse_gradient(OP, &[keys, values])?;
         check_together(OP, &self.keys, keys)?;
         check_together(OP, &self.keys, values)?;
@@ -132,6 +133,7 @@ impl KvCache {
     /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
+        let _call = CallScope::enter("reset");
         self.memory.zero_()?;
         self.state.zero_()?;
         Ok(())

@@ -10,9 +10,8 @@ use crate::ErrorKind;
 use crate::autograd::{
     Gradients, NodeInputs, OpBackward, record, refuse_gradient, saved, should_record,
 };
-use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, IntoOptions, Result, Tensor};
 
 const OP: &str = "rotary_embedding";
 
@@ -70,6 +69,7 @@ pub fn rotary_embedding(
     sin: &Tensor,
     options: impl IntoOptions<RotaryEmbeddingOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter(OP);
     let RotaryEmbeddingOptions { interleaved, rotary_dim } = options.into_options();
     let width = input.size().last().copied().unwrap_or(0);
     let rotated = rotary_dim.unwrap_or(width);
@@ -105,7 +105,7 @@ impl Rotary {
         check_together(OP, input, &self.cos)?;
         check_together(OP, input, &self.sin)?;
         let exec = input.exec()?;
-        let out = exec.empty_for(&[input.layout()], input.dtype()).of(OP)?;
+        let out = exec.empty_for(&[input.layout()], input.dtype())?;
         let rotation = Rotation { is_interleaved: self.interleaved, is_inverse: self.inverse };
         let cos = View { layout: &angles[0], ..self.cos.as_view() };
         let sin = View { layout: &angles[1], ..self.sin.as_view() };
@@ -126,13 +126,13 @@ impl Rotary {
             // Each angle is in the table twice: in the second half of the row, or, for interleaved pairs, directly
             // after the first copy.
             Some(n) if table.dim() >= 2 && n == self.rotated => match self.interleaved {
-                false => table.layout().slice(-1, 0, pairs, 1).of(OP)?,
-                true => table.layout().slice(-1, 0, n, 2).of(OP)?,
+                false => table.layout().slice(-1, 0, pairs, 1)?,
+                true => table.layout().slice(-1, 0, n, 2)?,
             },
             _ => return Err(self.no_fit(input, table)),
         };
         while layout.ndim() < input.dim() {
-            layout = layout.unsqueeze(layout.ndim() as isize - 2).of(OP)?;
+            layout = layout.unsqueeze(layout.ndim() as isize - 2)?;
         }
         let mut sizes = input.size().to_vec();
         if let Some(last) = sizes.last_mut() {

@@ -3,9 +3,8 @@
 use super::options::options;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::methods::embedding_padded;
-use crate::{DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
 /// Returns the row of a setter.
 fn row(index: impl Integer) -> Option<isize> {
@@ -85,8 +84,9 @@ pub fn embedding(
 /// Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Result<Tensor> {
-    let OneHotOptions { num_classes } = options.into_options();
     const OP: &str = "one_hot";
+    let _call = CallScope::enter(OP);
+    let OneHotOptions { num_classes } = options.into_options();
     if input.dtype() != DType::I64 {
         return Err(Error::invalid(
             OP,
@@ -99,11 +99,11 @@ pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Resu
             return Err(Error::invalid(OP, "num_classes must be given if there are no indices"));
         }
         // If all indices are negative, there are 0 classes, and `put` reports the indices as out of range.
-        None => input.amax(()).of(OP)?.item::<i64>().of(OP)?.max(-1).saturating_add(1) as usize,
+        None => input.amax(())?.item::<i64>()?.max(-1).saturating_add(1) as usize,
     };
     let mut sizes = input.size().to_vec();
     sizes.push(classes);
-    let out = input.new_zeros(sizes, ()).of(OP)?;
-    out.put(OP, -1, &input.unsqueeze(-1).of(OP)?, Scalar::Int(1).into(), true)?;
+    let out = input.new_zeros(sizes, ())?;
+    out.put(OP, -1, &input.unsqueeze(-1)?, Scalar::Int(1).into(), true)?;
     Ok(out)
 }

@@ -1,7 +1,5 @@
 //! Functions that create tensors.
 
-use std::panic::Location;
-
 use warpline_kernels::{fill, random};
 use warpline_runtime::launch;
 
@@ -9,12 +7,11 @@ use super::inplace::check_filled;
 use super::tensor_data::TensorData;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::exec::empty as empty_in;
 use crate::functional::PerDimension;
 use crate::{
-    Category, DType, Device, Element, Error, IntoOptions, IntoShape, OrDefault, Result, Runtime,
-    Scalar, Tensor, TensorOptions, runtime,
+    CallScope, Category, DType, Device, Element, Error, IntoOptions, IntoShape, OrDefault, Result,
+    Runtime, Scalar, Tensor, TensorOptions, runtime,
 };
 
 /// Makes a tensor with uninitialized elements (`torch.empty`). Default: `float32` on the CPU.
@@ -28,7 +25,8 @@ use crate::{
 /// no memory.
 #[track_caller]
 pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("empty")
+    let _call = CallScope::enter("empty");
+    empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32)
 }
 
 /// Makes a tensor of zeros (`torch.zeros`). Default dtype: `float32`.
@@ -37,7 +35,8 @@ pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(&sizes.into_shape(), Scalar::Int(0), &options.into(), DType::F32).of("zeros")
+    let _call = CallScope::enter("zeros");
+    filled(&sizes.into_shape(), Scalar::Int(0), &options.into(), DType::F32)
 }
 
 /// Makes a tensor of ones (`torch.ones`). Default dtype: `float32`.
@@ -46,7 +45,8 @@ pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result
 /// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32).of("ones")
+    let _call = CallScope::enter("ones");
+    filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32)
 }
 
 /// Makes a tensor with one value everywhere (`torch.full`). Default dtype: `bool`, `int64` or `float32`, for a
@@ -68,8 +68,9 @@ pub fn full(
     value: impl Into<Scalar>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("full");
     let value = value.into();
-    filled(&sizes.into_shape(), value, &options.into(), value.default_dtype()).of("full")
+    filled(&sizes.into_shape(), value, &options.into(), value.default_dtype())
 }
 
 #[track_caller]
@@ -95,7 +96,8 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 /// cannot hold a number. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    tensor_in(&runtime(), data, &options.into()).of("tensor")
+    let _call = CallScope::enter("tensor");
+    tensor_in(&runtime(), data, &options.into())
 }
 
 /// Creates a tensor like [`tensor()`] in a given runtime.
@@ -113,7 +115,7 @@ pub(super) fn tensor_in<D: TensorData>(
     // conversion follows.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
-    let source = empty_in(runtime, &sizes, &host, own).of("tensor")?;
+    let source = empty_in(runtime, &sizes, &host, own)?;
     launch::write_bytes((source.storage(), 0), bytemuck::cast_slice(&elements))?;
     let dtype = options.requested_dtype().unwrap_or(own);
     if dtype != own {
@@ -125,7 +127,7 @@ pub(super) fn tensor_in<D: TensorData>(
     if device == Device::Cpu && dtype == own && pin == options.pins_memory() {
         return Ok(source);
     }
-    let out = empty_in(runtime, &sizes, options, dtype).of("tensor")?;
+    let out = empty_in(runtime, &sizes, options, dtype)?;
     out.copy_(&source, ())?;
     Ok(out)
 }
@@ -168,12 +170,13 @@ pub fn arange_start_step(
     step: impl Into<Scalar>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("arange");
     let (start, end, step) = (start.into(), end.into(), step.into());
     let options = options.into();
     let floats = [start, end, step].iter().any(|s| matches!(s, Scalar::Float(_)));
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
-    let out = empty_in(&runtime(), &[length], &options, dtype).of("arange")?;
+    let out = empty_in(&runtime(), &[length], &options, dtype)?;
     // Integer bounds fit `i64`, so check only smaller integer dtypes.
     let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
     if let (Some(last), true) = (length.checked_sub(1), small) {
@@ -188,10 +191,8 @@ pub fn arange_start_step(
 
 #[track_caller]
 fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Result<usize> {
-    let location = Location::caller();
     let invalid = |reason: &str| {
         Error::invalid("arange", format!("{reason} (start {start}, end {end}, step {step})"))
-            .at(location)
     };
     if step.to_f64() == 0.0 {
         return Err(invalid("the step must not be zero"));
@@ -232,6 +233,7 @@ pub fn linspace(
     steps: usize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("linspace");
     let (start, end) = (start.into(), end.into());
     if !(start.to_f64().is_finite() && end.to_f64().is_finite()) {
         return Err(Error::invalid(
@@ -239,7 +241,7 @@ pub fn linspace(
             format!("the bounds must be finite, but are {} and {}", start.to_f64(), end.to_f64()),
         ));
     }
-    let out = empty_in(&runtime(), &[steps], &options.into(), DType::F32).of("linspace")?;
+    let out = empty_in(&runtime(), &[steps], &options.into(), DType::F32)?;
     let exec = out.exec()?;
     fill::linspace(exec.target(), out.as_view(), start.to_f64(), end.to_f64())?;
     Ok(out)
@@ -264,14 +266,12 @@ pub fn logspace(
     base: impl IntoOptions<OrDefault<f64>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("logspace");
     let options = options.into();
     let exact = options.clone().dtype(DType::F64).pin_memory(false);
-    let powers = linspace(start, end, steps, exact)
-        .of("logspace")?
-        .rpow(base.into_options().or(10.0))
-        .of("logspace")?;
-    let out = empty_in(&runtime(), &[steps], &options, DType::F32).of("logspace")?;
-    out.copy_(&powers, ()).of("logspace")?;
+    let powers = linspace(start, end, steps, exact)?.rpow(base.into_options().or(10.0))?;
+    let out = empty_in(&runtime(), &[steps], &options, DType::F32)?;
+    out.copy_(&powers, ())?;
     Ok(out)
 }
 
@@ -288,8 +288,9 @@ pub fn logspace(
 /// Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn eye(sizes: impl PerDimension<2>, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let _call = CallScope::enter("eye");
     let sizes = sizes.per_dimension();
-    let out = empty_in(&runtime(), &sizes, &options.into(), DType::F32).of("eye")?;
+    let out = empty_in(&runtime(), &sizes, &options.into(), DType::F32)?;
     let exec = out.exec()?;
     fill::eye(exec.target(), out.as_view())?;
     Ok(out)
@@ -302,8 +303,9 @@ pub fn eye(sizes: impl PerDimension<2>, options: impl Into<TensorOptions>) -> Re
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("rand")?;
-    out.uniform_(()).of("rand")?;
+    let _call = CallScope::enter("rand");
+    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32)?;
+    out.uniform_(())?;
     Ok(out)
 }
 
@@ -314,8 +316,9 @@ pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
 /// The same as [`rand`].
 #[track_caller]
 pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("randn")?;
-    out.normal_(()).of("randn")?;
+    let _call = CallScope::enter("randn");
+    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32)?;
+    out.normal_(())?;
     Ok(out)
 }
 
@@ -332,9 +335,9 @@ pub fn randint(
     sizes: impl IntoShape,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let out =
-        empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::I64).of("randint")?;
-    out.random_(low, high).of("randint")?;
+    let _call = CallScope::enter("randint");
+    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::I64)?;
+    out.random_(low, high)?;
     Ok(out)
 }
 
@@ -346,7 +349,8 @@ pub fn randint(
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), &[n], &options.into(), DType::I64).of("randperm")?;
+    let _call = CallScope::enter("randperm");
+    let out = empty_in(&runtime(), &[n], &options.into(), DType::I64)?;
     let exec = out.exec()?;
     random::randperm(exec.target(), out.as_view())?;
     Ok(out)
@@ -375,12 +379,13 @@ impl Tensor {
         sizes: impl IntoShape,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("from_vec");
         let options = options.into();
-        let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
+        let flat = tensor_in(&runtime(), elements, &options)?;
         // Detach the result, so that it is not a view of `flat`.
-        let sized = flat.reshape(&sizes.into_shape()).of("from_vec")?.detach();
+        let sized = flat.reshape(&sizes.into_shape())?.detach();
         match options.requested_memory_format() {
-            Some(format) => sized.contiguous_in(format).of("from_vec"),
+            Some(format) => sized.contiguous_in(format),
             None => Ok(sized),
         }
     }

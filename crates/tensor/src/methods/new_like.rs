@@ -3,9 +3,8 @@
 
 use super::factories::tensor_in;
 use super::tensor_data::TensorData;
-use crate::called::Called;
 use crate::exec::{self, empty_in};
-use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
+use crate::{CallScope, IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
     /// Returns the options `asked`, with this tensor's dtype and device as defaults.
@@ -24,13 +23,13 @@ impl Tensor {
         sizes: impl IntoShape,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("new_empty");
         exec::empty(
             self.storage().runtime(),
             &sizes.into_shape(),
             &self.options(options),
             self.dtype(),
         )
-        .of("new_empty")
     }
 
     /// Makes a tensor with the sizes `sizes` and one value everywhere (`torch.Tensor.new_full`). Default: this
@@ -45,8 +44,9 @@ impl Tensor {
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        let out = self.new_empty(sizes, options).of("new_full")?;
-        out.fill_(value).of("new_full")?;
+        let _call = CallScope::enter("new_full");
+        let out = self.new_empty(sizes, options)?;
+        out.fill_(value)?;
         Ok(out)
     }
 
@@ -61,7 +61,8 @@ impl Tensor {
         sizes: impl IntoShape,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        self.new_full(sizes, 0, options).of("new_zeros")
+        let _call = CallScope::enter("new_zeros");
+        self.new_full(sizes, 0, options)
     }
 
     /// Makes a tensor of ones with the sizes `sizes` (`torch.Tensor.new_ones`). Default: this tensor's dtype
@@ -75,7 +76,8 @@ impl Tensor {
         sizes: impl IntoShape,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        self.new_full(sizes, 1, options).of("new_ones")
+        let _call = CallScope::enter("new_ones");
+        self.new_full(sizes, 1, options)
     }
 
     /// Makes a tensor from numbers (`torch.Tensor.new_tensor`). Default: this tensor's dtype and device.
@@ -88,7 +90,8 @@ impl Tensor {
         data: impl TensorData,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        tensor_in(self.storage().runtime(), data, &self.options(options)).of("new_tensor")
+        let _call = CallScope::enter("new_tensor");
+        tensor_in(self.storage().runtime(), data, &self.options(options))
     }
 
     /// Makes a tensor with uninitialized elements and this tensor's sizes (`torch.empty_like`). Default: this
@@ -98,9 +101,10 @@ impl Tensor {
     /// The same as [`crate::empty()`].
     #[track_caller]
     pub fn empty_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
+        let _call = CallScope::enter("empty_like");
         let options = self.options(options);
-        let layout = self.layout_in(options.requested_memory_format()).of("empty_like")?;
-        empty_in(self.storage().runtime(), layout, &options, self.dtype()).of("empty_like")
+        let layout = self.layout_in(options.requested_memory_format())?;
+        empty_in(self.storage().runtime(), layout, &options, self.dtype())
     }
 
     /// Makes a tensor with one value everywhere and this tensor's sizes (`torch.full_like`). Default: this
@@ -114,8 +118,9 @@ impl Tensor {
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        let out = self.empty_like(options).of("full_like")?;
-        out.fill_(value).of("full_like")?;
+        let _call = CallScope::enter("full_like");
+        let out = self.empty_like(options)?;
+        out.fill_(value)?;
         Ok(out)
     }
 
@@ -126,7 +131,8 @@ impl Tensor {
     /// The same as [`crate::zeros`].
     #[track_caller]
     pub fn zeros_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.full_like(0, options).of("zeros_like")
+        let _call = CallScope::enter("zeros_like");
+        self.full_like(0, options)
     }
 
     /// Makes a tensor of ones with this tensor's sizes (`torch.ones_like`). Default: this tensor's dtype and
@@ -136,7 +142,8 @@ impl Tensor {
     /// The same as [`crate::ones`].
     #[track_caller]
     pub fn ones_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.full_like(1, options).of("ones_like")
+        let _call = CallScope::enter("ones_like");
+        self.full_like(1, options)
     }
 
     /// Makes a tensor of random values, uniform in `[0, 1)`, with this tensor's sizes (`torch.rand_like`).
@@ -146,8 +153,9 @@ impl Tensor {
     /// The same as [`crate::rand`].
     #[track_caller]
     pub fn rand_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        let out = self.empty_like(options).of("rand_like")?;
-        out.uniform_(()).of("rand_like")?;
+        let _call = CallScope::enter("rand_like");
+        let out = self.empty_like(options)?;
+        out.uniform_(())?;
         Ok(out)
     }
 
@@ -158,8 +166,9 @@ impl Tensor {
     /// The same as [`crate::rand`].
     #[track_caller]
     pub fn randn_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        let out = self.empty_like(options).of("randn_like")?;
-        out.normal_(()).of("randn_like")?;
+        let _call = CallScope::enter("randn_like");
+        let out = self.empty_like(options)?;
+        out.normal_(())?;
         Ok(out)
     }
 }

@@ -1,15 +1,12 @@
 //! Reads into arrays, vectors and numbers, and iteration over rows.
 
-use std::panic::Location;
-
 use bytemuck::checked;
 use half::{bf16, f16};
 use warpline_runtime::launch;
 
 use super::shapes::list;
-use crate::called::Called;
 use crate::exec::Exec;
-use crate::{DType, Element, Error, ErrorKind, Result, Scalar, Tensor};
+use crate::{CallScope, DType, Element, Error, ErrorKind, Result, Scalar, Tensor};
 
 impl Tensor {
     /// Returns the sizes as an array, to be matched by a pattern (Python's `b, t, c = x.shape`).
@@ -50,13 +47,14 @@ impl Tensor {
     #[doc(alias = "to_vec1")]
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let _call = CallScope::enter("to_vec");
         if self.dtype() != T::DTYPE {
             return Err(
                 ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }.of("to_vec")
             );
         }
         self.check_readable("to_vec")?;
-        let host = self.cpu().of("to_vec")?.contiguous().of("to_vec")?;
+        let host = self.cpu()?.contiguous()?;
         // The buffer is aligned for every dtype.
         let bytes = host.numel() * host.element_size();
         let mut words = vec![0u64; bytes.div_ceil(8)];
@@ -77,6 +75,7 @@ impl Tensor {
     /// The same as [`Tensor::to_vec`], except [`ErrorKind::DTypeMismatch`].
     #[track_caller]
     pub fn to_scalars(&self) -> Result<Vec<Scalar>> {
+        let _call = CallScope::enter("to_scalars");
         macro_rules! by_dtype {
             ($($dtype:ident => $ty:ty),*) => {
                 match self.dtype() {
@@ -99,8 +98,8 @@ impl Tensor {
     /// [`Tensor::to_scalars`].
     #[track_caller]
     pub fn to_scalar(&self) -> Result<Scalar> {
-        let location = Location::caller();
-        let not_one = || ErrorKind::NotAScalar { numel: self.numel() }.of("to_scalar").at(location);
+        let _call = CallScope::enter("to_scalar");
+        let not_one = || ErrorKind::NotAScalar { numel: self.numel() }.of("to_scalar");
         if self.numel() != 1 {
             return Err(not_one());
         }
@@ -125,8 +124,9 @@ impl Tensor {
     /// Otherwise the same as [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
+        let _call = CallScope::enter("item");
         self.check_readable("item")?;
-        let (value, dtype) = (self.to_scalar().of("item")?, self.dtype());
+        let (value, dtype) = (self.to_scalar()?, self.dtype());
         let op = "item";
         T::from_scalar(value)
             .ok_or(ErrorKind::ValueDoesNotFit { value, dtype, asked: T::DTYPE }.of(op))
@@ -159,8 +159,9 @@ impl Tensor {
     #[doc(alias = "tolist")]
     #[track_caller]
     pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
-        let [rows, _] = self.dims().of("to_vec2")?;
-        nested("to_vec2", self.to_vec().of("to_vec2")?, rows)
+        let _call = CallScope::enter("to_vec2");
+        let [rows, _] = self.dims()?;
+        nested("to_vec2", self.to_vec()?, rows)
     }
 
     /// Copies a tensor of three dimensions to the host, as nested vectors (`torch.Tensor.tolist`). Waits for the
@@ -172,10 +173,11 @@ impl Tensor {
     #[doc(alias = "tolist")]
     #[track_caller]
     pub fn to_vec3<T: Element>(&self) -> Result<Vec<Vec<Vec<T>>>> {
+        let _call = CallScope::enter("to_vec3");
         const OP: &str = "to_vec3";
-        let [matrices, rows, _] = self.dims().of(OP)?;
+        let [matrices, rows, _] = self.dims()?;
         // If the product overflows, there are too many rows to allocate, which `nested` reports.
-        nested(OP, nested(OP, self.to_vec().of(OP)?, matrices.saturating_mul(rows))?, matrices)
+        nested(OP, nested(OP, self.to_vec()?, matrices.saturating_mul(rows))?, matrices)
     }
 
     /// Returns an iterator over the first dimension, as `for row in tensor` does in Python. It yields the views
@@ -194,7 +196,8 @@ impl Tensor {
     #[doc(alias = "__iter__")]
     #[track_caller]
     pub fn iter(&self) -> Result<std::vec::IntoIter<Self>> {
-        Ok(self.unbind(0).of("iter")?.into_iter())
+        let _call = CallScope::enter("iter");
+        Ok(self.unbind(0)?.into_iter())
     }
 }
 

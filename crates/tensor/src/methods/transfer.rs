@@ -371,14 +371,19 @@ impl Tensor {
         let from = src.exec()?;
         let bytes = self.numel() * self.element_size();
         let ends = ((dst.storage(), dst.byte_offset()), (src.storage(), src.byte_offset()));
+        // If the host waits and the wait fails, the error has no op yet.
+        let copy = |stream| {
+            launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)
+                .map_err(|error| error.of("copy_"))
+        };
         match (&from, &exec) {
             (Exec::Cuda(_, _, stream), Exec::Cuda(_, _, other)) => {
                 stream.wait_stream(other)?;
-                launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
+                copy(stream)?;
                 other.wait_stream(stream)?;
             }
             (Exec::Cuda(_, _, stream), _) | (_, Exec::Cuda(_, _, stream)) => {
-                launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
+                copy(stream)?;
             }
             // Unreachable: two host tensors are on the same device.
             (Exec::Cpu(_), Exec::Cpu(_)) => {}

@@ -6,7 +6,6 @@
 use warpline::{Result, Tensor};
 
 use super::{LBFGS, dot, largest};
-use crate::called::Called;
 
 /// Fraction of the decrease predicted by the slope that a step must achieve (Armijo condition).
 const C1: f64 = 1e-4;
@@ -40,7 +39,7 @@ impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> SearchLine<'a, F> {
     #[track_caller]
     pub(super) fn new(optimizer: &'a LBFGS, closure: &'a mut F, d: &'a Tensor) -> Result<Self> {
         let start = optimizer.group.params().iter().map(|param| param.detach().copy());
-        let start = start.collect::<Result<_>>().of("step")?;
+        let start = start.collect::<Result<_>>()?;
         Ok(Self { optimizer, closure, start, d })
     }
 
@@ -50,9 +49,9 @@ impl<'a, F: FnMut(&LBFGS) -> Result<Tensor>> SearchLine<'a, F> {
         self.optimizer.move_along(self.d, t)?;
         let loss = self.optimizer.call(self.closure);
         for (param, start) in self.optimizer.group.params().iter().zip(&self.start) {
-            param.copy_(start, ()).of("step")?;
+            param.copy_(start, ())?;
         }
-        let loss = loss?.item::<f64>().of("step")?;
+        let loss = loss?.item::<f64>()?;
         let grad = self.optimizer.gather_flat_grad()?;
         let slope = dot(&grad, self.d)?;
         Ok(SearchPoint { t, loss, grad, slope })

@@ -11,14 +11,13 @@ mod state;
 use std::collections::VecDeque;
 
 use warpline::autograd::{ModeGuard, check_not_moved};
-use warpline::{Error, IntoOptions, Result, Tensor, cat};
+use warpline::{CallScope, Error, IntoOptions, Result, Tensor, cat};
 
 use self::line_search::{SearchLine, SearchPoint, strong_wolfe};
 use super::group::ParamGroup;
 use super::optimizer::Optimizer;
 use super::rule::Settings;
 use super::state::OptimizerState;
-use crate::called::Called;
 
 pub use self::options::{LBFGSOptions, LineSearch};
 
@@ -101,6 +100,7 @@ impl LBFGS {
     /// example if the parameters are on several devices.
     #[track_caller]
     pub fn step(&mut self, mut closure: impl FnMut(&Self) -> Result<Tensor>) -> Result<Tensor> {
+        let _call = CallScope::enter("step");
         for param in self.group.params() {
             check_not_moved("step", param)?;
         }
@@ -108,7 +108,7 @@ impl LBFGS {
         let options = self.group.options;
         let max_eval = options.max_evaluations();
         let first_loss = self.call(&mut closure)?;
-        let mut loss = first_loss.item::<f64>().of("step")?;
+        let mut loss = first_loss.item::<f64>()?;
         let mut flat_grad = self.gather_flat_grad()?;
         let mut evals = 1;
         if largest(&flat_grad)? <= options.tolerance_grad {
@@ -141,7 +141,7 @@ impl LBFGS {
                 // The last iteration leaves the evaluation to the next step.
                 evaluated = n_iter != options.max_iter;
                 if evaluated {
-                    loss = self.call(&mut closure)?.item::<f64>().of("step")?;
+                    loss = self.call(&mut closure)?.item::<f64>()?;
                     flat_grad = self.gather_flat_grad()?;
                     evals += 1;
                 }
@@ -150,7 +150,7 @@ impl LBFGS {
             let done = n_iter == options.max_iter
                 || evals >= max_eval
                 || evaluated && largest(&flat_grad)? <= options.tolerance_grad
-                || largest(&change.0.mul(change.1).of("step")?)? <= options.tolerance_change
+                || largest(&change.0.mul(change.1)?)? <= options.tolerance_change
                 || (loss - prev_loss).abs() < options.tolerance_change;
             memory = Some(now);
             if done {
@@ -164,6 +164,7 @@ impl LBFGS {
 
     /// Calls the closure with recording.
     fn call(&self, closure: &mut impl FnMut(&Self) -> Result<Tensor>) -> Result<Tensor> {
+        let _outside = CallScope::none();
         let _grad = ModeGuard::enable_grad();
         closure(self)
     }
@@ -177,9 +178,9 @@ impl LBFGS {
                 Some(grad) => grad.detach().reshape([-1]),
                 None => param.detach().zeros_like(()).and_then(|zeros| zeros.reshape([-1])),
             };
-            all.push(grad.of("step")?);
+            all.push(grad?);
         }
-        cat(&all, 0).of("step")
+        cat(&all, 0)
     }
 
     /// Adds `t` times the direction `d` to the parameters.
@@ -187,8 +188,8 @@ impl LBFGS {
     fn move_along(&self, d: &Tensor, t: f64) -> Result<()> {
         let mut offset = 0;
         for param in self.group.params() {
-            let part = d.narrow(0, offset, param.numel()).of("step")?;
-            param.add_scaled_(&part.view(param.size()).of("step")?, t).of("step")?;
+            let part = d.narrow(0, offset, param.numel())?;
+            param.add_scaled_(&part.view(param.size())?, t)?;
             offset += param.numel();
         }
         Ok(())
@@ -199,9 +200,9 @@ impl LBFGSMemory {
     /// Returns the state of the first iteration, whose direction is steepest descent.
     #[track_caller]
     fn first(flat_grad: &Tensor, loss: f64, lr: f64) -> Result<Self> {
-        let sum: f64 = flat_grad.abs().and_then(|all| all.sum(())?.item()).of("step")?;
+        let sum: f64 = flat_grad.abs().and_then(|all| all.sum(())?.item())?;
         Ok(Self {
-            d: flat_grad.neg().of("step")?,
+            d: flat_grad.neg()?,
             t: (1.0 / sum).min(1.0) * lr,
             old_dirs: VecDeque::new(),
             old_stps: VecDeque::new(),
@@ -215,8 +216,8 @@ impl LBFGSMemory {
     /// Returns the state of the next iteration at a point with this gradient and loss.
     #[track_caller]
     fn advance(mut self, flat_grad: &Tensor, loss: f64, options: &LBFGSOptions) -> Result<Self> {
-        let y = flat_grad.sub(&self.prev_flat_grad).of("step")?;
-        let s = self.d.mul(self.t).of("step")?;
+        let y = flat_grad.sub(&self.prev_flat_grad)?;
+        let s = self.d.mul(self.t)?;
         let ys = dot(&y, &s)?;
         // A pair of small or negative curvature would make the approximation indefinite.
         if ys > 1e-10 {
@@ -230,7 +231,7 @@ impl LBFGSMemory {
             self.old_stps.push_back(s);
             self.ro.push_back(1.0 / ys);
         }
-        self.d = self.direction(flat_grad).of("step")?;
+        self.d = self.direction(flat_grad)?;
         self.t = options.lr;
         (self.prev_flat_grad, self.prev_loss) = (flat_grad.clone(), loss);
         Ok(self)
@@ -259,13 +260,13 @@ impl LBFGSMemory {
 /// Returns the dot product of two vectors.
 #[track_caller]
 fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
-    a.dot(b).and_then(|product| product.item()).of("step")
+    a.dot(b).and_then(|product| product.item())
 }
 
 /// Returns the largest magnitude of a vector's elements.
 #[track_caller]
 fn largest(vector: &Tensor) -> Result<f64> {
-    vector.abs().and_then(|all| all.amax(())?.item()).of("step")
+    vector.abs().and_then(|all| all.amax(())?.item())
 }
 
 impl Optimizer for LBFGS {

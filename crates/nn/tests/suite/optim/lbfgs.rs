@@ -213,11 +213,13 @@ fn errors_of_lbfgs_name_the_cause_and_keep_the_state() -> Result<()> {
         loss.backward()?;
         Ok(loss)
     });
-    assert!(error.expect_err("the closure failed").to_string().contains("no second time"));
+    let error = error.expect_err("the closure failed");
+    assert!(error.op() == "loss" && error.to_string().contains("no second time"), "{error}");
     assert_eq!((x.to_vec::<f64>()?, optimizer.state_dict()?.state.len()), (before, 0));
 
-    let error = optimizer.step(|_| Ok(x.clone())).expect_err("four elements are no loss");
-    assert!(error.location().is_some_and(|at| at.file() == file!()), "{error}");
+    let (error, line) = (optimizer.step(|_| Ok(x.clone())), line!());
+    let error = error.expect_err("four elements are no loss");
+    assert_eq!((error.op(), error.location().map(|at| at.line())), ("step", Some(line)));
     for (options, option) in [
         (LBFGSOptions::new().lr(-1.0), "lr"),
         (LBFGSOptions::new().history_size(0), "history_size"),

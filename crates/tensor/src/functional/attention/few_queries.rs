@@ -5,10 +5,7 @@ use warpline_kernels::attention::{ScoreOptions, few_queries, has_few_queries};
 use super::AttentionOptions;
 use super::flash::{empty_result, expanded_mask, is_supported, with_supported_strides};
 use crate::autograd::should_record;
-use crate::called::Called;
 use crate::{Result, Tensor};
-
-const OP: &str = "scaled_dot_product_attention";
 
 /// Computes the result if the kernel supports the operands and no gradient is recorded.
 #[track_caller]
@@ -43,11 +40,11 @@ pub(super) fn few_queries_attention(
         with_supported_strides(value)?,
     );
     let mask = expanded_mask(mask, query, *keys)?;
-    let lengths = lengths.map(|lengths| lengths.expand([batch[0]])).transpose().of(OP)?;
+    let lengths = lengths.map(|lengths| lengths.expand([batch[0]])).transpose()?;
     let out = empty_result(&exec, &q)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     let mask = mask.as_ref().map(Tensor::as_view);
     let lengths = lengths.as_ref().map(Tensor::as_view);
-    few_queries(exec.target(), operands, score_options, mask, lengths, out.as_view()).of(OP)?;
+    few_queries(exec.target(), operands, score_options, mask, lengths, out.as_view())?;
     Ok(Some(out))
 }

@@ -9,7 +9,6 @@ use warpline_runtime::{Layout, Sizes};
 use super::plain::gradients;
 use super::{masked, repeat_heads};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, record, saved, should_record};
-use crate::called::Called;
 use crate::exec::Exec;
 use crate::methods::composite::signed;
 use crate::{DType, Result, Tensor};
@@ -40,11 +39,10 @@ pub(super) fn flash_attention(
     );
     let mask = expanded_mask(mask, &q, keys)?;
     let out = empty_result(&exec, &q)?;
-    let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32).of(OP)?;
+    let lse = exec.empty(&q.size()[..q.dim() - 1], DType::F32)?;
     let operands = [q.as_view(), k.as_view(), v.as_view()];
     let of_mask = mask.as_ref().map(Tensor::as_view);
-    attention(exec.target(), operands, of_mask, score_options, out.as_view(), lse.as_view())
-        .of(OP)?;
+    attention(exec.target(), operands, of_mask, score_options, out.as_view(), lse.as_view())?;
     let inputs = [&q, &k, &v];
     if !should_record(&inputs) {
         return Ok(Some(out));
@@ -110,7 +108,7 @@ pub(super) fn expanded_mask(
     keys: usize,
 ) -> Result<Option<Tensor>> {
     let sizes: Sizes = query.size()[..query.dim() - 1].iter().copied().chain([keys]).collect();
-    mask.map(|mask| mask.detach().expand(&sizes[..])).transpose().of(OP)
+    mask.map(|mask| mask.detach().expand(&sizes[..])).transpose()
 }
 
 saved! {
@@ -193,9 +191,9 @@ pub(super) fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) {
         return Ok(t.clone());
     }
-    let t = t.contiguous().of(OP)?;
+    let t = t.contiguous()?;
     // A contiguous tensor may still begin at an address that is not aligned to a vector.
-    if attention_takes(t.as_view()) { Ok(t) } else { t.copy().of(OP) }
+    if attention_takes(t.as_view()) { Ok(t) } else { t.copy() }
 }
 
 /// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same
@@ -205,5 +203,5 @@ pub(super) fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();
     let by_rows = layout.strides().last() == Some(&1);
     let layout = if by_rows { layout } else { Layout::contiguous(like.size())? };
-    exec.empty_in(layout, like.dtype()).of(OP)
+    exec.empty_in(layout, like.dtype())
 }

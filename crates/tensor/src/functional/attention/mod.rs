@@ -8,7 +8,6 @@ use warpline_kernels::attention::ScoreOptions;
 
 use super::options::options;
 use crate::amp::autocast_operands;
-use crate::called::Called;
 use crate::methods::composite::signed;
 use crate::{
     CallScope, DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor, arange,
@@ -102,7 +101,7 @@ fn attention(
     }
     let exists =
         options.key_lengths.map(|lengths| existing_keys(query, key, lengths, options.is_causal));
-    let exists = exists.transpose().of(op)?;
+    let exists = exists.transpose()?;
     // The mask made from `key_lengths` already includes the causal limit.
     let score_options =
         ScoreOptions { is_causal: options.is_causal && exists.is_none(), ..score_options };
@@ -110,10 +109,10 @@ fn attention(
         (None, exists) => exists,
         (Some(mask), None) => Some(mask.clone()),
         (Some(mask), Some(exists)) if mask.dtype() == DType::Bool => {
-            Some(mask.logical_and(&exists).of(op)?)
+            Some(mask.logical_and(&exists)?)
         }
         // The logarithm is 0 for valid keys, and negative infinity for other keys.
-        (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?).of(op)?),
+        (Some(mask), Some(exists)) => Some(mask.add(&exists.to(mask.dtype())?.log()?)?),
     };
     if !drops
         && let Some(out) =
@@ -132,33 +131,33 @@ fn attention(
     {
         return Ok(out);
     }
-    let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
+    let (q, k, v) = (query.widened()?, k.widened()?, v.widened()?);
     // Scales the queries, which have fewer elements than the scores.
-    let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
+    let scores = q.mul(scale)?.matmul(&k.transpose(-2, -1)?)?;
     let (scores, blind) = match &mask {
         None if score_options.is_causal => {
             let hidden = scores.mask_above(op, 0)?;
-            (scores.masked_fill(&hidden, f64::NEG_INFINITY).of(op)?, None)
+            (scores.masked_fill(&hidden, f64::NEG_INFINITY)?, None)
         }
         None => (scores, None),
-        Some(mask) => masked(&scores, mask).of(op)?,
+        Some(mask) => masked(&scores, mask)?,
     };
-    let weights = scores.softmax(-1).of(op)?;
+    let weights = scores.softmax(-1)?;
     let weights = if drops {
-        let kept = weights.empty_like(()).of(op)?;
-        kept.bernoulli_(1.0 - options.dropout_p).of(op)?;
+        let kept = weights.empty_like(())?;
+        kept.bernoulli_(1.0 - options.dropout_p)?;
         // If all weights are dropped, the scale does not matter, but must be finite.
         let scale = if options.dropout_p < 1.0 { (1.0 - options.dropout_p).recip() } else { 0.0 };
-        weights.mul(&kept.mul(scale).of(op)?).of(op)?
+        weights.mul(&kept.mul(scale)?)?
     } else {
         weights
     };
-    let out = weights.matmul(&v).of(op)?;
+    let out = weights.matmul(&v)?;
     let out = match blind {
         None => out,
-        Some(blind) => out.masked_fill(&blind, 0).of(op)?,
+        Some(blind) => out.masked_fill(&blind, 0)?,
     };
-    out.to(query.dtype()).of(op)
+    out.to(query.dtype())
 }
 
 /// Returns a mask `[batch, .., queries, keys]`: whether a key is valid and, if `is_causal`, also not after the query.
@@ -215,10 +214,10 @@ fn repeat_heads(op: &'static str, q: &Tensor, t: &Tensor) -> Result<Tensor> {
     let d = t.dim() - 3;
     let mut sizes = signed(t.size());
     sizes.insert(d + 1, (heads / own) as isize);
-    let repeated = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
+    let repeated = t.unsqueeze(d as isize + 1)?.expand(&sizes)?;
     sizes.remove(d + 1);
     sizes[d] = heads as isize;
-    repeated.reshape(&sizes).of(op)
+    repeated.reshape(&sizes)
 }
 
 #[track_caller]

@@ -8,7 +8,6 @@ use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_runtime::checked_numel;
 
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
-use crate::called::Called;
 use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
@@ -44,16 +43,16 @@ impl PlainAttention {
         if !fits {
             return Ok(None);
         }
-        let count = checked_numel(batch).of(OP)?;
+        let count = checked_numel(batch)?;
         // The backward pass copies nothing, because the gradients of these reshapes are views.
         let (q, k, v) =
             (merge_batch(query, count)?, merge_batch(key, count)?, merge_batch(value, count)?);
         let exec = q.exec()?;
-        let weights = exec.empty(&[count, *queries, *keys], q.dtype()).of(OP)?;
+        let weights = exec.empty(&[count, *queries, *keys], q.dtype())?;
         {
             let scores = product(&q, &transposed(&k)?, score_dtype(q.dtype()))?;
             let (of, to) = (scores.as_view(), weights.as_view());
-            attention_weights(exec.target(), of, self.0.scale, self.0.is_causal, to).of(OP)?;
+            attention_weights(exec.target(), of, self.0.scale, self.0.is_causal, to)?;
         }
         let out = product(&weights, &v, q.dtype())?;
         if should_record(&[&q, &k, &v]) {
@@ -69,7 +68,7 @@ impl PlainAttention {
         }
         let sizes: SmallVec<[usize; 6]> =
             batch.iter().chain([queries, value_width]).copied().collect();
-        Ok(Some(if sizes[..] == *out.size() { out } else { out.unsafe_view(&sizes).of(OP)? }))
+        Ok(Some(if sizes[..] == *out.size() { out } else { out.unsafe_view(&sizes)? }))
     }
 }
 
@@ -149,14 +148,14 @@ fn score_dtype(dtype: DType) -> DType {
 #[track_caller]
 fn merge_batch(t: &Tensor, count: usize) -> Result<Tensor> {
     let [.., rows, columns] = t.size() else { return Ok(t.clone()) };
-    let flat = t.reshape([count, *rows, *columns].map(|n| n as isize)).of(OP)?;
+    let flat = t.reshape([count, *rows, *columns].map(|n| n as isize))?;
     dense(&flat)
 }
 
 /// Returns the tensor, or a copy if cuBLAS does not support its strides.
 #[track_caller]
 fn dense(t: &Tensor) -> Result<Tensor> {
-    if needs_contiguous(t.as_view()) { t.contiguous().of(OP) } else { Ok(t.clone()) }
+    if needs_contiguous(t.as_view()) { t.contiguous() } else { Ok(t.clone()) }
 }
 
 /// Returns a transposed view of the matrices. The view is not recorded.
@@ -170,7 +169,7 @@ fn transposed(t: &Tensor) -> Result<Tensor> {
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let (exec, sizes) = (a.exec()?, [a.size()[0], a.size()[1], b.size()[2]]);
-    let out = exec.empty(&sizes, dtype).of(OP)?;
-    matmul(exec.target(), a.as_view(), b.as_view(), out.as_view()).of(OP)?;
+    let out = exec.empty(&sizes, dtype)?;
+    matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
     Ok(out)
 }

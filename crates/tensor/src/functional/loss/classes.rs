@@ -8,7 +8,6 @@ use super::{CrossEntropyLossOptions, NLLLossOptions, Reduction};
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
-use crate::called::Called;
 use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
@@ -49,33 +48,31 @@ fn of_classes(
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], weight)?;
     if target.dtype().is_float() && target.size() == input.size() {
-        let log = input.log_softmax(dim).of(op)?;
-        return of_probabilities(&log, target, dim, options).of(op)?.to(input.dtype()).of(op);
+        let log = input.log_softmax(dim)?;
+        return of_probabilities(&log, target, dim, options)?.to(input.dtype());
     }
     check_target(op, input, target, dim)?;
-    if let Some(loss) = fused_cross_entropy(input, target, options).of(op)? {
+    if let Some(loss) = fused_cross_entropy(input, target, options)? {
         return Ok(loss);
     }
-    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
-    let (log, picked) = picked_log_softmax(input, dim, &targets.index).of(op)?;
-    let losses = WeightedLosses::of(picked, targets, target.size(), weight).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index)?;
+    let (log, picked) = picked_log_softmax(input, dim, &targets.index)?;
+    let losses = WeightedLosses::of(picked, targets, target.size(), weight)?;
     if smoothing == 0.0 {
-        return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
+        return losses.reduced(op, options.reduction)?.to(input.dtype());
     }
     let classes = input.size()[dim as usize] as f64;
     // Label smoothing adds the loss of a target with the same probability for all classes.
-    let log = log.widened().of(op)?;
+    let log = log.widened()?;
     let spread = match weight {
-        None => log.sum(dim).of(op)?,
-        Some(weight) => {
-            log.mul(&broadcast_along(weight, dim, log.dim())?).of(op)?.sum(dim).of(op)?
-        }
+        None => log.sum(dim)?,
+        Some(weight) => log.mul(&broadcast_along(weight, dim, log.dim())?)?.sum(dim)?,
     };
-    let spread = spread.neg().of(op)?.masked_fill(&losses.ignored, 0).of(op)?;
-    let smooth = losses.losses.mul(1.0 - smoothing).of(op)?;
+    let spread = spread.neg()?.masked_fill(&losses.ignored, 0)?;
+    let smooth = losses.losses.mul(1.0 - smoothing)?;
     let losses =
-        WeightedLosses { losses: smooth.add(&spread.mul(smoothing / classes)?).of(op)?, ..losses };
-    losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
+        WeightedLosses { losses: smooth.add(&spread.mul(smoothing / classes)?)?, ..losses };
+    losses.reduced(op, options.reduction)?.to(input.dtype())
 }
 
 /// The negative log likelihood of class indices, for an `input` of log-probabilities (`torch.nn.functional.nll_loss`).
@@ -106,10 +103,10 @@ fn of_log_probabilities(
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
-    let targets = ClassTargets::new(target, dim, options.ignore_index).of(op)?;
+    let targets = ClassTargets::new(target, dim, options.ignore_index)?;
     let picked = input.gather(dim, &targets.index)?;
-    let losses = WeightedLosses::of(picked, targets, target.size(), options.weight).of(op)?;
-    losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
+    let losses = WeightedLosses::of(picked, targets, target.size(), options.weight)?;
+    losses.reduced(op, options.reduction)?.to(input.dtype())
 }
 
 /// Class indices, and a mask of the ignored targets.

@@ -12,7 +12,6 @@ use super::{
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
-use crate::called::Called;
 use crate::{CallScope, Error, IntoOptions, Result, Tensor, where_cond};
 
 /// The reduction of the losses of single elements (`reduction`). `()` stands for the mean.
@@ -290,8 +289,8 @@ fn check_fractions(op: &'static str, name: &str, tensor: &Tensor) -> Result<()> 
         return Ok(());
     }
     let own = tensor.detach();
-    let within = own.ge(0).of(op)?.logical_and(&own.le(1).of(op)?).of(op)?;
-    if within.all(()).of(op)?.item::<bool>().of(op)? {
+    let within = own.ge(0)?.logical_and(&own.le(1)?)?;
+    if within.all(())?.item::<bool>()? {
         return Ok(());
     }
     Err(Error::invalid(op, format!("all elements of the {name} must be from 0 to 1")))

@@ -5,7 +5,6 @@ use super::per_sample::{by_group, per_channel, scaled, standardized};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::keep_operands;
-use crate::called::Called;
 use crate::functional::options::options;
 use crate::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
@@ -84,40 +83,40 @@ fn by_batch(
         }
         let running = running_mean.zip(running_var).map(|(mean, var)| [mean, var]);
         if running.is_some() == (running_mean.is_some() || running_var.is_some())
-            && let Some(out) = fused_batch_norm::in_training(input, running, options).of(op)?
+            && let Some(out) = fused_batch_norm::in_training(input, running, options)?
         {
             return Ok(out);
         }
         let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
-        let x = input.widened().of(op)?;
-        let [weight, bias] = of_channels(options, input).of(op)?;
-        let made = standardized(&x, &dims, options.eps, true).of(op)?;
+        let x = input.widened()?;
+        let [weight, bias] = of_channels(options, input)?;
+        let made = standardized(&x, &dims, options.eps, true)?;
         if let Some((mean, var)) = &made.moments {
             let unbiased = each as f64 / (each as f64 - 1.0);
-            update(running_mean, mean, 1.0, options.momentum).of(op)?;
-            update(running_var, var, unbiased, options.momentum).of(op)?;
+            update(running_mean, mean, 1.0, options.momentum)?;
+            update(running_var, var, unbiased, options.momentum)?;
         }
-        return scaled(made.result, weight.as_ref(), bias.as_ref(), input.dtype()).of(op);
+        return scaled(made.result, weight.as_ref(), bias.as_ref(), input.dtype());
     }
     let (Some(mean), Some(var)) = (running_mean, running_var) else {
         let reason = "running_mean and running_var must be given unless in training";
         return Err(Error::invalid(op, reason));
     };
-    if let Some(out) = fused_batch_norm::with_statistics(input, [mean, var], options).of(op)? {
+    if let Some(out) = fused_batch_norm::with_statistics(input, [mean, var], options)? {
         return Ok(out);
     }
-    let x = input.widened().of(op)?;
-    let [weight, bias] = of_channels(options, input).of(op)?;
-    let mean = per_channel(mean, input.dim()).of(op)?;
-    let var = per_channel(var, input.dim()).of(op)?;
-    let centred = x.sub(&mean).of(op)?;
-    let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
+    let x = input.widened()?;
+    let [weight, bias] = of_channels(options, input)?;
+    let mean = per_channel(mean, input.dim())?;
+    let var = per_channel(var, input.dim())?;
+    let centred = x.sub(&mean)?;
+    let scale = var.widened()?.add(options.eps)?.rsqrt()?;
     // Combines scale and weight into one factor per channel, which saves a pass over the input.
     let factor = match &weight {
-        Some(weight) => scale.mul(weight).of(op)?,
+        Some(weight) => scale.mul(weight)?,
         None => scale,
     };
-    scaled(centred, Some(&factor), bias.as_ref(), input.dtype()).of(op)
+    scaled(centred, Some(&factor), bias.as_ref(), input.dtype())
 }
 
 /// Returns weight and bias in a shape that broadcasts over the input.
@@ -217,7 +216,7 @@ fn by_instance(
     let InstanceNormOptions { weight, bias, use_input_stats, momentum, eps } = *options;
     if !use_input_stats {
         let options = BatchNormOptions { weight, bias, training: false, momentum, eps };
-        return by_batch(input, running_mean, running_var, &options).of(op);
+        return by_batch(input, running_mean, running_var, &options);
     }
     let channels = check(op, input, [running_mean, running_var, weight, bias])?;
     let each = input.size()[2..].iter().product::<usize>();
@@ -228,13 +227,13 @@ fn by_instance(
         );
         return Err(Error::invalid(op, reason));
     }
-    let out = by_group(input, channels, weight, bias, eps).of(op)?;
+    let out = by_group(input, channels, weight, bias, eps)?;
     if running_mean.is_some() || running_var.is_some() {
         let dims: Vec<isize> = (2..input.dim() as isize).collect();
-        let x = input.detach().widened().of(op)?;
-        let (var, mean) = x.var_mean(&dims).of(op)?;
-        update(running_mean, &mean.mean(0).of(op)?, 1.0, momentum).of(op)?;
-        update(running_var, &var.mean(0).of(op)?, 1.0, momentum).of(op)?;
+        let x = input.detach().widened()?;
+        let (var, mean) = x.var_mean(&dims)?;
+        update(running_mean, &mean.mean(0)?, 1.0, momentum)?;
+        update(running_var, &var.mean(0)?, 1.0, momentum)?;
     }
     Ok(out)
 }

@@ -7,7 +7,6 @@ use super::fused_layer_norm::RowNorm;
 use crate::ErrorKind;
 use crate::amp::{autocast_operands, casts};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
-use crate::called::Called;
 use crate::functional::options::options;
 use crate::methods::composite::signed;
 use crate::{CallScope, DType, Error, IntoOptionalTensor, IntoOptions, IntoShape, Result, Tensor};
@@ -191,6 +190,7 @@ pub fn layer_norm<'a>(
     normalized_shape: impl IntoShape,
     options: impl IntoOptions<LayerNormOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("layer_norm");
     by_layer(input, &normalized_shape.into_shape(), options.into_options())
 }
 
@@ -201,7 +201,7 @@ fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> R
     autocast_operands!(op, [input; weight, bias] => by_layer(input, shape, LayerNormOptions { weight, bias, eps }));
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], shape)?;
-    by_row(RowNorm { dims, eps, centred: true }, input, weight, bias).of(op)
+    by_row(RowNorm { dims, eps, centred: true }, input, weight, bias)
 }
 
 /// Computes a norm over the last dimensions.
@@ -261,17 +261,18 @@ pub fn add_layer_norm<'a>(
     normalized_shape: impl IntoShape,
     options: impl IntoOptions<LayerNormOptions<'a>>,
 ) -> Result<(Tensor, Tensor)> {
+    let _call = CallScope::enter("add_layer_norm");
     let LayerNormOptions { weight, bias, eps } = options.into_options();
     let (op, shape) = ("add_layer_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     if casts() {
         // The region may compute the norm in a different dtype than the sum.
-        let sum = input.add(residual).of(op)?;
-        return Ok((by_layer(&sum, &shape, LayerNormOptions { weight, bias, eps }).of(op)?, sum));
+        let sum = input.add(residual)?;
+        return Ok((by_layer(&sum, &shape, LayerNormOptions { weight, bias, eps })?, sum));
     }
     let dims = normalized_dims(op, input, &shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
-    by_row_of_sum(RowNorm { dims, eps, centred: true }, input, residual, weight, bias).of(op)
+    by_row_of_sum(RowNorm { dims, eps, centred: true }, input, residual, weight, bias)
 }
 
 #[track_caller]
@@ -297,6 +298,7 @@ pub fn rms_norm<'a>(
     normalized_shape: impl IntoShape,
     options: impl IntoOptions<RMSNormOptions<'a>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("rms_norm");
     by_mean_square(input, &normalized_shape.into_shape(), options.into_options())
 }
 
@@ -307,7 +309,7 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) 
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight)], shape)?;
     let eps = eps.unwrap_or_else(|| machine_epsilon(input.dtype()));
-    by_row(RowNorm { dims, eps, centred: false }, input, weight, None).of(op)
+    by_row(RowNorm { dims, eps, centred: false }, input, weight, None)
 }
 
 /// Adds `residual` to the input, and normalizes the sum as [`rms_norm`] does, in one launch. Returns the normalized
@@ -337,13 +339,14 @@ pub fn add_rms_norm<'a>(
     normalized_shape: impl IntoShape,
     options: impl IntoOptions<RMSNormOptions<'a>>,
 ) -> Result<(Tensor, Tensor)> {
+    let _call = CallScope::enter("add_rms_norm");
     let RMSNormOptions { weight, eps } = options.into_options();
     let (op, shape) = ("add_rms_norm", normalized_shape.into_shape());
     check_residual(op, input, residual)?;
     let dims = normalized_dims(op, input, &shape)?;
     check_parameters(op, &[("weight", weight)], &shape)?;
     let eps = eps.unwrap_or_else(|| machine_epsilon(input.dtype().promote(residual.dtype())));
-    by_row_of_sum(RowNorm { dims, eps, centred: false }, input, residual, weight, None).of(op)
+    by_row_of_sum(RowNorm { dims, eps, centred: false }, input, residual, weight, None)
 }
 
 /// Returns the machine epsilon of a dtype; that of `float32` for integers.
@@ -398,16 +401,16 @@ pub(super) fn by_group(
         return Err(Error::invalid(op, reason));
     }
     check_parameters(op, &[("weight", weight), ("bias", bias)], &[channels])?;
-    let x = input.widened().of(op)?;
+    let x = input.widened()?;
     // Computed here, because -1 in the shape would be ambiguous for a tensor without elements.
     let rest = input.size()[1..].iter().product::<usize>() / num_groups;
-    let groups = x.reshape([batch, num_groups, rest]).of(op)?;
-    let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
-    let x = x.reshape(signed(input.size())).of(op)?;
+    let groups = x.reshape([batch, num_groups, rest])?;
+    let x = standardized(&groups, &[-1], eps, true)?.result;
+    let x = x.reshape(signed(input.size()))?;
     let shaped = |t: &Tensor| per_channel(t, input.dim());
-    let weight = weight.map(shaped).transpose().of(op)?;
-    let bias = bias.map(shaped).transpose().of(op)?;
-    scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
+    let weight = weight.map(shaped).transpose()?;
+    let bias = bias.map(shaped).transpose()?;
+    scaled(x, weight.as_ref(), bias.as_ref(), input.dtype())
 }
 
 /// Reshapes a vector with one element per channel, so that it broadcasts along the second dimension.

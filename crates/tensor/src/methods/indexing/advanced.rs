@@ -4,15 +4,12 @@
 //! (`linear_index`, which checks each index against its dimension). It then calls `index_select`, `index_copy`
 //! or `index_add` on rows.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 use warpline_kernels::scatter::linear_index;
 use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
 use crate::amp::{autocast_operands, keep_operands};
-use crate::called::Called;
 use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 /// An indexing whose indices have been checked. The indexed dimensions are moved to the front and merged into
@@ -96,7 +93,7 @@ impl Tensor {
         } else {
             rows.index_copy(0, &of.linear, &values)
         };
-        of.unflatten_rows(self.size(), &rows.of(OP)?)
+        of.unflatten_rows(self.size(), &rows?)
     }
 
     /// [`Tensor::index_put`] in place: Python's `t[rows, columns] = values`. With `accumulate`, a `+=` that
@@ -145,10 +142,10 @@ impl Tensor {
     fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
         check_values(op, self, values)?;
         if accumulate {
-            let values = values.expand(shape(self.size())).of(op)?;
-            return self.add(&values).of(op);
+            let values = values.expand(shape(self.size()))?;
+            return self.add(&values);
         }
-        values.expand(shape(self.size())).of(op)?.copy().of(op)
+        values.expand(shape(self.size()))?.copy()
     }
 
     /// Returns the tensor with the indexed dimensions merged into a first dimension.
@@ -167,12 +164,12 @@ impl Tensor {
         let each = self.each_index(op, indices)?;
         let mut sizes = Sizes::new();
         for (_, index) in &each {
-            sizes = broadcast(&sizes, index.size()).of(op)?;
+            sizes = broadcast(&sizes, index.size())?;
         }
         let Some((first, _)) = each.first() else { return Ok(None) };
         let side_by_side = each.iter().enumerate().all(|(n, (d, _))| *d == first + n);
         let at = if side_by_side { *first } else { 0 };
-        let linear = self.exec()?.empty(&sizes, DType::I64).of(op)?;
+        let linear = self.exec()?.empty(&sizes, DType::I64)?;
         for (n, (d, index)) in each.iter().enumerate() {
             let layout = index.layout().expand(&sizes)?;
             let index = index.with_layout(layout);
@@ -184,7 +181,7 @@ impl Tensor {
         let is_indexed = |d: &usize| each.iter().any(|(own, _)| own == d);
         let others = (0..self.dim()).filter(|d| !is_indexed(d));
         let order = each.iter().map(|(d, _)| *d).chain(others).map(|d| d as isize).collect();
-        let linear = linear.reshape(-1isize).of(op)?;
+        let linear = linear.reshape(-1isize)?;
         Ok(Some(AdvancedIndexing { order, count: each.len(), sizes, at, linear }))
     }
 
@@ -213,10 +210,9 @@ impl Tensor {
                         here.size(),
                         self.size()
                     );
-                    let location = Location::caller();
-                    return Err(Error::shape(op, reason).at(location));
+                    return Err(Error::shape(op, reason));
                 }
-                let held = here.nonzero().of(op)?;
+                let held = here.nonzero()?;
                 for d in 0..here.dim() {
                     each.push((dim + d, held.select(1, d as isize)?));
                 }
@@ -306,9 +302,9 @@ fn shape(sizes: &[usize]) -> Vec<isize> {
 
 #[track_caller]
 fn check_values(op: &'static str, of: &Tensor, values: &Tensor) -> Result<()> {
-    let (location, expected, actual) = (Location::caller(), of.dtype(), values.dtype());
+    let (expected, actual) = (of.dtype(), values.dtype());
     if expected == actual {
         return Ok(());
     }
-    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op).at(location))
+    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op))
 }

@@ -1,7 +1,6 @@
 //! Counts of values: `bincount`, `histc`.
 
 use super::as_indices;
-use crate::called::Called;
 use crate::functional::options::options;
 use crate::{CallScope, DType, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
@@ -70,8 +69,8 @@ impl Tensor {
         self.exec()?.refuse_capture(OP)?;
         let mut length = minlength;
         if self.numel() > 0 {
-            let [least, most] = [index.amin(()), index.amax(())];
-            let (least, most) = (least.of(OP)?.item::<i64>()?, most.of(OP)?.item::<i64>()?);
+            let (least, most) = (index.amin(())?, index.amax(())?);
+            let (least, most) = (least.item::<i64>()?, most.item::<i64>()?);
             if least < 0 {
                 return Err(Error::invalid(
                     OP,
@@ -102,16 +101,16 @@ impl Tensor {
     #[track_caller]
     pub fn histc(&self, options: impl IntoOptions<HistcOptions>) -> Result<Self> {
         const OP: &str = "histc";
+        let _call = CallScope::enter(OP);
         let HistcOptions { bins, min, max } = options.into_options();
         crate::autograd::refuse_gradient(OP, &[self])?;
         if !self.dtype().is_float() {
-            let (location, dtype) = (std::panic::Location::caller(), self.dtype());
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(OP).at(location));
+            return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(OP));
         }
         let (mut min, mut max) = (min, max);
         if (min, max) == (0.0, 0.0) && self.numel() > 0 {
-            let bound = |t: Result<Tensor>| t.of(OP)?.to_scalar().of(OP);
-            (min, max) = (bound(self.amin(()))?.to_f64(), bound(self.amax(()))?.to_f64());
+            min = self.amin(())?.to_scalar()?.to_f64();
+            max = self.amax(())?.to_scalar()?.to_f64();
         }
         if min == max {
             (min, max) = (min - 1.0, max + 1.0);
@@ -121,15 +120,15 @@ impl Tensor {
             return Err(Error::invalid(OP, reason));
         }
         // The allocation fails if there is no memory for this many bins.
-        let counts = self.new_zeros([bins], DType::I64).of(OP)?;
-        let x = self.reshape([self.numel() as isize]).of(OP)?;
-        let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
-        let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
+        let counts = self.new_zeros([bins], DType::I64)?;
+        let x = self.reshape([self.numel() as isize])?;
+        let counted = x.ge(min)?.logical_and(&x.le(max)?)?;
+        let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?;
         // Elements outside the bounds get bin 0, to which they add 0. `clamp_max` puts `max` itself into the
         // last bin.
-        let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
-        let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
-        counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;
-        counts.to(self.dtype()).of(OP)
+        let place = crate::where_cond(&counted, &place, 0.0)?;
+        let place = place.to(DType::I64)?.clamp_max(bins as i64 - 1)?;
+        counts.index_add_(0, &place, &counted.to(DType::I64)?)?;
+        counts.to(self.dtype())
     }
 }

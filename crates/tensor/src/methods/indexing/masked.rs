@@ -1,10 +1,7 @@
 //! Elements selected by masks: `nonzero`, `masked_select`, `masked_scatter`.
 
-use std::panic::Location;
-
 use warpline_runtime::broadcast;
 
-use crate::called::Called;
 use crate::methods::order::searchsorted;
 use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
 
@@ -23,19 +20,19 @@ impl Tensor {
     /// [`ErrorKind::Capture`] if the stream is being captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
-        const OP: &str = "nonzero";
-        let which = self.nonzero_positions(OP)?;
+        let _call = CallScope::enter("nonzero");
+        let which = self.nonzero_positions()?;
         if self.dim() == 0 {
-            return which.new_empty([which.numel(), 0], ()).of(OP);
+            return which.new_empty([which.numel(), 0], ());
         }
         let mut columns = Vec::with_capacity(self.dim());
         let mut step = self.numel();
         for &size in self.size() {
             step /= size.max(1);
-            let at = which.floor_divide(step.max(1) as i64).of(OP)?;
-            columns.push(at.remainder(size.max(1) as i64).of(OP)?);
+            let at = which.floor_divide(step.max(1) as i64)?;
+            columns.push(at.remainder(size.max(1) as i64)?);
         }
-        crate::stack(&columns, 1).of(OP)
+        crate::stack(&columns, 1)
     }
 
     /// The result of [`Tensor::nonzero`] as one vector of indices per dimension (`torch.nonzero` with
@@ -64,7 +61,7 @@ impl Tensor {
         check_mask(OP, self, mask)?;
         let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
-        let which = mask.expand(&sizes)?.nonzero_positions(OP)?;
+        let which = mask.expand(&sizes)?.nonzero_positions()?;
         let all = self.expand(&sizes)?;
         all.reshape([all.numel() as isize])?.index_select(0, &which)
     }
@@ -83,9 +80,9 @@ impl Tensor {
         const OP: &str = "masked_scatter";
         let _call = CallScope::enter(OP);
         check_mask(OP, self, mask)?;
-        let (location, expected, actual) = (Location::caller(), self.dtype(), source.dtype());
+        let (expected, actual) = (self.dtype(), source.dtype());
         if expected != actual {
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP).at(location));
+            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP));
         }
         let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
@@ -123,18 +120,18 @@ impl Tensor {
 
     /// Returns the row-major positions of the nonzero elements, as `int64`.
     #[track_caller]
-    pub(in crate::methods) fn nonzero_positions(&self, op: &'static str) -> Result<Self> {
+    pub(in crate::methods) fn nonzero_positions(&self) -> Result<Self> {
         let options = (DType::I64, self.device());
         if self.numel() == 0 {
-            return self.new_empty([0], options).of(op);
+            return self.new_empty([0], options);
         }
-        self.exec()?.refuse_capture(op)?;
-        let holds = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0).of(op)? };
-        let upto = holds.reshape([holds.numel() as isize]).of(op)?.cumsum(0).of(op)?;
-        let count = upto.select(0, -1).of(op)?.item::<i64>().of(op)?;
+        self.exec()?.refuse_capture("nonzero")?;
+        let holds = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0)? };
+        let upto = holds.reshape([holds.numel() as isize])?.cumsum(0)?;
+        let count = upto.select(0, -1)?.item::<i64>()?;
         // The n-th nonzero element is at the first position where the cumulative count reaches n.
-        let each = arange_start(1i64, count + 1, options).of(op)?;
-        searchsorted(&upto, &each, ()).of(op)
+        let each = arange_start(1i64, count + 1, options)?;
+        searchsorted(&upto, &each, ())
     }
 }
 

@@ -2,8 +2,7 @@
 
 use super::searchsorted;
 use crate::amp::keep_operands;
-use crate::called::Called;
-use crate::{DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 /// Number of threads per block in PyTorch's kernel, where each thread draws one index.
 const BLOCK: usize = 128;
@@ -32,13 +31,14 @@ impl Tensor {
         num_samples: usize,
         replacement: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
+        const OP: &str = "multinomial";
+        let _call = CallScope::enter(OP);
         let replacement = replacement.into_options().or(false);
-        let (_region, op) = (keep_operands(), "multinomial");
-        let location = std::panic::Location::caller();
-        let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
+        let _region = keep_operands();
+        let refused = |reason: String| Err(Error::invalid(OP, reason));
         if !self.dtype().is_float() {
             let dtype = self.dtype();
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(OP));
         }
         let (rows, weights) = match *self.size() {
             [weights] => (1, weights),
@@ -60,7 +60,7 @@ impl Tensor {
         }
         let own = self.detach();
         if !own.is_cuda() {
-            let all = own.to(DType::F64).of(op)?.to_vec::<f64>().of(op)?;
+            let all = own.to(DType::F64)?.to_vec::<f64>()?;
             if all.iter().any(|weight| !weight.is_finite() || *weight < 0.0) {
                 return refused("a weight is negative, infinite or NaN".into());
             }
@@ -71,33 +71,33 @@ impl Tensor {
         if !replacement || num_samples == 1 {
             // The index with the largest ratio of weight to exponential sample has the distribution that the
             // weights describe.
-            let waits = own.empty_like(()).of(op)?;
-            waits.exponential_(1.0).of(op)?;
-            let order = own.div(&waits).of(op)?;
+            let waits = own.empty_like(())?;
+            waits.exponential_(1.0)?;
+            let order = own.div(&waits)?;
             if num_samples == 1 {
-                return order.argmax_keepdim(-1).of(op);
+                return order.argmax_keepdim(-1);
             }
-            return Ok(order.topk(num_samples, ()).of(op)?.1);
+            return Ok(order.topk(num_samples, ())?.1);
         }
-        let own = own.reshape([rows, weights]).of(op)?;
+        let own = own.reshape([rows, weights])?;
         let (sums, drawn) = if own.is_cuda() {
-            let shares = own.div(&own.sum_keepdim(-1).of(op)?).of(op)?;
+            let shares = own.div(&own.sum_keepdim(-1)?)?;
             // Each thread of PyTorch's kernel draws four numbers and uses the first. Idle threads of the last block
             // also draw.
             let threads = num_samples.div_ceil(BLOCK).saturating_mul(BLOCK);
-            let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
-            drawn.uniform_(()).of(op)?;
-            let drawn = drawn.narrow(1, 0, num_samples).of(op)?.to(own.dtype()).of(op)?;
-            (shares.cumsum(-1).of(op)?, drawn)
+            let drawn = own.new_empty([rows, threads], DType::F32)?;
+            drawn.uniform_(())?;
+            let drawn = drawn.narrow(1, 0, num_samples)?.to(own.dtype())?;
+            (shares.cumsum(-1)?, drawn)
         } else {
-            let sums = own.cumsum(-1).of(op)?;
-            let sums = sums.div(&sums.narrow(-1, (weights - 1) as isize, 1).of(op)?).of(op)?;
-            let drawn = own.new_empty([rows, num_samples], DType::F64).of(op)?;
-            drawn.uniform_(()).of(op)?;
-            (sums.to(DType::F64).of(op)?, drawn)
+            let sums = own.cumsum(-1)?;
+            let sums = sums.div(&sums.narrow(-1, (weights - 1) as isize, 1)?)?;
+            let drawn = own.new_empty([rows, num_samples], DType::F64)?;
+            drawn.uniform_(())?;
+            (sums.to(DType::F64)?, drawn)
         };
-        let found = searchsorted(&sums.contiguous().of(op)?, &drawn.contiguous().of(op)?, ());
-        let found = found.of(op)?.clamp_max((weights - 1) as i64).of(op)?;
-        if self.dim() == 1 { found.squeeze(0).of(op) } else { Ok(found) }
+        let found = searchsorted(&sums.contiguous()?, &drawn.contiguous()?, ())?;
+        let found = found.clamp_max((weights - 1) as i64)?;
+        if self.dim() == 1 { found.squeeze(0) } else { Ok(found) }
     }
 }

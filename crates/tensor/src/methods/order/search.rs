@@ -2,10 +2,9 @@
 
 use warpline_kernels::sort;
 
-use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::result_type;
-use crate::{DType, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, DType, IntoOptions, OrDefault, Result, Tensor};
 
 /// Finds, for each value, the position in `sorted` at which an insertion of the value keeps the order
 /// (`torch.searchsorted`). All elements before the position are less than the value or, if `right` is true,
@@ -32,10 +31,11 @@ pub fn searchsorted(
     values: &Tensor,
     right: impl IntoOptions<OrDefault<bool>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("searchsorted");
     let right = right.into_options().or(false);
     check_together("searchsorted", values, sorted)?;
     let exec = values.exec()?;
-    let out = exec.empty(values.size(), DType::I64).of("searchsorted")?;
+    let out = exec.empty(values.size(), DType::I64)?;
     let (of, to) = (values.as_view(), out.as_view());
     sort::searchsorted(exec.target(), sorted.as_view(), of, to, right)?;
     Ok(out)
@@ -49,19 +49,20 @@ pub fn searchsorted(
 #[track_caller]
 pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
     const OP: &str = "isin";
+    let _call = CallScope::enter(OP);
     check_together(OP, elements, test_elements)?;
     let dtype = result_type(elements, test_elements);
     // The kernel does not compare bools.
     let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
     let of = |t: &Tensor| t.detach().in_dtype(dtype);
-    let (elements, tests) = (of(elements).of(OP)?, of(test_elements).of(OP)?);
+    let (elements, tests) = (of(elements)?, of(test_elements)?);
     if tests.numel() == 0 {
-        return elements.new_zeros(elements.size(), DType::Bool).of(OP);
+        return elements.new_zeros(elements.size(), DType::Bool);
     }
-    let (sorted, _) = tests.reshape([tests.numel() as isize]).of(OP)?.sort(0).of(OP)?;
-    let places = searchsorted(&sorted, &elements, ()).of(OP)?;
-    let places = places.clamp_max(sorted.numel() as i64 - 1).of(OP)?;
-    sorted.take(&places).of(OP)?.eq(&elements).of(OP)
+    let (sorted, _) = tests.reshape([tests.numel() as isize])?.sort(0)?;
+    let places = searchsorted(&sorted, &elements, ())?;
+    let places = places.clamp_max(sorted.numel() as i64 - 1)?;
+    sorted.take(&places)?.eq(&elements)
 }
 
 impl Tensor {
@@ -77,11 +78,12 @@ impl Tensor {
         boundaries: &Tensor,
         right: impl IntoOptions<OrDefault<bool>>,
     ) -> Result<Self> {
+        let _call = CallScope::enter("bucketize");
         if boundaries.dim() != 1 {
             let reason =
                 format!("the boundaries have sizes {:?}, but must be a vector", boundaries.size());
             return Err(crate::Error::invalid("bucketize", reason));
         }
-        searchsorted(boundaries, self, right).of("bucketize")
+        searchsorted(boundaries, self, right)
     }
 }

@@ -6,7 +6,6 @@ use warpline_kernels::sort;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
-use crate::called::Called;
 use crate::functional::options::{from_integer, options};
 use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Tensor};
 
@@ -50,12 +49,13 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn sort(&self, options: impl IntoOptions<SortOptions>) -> Result<(Self, Self)> {
-        let SortOptions { dim, descending } = options.into_options();
         const OP: &str = "sort";
-        let d = self.layout().dim(dim).of(OP)?;
+        let _call = CallScope::enter(OP);
+        let SortOptions { dim, descending } = options.into_options();
+        let d = self.layout().dim(dim)?;
         let exec = self.exec()?;
-        let values = exec.empty(self.size(), self.dtype()).of(OP)?;
-        let indices = exec.empty(self.size(), DType::I64).of(OP)?;
+        let values = exec.empty(self.size(), self.dtype())?;
+        let indices = exec.empty(self.size(), DType::I64)?;
         let (to, places) = (values.as_view(), indices.as_view());
         sort::sort(exec.target(), self.as_view(), d, descending, to, places)?;
         if values.dtype().is_float() && should_record(&[self]) {
@@ -71,7 +71,8 @@ impl Tensor {
     /// The same as [`Tensor::sort`].
     #[track_caller]
     pub fn argsort(&self, options: impl IntoOptions<SortOptions>) -> Result<Self> {
-        Ok(self.detach().sort(options.into_options()).of("argsort")?.1)
+        let _call = CallScope::enter("argsort");
+        Ok(self.detach().sort(options.into_options())?.1)
     }
 
     /// Sorts the elements along the first dimension, in ascending order (`torch.msort`).
@@ -91,9 +92,9 @@ impl Tensor {
     /// The same as [`Tensor::sort`]. [`ErrorKind::InvalidArgument`] if `k` exceeds the size of the dimension.
     #[track_caller]
     pub fn topk(&self, k: usize, options: impl IntoOptions<TopkOptions>) -> Result<(Self, Self)> {
-        let _call = CallScope::enter("topk");
-        let TopkOptions { dim, largest } = options.into_options();
         const OP: &str = "topk";
+        let _call = CallScope::enter(OP);
+        let TopkOptions { dim, largest } = options.into_options();
         let d = self.layout().dim(dim)?;
         let size = self.size().get(d).copied().unwrap_or(1);
         if k > size {

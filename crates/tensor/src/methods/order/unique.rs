@@ -1,9 +1,8 @@
 //! Distinct values: `unique`, `unique_consecutive`.
 
 use crate::autograd::refuse_gradient;
-use crate::called::Called;
 use crate::functional::options::options;
-use crate::{DType, IntoOptions, Result, Tensor, arange, cat, ones};
+use crate::{CallScope, DType, IntoOptions, Result, Tensor, arange, cat, ones};
 
 options! {
     /// Options of [`Tensor::unique`] and [`Tensor::unique_consecutive`].
@@ -42,18 +41,19 @@ impl Tensor {
         &self,
         options: impl IntoOptions<UniqueOptions>,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
-        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         const OP: &str = "unique";
+        let _call = CallScope::enter(OP);
+        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         refuse_gradient(OP, &[self])?;
-        let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0).of(OP)?;
-        let runs = EqualRuns::of(&sorted).of(OP)?;
+        let (sorted, from) = self.reshape([self.numel() as isize])?.sort(0)?;
+        let runs = EqualRuns::of(&sorted)?;
         let inverse = if return_inverse {
-            let inverse = runs.inverse.scatter(0, &from, &runs.inverse).of(OP)?;
-            Some(inverse.reshape(sizes(self)).of(OP)?)
+            let inverse = runs.inverse.scatter(0, &from, &runs.inverse)?;
+            Some(inverse.reshape(sizes(self))?)
         } else {
             None
         };
-        let counts = return_counts.then(|| runs.counts()).transpose().of(OP)?;
+        let counts = return_counts.then(|| runs.counts()).transpose()?;
         Ok((runs.values, inverse, counts))
     }
 
@@ -67,13 +67,14 @@ impl Tensor {
         &self,
         options: impl IntoOptions<UniqueOptions>,
     ) -> Result<(Self, Option<Self>, Option<Self>)> {
-        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         const OP: &str = "unique_consecutive";
+        let _call = CallScope::enter(OP);
+        let UniqueOptions { return_inverse, return_counts } = options.into_options();
         refuse_gradient(OP, &[self])?;
-        let runs = EqualRuns::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;
+        let runs = EqualRuns::of(&self.reshape([self.numel() as isize])?)?;
         let inverse = return_inverse.then(|| runs.inverse.reshape(sizes(self)));
-        let inverse = inverse.transpose().of(OP)?;
-        let counts = return_counts.then(|| runs.counts()).transpose().of(OP)?;
+        let inverse = inverse.transpose()?;
+        let counts = return_counts.then(|| runs.counts()).transpose()?;
         Ok((runs.values, inverse, counts))
     }
 }
@@ -99,7 +100,7 @@ impl EqualRuns {
         let last = flat.narrow(0, 0, numel - 1)?;
         let differs = flat.narrow(0, 1, numel - 1)?.ne(&last)?;
         let begins = cat(&[ones([1], (DType::Bool, device))?, differs], 0)?;
-        let starts = begins.nonzero_positions("unique")?;
+        let starts = begins.nonzero_positions()?;
         let inverse = begins.cumsum(0)?.sub(1)?;
         Ok(Self { values: flat.index_select(0, &starts)?, inverse, starts, numel })
     }

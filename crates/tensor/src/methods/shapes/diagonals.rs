@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::functional::options::{from_integer, options};
 use crate::{CallScope, Error, Integer, IntoOptions, OrDefault, Result, Tensor, cat};
 
@@ -103,12 +102,13 @@ impl Tensor {
 /// [`ErrorKind::ShapeMismatch`] if a tensor has more than two dimensions. Otherwise the same as [`cat`].
 #[track_caller]
 pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
+    let _call = CallScope::enter("block_diag");
     let op = "block_diag";
     let mut blocks = Vec::new();
     for tensor in tensors {
         let tensor = tensor.borrow();
         blocks.push(match tensor.dim() {
-            0 | 1 => tensor.reshape([1, tensor.numel()]).of(op)?,
+            0 | 1 => tensor.reshape([1, tensor.numel()])?,
             2 => tensor.clone(),
             n => {
                 return Err(Error::shape(
@@ -123,10 +123,10 @@ pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let mut left = 0;
     for block in &blocks {
         let (height, width) = (block.size()[0], block.size()[1]);
-        let before = block.new_zeros([height, left], ()).of(op)?;
+        let before = block.new_zeros([height, left], ())?;
         left += width;
-        let after = block.new_zeros([height, columns - left], ()).of(op)?;
-        rows.push(cat(&[&before, block, &after], 1).of(op)?);
+        let after = block.new_zeros([height, columns - left], ())?;
+        rows.push(cat(&[&before, block, &after], 1)?);
     }
-    cat(&rows, 0).of(op)
+    cat(&rows, 0)
 }

@@ -9,7 +9,6 @@ use warpline_runtime::{Sizes, resolve_dim};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
-use crate::called::Called;
 use crate::exec::check_together;
 use crate::methods::composite::signed;
 use crate::{CallScope, Error, IntoOptions, OrDefault, Result, Tensor};
@@ -52,6 +51,7 @@ pub fn cat<T: Borrow<Tensor>>(
     tensors: &[T],
     dim: impl IntoOptions<OrDefault<isize>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("cat");
     let dim = dim.into_options().or(0);
     let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
@@ -67,7 +67,7 @@ pub fn cat<T: Borrow<Tensor>>(
     }
     let skipped = |t: &Tensor| t.size() == [0];
     let model = tensors.iter().copied().find(|t| !skipped(t)).unwrap_or(head);
-    let d = model.layout().dim(dim).of("cat")?;
+    let d = model.layout().dim(dim)?;
     let mut sizes: Sizes = model.size().into();
     sizes[d] = 0;
     for tensor in tensors.iter().filter(|t| !skipped(t)) {
@@ -90,10 +90,10 @@ pub fn cat<T: Borrow<Tensor>>(
             true => t.copy_from_shared_host(),
             false => Ok((*t).clone()),
         });
-        return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);
+        return cat(&apart.collect::<Result<Vec<_>>>()?, dim);
     }
     let exec = head.exec()?;
-    let out = exec.empty(&sizes, dtype).of("cat")?;
+    let out = exec.empty(&sizes, dtype)?;
     let joined = tensors.iter().filter(|t| !skipped(t)).map(|t| t.as_view());
     let joined: SmallVec<[_; 8]> = joined.collect();
     if !joined.is_empty() {
@@ -135,6 +135,7 @@ pub fn stack<T: Borrow<Tensor>>(
     tensors: &[T],
     dim: impl IntoOptions<OrDefault<isize>>,
 ) -> Result<Tensor> {
+    let _call = CallScope::enter("stack");
     let dim = dim.into_options().or(0);
     let Some(head) = tensors.first().map(Borrow::borrow) else {
         return Err(Error::invalid("stack", "expected at least one tensor"));
@@ -149,9 +150,9 @@ pub fn stack<T: Borrow<Tensor>>(
             ),
         ));
     }
-    let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
-    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>();
-    cat(&rows.of("stack")?, d as isize).of("stack")
+    let d = resolve_dim(dim, head.dim() + 1)?;
+    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
+    cat(&rows, d as isize)
 }
 
 /// The order of the dimensions of [`meshgrid`] (`indexing` of `torch.meshgrid`). `()` means `Ij`.
@@ -235,9 +236,10 @@ pub fn meshgrid<T: Borrow<Tensor>>(
 /// The same as [`cat`].
 #[track_caller]
 pub fn hstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
-    let tensors = with_dims(tensors, 1).of("hstack")?;
+    let _call = CallScope::enter("hstack");
+    let tensors = with_dims(tensors, 1)?;
     let dim = if tensors.first().is_some_and(|t| t.dim() == 1) { 0 } else { 1 };
-    cat(&tensors, dim).of("hstack")
+    cat(&tensors, dim)
 }
 
 /// Joins tensors along the first dimension; vectors become rows (`torch.vstack`).
@@ -255,7 +257,8 @@ pub fn hstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
 #[doc(alias = "row_stack")]
 #[track_caller]
 pub fn vstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
-    cat(&with_dims(tensors, 2).of("vstack")?, 0).of("vstack")
+    let _call = CallScope::enter("vstack");
+    cat(&with_dims(tensors, 2)?, 0)
 }
 
 /// Joins tensors along the third dimension (`torch.dstack`).
@@ -264,7 +267,8 @@ pub fn vstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
 /// The same as [`cat`].
 #[track_caller]
 pub fn dstack<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
-    cat(&with_dims(tensors, 3).of("dstack")?, 2).of("dstack")
+    let _call = CallScope::enter("dstack");
+    cat(&with_dims(tensors, 3)?, 2)
 }
 
 /// Returns views with at least `dims` dimensions (`torch.atleast_1d` and similar).

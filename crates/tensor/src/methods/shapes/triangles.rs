@@ -4,7 +4,6 @@ use std::ops::Range;
 
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::called::Called;
 use crate::{
     CallScope, DType, Error, IntoOptions, OrDefault, Result, Tensor, TensorOptions, tensor,
 };
@@ -70,13 +69,13 @@ impl Tensor {
     #[track_caller]
     pub(crate) fn mask_above(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
-        columns.gt(&rows).of(op)
+        columns.gt(&rows)
     }
 
     #[track_caller]
     fn mask_below(&self, op: &'static str, diagonal: isize) -> Result<Self> {
         let (rows, columns) = self.row_and_column_indices(op, diagonal)?;
-        columns.lt(&rows).of(op)
+        columns.lt(&rows)
     }
 
     /// Returns the row indices of a matrix as a column, and the column indices minus `diagonal` as a row.
@@ -90,8 +89,8 @@ impl Tensor {
         };
         // Clamp the diagonal to avoid overflow. All diagonals outside the matrix have the same effect.
         let most = rows.max(columns) as isize;
-        let rows = self.arange_on_device(0, rows).of(op)?.unsqueeze(1)?;
-        let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns).of(op)?;
+        let rows = self.arange_on_device(0, rows)?.unsqueeze(1)?;
+        let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns)?;
         Ok((rows, columns))
     }
 }
