@@ -318,11 +318,11 @@ pub trait Module: Any + tree::AsDyn {
     /// cannot be converted, the module stays unchanged.
     ///
     /// Build the optimizer after the move. A parameter that already has the requested properties stays the same tensor.
-    /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors, tied
-    /// parameters stay tied, and the old tensors are marked as moved. An optimizer step on an old tensor, a new hook on
-    /// it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of the module also has the old
-    /// tensors. To train both, first give one of them new parameters
-    /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
+    /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors,
+    /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
+    /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of
+    /// the module, and a module that shares some of its parameters, still have the old tensors. To train both, first
+    /// give one of them new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point; errors of [`Tensor::to`].
