@@ -21,14 +21,15 @@ pub enum SaveCall {
     Remove,
 }
 
-#[cfg(not(any(test, feature = "testing")))]
+/// Makes a system call, unless a test makes it fail.
 #[inline]
-pub(crate) fn begin(_: SaveCall) -> io::Result<()> {
-    Ok(())
+pub(crate) fn run<R>(call: SaveCall, f: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
+    #[cfg(any(test, feature = "testing"))]
+    watched::begin(call)?;
+    let _ = call;
+    f()
 }
 
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use watched::begin;
 #[cfg(any(test, feature = "testing"))]
 pub use watched::watch;
 
@@ -57,7 +58,7 @@ mod watched {
         result
     }
 
-    pub(crate) fn begin(call: SaveCall) -> io::Result<()> {
+    pub(super) fn begin(call: SaveCall) -> io::Result<()> {
         WATCHER.with_borrow_mut(|watcher| watcher.as_mut().map_or(Ok(()), |watcher| watcher(call)))
     }
 }
@@ -67,6 +68,5 @@ mod watched {
 /// # Errors
 /// Errors of [`std::fs::remove_file`].
 pub fn remove(path: &Path) -> io::Result<()> {
-    begin(SaveCall::Remove)?;
-    fs::remove_file(path)
+    run(SaveCall::Remove, || fs::remove_file(path))
 }

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::calls::{SaveCall, begin, remove};
+use crate::calls::{SaveCall, remove, run};
 
 /// Maximum number of temporary names to try. A random 64-bit name is in use only if another process guesses names.
 const ATTEMPTS: usize = 16;
@@ -54,10 +54,16 @@ impl NewFile {
         let mut attempt = 0;
         loop {
             let temporary = path.with_file_name(format!(".{name}.{:016x}.part", random()));
-            begin(SaveCall::Create)?;
-            match create_new(&temporary, path) {
+            let permissions = previous_permissions(path);
+            match run(SaveCall::Create, || create_new(&temporary, permissions.as_ref())) {
                 Ok(file) => {
-                    return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
+                    let new = Self { file, temporary, path: path.to_owned(), committed: false };
+                    if let Some(permissions) = permissions
+                        && permissions != new.file.metadata()?.permissions()
+                    {
+                        new.file.set_permissions(permissions)?;
+                    }
+                    return Ok(new);
                 }
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS =>
@@ -91,20 +97,16 @@ impl NewFile {
     /// previous file is still at the path, unless only the sync of the folder failed. In that case the new file is at
     /// the path, but a power loss may restore the previous file.
     pub fn commit(mut self) -> io::Result<()> {
-        begin(SaveCall::Sync)?;
-        self.file.sync_all()?;
-        begin(SaveCall::Rename)?;
-        fs::rename(&self.temporary, &self.path)?;
+        run(SaveCall::Sync, || self.file.sync_all())?;
+        run(SaveCall::Rename, || fs::rename(&self.temporary, &self.path))?;
         self.committed = true;
-        begin(SaveCall::SyncFolder)?;
-        sync_folder(&self.path)
+        run(SaveCall::SyncFolder, || sync_folder(&self.path))
     }
 }
 
 impl Write for NewFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        begin(SaveCall::Write)?;
-        self.file.write(bytes)
+        run(SaveCall::Write, || self.file.write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -120,25 +122,24 @@ impl Drop for NewFile {
     }
 }
 
-/// Creates the file `temporary` with the permissions of the file at `path`, if there is one. No other user can open the
-/// file before it has these permissions.
-#[cfg(unix)]
-fn create_new(temporary: &Path, path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    let previous = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    let Some(previous) = previous else { return options.open(temporary) };
-    let file = options.mode(previous.permissions().mode() & 0o600).open(temporary)?;
-    if previous.permissions() != file.metadata()?.permissions() {
-        file.set_permissions(previous.permissions())?;
-    }
-    Ok(file)
+/// Returns the permissions of the file at `path`, on Unix. A symbolic link has those of its target.
+fn previous_permissions(path: &Path) -> Option<fs::Permissions> {
+    let previous = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    cfg!(unix).then(|| previous.permissions())
 }
 
-#[cfg(not(unix))]
-fn create_new(temporary: &Path, _path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(temporary)
+/// Creates a file that nobody can open who could not open a file with these permissions.
+fn create_new(path: &Path, permissions: Option<&fs::Permissions>) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    if let Some(permissions) = permissions {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        options.mode(permissions.mode() & 0o600);
+    }
+    #[cfg(not(unix))]
+    let _ = permissions;
+    options.open(path)
 }
 
 /// Returns a random number, for names that must be unique and hard to guess.
@@ -289,8 +290,16 @@ mod tests {
             save(&path, "new").unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
             assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+            // A link has the permissions of its target.
+            let link = folder.0.join("link");
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            save(&link, "newer").unwrap();
+            assert_eq!(fs::symlink_metadata(&link).unwrap().permissions().mode() & 0o777, mode);
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+            fs::remove_file(&link).unwrap();
             fs::remove_file(&path).unwrap();
         }
+        assert_eq!(folder.names(), [""; 0]);
     }
 
     #[test]

@@ -296,17 +296,18 @@ fn a_report_holds_the_first_replay_and_the_median_of_the_others() {
 
 #[test]
 fn a_wait_for_many_completions_takes_no_longer_than_for_one() {
-    let ids = 0..1000;
+    let ids = 0..100;
     let text = [
         ids.clone().map(|id| format!("a,{id},7000000,0\n")).collect::<String>(),
         ids.clone().map(|id| format!("f,{id},,\n")).collect(),
-        String::from("a,1000,7000000000,0\n"),
-        ids.map(|id| format!("c,{id},,\na,{},8,0\n", 2000 + id)).collect(),
+        String::from("a,100,700000000,0\n"),
+        ids.map(|id| format!("c,{id},,\na,{},8,0\n", 200 + id)).collect(),
     ];
     let trace = read(&text.concat());
-    let patience = Duration::from_millis(50);
+    // A wait for each completion takes 50 seconds.
+    let patience = Duration::from_millis(500);
     let start = Instant::now();
     let error = honoured(&trace, patience);
     assert!(error.unwrap_err().contains("the allocator waited for memory"));
-    assert!(start.elapsed() < 400 * patience, "{:?}", start.elapsed());
+    assert!(start.elapsed() < 40 * patience, "{:?}", start.elapsed());
 }

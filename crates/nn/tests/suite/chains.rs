@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use warpline::{Result, Tensor, ones};
-use warpline_nn::optim::{LambdaLR, SGD, Scheduler};
+use warpline_nn::optim::{LambdaLR, SGD, Scheduler, SequentialLR, StepLR};
 use warpline_nn::{Hooked, Layer, ReLU, Sequential};
 
 /// Makes the end of a chain.
@@ -66,6 +66,20 @@ const CHAINS: &[(&str, Start, Link)] = &[
         |former| {
             let former = owned::<LambdaLR>(former);
             Ok(Box::new(LambdaLR::new(&mut sgd()?, move |_| former.last_lr()[0], ())?))
+        },
+    ),
+    (
+        "sequences of schedulers",
+        || {
+            let mut sgd = sgd()?;
+            let first = Box::new(StepLR::new(&mut sgd, 1, ())?);
+            Ok(Box::new(SequentialLR::new(&mut sgd, vec![first], &[])?))
+        },
+        |former| {
+            let mut sgd = sgd()?;
+            let first = Box::new(StepLR::new(&mut sgd, 1, ())?);
+            let former = owned::<SequentialLR>(former);
+            Ok(Box::new(SequentialLR::new(&mut sgd, vec![first, former], &[10])?))
         },
     ),
 ];

@@ -6,7 +6,7 @@ use warpline::functional::mse_loss;
 use warpline::{DType, Result, Tensor, arange, manual_seed, zeros};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
-use warpline_nn::{Dropout, Linear, Module, Sequential};
+use warpline_nn::{Dropout, Linear, LinearOptions, Module, Sequential};
 
 use crate::common::World;
 
@@ -120,11 +120,12 @@ fn train_parts(
     mut update: impl FnMut(Tensor, &mut SGD) -> Result<()>,
 ) -> Result<(Vec<Vec<u32>>, [usize; 2])> {
     manual_seed(1);
-    let sizes = [[INPUTS, HIDDEN], [HIDDEN, OUTPUTS], [HIDDEN, OUTPUTS]];
-    let mut layers = Vec::new();
-    for [inputs, outputs] in sizes {
-        layers.push(Linear::new(inputs, outputs, "cuda")?);
-    }
+    let layers = [
+        // Without a bias, the sum of the results has the sign of the data.
+        Linear::new(INPUTS, HIDDEN, LinearOptions::from("cuda").bias(false))?,
+        Linear::new(HIDDEN, OUTPUTS, "cuda")?,
+        Linear::new(HIDDEN, OUTPUTS, "cuda")?,
+    ];
     let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
     let mut optimizer = sgd(parameters.clone())?;
     let sample = values(INPUTS, 0)?;
@@ -143,7 +144,8 @@ fn train_parts(
     };
     let (mut after, mut used) = (Vec::new(), [0; 2]);
     for step in 0..100 {
-        let (data, target) = (values(INPUTS, step)?, values(OUTPUTS, step + 1)?);
+        let sign = if step % 3 == 0 { -1.0 } else { 1.0 };
+        let (data, target) = (values(INPUTS, step)?.mul(sign)?, values(OUTPUTS, step + 1)?);
         optimizer.zero_grad()?;
         let x = call(0, &data)?;
         let chosen = usize::from(x.sum(())?.item::<f32>()? > 0.0);

@@ -13,6 +13,15 @@ use crate::store_wire::{accept_handshake, answer_with, message, proof, read_hell
 const LONG: Duration = Duration::from_secs(60);
 const TEXT: &str = "correct horse battery staple";
 
+#[test]
+fn short_secrets_and_secrets_of_zeros_are_refused() {
+    for refused in [&b""[..], &[1; 15], &[0; 16], &[0; 32]] {
+        let error = Secret::new(refused).unwrap_err();
+        assert!(matches!(error, StoreError::InvalidSecret { .. }), "{error}");
+    }
+    Secret::new([&[0; 15][..], &[1]].concat()).unwrap();
+}
+
 fn host() -> (TcpStore, Secret, (&'static str, u16)) {
     let secret = Secret::new(TEXT).unwrap();
     let host = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret)).unwrap();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use warpline::autograd::Reclaimed;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
@@ -12,7 +13,8 @@ const NAME: &str = "SequentialLR";
 
 /// Runs several schedulers in sequence: each from its milestone to the next milestone (`SequentialLR`).
 pub struct SequentialLR {
-    schedulers: Vec<Box<dyn Scheduler>>,
+    /// [`Reclaimed`], because a sequence may have sequences as elements, to any depth.
+    schedulers: Vec<Reclaimed<Box<dyn Scheduler>>>,
     milestones: Vec<i64>,
     last_epoch: i64,
 }
@@ -43,6 +45,7 @@ impl SequentialLR {
             optimizer.set_lr(group, lr).here()?;
         }
         schedulers[0].restart(optimizer).here()?;
+        let schedulers = schedulers.into_iter().map(Reclaimed::new).collect();
         Ok(Self { schedulers, milestones, last_epoch: 0 })
     }
 

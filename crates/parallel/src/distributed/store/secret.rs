@@ -29,13 +29,17 @@ impl Secret {
     /// Creates a secret from bytes.
     ///
     /// # Errors
-    /// [`StoreError::InvalidSecret`] if there are fewer than 16 bytes.
+    /// [`StoreError::InvalidSecret`] if there are fewer than 16 bytes, or all of them are zero.
     pub fn new(secret: impl AsRef<[u8]>) -> StoreResult<Self> {
         match secret.as_ref() {
             short if short.len() < MIN_SECRET => {
                 let found = short.len();
                 let reason = format!("it has {found} bytes, but needs at least {MIN_SECRET}");
                 Err(StoreError::InvalidSecret { reason })
+            }
+            // To HMAC, a key of zeros is the same as no key.
+            zeros if zeros.iter().all(|byte| *byte == 0) => {
+                Err(StoreError::InvalidSecret { reason: "all its bytes are zero".to_owned() })
             }
             secret => Ok(Self(secret.into())),
         }
