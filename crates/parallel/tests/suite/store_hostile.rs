@@ -22,7 +22,7 @@ const ROUNDS: i64 = 5;
 const HELD: usize = 200;
 
 /// Opens a connection in one of several hostile ways. Returns the connection, so that the caller can hold it open.
-fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Result<TcpStream> {
+fn attack(address: SocketAddr, number: usize, wrong_proof: &[u8]) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     match number % 6 {
         // Send nothing.
@@ -31,8 +31,8 @@ fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Resul
         1 => stream.write_all(&GREETING[..3])?,
         // Send garbage.
         2 => stream.write_all(&[number as u8; 200])?,
-        // Replay an honest client's greeting and proof.
-        3 => stream.write_all(recorded)?,
+        // Send a whole greeting and a wrong proof.
+        3 => stream.write_all(wrong_proof)?,
         // Close the sending half.
         4 => stream.shutdown(Shutdown::Write)?,
         // Send a greeting, then the length of a huge message.
@@ -46,7 +46,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
     let secret = Secret::random().unwrap();
     let host = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret)).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], host.port()));
-    let recorded = [&GREETING[..], &[9; 64]].concat();
+    let wrong_proof = [&GREETING[..], &[9; 64]].concat();
     // The attack lasts until each rank has run some rounds, and the ranks run until the attack is over.
     let (over, made, done) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let most = AtomicUsize::new(0);
@@ -54,7 +54,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
     std::thread::scope(|scope| {
         let hostile: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (recorded, made, done) = (&recorded, &made, &done);
+                let (wrong_proof, made, done) = (&wrong_proof, &made, &done);
                 scope.spawn(move || {
                     let mut held = VecDeque::new();
                     for number in 0.. {
@@ -64,7 +64,7 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
                         if number >= TOTAL / THREADS && is_done {
                             break;
                         }
-                        if let Ok(stream) = attack(address, number + thread, recorded) {
+                        if let Ok(stream) = attack(address, number + thread, wrong_proof) {
                             made.fetch_add(1, Ordering::Relaxed);
                             held.push_back(stream);
                         }
