@@ -68,14 +68,16 @@ pub(super) fn replacement(
     if new.is_same(&data) {
         return Ok(tensor.clone());
     }
-    if !tensor.requires_grad() {
+    // A frozen parameter keeps the gradient that it had.
+    let grad = tensor.grad();
+    if !tensor.requires_grad() && grad.is_none() {
         return Ok(new);
     }
     let new = new.requires_grad_(true)?;
-    if let Some(grad) = tensor.grad() {
+    if let Some(grad) = grad {
         new.set_grad(&f(&grad.detach())?)?;
     }
-    Ok(new)
+    new.requires_grad_(tensor.requires_grad())
 }
 
 /// Returns the part of a module's options that applies to one of its tensors.

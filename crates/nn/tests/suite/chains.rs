@@ -78,7 +78,7 @@ const CHAINS: &[(&str, Start, Link)] = &[
         |former| {
             let mut sgd = sgd()?;
             let first = Box::new(StepLR::new(&mut sgd, 1, ())?);
-            let former = owned::<SequentialLR>(former);
+            let former = Box::new(owned::<SequentialLR>(former));
             Ok(Box::new(SequentialLR::new(&mut sgd, vec![first, former], &[10])?))
         },
     ),

@@ -194,6 +194,27 @@ fn gradients_and_hooks_of_the_old_tensor_of_a_moved_parameter_are_errors() {
 }
 
 #[test]
+fn a_frozen_parameter_keeps_its_gradient() {
+    worlds(1, |world| {
+        moves(world, |to| {
+            let mut net = Net::tied()?;
+            net.loss()?.backward()?;
+            net.requires_grad_(false)?;
+            let before = grads(&net)?;
+            net.to(to)?;
+            assert!(net.parameters().iter().all(|parameter| !parameter.requires_grad()));
+            assert_eq!(grads(&net)?, before);
+            Ok(())
+        })
+    });
+}
+
+fn grads(net: &Net) -> Result<Vec<Vec<f64>>> {
+    let values = |p: &Tensor| p.grad().expect("a gradient").to(DType::F64)?.to_vec::<f64>();
+    net.parameters().iter().map(values).collect()
+}
+
+#[test]
 fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
     worlds(1, |world| {
         moves(world, |to| {
