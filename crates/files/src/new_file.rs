@@ -51,10 +51,10 @@ impl NewFile {
         };
         // The temporary name must also fit the system's limit on names, usually 255 bytes.
         let name: String = name.to_string_lossy().chars().take(40).collect();
+        let permissions = previous_permissions(path);
         let mut attempt = 0;
         loop {
             let temporary = path.with_file_name(format!(".{name}.{:016x}.part", random()));
-            let permissions = previous_permissions(path);
             match run(SaveCall::Create, || create_new(&temporary, permissions.as_ref())) {
                 Ok(file) => {
                     let new = Self { file, temporary, path: path.to_owned(), committed: false };

@@ -221,10 +221,17 @@ impl Graph {
         &self.log.pool
     }
 
-    /// Returns the driver's graph, if it was kept.
-    #[must_use]
-    pub fn template(&self) -> Option<&owned::Graph> {
-        self.template.as_ref()
+    /// Returns the driver's graph, for the call `op`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the graph was not kept.
+    #[track_caller]
+    pub fn template(&self, op: &'static str) -> Result<&owned::Graph> {
+        let reason = "the driver's graph was not kept; capture it with `keep_graph`";
+        match &self.template {
+            Some(template) => Ok(template),
+            None => Err(Error::invalid(op, reason)),
+        }
     }
 
     /// Makes the executable graph from the kept graph, and replaces an earlier executable graph. A replay in progress
@@ -234,11 +241,8 @@ impl Graph {
     /// [`ErrorKind::InvalidArgument`] if the graph was not kept. [`ErrorKind::Driver`] if the driver call fails.
     #[track_caller]
     pub fn instantiate(&mut self) -> Result<()> {
-        let Some(template) = &self.template else {
-            let reason = "the driver's graph was not kept; capture it with `keep_graph`";
-            return Err(Error::invalid("instantiate", reason));
-        };
-        let new = instantiated(template, "instantiate")?;
+        const OP: &str = "instantiate";
+        let new = instantiated(self.template(OP)?, OP)?;
         self.exec = OnceLock::new();
         let _ = self.exec.set(new);
         Ok(())
@@ -255,14 +259,11 @@ impl Graph {
     #[inline]
     #[track_caller]
     fn exec(&self, op: &'static str) -> Result<&GraphExec> {
-        match (self.exec.get(), &self.template) {
-            (Some(exec), _) => Ok(exec),
-            (None, Some(template)) => {
-                let new = instantiated(template, op)?;
-                Ok(self.exec.get_or_init(|| new))
-            }
-            (None, None) => Err(ErrorKind::NotCapturing.of(op)),
+        if let Some(exec) = self.exec.get() {
+            return Ok(exec);
         }
+        let new = instantiated(self.template(op)?, op)?;
+        Ok(self.exec.get_or_init(|| new))
     }
 
     /// Enqueues all captured work on `stream` (`CUDAGraph.replay`), in order with all other uses of

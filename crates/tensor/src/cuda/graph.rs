@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::Path;
 
-use warpline_cuda_sys_safe::{GraphExecHandle, GraphHandle, owned as driver};
+use warpline_cuda_sys_safe::{GraphExecHandle, GraphHandle};
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
@@ -171,16 +171,6 @@ impl CudaGraph {
         }
     }
 
-    /// Returns the driver's graph.
-    #[track_caller]
-    fn kept(&self, op: &'static str) -> Result<&driver::Graph> {
-        let reason = "the driver's graph was not kept; capture with `CaptureOptions::keep_graph`";
-        match self.captured(op)?.template() {
-            Some(graph) => Ok(graph),
-            None => Err(Error::invalid(op, reason)),
-        }
-    }
-
     /// Runs the captured work on the current stream of the graph's device (`CUDAGraph.replay`), in order with
     /// all other uses of its inputs, its results and its pool. Random ops continue the device's sequence, as
     /// they would without a graph.
@@ -220,7 +210,8 @@ impl CudaGraph {
     /// [`keep_graph`](CaptureOptions::keep_graph).
     #[track_caller]
     pub fn raw_cuda_graph(&self) -> Result<GraphHandle> {
-        Ok(self.kept("raw_cuda_graph")?.handle())
+        const OP: &str = "raw_cuda_graph";
+        Ok(self.captured(OP)?.template(OP)?.handle())
     }
 
     /// Returns the driver's handle of the executable graph (`CUDAGraph.raw_cuda_graph_exec`), for driver calls
@@ -263,7 +254,7 @@ impl CudaGraph {
     #[track_caller]
     pub fn debug_dump(&self, path: impl AsRef<Path>) -> Result<()> {
         const OP: &str = "debug_dump";
-        let (graph, path) = (self.kept(OP)?, path.as_ref());
+        let (graph, path) = (self.captured(OP)?.template(OP)?, path.as_ref());
         let Ok(path) = CString::new(path.as_os_str().as_encoded_bytes()) else {
             return Err(Error::invalid(OP, format!("the path {path:?} contains a zero byte")));
         };

@@ -184,8 +184,8 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
 
 /// # Safety
 /// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask, result and its
-/// gradient (`T`), logarithms and `delta` (`f32`), and the gradient of the queries (`T`). `delta` receives the product
-/// of each query's result and gradient.
+/// gradient (`T`), logarithms and `delta` (`f32`), and the gradient of the queries (`T`). The function writes to `delta`,
+/// for each query, the dot product of the result and its gradient.
 pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,

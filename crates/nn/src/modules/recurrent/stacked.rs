@@ -273,7 +273,8 @@ macro_rules! networks {
                 options: impl IntoOptions<RecurrentOptions>,
             ) -> Result<Self> {
                 let (op, kind) = (stringify!($name), CellKind::$kind);
-                Ok(Self { stacked: RecurrentStack::new(op, kind, inputs, hidden, options.into_options())? })
+                let options = options.into_options();
+                Ok(Self { stacked: RecurrentStack::new(op, kind, inputs, hidden, options)? })
             }
 
             fn describe(&self) -> String {
