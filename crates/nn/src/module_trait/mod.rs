@@ -321,8 +321,9 @@ pub trait Module: Any + tree::AsDyn {
     /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors,
     /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
     /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of
-    /// the module, and a module that shares some of its parameters, still have the old tensors. To train both, first
-    /// give one of them new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
+    /// the module, and a module that shares some of its parameters, have the old tensors until `to` is called on them
+    /// too. They then share the new tensors, converted to their own options. To train both apart, first give one of
+    /// them new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point; errors of [`Tensor::to`].

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use warpline::autograd::mark_moved;
+use warpline::autograd::{mark_moved, moved_to};
 use warpline::{Device, MemoryFormat, Result, Tensor, TensorOptions};
 
 use super::{Member, MemberMut, Module, Visitor, VisitorMut};
@@ -22,7 +22,8 @@ impl SeenTensors {
 pub(super) struct Replacements(HashMap<usize, Tensor>);
 
 impl Replacements {
-    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names.
+    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names. If another
+    /// module that shares a parameter has already replaced it, `f` gets that replacement.
     pub(super) fn new(
         module: &(impl Module + ?Sized),
         f: impl Fn(bool, &Tensor) -> Result<Tensor>,
@@ -33,7 +34,8 @@ impl Replacements {
             if failed.is_some() || new.contains_key(&tensor.id()) {
                 return;
             }
-            match f(matches!(member, Member::Parameter(_)), tensor) {
+            let present = moved_to(tensor);
+            match f(matches!(member, Member::Parameter(_)), present.as_ref().unwrap_or(tensor)) {
                 Ok(other) => drop(new.insert(tensor.id(), other)),
                 Err(error) => failed = Some(error),
             }
@@ -50,7 +52,7 @@ impl Replacements {
                 return;
             }
             if matches!(member, MemberMut::Parameter(_)) {
-                mark_moved(old, new, name);
+                mark_moved(moved_to(old).as_ref().unwrap_or(old), new, name);
             }
             member.replace(new.clone());
         }));

@@ -311,3 +311,49 @@ fn parameters_that_share_memory_stay_two_parameters() -> Result<()> {
     assert_eq!(two.second.to_vec::<f64>()?, [1.0, 1.0], "as in PyTorch, the copies share nothing");
     Ok(())
 }
+
+/// Each module is moved by a call of its own.
+#[test]
+fn modules_that_share_a_parameter_share_it_after_each_was_moved() {
+    worlds(1, |world| {
+        moves(world, |to| {
+            let mut encoder = Net::tied()?;
+            let [mut decoder, mut third] = [encoder.clone(), encoder.clone()];
+            encoder.loss()?.backward()?;
+            encoder.to(to.clone())?;
+            // The decoder still has the old tensor, and says so.
+            assert!(decoder.loss()?.backward().is_err());
+            moved("SGD", "layers.0.weight", SGD::new(decoder.parameters(), ()));
+            decoder.to(to.clone())?;
+            assert!(decoder.layers[1].weight.is_same(&encoder.layers[0].weight));
+            assert!(decoder.layers[0].weight.grad().is_some(), "the gradient moved once");
+            sgd(&decoder)?.step()?;
+            // A conversion that only one module makes leaves the other with an old tensor, and says so.
+            let mut optimizer = sgd(&encoder)?;
+            decoder.to(DType::BF16)?;
+            moved("step", "layers.0.weight", optimizer.step());
+            encoder.to(DType::BF16)?;
+            assert!(decoder.layers[0].weight.is_same(&encoder.layers[1].weight));
+            // The first tensor leads to the last one, although the tensors between are gone.
+            third.to(DType::BF16)?;
+            assert!(third.layers[0].weight.is_same(&encoder.layers[0].weight));
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_module_moves_its_parameter_alone_if_the_other_module_is_gone() -> Result<()> {
+    let mut net = Net::tied()?;
+    for dtype in [DType::F64, DType::BF16] {
+        let mut other = net.clone();
+        other.to(dtype)?;
+        drop(other);
+    }
+    let mut other = net.clone();
+    net.to(DType::F64)?;
+    sgd(&net)?.step()?;
+    other.to(DType::F64)?;
+    assert!(other.layers[0].weight.is_same(&net.layers[0].weight));
+    Ok(())
+}

@@ -7,8 +7,9 @@
 //! several replicas fail, the failure of the lowest-numbered replica is returned, or its panic is resumed.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
-use std::{hint, thread};
+use std::{hint, io};
 
 use warpline::autograd::Modes;
 use warpline::{Result, Runtime, cuda, with_runtime};
@@ -33,6 +34,7 @@ enum WorkerMessage {
 pub(super) struct Worker {
     device: usize,
     process: u32,
+    thread: ThreadId,
     messages: Sender<WorkerMessage>,
 }
 
@@ -49,10 +51,10 @@ impl Worker {
                 }
             }
         };
-        if let Err(error) = thread::Builder::new().name(name).spawn(work) {
-            return Err(DataParallelError::Thread { device, reason: error.to_string() }.into());
-        }
-        Ok(Self { device, process: std::process::id(), messages })
+        let spawned = thread::Builder::new().name(name).spawn(work);
+        let failed = |e: io::Error| DataParallelError::Thread { device, reason: e.to_string() };
+        let thread = spawned.map_err(failed)?.thread().id();
+        Ok(Self { device, process: std::process::id(), thread, messages })
     }
 
     /// Wakes the thread ahead of a job.
@@ -61,14 +63,18 @@ impl Worker {
         let _ = self.messages.send(WorkerMessage::Ready);
     }
 
-    /// Returns an error in a forked child, which does not have the threads of its parent.
+    /// Returns an error where the thread cannot serve: in a forked child, which does not have the threads of its parent,
+    /// and on the thread itself, which would wait for its own job.
     #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
-        if self.process == std::process::id() {
+        let reason = if self.process != std::process::id() {
+            "this is a forked child; create a new DataParallel in it"
+        } else if self.thread == thread::current().id() {
+            "a replica of this DataParallel calls it again on this thread; call another DataParallel"
+        } else {
             return Ok(());
-        }
-        let reason = "this is a forked child; create a new DataParallel in it".into();
-        Err(DataParallelError::Thread { device: self.device, reason }.into())
+        };
+        Err(DataParallelError::Thread { device: self.device, reason: reason.into() }.into())
     }
 }
 

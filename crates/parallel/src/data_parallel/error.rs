@@ -73,7 +73,8 @@ pub enum DataParallelError {
         /// Description of the difference.
         reason: String,
     },
-    /// The thread of a GPU could not be started or has ended. A forked child does not have the threads of its parent.
+    /// The thread of a GPU could not be started, has ended, or is the calling thread. A forked child does not have the
+    /// threads of its parent.
     #[error("the thread for cuda:{device} cannot be used: {reason}")]
     Thread {
         /// Index of the GPU.

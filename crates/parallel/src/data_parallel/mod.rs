@@ -8,7 +8,7 @@ mod replicate;
 mod scatter;
 
 use std::any::TypeId;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use warpline::{Device, Error, IntoOptions, Result, Runtime};
 use warpline_nn::{Forward, Module, Visitor, VisitorMut};
@@ -55,7 +55,8 @@ use replicate::{DeviceCopies, ModuleTensors, replicate};
 ///   or to the original.
 /// - Each device but the first has a thread that lives as long as the `DataParallel`. The current device and streams
 ///   that a module sets there are reset after the call.
-/// - Forward passes that several threads start run one after the other on the host.
+/// - Forward passes that several threads start at the same time use the devices' threads in turn, and each pass but one
+///   makes its own copies of the parameters.
 /// - A forward pass on several GPUs cannot be captured in a graph.
 #[derive(Debug)]
 pub struct DataParallel<M> {
@@ -66,6 +67,7 @@ pub struct DataParallel<M> {
     dim: isize,
     /// Threads of all devices but the first.
     workers: Vec<Worker>,
+    /// Copies per worker. Empty before the first forward pass, and while a forward pass uses the copies.
     cached: Mutex<Vec<DeviceCopies>>,
 }
 
@@ -91,7 +93,7 @@ impl<M: Module> DataParallel<M> {
         }
         let others = device_ids.get(1..).unwrap_or_default();
         let workers: Vec<_> = others.iter().map(|&d| Worker::spawn(d)).collect::<Result<_, _>>()?;
-        let cached = Mutex::new(workers.iter().map(|_| DeviceCopies::default()).collect());
+        let cached = Mutex::default();
         Ok(Self { module, device_ids, output_device, dim: options.dim, workers, cached })
     }
 }
@@ -134,7 +136,7 @@ impl<M> DataParallel<M> {
     /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
     /// [`DataParallelError::WrongDevice`] if a parameter or buffer is not on the first GPU,
     /// [`DataParallelError::Replica`] for the first replica that failed, after all replicas have ended,
-    /// [`DataParallelError::Thread`] in a forked child.
+    /// [`DataParallelError::Thread`] in a forked child, and in a replica of this `DataParallel` on another thread.
     /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a parameter or buffer belongs to another
     /// runtime; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) during a capture, with several GPUs;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the [`Scatter`] of a program's own type
@@ -176,10 +178,13 @@ impl<M> DataParallel<M> {
         if self.device_ids.len() == 1 {
             return self.module.forward(inputs.swap_remove(0));
         }
-        // Keep the lock until the outputs are gathered, because an output may be one of the cached copies.
-        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        // Own the copies instead of holding the lock, because clones and gathers run the program's code. A concurrent or
+        // nested forward pass makes its own copies. Keep the copies until the outputs are gathered, because an output
+        // may be one of them.
+        let mut copies = std::mem::take(&mut *self.cached());
+        copies.resize_with(self.workers.len(), DeviceCopies::default);
         let streams = &streams[..inputs.len()];
-        let replicas = replicate(module, &tensors, &mut cached, streams)?;
+        let replicas = replicate(module, &tensors, &mut copies, streams)?;
         drop(tensors);
         let calls = replicas.into_iter().zip(inputs).zip(streams);
         let calls = calls.map(|((replica, input), stream)| {
@@ -187,7 +192,15 @@ impl<M> DataParallel<M> {
             ReplicaCall { device, stream, replica, input }
         });
         let outputs = parallel_apply(&self.workers, &runtime, calls.collect())?;
-        M::Output::gather(outputs, GatherTo { device: self.output_device, dim: self.dim })
+        let output =
+            M::Output::gather(outputs, GatherTo { device: self.output_device, dim: self.dim })?;
+        let former = std::mem::replace(&mut *self.cached(), copies);
+        drop(former);
+        Ok(output)
+    }
+
+    fn cached(&self) -> MutexGuard<'_, Vec<DeviceCopies>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the caller's current stream of each device.

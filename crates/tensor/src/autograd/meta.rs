@@ -14,6 +14,7 @@ use warpline_runtime::Version;
 use warpline_stream::Stream;
 
 use super::hooks::{LeafHooks, move_retain_grad_hook};
+use super::moved::MovedMark;
 use super::node::{Edge, GradNode, NodeKind};
 use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
@@ -70,8 +71,8 @@ pub(crate) struct AutogradMeta {
     accumulating: Mutex<()>,
     /// For a leaf: its elements in the dtype of a region of autocast.
     cast: Mutex<Option<LeafCast>>,
-    /// Name of the parameter, if a module has replaced this leaf with another tensor.
-    moved: OnceLock<Arc<str>>,
+    /// Set if a module has replaced this leaf with another tensor.
+    moved: OnceLock<Arc<MovedMark>>,
 }
 
 /// A converted copy of a leaf.
@@ -104,6 +105,8 @@ struct GradState {
     accumulator: Weak<GradNode>,
     /// Hooks of this leaf, and of leaves that it replaced.
     hooks: SmallVec<[Arc<LeafHooks>; 1]>,
+    /// Marks of the leaves that this leaf replaced.
+    replaced: Vec<Arc<MovedMark>>,
     retains_grad: bool,
 }
 
@@ -180,12 +183,18 @@ impl AutogradMeta {
         state.hooks[0].clone()
     }
 
-    /// Marks the leaf as moved and transfers its hooks to `to`. Does nothing if the leaf is already marked.
-    pub(super) fn mark_moved(&self, name: Arc<str>, to: &AutogradMeta) {
-        if self.moved.set(name).is_ok() {
-            let hooks = std::mem::take(&mut self.state().hooks);
-            to.state().hooks.extend(hooks);
-        }
+    /// Marks the leaf as moved to `to`, and transfers its hooks and the marks of leaves that it replaced.
+    pub(super) fn mark_moved(&self, name: &str, to: &Tensor) {
+        let mark = self.moved.get_or_init(|| Arc::new(MovedMark::new(name)));
+        let (hooks, mut replaced) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.hooks), std::mem::take(&mut state.replaced))
+        };
+        replaced.push(mark.clone());
+        replaced.iter().for_each(|mark| mark.set_replacement(to));
+        let mut state = Self::of(to).state();
+        state.hooks.extend(hooks);
+        state.replaced.extend(replaced);
     }
 
     /// Counts an in-place op on a base, and returns the new number.
@@ -207,9 +216,9 @@ impl Tensor {
         self.inner().autograd.meta.get().map(|meta| &**meta)
     }
 
-    /// Returns the parameter name if the leaf was moved.
-    pub(super) fn moved(&self) -> Option<&Arc<str>> {
-        self.meta()?.moved.get()
+    /// Returns the leaf's mark if it was moved.
+    pub(super) fn moved(&self) -> Option<&MovedMark> {
+        self.meta()?.moved.get().map(|mark| &**mark)
     }
 
     pub(super) fn has_meta(&self) -> bool {

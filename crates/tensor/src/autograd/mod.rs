@@ -50,7 +50,7 @@ pub use mode::{
     ModeGuard, Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled,
     is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
-pub use moved::{check_not_moved, mark_moved};
+pub use moved::{check_not_moved, mark_moved, moved_to};
 pub use node::Gradients;
 #[doc(hidden)]
 pub use reclaim::Reclaimed;

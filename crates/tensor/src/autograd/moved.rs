@@ -10,15 +10,37 @@
 //! tensor lends its sizes, strides and storage by reference, and graphs, saved tensors and launches
 //! rely on these being immutable.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
 use super::meta::AutogradMeta;
+use crate::tensor::TensorInner;
 use crate::{ErrorKind, Result, Tensor};
+
+/// The mark of a moved leaf.
+pub(super) struct MovedMark {
+    /// Name of the parameter when it was first moved.
+    name: Arc<str>,
+    /// The tensor that last replaced the leaf, directly or by further moves.
+    replacement: Mutex<Weak<TensorInner>>,
+}
+
+impl MovedMark {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.into(), replacement: Mutex::default() }
+    }
+
+    pub(super) fn set_replacement(&self, tensor: &Tensor) {
+        let new = Arc::downgrade(tensor.inner());
+        *self.replacement.lock().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+}
 
 /// Marks the leaf `old` as moved: from now on `new` has its place in a module, under the name `name`. Hooks of
 /// `old` go to `new`, where their handles remove them.
 ///
 /// From then on, a gradient that arrives at `old`, a new hook on it, and [`check_not_moved`] fail with
 /// [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it without effect. `old`
-/// stays marked; marking it again has no effect.
+/// stays marked under its first name; marking it again only changes its replacement, [`moved_to`].
 ///
 /// `Module::to` of `warpline-nn` calls this function. A program needs it only for its own kinds of modules.
 ///
@@ -36,8 +58,20 @@ use crate::{ErrorKind, Result, Tensor};
 /// ```
 pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
     if !old.is_same(new) {
-        AutogradMeta::of(old).mark_moved(name.into(), AutogradMeta::of(new));
+        AutogradMeta::of(old).mark_moved(name, new);
     }
+}
+
+/// Returns the tensor that replaced `leaf` in its module, after all moves. `None` if `leaf` was not moved, or if its
+/// replacement no longer exists.
+///
+/// `Module::to` of `warpline-nn` calls this function, so that modules which share a parameter still share it after
+/// each of them was moved.
+#[must_use]
+pub fn moved_to(leaf: &Tensor) -> Option<Tensor> {
+    let replacement = &leaf.moved()?.replacement;
+    let inner = replacement.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+    inner.map(Tensor::from_inner)
 }
 
 /// Checks that no module has replaced `leaf` with another tensor.
@@ -46,6 +80,6 @@ pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
 /// [`ErrorKind::Moved`] of the op `op` if [`mark_moved`] was called with `leaf` as the old tensor.
 #[track_caller]
 pub fn check_not_moved(op: &'static str, leaf: &Tensor) -> Result<()> {
-    let Some(name) = leaf.moved() else { return Ok(()) };
-    Err(ErrorKind::Moved { name: name.clone() }.of(op))
+    let Some(mark) = leaf.moved() else { return Ok(()) };
+    Err(ErrorKind::Moved { name: mark.name.clone() }.of(op))
 }

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use warpline::{Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
-use warpline_parallel::DataParallel;
+use warpline::{Device, Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
+use warpline_parallel::{DataParallel, DataParallelError};
 
 use super::nets::{Counts, FnModule};
 use super::world::{SimBox, TestResult, values};
@@ -204,6 +204,73 @@ fn s29_eight_gpus_are_kept_busy() {
             assert!(!cuda::current_stream(device)?.query()?, "cuda:{device} has nothing to do");
         }
         assert_eq!(out.size(), [16]);
+        Ok(())
+    });
+}
+
+/// Code that runs once, at the first call from inside a forward pass.
+#[derive(Default)]
+struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Once {
+    fn set(&self, code: impl FnOnce() + Send + 'static) {
+        *self.0.lock().expect("no panic") = Some(Box::new(code));
+    }
+
+    fn run(&self) {
+        let code = self.0.lock().expect("no panic").take();
+        code.into_iter().for_each(|code| code());
+    }
+}
+
+/// A member whose clones run the program's code.
+struct RunsOnClone(Arc<Once>);
+
+impl Clone for RunsOnClone {
+    fn clone(&self) -> Self {
+        self.0.run();
+        Self(Arc::clone(&self.0))
+    }
+}
+
+#[test]
+fn a_clone_of_a_module_may_run_a_forward_pass_of_the_same_data_parallel() {
+    SimBox::lazy(2).enter(|| {
+        let member = RunsOnClone(Arc::default());
+        let nested = Arc::clone(&member.0);
+        let add = FnModule(move |x: Tensor| {
+            let _member = &member;
+            x.add(1.0)
+        });
+        let net = Arc::new(DataParallel::new(add, ())?);
+        let (x, (sender, received)) = (ones([4], 0)?, channel());
+        let (inner, y) = (Arc::clone(&net), x.mul(2.0)?);
+        nested.set(move || sender.send(inner.forward(y)).expect("the test listens"));
+        assert_eq!(values(&net.forward(x)?)?, [2.0; 4]);
+        assert_eq!(values(&received.try_recv()??)?, [3.0; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_replica_that_calls_its_own_data_parallel_on_another_thread_gets_an_error() {
+    SimBox::lazy(2).enter(|| {
+        let nested = Arc::new(Once::default());
+        let inside = Arc::clone(&nested);
+        let net = FnModule(move |x: Tensor| {
+            if x.device() == Device::cuda(1) {
+                inside.run();
+            }
+            Ok(x)
+        });
+        let net = Arc::new(DataParallel::new(net, ())?);
+        let (x, (sender, received)) = (ones([4], 0)?, channel());
+        let (inner, y) = (Arc::clone(&net), x.clone());
+        nested.set(move || sender.send(inner.forward(y)).expect("the test listens"));
+        assert_eq!(values(&net.forward(x)?)?, [1.0; 4]);
+        let error = received.try_recv()?.unwrap_err();
+        let thread = matches!(error.find(), Some(DataParallelError::Thread { device: 1, .. }));
+        assert!(thread, "{error}");
         Ok(())
     });
 }
