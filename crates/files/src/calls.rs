@@ -52,10 +52,15 @@ mod watched {
         watcher: impl FnMut(SaveCall) -> io::Result<()> + 'static,
         f: impl FnOnce() -> R,
     ) -> R {
-        WATCHER.set(Some(Box::new(watcher)));
-        let result = f();
-        WATCHER.set(None);
-        result
+        /// Restores the previous watcher, also after a panic.
+        struct Restore(Option<Watcher>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                WATCHER.set(self.0.take());
+            }
+        }
+        let _restore = Restore(WATCHER.replace(Some(Box::new(watcher))));
+        f()
     }
 
     pub(super) fn begin(call: SaveCall) -> io::Result<()> {
@@ -69,4 +74,22 @@ mod watched {
 /// Errors of [`std::fs::remove_file`].
 pub fn remove(path: &Path) -> io::Result<()> {
     run(SaveCall::Remove, || fs::remove_file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watcher_is_gone_after_a_panic() {
+        let watched = || watch(|_| Err(io::Error::other("injected")), || panic!("on purpose"));
+        std::panic::catch_unwind(watched).unwrap_err();
+        run(SaveCall::Sync, || Ok(())).unwrap();
+        // An inner watcher gives way to the outer one.
+        let outer = || {
+            watch(|_| Ok(()), || run(SaveCall::Sync, || Ok(()))).unwrap();
+            run(SaveCall::Sync, || Ok(())).unwrap_err()
+        };
+        watch(|_| Err(io::Error::other("injected")), outer);
+    }
 }

@@ -11,5 +11,5 @@ mod open;
 #[cfg(any(test, feature = "testing"))]
 pub use calls::watch;
 pub use calls::{SaveCall, remove};
-pub use new_file::{NewFile, random};
+pub use new_file::{NewFile, name_of_temporary, random};
 pub use open::{lock_folder, open};

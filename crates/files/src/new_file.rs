@@ -49,8 +49,9 @@ impl NewFile {
         let Some(name) = path.file_name() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
         };
-        // The temporary name must also fit the system's limit on names, usually 255 bytes.
-        let name: String = name.to_string_lossy().chars().take(40).collect();
+        // The temporary name must also fit the system's limit on names: 255 bytes, or 143 with encryption.
+        let name = name.to_string_lossy();
+        let name = &name[..name.floor_char_boundary(100)];
         let permissions = previous_permissions(path);
         let mut attempt = 0;
         loop {
@@ -102,6 +103,14 @@ impl NewFile {
         self.committed = true;
         run(SaveCall::SyncFolder, || sync_folder(&self.path))
     }
+}
+
+/// Returns the `NAME` of a temporary file `.NAME.RANDOM.part` of a [`NewFile`], or `None` if the file's name has another
+/// form. If the name at the path has more than 100 bytes, `NAME` is its beginning.
+#[must_use]
+pub fn name_of_temporary(file_name: &str) -> Option<&str> {
+    let (name, random) = file_name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+    (random.len() == 16 && random.bytes().all(|b| b.is_ascii_hexdigit())).then_some(name)
 }
 
 impl Write for NewFile {
@@ -300,6 +309,19 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert_eq!(folder.names(), [""; 0]);
+    }
+
+    #[test]
+    fn temporary_files_are_found_by_name() {
+        let folder = Folder::new();
+        let long = "é".repeat(120);
+        for (name, found) in [("a.b", "a.b"), (&long[..], &long[..100])] {
+            let file = NewFile::create(&folder.0.join(name)).unwrap();
+            assert_eq!(name_of_temporary(&folder.names()[0]), Some(found));
+            drop(file);
+        }
+        let other = ["a", ".part", ".a.part", ".a.0123456789abcde.part", ".a.0123456789abcdeg.part"];
+        assert!(other.iter().all(|name| name_of_temporary(name).is_none()));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The cost of a collective does not grow with the number of outstanding collectives. The driver completes no work. The
-//! test measures allocated bytes, because a list that grows is reallocated.
+//! test measures allocated bytes, and the thread's processor time, because a call that searched a growing list would
+//! allocate nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use warpline::cuda::CudaGraph;
 use warpline::{Result, Runtime, RuntimeConfig, ones, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
@@ -33,18 +36,31 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BLOCK: usize = 512;
-const BLOCKS: usize = 8;
+const BLOCKS: usize = 32;
+/// Largest growth of an item's processor time. A search through one word per outstanding item makes the shortest
+/// items more than 5 times as long.
+const MAX_GROWTH: u128 = 3;
 
-/// Runs `item` many times without waiting. Asserts that the median of the bytes allocated per block of items does not
-/// grow.
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Runs `item` many times without waiting. Asserts that neither the median of the bytes allocated per block of items
+/// grows, nor the shortest processor time of a block.
 fn assert_constant_cost(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
-    let mut blocks = Vec::new();
+    let (mut blocks, mut times) = (Vec::new(), Vec::new());
     for _ in 0..BLOCKS {
-        let before = ALLOCATED.load(Relaxed);
+        let before = (ALLOCATED.load(Relaxed), processor_time());
         (0..BLOCK).try_for_each(|_| item())?;
-        blocks.push((ALLOCATED.load(Relaxed) - before) / BLOCK);
+        times.push((processor_time() - before.1).as_nanos() / BLOCK as u128);
+        blocks.push((ALLOCATED.load(Relaxed) - before.0) / BLOCK);
     }
-    println!("{name}: bytes allocated per item: {blocks:?}");
+    println!("{name}: bytes allocated per item: {blocks:?}; nanoseconds: {times:?}");
+    let [early, late] = [&times[..BLOCKS / 4], &times[BLOCKS - BLOCKS / 4..]]
+        .map(|quarter| *quarter.iter().min().expect("blocks"));
+    assert!(late <= early * MAX_GROWTH, "{name}: {early}, then {late} ns per item");
     let [early, late] = [&blocks[..BLOCKS / 2], &blocks[BLOCKS / 2..]].map(|half| {
         let mut half = half.to_vec();
         half.sort_unstable();

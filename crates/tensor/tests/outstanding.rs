@@ -1,11 +1,13 @@
 //! Tests that the cost of a call does not grow with the amount of outstanding work. The driver
-//! completes nothing, and the test measures allocated bytes, because a list that grows must be
-//! reallocated.
+//! completes nothing. The test measures allocated bytes, and the thread's processor time, because a
+//! call that searched a growing list would allocate nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{DType, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::null::NullDriver;
@@ -39,20 +41,34 @@ static COUNTING: Counting = Counting;
 
 /// Number of items per block. The counters are read after each of `BLOCKS` blocks.
 const BLOCK: usize = 512;
-const BLOCKS: usize = 8;
+const BLOCKS: usize = 32;
+/// Largest growth of an item's processor time. A search through one word per outstanding item makes the shortest
+/// items more than 5 times as long.
+const MAX_GROWTH: u128 = 3;
+
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
 
 /// Runs `item` many times without a wait. From block to block, neither the bytes that a block of
-/// items allocates nor the bytes that remain allocated after it may grow. The test compares lower
-/// medians, which ignore blocks in which a table doubles its size.
+/// items allocates, nor the bytes that remain allocated after it, nor its processor time may grow. The
+/// test compares lower medians of bytes, which ignore blocks in which a table doubles its size, and the
+/// shortest times, which ignore disturbances.
 fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
-    let mut blocks = Vec::new();
+    let (mut blocks, mut times) = (Vec::new(), Vec::new());
     for _ in 0..BLOCKS {
-        let before = (ALLOCATED.load(Relaxed), LIVE.load(Relaxed));
+        let before = (ALLOCATED.load(Relaxed), LIVE.load(Relaxed), processor_time());
         (0..BLOCK).try_for_each(|_| item())?;
+        times.push((processor_time() - before.2).as_nanos() / BLOCK as u128);
         let left = LIVE.load(Relaxed).saturating_sub(before.1);
         blocks.push([(ALLOCATED.load(Relaxed) - before.0) / BLOCK, left / BLOCK]);
     }
-    println!("{name}: bytes allocated and left, per item: {blocks:?}");
+    println!("{name}: bytes allocated and left, per item: {blocks:?}; nanoseconds: {times:?}");
+    let [early, late] = [&times[..BLOCKS / 4], &times[BLOCKS - BLOCKS / 4..]]
+        .map(|quarter| *quarter.iter().min().expect("blocks"));
+    assert!(late <= early * MAX_GROWTH, "{name}: {early}, then {late} ns per item");
     for which in 0..2 {
         let [early, late] = [&blocks[..BLOCKS / 2], &blocks[BLOCKS / 2..]].map(|half| {
             let mut bytes: Vec<_> = half.iter().map(|block| block[which]).collect();

@@ -9,7 +9,16 @@ use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 ///
 /// Any stream may use the memory immediately, without a wait. Dropping the value releases the memory after all streams
 /// have finished with it. Memory of a stream-ordered pool does not have these properties, because it is allocated and
-/// freed in the order of one stream. A source therefore cannot return such memory:
+/// freed in the order of one stream. A source can therefore return memory of `cuMemAlloc`, but not memory of a pool:
+///
+/// ```
+/// use warpline_alloc::cuda::CudaMemory;
+/// use warpline_cuda_sys_safe::owned::DeviceMemory;
+///
+/// fn of_a_source(memory: DeviceMemory) -> CudaMemory {
+///     memory.into()
+/// }
+/// ```
 ///
 /// ```compile_fail,E0277
 /// use warpline_alloc::cuda::CudaMemory;

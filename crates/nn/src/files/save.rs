@@ -136,8 +136,8 @@ const INDEX: &str = "model.safetensors.index.json";
 ///
 /// The index is replaced atomically, as by [`save_file`], after all files that it names. These files have names that no
 /// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the previous index stays valid until it is replaced.
-/// Afterwards all files that have such a name and are not in the new index are removed: files of the previous save and
-/// of killed saves. Saves to the same folder take turns; each waits up to ten minutes. On a file system without locks
+/// Afterwards all files that have such a name and are not in the new index are removed: files of the previous save, and
+/// files and temporary files of killed saves. Saves to the same folder take turns; each waits up to ten minutes. On a file system without locks
 /// nothing is removed.
 ///
 /// # Errors
@@ -185,8 +185,12 @@ fn save_within(
     let saved = save_all(&shards, &tag, folder, &mut written);
     // After a failed sync of the folder the new index may be in place.
     let used = saved.is_ok() || read_index(&folder.join(INDEX)).is_ok_and(|now| now.contains(&tag));
+    let is_ours = |name: &str| match warpline_files::name_of_temporary(name) {
+        Some(name) => name == INDEX || is_shard(name),
+        None => is_shard(name),
+    };
     let is_stale = |name: &str| match used {
-        true => saved.is_ok() && lock.is_ok() && is_shard(name) && !written.contains(name),
+        true => saved.is_ok() && lock.is_ok() && is_ours(name) && !written.contains(name),
         false => written.contains(name),
     };
     // Ignore failures to remove files, which do not affect the saved state.

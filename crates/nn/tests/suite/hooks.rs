@@ -1,9 +1,9 @@
 //! Tests of hooks of modules, on the CPU and on simulated devices: their order, the values that they replace,
 //! and their removal.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
-use warpline::autograd::no_grad;
+use warpline::autograd::{HookHandle, no_grad};
 use warpline::{ErrorKind, Result, Tensor, ones, tensor};
 use warpline_nn::{Apply, Embedding, Hooked, LSTM, Linear, Module, ReLU, Sequential};
 
@@ -177,5 +177,42 @@ fn a_hook_that_fails_makes_the_pass_fail() -> Result<()> {
     let x = ones([2], ())?.requires_grad_(true)?;
     let error = net.forward(&x)?.sum(())?.backward().unwrap_err();
     assert!(error.to_string().contains("0 gradients for 1 inputs"), "{error}");
+    Ok(())
+}
+
+/// The drop of a hook is the program's code.
+#[test]
+fn a_hook_that_uses_its_module_when_it_is_dropped_does_not_block() -> Result<()> {
+    struct OnDrop(Weak<Hooked<Linear>>, Log);
+
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            if let Some(module) = self.0.upgrade() {
+                module.register_forward_hook(|_, _, output| output.add(1).map(Some)).remove();
+                let output = module.forward(&tensor([[1.0f32]], ()).expect("an input"));
+                log(&self.1, format!("{:?}", output.and_then(|y| y.item::<f32>())));
+            }
+        }
+    }
+
+    let (module, seen) = (Arc::new(doubling(warpline::Device::Cpu)?), Log::default());
+    let owned = || OnDrop(Arc::downgrade(&module), Arc::clone(&seen));
+    let [pre, after, back] = [owned(), owned(), owned()];
+    let handles = [
+        module.register_forward_pre_hook(move |_, _| {
+            let _owned = &pre;
+            Ok(None)
+        }),
+        module.register_forward_hook(move |_, _, _| {
+            let _owned = &after;
+            Ok(None)
+        }),
+        module.register_full_backward_hook(move |_, _| {
+            let _owned = &back;
+            Ok(None)
+        }),
+    ];
+    handles.map(HookHandle::remove);
+    assert_eq!(taken(&seen), ["Ok(2.0)"; 3]);
     Ok(())
 }

@@ -221,6 +221,11 @@ fn a_process_killed_at_any_call_of_a_save_leaves_the_older_or_the_newer_model() 
         let mut newer_after = None;
         for calls in 0.. {
             save(model(1)).unwrap();
+            if sharded {
+                let left = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name());
+                let left: Vec<_> = left.collect();
+                assert_eq!(left.len(), 4, "three shards and the index, but: {left:?}");
+            }
             let mut saver = Saver::start(&[
                 ("SAVER_PATH", path.to_str().unwrap()),
                 ("SAVER_MODEL", "2"),

@@ -25,6 +25,8 @@
 //! other results are refused.
 
 mod awaited;
+#[cfg(test)]
+mod tests;
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};

@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warpline::autograd::{
-    Context, Function, Gradients, HookHandle, ToSave, is_grad_enabled, queue_callback,
+    Context, Function, Gradients, HookHandle, Reclaimed, ToSave, is_grad_enabled, queue_callback,
 };
 use warpline::{IntoOptions, Result, Tensor};
 use warpline_nn::{Forward, Module, TensorTree, Visitor, VisitorMut};
@@ -333,7 +333,8 @@ impl<M> DistributedDataParallel<M> {
         &mut self,
         hook: impl Fn(&GradBucket) -> Result<BucketReduction> + Send + Sync + 'static,
     ) {
-        self.reducer.set_hook(Arc::new(hook));
+        let hook = Reclaimed::new(hook);
+        self.reducer.set_hook(Arc::new(move |bucket: &GradBucket| hook(bucket)));
     }
 }
 

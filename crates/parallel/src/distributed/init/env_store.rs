@@ -46,15 +46,22 @@ pub(super) fn store_from_env(found: &Environment, timeout: Duration) -> Result<A
     Ok(store)
 }
 
-/// Returns the addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a host's
-/// own name a loopback address beside the address that other hosts know.
+/// Returns the addresses at which rank 0 may listen.
 fn listen_addresses<A>(name: A, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
 where
     A: ToSocketAddrs + Send + Sync + 'static,
 {
-    let mut found = look_up(&Arc::new(name), deadline)?;
-    found.sort_by_key(|address| address.ip().is_loopback());
-    Ok(found)
+    look_up(&Arc::new(name), deadline).map(reachable_addresses)
+}
+
+/// Removes loopback addresses if there are others. Some systems give a host's own name a loopback address beside the
+/// address that other hosts know, and a store that listened there would never hear from them.
+fn reachable_addresses(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let is_reachable = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+    if addresses.iter().any(is_reachable) {
+        addresses.retain(is_reachable);
+    }
+    addresses
 }
 
 #[cfg(test)]
@@ -69,6 +76,17 @@ mod tests {
         assert_eq!(addresses("10.1.2.3"), [SocketAddr::from(([10, 1, 2, 3], 7))]);
         assert!(addresses("localhost").iter().all(|address| address.ip().is_loopback()));
         found("no.such.host.invalid").unwrap_err();
+    }
+
+    #[test]
+    fn rank_0_does_not_listen_on_the_loopback_of_a_name_with_other_addresses() {
+        let addresses = |of: &[&str]| -> Vec<SocketAddr> {
+            of.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 7)).collect()
+        };
+        let mixed = addresses(&["127.0.1.1", "10.1.2.3", "::1", "fd00::1", "::ffff:127.0.0.1"]);
+        assert_eq!(reachable_addresses(mixed), addresses(&["10.1.2.3", "fd00::1"]));
+        let loopback = addresses(&["127.0.1.1", "::1"]);
+        assert_eq!(reachable_addresses(loopback.clone()), loopback);
     }
 
     #[test]
