@@ -320,7 +320,8 @@ mod tests {
             assert_eq!(name_of_temporary(&folder.names()[0]), Some(found));
             drop(file);
         }
-        let other = ["a", ".part", ".a.part", ".a.0123456789abcde.part", ".a.0123456789abcdeg.part"];
+        let other =
+            ["a", ".part", ".a.part", ".a.0123456789abcde.part", ".a.0123456789abcdeg.part"];
         assert!(other.iter().all(|name| name_of_temporary(name).is_none()));
     }
 

@@ -1,7 +1,8 @@
-//! Tests that the compiler reports a mistake in a derived module once, at the field, and names the accepted
-//! types.
+//! Tests of compiler messages of this crate and of `warpline`. For an argument of a wrong type, the message names the
+//! accepted types. A mistake in a derived module is reported once, at the field. The tests of both crates are one
+//! project, because each project checks all dependencies anew.
 
 #[test]
-fn mistakes_in_modules_are_reported_once_at_the_field() {
+fn mistakes_are_reported_once_and_name_the_accepted_types() {
     trybuild::TestCases::new().compile_fail("tests/diagnostics/*.rs");
 }
