@@ -212,7 +212,7 @@ fn a_hook_that_uses_its_module_when_it_is_dropped_does_not_block() -> Result<()>
             Ok(None)
         }),
     ];
-    handles.map(HookHandle::remove);
+    handles.into_iter().for_each(HookHandle::remove);
     assert_eq!(taken(&seen), ["Ok(2.0)"; 3]);
     Ok(())
 }
