@@ -267,8 +267,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let (params, checks_indices) = (Params { space, args }, false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
-        // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only
-        // the operands; the caller of this function, that `space` has the operands' elements.
+        // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only the
+        // operands. The caller of this function guarantees that `space` has the operands' elements.
         unsafe { launch::run(target, &call) }
     }
 }

@@ -254,7 +254,8 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
     Ok(())
 }
 
-/// Returns each storage once, with whether it is written, sorted by key, which is the lock order.
+/// Returns each storage once, sorted by key, which is the lock order. The flag is set if the
+/// storage is written.
 fn distinct<'a>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
 ) -> SmallVec<[(&'a Storage, bool); 4]> {
