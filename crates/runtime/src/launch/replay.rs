@@ -36,7 +36,8 @@ pub(crate) struct GraphReplay<'a> {
 /// Outcome of an attempt to launch a replay.
 enum Attempt {
     Launched,
-    /// Another thread used storages of the graph meanwhile, which ended their attachment.
+    /// Another thread used storages of the graph during the attempt, so these storages are no
+    /// longer attached.
     Overtaken,
     /// The replay must also visit the attached storages.
     MustVisitAll,

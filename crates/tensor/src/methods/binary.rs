@@ -50,17 +50,17 @@ methods! {
     maximum MAXIMUM;
     /// The smaller of two elements; NaN if either is NaN.
     minimum MINIMUM;
-    /// `self == other`, as bools.
+    /// `self == other`, as a bool tensor.
     eq EQ;
-    /// `self != other`, as bools.
+    /// `self != other`, as a bool tensor.
     ne NE;
-    /// `self < other`, as bools.
+    /// `self < other`, as a bool tensor.
     lt LT;
-    /// `self <= other`, as bools.
+    /// `self <= other`, as a bool tensor.
     le LE;
-    /// `self > other`, as bools.
+    /// `self > other`, as a bool tensor.
     gt GT;
-    /// `self >= other`, as bools.
+    /// `self >= other`, as a bool tensor.
     ge GE;
     /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Does not support bools. An
     /// integer divided by a zero element of a tensor gives the dividend.
