@@ -43,8 +43,8 @@ pub trait StreamBackend: Send + Sync {
     /// Returns whether the work before the event is complete.
     ///
     /// # Errors
-    /// [`StreamBackend::Error`]. Unless [`is_lost`](Self::is_lost) returns `true` for it, the work
-    /// counts as not complete.
+    /// [`StreamBackend::Error`] if the event cannot be queried. The work then counts as not
+    /// complete, unless [`is_lost`](Self::is_lost) returns `true` for the error.
     fn query(&self, event: &Self::Event) -> Result<bool, Self::Error>;
 
     /// Blocks the host until the work before the event is complete.

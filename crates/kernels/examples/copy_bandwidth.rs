@@ -152,7 +152,8 @@ impl Bench {
     }
 
     fn raw(&self, stream: &Stream, dst: CopyEnd, src: CopyEnd, bytes: usize) -> Answer {
-        // SAFETY: both ends have this size, and callers keep them alive until they have waited.
+        // SAFETY: both ends have `bytes` bytes, and callers keep both alive until they have
+        // synchronized the stream.
         unsafe { self.driver.memcpy_async(&Copy { dst, src, bytes }, stream.raw().handle()) }?;
         Ok(())
     }

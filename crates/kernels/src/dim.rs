@@ -19,7 +19,8 @@ pub(crate) fn check_dim(op: &'static str, dim: usize, ndim: usize) -> Result<()>
 /// Returns an error unless `view` has this dtype and the sizes of `input`.
 ///
 /// # Errors
-/// [`ErrorKind::DTypeMismatch`] or [`ErrorKind::ShapeMismatch`].
+/// [`ErrorKind::DTypeMismatch`] if `view` has another dtype. [`ErrorKind::ShapeMismatch`] if its
+/// sizes differ from the sizes of `input`.
 #[track_caller]
 pub(crate) fn check_result(
     op: &'static str,

@@ -261,8 +261,8 @@ impl Stream {
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }
         if self.is_twin() {
-            // Without this refusal, the driver would capture work that this `Stream` numbers as if
-            // it ran.
+            // Without this refusal, the driver would capture the work, but the stream would number
+            // it as work that runs.
             let reason = "it is the twin of a captured stream; use the captured stream";
             return Err(ErrorKind::CannotCapture { reason }.of("begin_capture"));
         }

@@ -5,9 +5,10 @@
 //! earlier replays whose outcome is not known yet. Once the failure is known, the next replay waits
 //! until no replay runs, so that its outcome is its own.
 //!
-//! A replay fails if an earlier replay fails that it overlaps on the same stream: it *covers* that
-//! replay (`CheckedLaunch::covers`). Bytes that depend on a replay therefore need no dependencies
-//! on the replays that it covers, so many consecutive replays leave a single dependency.
+//! If a replay fails, so does each later replay that overlaps it on the same stream. The later
+//! replay *covers* the earlier replay (`CheckedLaunch::covers`). Bytes that depend on a replay
+//! therefore need no dependencies on the replays that it covers, so many consecutive replays leave
+//! a single dependency.
 
 use std::sync::{Arc, PoisonError, Weak};
 

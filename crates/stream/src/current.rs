@@ -178,9 +178,9 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): SavedState) {
     });
 }
 
-/// Runs `f` as in a new thread, which has chosen no device and no stream, and restores the thread's
-/// choices afterwards, also if `f` panics. Thread pools use it to keep the choices of one job from
-/// another.
+/// Runs `f` as in a new thread, with no chosen device and no chosen stream. Restores the thread's
+/// choices afterwards, even if `f` panics. Thread pools use this function to keep the choices of
+/// one job from another.
 ///
 /// ```
 /// use std::sync::Arc;

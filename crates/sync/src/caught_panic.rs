@@ -20,7 +20,7 @@ impl CaughtPanic {
     /// inconsistent state are not used.
     ///
     /// # Errors
-    /// The panic.
+    /// The panic, if `function` panics.
     pub fn catch<R>(function: impl FnOnce() -> R) -> Result<R, Self> {
         catch_unwind(AssertUnwindSafe(function)).map_err(Self::new)
     }

@@ -52,7 +52,7 @@ impl<T> OnceLock<T> {
     /// Stores a value in an empty cell.
     ///
     /// # Errors
-    /// Returns `value` if the cell already has a value.
+    /// The unchanged `value`, if the cell already has a value.
     pub fn set(&self, value: T) -> Result<(), T> {
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         self.value.set(value)

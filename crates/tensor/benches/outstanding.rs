@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     with_runtime(&Runtime::new(driver, RuntimeConfig::default())?, bench)
 }
 
-/// Which rows are measured, and the format in which they are printed.
+/// Selection of the measured rows, and the format of the printed figures.
 struct Output {
     /// Rows that do not contain this text are left out.
     filter: String,

@@ -7,7 +7,7 @@ pub(crate) mod support;
 use support::Report;
 use warpline::{Result, SimulatedOptions, cuda, simulated, with_runtime};
 
-/// Shows several values of the variable on three simulated GPUs.
+/// Shows the effect of several values of `CUDA_VISIBLE_DEVICES` on three simulated GPUs.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     for (visible, count) in [("2,0", 2), ("1", 1), ("0,1,2", 3), ("0,-1,1", 1), ("", 0)] {
         let runtime = simulated(SimulatedOptions::new(3).visible(visible))?;

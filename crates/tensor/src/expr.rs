@@ -89,10 +89,11 @@ macro_rules! numbers {
 numbers!(bool, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 numbers!(half::f16, half::bf16, Scalar);
 
-/// A term of a formula, before it becomes an operand. The compiler takes the first of these methods that the
-/// type allows: that of [`TensorTerm`], which takes the term by value, of [`NumberTerm`], by reference, or of
-/// [`OtherTerm`], by mutable reference, whose bound fails with the message of [`FormulaOperand`]. Method lookup,
-/// unlike a single trait, also works for a literal whose type the compiler knows only to be a float.
+/// A term of a formula, before it becomes an operand. The compiler takes the first of three methods that the type
+/// allows. The method of [`TensorTerm`] takes the term by value, the method of [`NumberTerm`] by reference, and the
+/// method of [`OtherTerm`] by mutable reference. The bound of [`OtherTerm`] fails with the message of
+/// [`FormulaOperand`]. Method lookup, unlike a single trait, also works for a literal whose type the compiler knows
+/// only to be a float.
 #[derive(Debug)]
 pub struct Term<T>(pub T);
 
@@ -201,7 +202,7 @@ impl<T> FormulaCall<Result<T>> {
     /// Returns the call's result.
     ///
     /// # Errors
-    /// The error of the call.
+    /// The error of the call, if the call failed.
     pub fn unwrap_value(self) -> Result<T> {
         self.0
     }

@@ -205,10 +205,10 @@ impl Tensor {
         self.0.storage.is_pinned()
     }
 
-    /// Tells the allocator that the tensor is in use on `stream`. When the tensor is freed, its memory is
-    /// reused only after the work that is on `stream` by then is complete. Needed only under
-    /// [`crate::SyncPolicy::Manual`]; otherwise every op does this itself. No effect on pageable host memory
-    /// and on memory shared with other processes.
+    /// Tells the allocator that the tensor is in use on `stream`. When the tensor is freed, its memory is reused only
+    /// after the work that is on `stream` by then is complete. Needed only under [`crate::SyncPolicy::Manual`];
+    /// otherwise every op does this itself. Has no effect on pageable host memory and on memory shared with other
+    /// processes.
     ///
     /// # Errors
     /// [`crate::ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.

@@ -141,10 +141,11 @@ impl CallScope {
         Self { outer, not_send: PhantomData }
     }
 
-    /// Enters a call of a method of a trait object. Such a call loses its caller's location. The method's
-    /// implementation in the source file `file` calls the object's own method, whose calls are then located in `file`;
-    /// in this scope they have the location of the call to the `#[track_caller]` function that calls `trait_object`.
-    /// Other locations stay, so that calls in the program's implementations of the trait have their own lines.
+    /// Enters a call of a method of a trait object. Such a call loses its caller's location: the trait's
+    /// implementation, in the source file `file`, calls the object's inherent method, so errors would name a location
+    /// in `file`. In this scope, calls located in `file` have instead the location of the call to the `#[track_caller]`
+    /// function that calls `trait_object`. Other locations stay, so that calls in the program's implementations of the
+    /// trait have their own lines.
     #[inline]
     #[track_caller]
     pub fn trait_object(file: &'static str) -> Self {

@@ -6,7 +6,7 @@ use warpline_cuda_sys_safe::real;
 /// Returns the names and compute capabilities of the visible GPUs.
 ///
 /// # Errors
-/// If the driver cannot be loaded or no GPU is visible.
+/// An error if the driver cannot be loaded or no GPU is visible.
 pub(super) fn names() -> Result<Vec<String>> {
     let driver = real::load()?;
     let count = driver.device_count();

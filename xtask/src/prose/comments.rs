@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 /// comment markers.
 ///
 /// # Errors
-/// If `text` does not consist of Rust tokens.
+/// An error with the line if `text` does not consist of Rust tokens.
 pub(super) fn extract(path: &str, text: &str) -> Result<String> {
     let tokens: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
         anyhow!("{path}:{}: {error}", error.span().start().line)

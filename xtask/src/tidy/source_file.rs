@@ -27,7 +27,7 @@ impl SourceFile {
     /// Parses a file.
     ///
     /// # Errors
-    /// If `text` is not Rust.
+    /// An error if `text` is not valid Rust.
     pub(super) fn new(path: &str, text: &str) -> Result<Self> {
         let parse = || -> syn::Result<(TokenStream, syn::File)> {
             let tokens: TokenStream = text.parse()?;

@@ -56,7 +56,7 @@ struct Tick {
     began: Receiver<()>,
     /// Event of the clock after the tick.
     event: Arc<Event>,
-    /// Events of the side streams after their uses, which end with the tick.
+    /// Events of the side streams, recorded after their uses. The uses end with the tick.
     uses: Vec<Event>,
 }
 

@@ -69,7 +69,7 @@ struct Options {
     /// trace.
     #[arg(long, value_name = "FILE.csv")]
     timeline: Option<PathBuf>,
-    /// Number of replays for the warm time, which is their median.
+    /// Number of replays with a filled cache. The warm time is the median over these replays.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u8).range(5..))]
     warm: u8,
 }

@@ -255,8 +255,8 @@ impl fmt::Debug for CudaBackend {
 const PAGE: usize = 2 << 20;
 
 impl CudaBackend {
-    /// Returns the mapping granularity. `None` if the device cannot map memory, or only in pieces
-    /// larger than arenas use.
+    /// Returns the mapping granularity. `None` if the device cannot map memory, or if the
+    /// granularity does not divide [`PAGE`].
     fn granularity(&self) -> Option<usize> {
         *self.granularity.get_or_init(|| {
             let granularity = self.driver.mem_granularity(self.device).ok()?;

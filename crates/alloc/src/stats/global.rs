@@ -139,7 +139,7 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    /// Raises the peaks to the current sums of the shards, which must all be locked. Distributes
+    /// Raises the peaks to the current sums of the shards. All shards must be locked. Distributes
     /// the distance between peak and sum among the shards' limits.
     pub(crate) fn raise_peaks(&mut self, shards: &mut [&mut Counters]) {
         let count = shards.len().max(1) as i64;

@@ -92,8 +92,8 @@ fn host_memory_in_use_by_a_stream_is_not_reused() {
 fn a_stuck_stream_keeps_only_its_own_blocks() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone(), HostConfig::default());
-    // Test streams whose events are older than the stuck stream's, and streams whose events are
-    // newer.
+    // Test streams with events older than the events of the stuck stream, and streams with newer
+    // events.
     let before = cache.alloc(20 * MIB).unwrap();
     let free_again = place(&before);
     before.record_use(&3);

@@ -161,7 +161,8 @@ fn oversize_segments_are_released_first() {
     assert_eq!((stats.num_device_free, stats.num_alloc_retries), (2, 0));
     assert_eq!(allocator.memory_reserved(), 120 * MIB);
     drop(block);
-    // One segment of sufficient size is released, although it may not serve the request itself.
+    // The free segment of 100 MiB must not serve the request, because it is larger by more than
+    // `max_non_split_rounding`. 80 MiB of device memory are free, so no segment is released.
     drop(allocator.malloc(41 * MIB, &0).unwrap());
     assert_eq!(allocator.memory_stats().num_device_free, 2);
     check_state(&allocator);

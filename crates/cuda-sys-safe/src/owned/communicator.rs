@@ -133,8 +133,8 @@ impl Communicator {
     /// [`CommState::InProgress`].
     ///
     /// # Errors
-    /// - [`DriverError::LibraryCall`] with NCCL's status, such as `ncclRemoteError` if a rank is
-    ///   gone that another rank waits for, and after [`Self::abort`].
+    /// - [`DriverError::LibraryCall`] with NCCL's status, such as `ncclRemoteError`, if a rank
+    ///   waits for a rank that is gone, and after [`Self::abort`].
     /// - [`DriverError::CollectiveMismatch`] if ranks made different calls. Only the simulated NCCL
     ///   detects this.
     #[track_caller]

@@ -34,7 +34,7 @@ impl Event {
         Ok(Self::build(driver, handle, flags.interprocess))
     }
 
-    /// Opens an event of another process, which sent [`Event::ipc_handle`].
+    /// Opens an event that another process exported with [`Event::ipc_handle`].
     ///
     /// # Errors
     /// Errors of the [driver call](Driver#errors), such as for an event that is destroyed or that

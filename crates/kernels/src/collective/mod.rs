@@ -134,7 +134,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///     fill::fill(target, x, 1.5.into())?;
 ///     let sum = CollectiveOp::AllReduce { input: x, output: x, op: ReduceOp::Sum };
 ///     collective::run(target, &comm, "all_reduce", &[sum], Location::caller())?;
-///     stream.synchronize()?; // before the communicator is dropped, which ends what is under way
+///     stream.synchronize()?; // dropping the communicator would abort running work
 ///     Ok(())
 /// };
 /// thread::scope(|s| [0, 1].map(|r| s.spawn(move || rank(r))).map(|t| t.join().unwrap()))

@@ -39,7 +39,8 @@ ops! {
     }, gradients(g) { x: x.isfinite().select(g, 0.0) }
 }
 
-/// Declares the gradients of a function that has no entry.
+/// Declares the gradients of a function that has no entry in the table, because it runs the kernels
+/// of another op.
 macro_rules! gradients {
     ($id:ident = $name:literal($($input:ident),+), gradients($g:ident) $(rounded($rounded:ident))? { $($gradients:tt)+ }) => {
         $crate::__elementwise_gradients!(

@@ -249,9 +249,9 @@ impl<T: HostElement> Reader<T> {
     /// Returns a pointer to `n` values of the compute type.
     ///
     /// # Safety
-    /// The memory has `n` elements from `offset` on, of the dtype that was passed to `new`, which
-    /// no thread writes meanwhile. `n` is at most [`SLICE`], unless `in_place` is set. Numbers need
-    /// no memory.
+    /// From `offset` on, the memory has `n` elements of the dtype that was passed to `new`. No
+    /// thread writes these elements while the result is used. `n` is at most [`SLICE`], unless
+    /// `in_place` is set. Numbers need no memory.
     pub(super) unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
         if self.in_place {
             return self.memory.at(offset).cast();
@@ -395,8 +395,9 @@ impl<O: HostElement> Writer<O> {
     /// `offset`.
     ///
     /// # Safety
-    /// The memory has `n` elements from `offset` on, of the dtype that was passed to `new`, which
-    /// no other thread accesses meanwhile. `n` is at most [`SLICE`], unless `in_place` is set.
+    /// From `offset` on, the memory has `n` elements of the dtype that was passed to `new`. No
+    /// other thread accesses these elements during the call. `n` is at most [`SLICE`], unless
+    /// `in_place` is set.
     pub(super) unsafe fn write(&mut self, offset: isize, n: usize) {
         if !self.in_place {
             // SAFETY: the caller guarantees that there are `n` elements, of the dtype that `write`

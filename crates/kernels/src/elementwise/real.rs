@@ -7,7 +7,7 @@ use crate::math::functions;
 pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
-/// The functions, for a float type that ops are computed in.
+/// Functions that Rust lacks, for the floating-point types in which ops compute.
 pub(super) trait FloatFunctions: Copy {
     /// Returns the remainder of [`FloatFunctions::floor_over`], with the sign of the divisor.
     fn floor_rest(self, y: Self) -> Self;

@@ -8,7 +8,7 @@ use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 /// Writes a total weight in the compute type of `T`.
 ///
 /// # Safety
-/// Operand `index` has one element of the compute type of `T`, which belongs to this thread.
+/// Operand `index` has one element of the compute type of `T`. The element belongs to this thread.
 unsafe fn put_total<T: HostElement>(launch: &HostLaunch<'_>, index: usize, total: f64) {
     // SAFETY: the caller guarantees that the operand has this element, of this type.
     unsafe { SharedPtr::<T::Compute>::operand(launch, index).write(0, Number::from_number(total)) };

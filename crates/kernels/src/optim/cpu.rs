@@ -11,7 +11,7 @@ use super::{
 };
 use crate::math::{Loop, vectorized};
 
-/// A float type that steps are computed in.
+/// A floating-point type in which steps are computed.
 pub(super) trait UpdateFloat:
     Copy
     + PartialOrd

@@ -227,7 +227,7 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 /// Writes a plane of the image.
 ///
 /// # Safety
-/// `plane` is the offset of a plane of the image, which belongs to this thread.
+/// `plane` is the offset of a plane of the image. The plane belongs to this thread.
 unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: SharedPtr<T>) {
     let mut sums = sums.iter();
     for line in 0..p.taps.input[0] * p.taps.input[1] {

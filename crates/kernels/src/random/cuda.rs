@@ -209,7 +209,7 @@ fn factor(lambda: f64, double: bool) -> f64 {
 ///
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the result (`T`) and the
-/// generator's state, which is read only in a graph.
+/// generator's state. The state must be valid only in a graph; other launches do not read it.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,

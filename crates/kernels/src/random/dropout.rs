@@ -114,7 +114,7 @@ pub fn dropout(
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input (`T`), `out` (`T`), `kept`
-/// (`bool`) and the generator's state, which is read only in a graph.
+/// (`bool`) and the generator's state. The state must be valid only in a graph; other launches do not read it.
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);

@@ -98,8 +98,8 @@ pub(super) const unsafe fn kernels(
     }
 }
 
-/// Returns the CUDA source of a program: the fold `fold`, which `own` defines unless `fold.cuh`
-/// does, with the access pattern `access` of `reduce.cuh`.
+/// Returns the CUDA source of a program that applies the fold `fold` with the access pattern
+/// `access` of `reduce.cuh`. `fold.cuh` or `own` defines the fold.
 pub(super) fn source(
     program: &Program,
     variant: &str,

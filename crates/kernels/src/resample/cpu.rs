@@ -5,7 +5,7 @@ use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, SharedPtr, parall
 
 use super::Resample;
 
-/// The type that coordinates are computed in.
+/// The type in which coordinates are computed.
 pub(super) trait Coordinate: Number + Cast<f64> {
     /// Rounds `x` to the precision of the type.
     fn rounded(x: f64) -> f64;

@@ -269,7 +269,7 @@ unsafe fn values<T: HostElement>(
             let mut values = (0..size).map(|i| unsafe { source.read(from + i * a) }.get());
             let mut write = |value| {
                 let i = at.next().expect("one result per element of the row");
-                // SAFETY: `i` is less than the size of the row, which belongs to this thread.
+                // SAFETY: `i` is less than the size of the row, and the row belongs to this thread.
                 unsafe { out.write(to + i * b, T::put(value)) };
             };
             row(&mut values, &mut write);

@@ -29,7 +29,8 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Exp>>(launch: &HostLaunch<'
             };
             let write = |first: usize, values: &[T::Compute]| {
                 for (i, &x) in (first as isize..).zip(values) {
-                    // SAFETY: `Row` writes only elements of the row, which belongs to this thread.
+                    // SAFETY: `Row` writes only elements of the row, and the row belongs to this
+                    // thread.
                     unsafe { result.write(to + i * p.result_step as isize, T::put(x)) };
                 }
             };

@@ -3,7 +3,7 @@
 use crate::math::{self, Loop};
 use warpline_runtime::host::{Cast, LANES, Number};
 
-/// A type that softmax is computed in.
+/// A type in which softmax is computed.
 pub(crate) trait Exp: Number + Cast<f64> {
     /// Returns eˣ in the precision of the type.
     fn exp(x: f64) -> f64;

@@ -40,7 +40,7 @@ fn first(storage: &Storage) -> u8 {
 /// device.
 const MOST: usize = 44 << 20;
 
-/// Creates a device with so little memory that streams must reuse each other's.
+/// Creates a device with so little memory that each stream must reuse memory of other streams.
 fn tight() -> Runtime {
     let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
     Runtime::new(sim.build(), RuntimeConfig::default()).unwrap()
@@ -223,8 +223,9 @@ fn remapped_pages_are_used_after_their_last_user_on_any_stream() {
     let device = runtime.device(0).unwrap().device();
     let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
     drop_after_fill(&runtime, &former);
-    // The allocator makes `home` wait for `former`. This wait has no operation number, so it must
-    // be passed on in another way.
+    // The allocator makes `home` wait for `former`. This wait has no operation number.
+    // `Storage::device` therefore records a use of the memory on `home`, and `other` waits for that
+    // use.
     let again = Storage::device(&runtime, MOST, &home).unwrap();
     fill(&other, &again, 1);
     other.synchronize().unwrap();

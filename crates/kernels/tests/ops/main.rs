@@ -1,5 +1,5 @@
-//! Tests of ops by their public functions, which run on every target. Unit tests in `src/` are few, because they compile
-//! the CPU kernels that they reach a second time.
+//! Tests of the ops' public functions on every target. Unit tests in `src/` are few, because they compile the CPU
+//! kernels that they reach a second time.
 
 /// Asserts that a call fails with an error of this kind, and of this op if one is given.
 macro_rules! fails {

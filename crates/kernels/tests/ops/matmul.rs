@@ -160,8 +160,8 @@ fn few_rows_or_columns(target: Target<'_>) {
             [16, 130, 2048],
             [17, 64, 2048],
         ] {
-            // The matrix has contiguous columns. Its columns lie side by side, or apart, or begin at
-            // an odd element.
+            // The columns of `b` are contiguous. They are adjacent in the first case, have gaps between them in the
+            // second, and begin at an odd element in the third.
             for (extra, from) in [(0, 0isize), (16, 8), (9, 1)] {
                 let a = matrix(target, dtype, [1, m, k], 0, 1);
                 let stored = [1, n, k + extra];

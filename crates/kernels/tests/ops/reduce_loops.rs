@@ -16,7 +16,7 @@ fn on_cpu(body: impl FnOnce(Target<'_>)) {
     body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
 }
 
-/// Returns values of which few are distinct, so that most occur several times, and `nans` NaNs.
+/// Returns values with many duplicates, and `nans` NaNs.
 fn values(dtype: DType, n: usize, seed: usize, nans: usize) -> Vec<f64> {
     let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 7;
     let quarters = if dtype.is_float() { 4.0 } else { 1.0 };

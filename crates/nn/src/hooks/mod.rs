@@ -264,7 +264,7 @@ where
     }
 }
 
-/// The names of the members are those of the wrapped module.
+/// The members have the same names as in the wrapped module.
 impl<M, I> Module for Hooked<M, I>
 where
     M: Module + Forward<I>,

@@ -36,7 +36,7 @@ warpline::__options! {
         /// Sets the mask of keys, `[batch, source time]`, or `[source time]` for inputs without a batch. In a boolean
         /// mask, true means that no query may see the key. A floating-point mask is added to the scores. Default: none.
         key_padding_mask: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
-        /// Sets whether a query attends only to keys up to its own position. No effect if there is an `attn_mask`.
+        /// Sets whether a query attends only to keys up to its own position. Has no effect if there is an `attn_mask`.
         /// Default: `false`.
         is_causal: bool = false, bool;
     }

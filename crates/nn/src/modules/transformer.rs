@@ -48,8 +48,8 @@ warpline::__options! {
         /// Sets the mask of padded positions, as [`MultiheadAttentionForwardOptions::key_padding_mask`]. Default: none.
         src_key_padding_mask: Option<&'a Tensor> = None,
             impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
-        /// Sets whether a position attends only to positions up to its own. No effect if there is a `mask`. Default:
-        /// `false`.
+        /// Sets whether a position attends only to positions up to its own. Has no effect if there is a `mask`.
+        /// Default: `false`.
         is_causal: bool = false, bool;
     }
 }

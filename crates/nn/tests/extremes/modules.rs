@@ -172,7 +172,7 @@ fn scaled(at: &str, options: GradScalerOptions, set: impl FnOnce(&mut GradScaler
     scaler.get_scale()
 }
 
-/// Returns the parameter after a step of Adam, of which an edited state is loaded, and another step.
+/// Takes a step of Adam, loads an edited state, takes another step, and returns the parameter.
 fn restored(at: &str, edit: impl FnOnce(OptimizerState) -> OptimizerState) -> Result<Tensor> {
     let weight = ones([1], at)?.requires_grad_(true)?.clone();
     let mut adam = Adam::new(vec![weight.clone()], ())?;

@@ -222,7 +222,8 @@ impl<M> DataParallel<M> {
     }
 }
 
-/// The members are those of the module. Their names begin with `module.`, as in PyTorch.
+/// The only member is the wrapped module, under the name `module`. Names of its parameters
+/// therefore begin with `module.`, as in PyTorch.
 impl<M: Module> Module for DataParallel<M> {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.member("module", &self.module);

@@ -103,7 +103,8 @@ impl CachedCopy {
         let alike = copy.size() == source.size()
             && copy.dtype() == source.dtype()
             && copy.storage().runtime().same_as(source.storage().runtime());
-        // The program may hold a tensor of an earlier replica, which must not change.
+        // The program may still hold this copy as a tensor of an earlier replica. The held tensor
+        // must not change.
         if !alike || !copy.is_unique() {
             *self = Self::new(source, device)?;
         } else if !theirs.is_of(source.storage())

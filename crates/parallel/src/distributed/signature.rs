@@ -59,7 +59,7 @@ impl Signature {
         self
     }
 
-    /// Returns the content of a send or receive, which must be equal at both ends: dtype and number of elements.
+    /// Returns the number of elements and the dtype of a send or receive. Both ends must have the same.
     pub(super) fn content(&self) -> String {
         let content = self.tensors.first().map(|(dtype, sizes)| {
             let count: usize = sizes.iter().flatten().product();

@@ -10,8 +10,8 @@
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the capture. The pool has one
 //! small storage with the seed and offset from which random ops of a replay start (PyTorch's `PhiloxCudaState`). Each
-//! replay writes this storage, so its uses order the replays of all graphs of the pool, also with uses of tensors that
-//! were dropped.
+//! replay writes this storage, so the replays of all graphs of the pool run one after another. When a tensor of the
+//! pool is dropped, this storage takes over the uses of the tensor, so later replays wait for them.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
@@ -188,9 +188,9 @@ pub struct Graph {
     template: Option<owned::Graph>,
     /// Set at the end of the capture if `template` is `None`, otherwise when it is first needed.
     exec: OnceLock<GraphExec>,
-    /// Storages from outside the capture, with whether replays write them.
+    /// Storages from outside the capture. The flag is set if replays write the storage.
     _kept: Vec<(Storage, bool)>,
-    /// The page-locked storages of `_kept`, with whether replays write them.
+    /// The page-locked storages of `_kept`. The flag is set if replays write the storage.
     pinned: Vec<(Storage, bool)>,
     /// The uses of storages by replays.
     uses: Arc<ReplayUses>,

@@ -89,8 +89,8 @@ impl GraphPool {
         Ok(self.0.stream.get_or_init(|| stream))
     }
 
-    /// Checks that `devices_id`, which is that of a device or a stream, is equal to that of the
-    /// pool's device.
+    /// Checks that `devices_id`, the [`Devices::id`](warpline_stream::Devices::id) of a device or a
+    /// stream, is equal to the identifier of the pool's device.
     #[track_caller]
     pub(super) fn check_runtime(&self, devices_id: u64, op: &'static str) -> Result<()> {
         if self.0.devices_id == devices_id {

@@ -47,15 +47,15 @@ pub unsafe trait HostLoop<A, const N: usize> {
 
 unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Flat, A> = params(launch);
-    // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
-    // `Kernels::new` promises that the operands have the loop's types.
+    // SAFETY: `Kernels::enqueue` passes these parameters to this function. The caller of
+    // `Kernels::new` guarantees that the operands have the loop's types.
     unsafe { L::flat(launch, &space, &args) }
 }
 
 unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Index<N>, A> = params(launch);
-    // SAFETY: `Kernels::enqueue` passes these parameters to this function; the caller of
-    // `Kernels::new` promises that the operands have the loop's types.
+    // SAFETY: `Kernels::enqueue` passes these parameters to this function. The caller of
+    // `Kernels::new` guarantees that the operands have the loop's types.
     unsafe { L::strided(launch, &space, &args) }
 }
 
@@ -267,8 +267,8 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let (params, checks_indices) = (Params { space, args }, false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
-        // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only
-        // the operands; the caller of this function, that `space` has the operands' elements.
+        // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only the
+        // operands. The caller of this function guarantees that `space` has the operands' elements.
         unsafe { launch::run(target, &call) }
     }
 }

@@ -29,8 +29,8 @@ cuda_struct! {
     pub struct Runs {
         /// Number of threads, some of which may have nothing to do.
         threads: u32,
-        /// Whether runs begin at the boundaries of the result's vectors, in rows that may begin between
-        /// two boundaries.
+        /// Whether runs begin at the vector boundaries of the result instead of at the start of each row. Set for long
+        /// rows that may start between two boundaries.
         aligned: u16,
         /// Distance between the elements of a run: 1, or the number of lanes of a warp.
         apart: u16,

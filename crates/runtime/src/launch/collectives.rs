@@ -31,7 +31,7 @@ pub unsafe trait CollectiveCalls {
     /// Enqueues the calls on a stream.
     ///
     /// # Errors
-    /// The errors of NCCL.
+    /// The error of NCCL, if NCCL refuses a call or has failed.
     ///
     /// # Safety
     /// The stream is alive and belongs to the communicator's device. The memory of the operands

@@ -191,9 +191,9 @@ impl Call<'_> {
 ///
 /// # Safety
 /// The conditions of [`Kernel::new`] hold for this launch. `params` are the bytes of the struct
-/// that the kernel and `host` take, which begins with a [`Report`] if and only if `checks_indices`
-/// is set. Library calls and collectives fulfil the contract of [`LibraryCall`] and
-/// [`CollectiveCalls`].
+/// that the kernel and `host` take. The struct begins with a [`Report`] if and only if
+/// `checks_indices` is set. Library calls and collectives fulfil the contract of [`LibraryCall`]
+/// and [`CollectiveCalls`].
 #[track_caller]
 pub(crate) unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
@@ -254,7 +254,8 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
     Ok(())
 }
 
-/// Returns each storage once, with whether it is written, sorted by key, which is the lock order.
+/// Returns each storage once, sorted by key, which is the lock order. The flag is set if the
+/// storage is written.
 fn distinct<'a>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
 ) -> SmallVec<[(&'a Storage, bool); 4]> {

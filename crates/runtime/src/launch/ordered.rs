@@ -124,7 +124,8 @@ where
 }
 
 /// Waits for the work of a blocking launch. If an index check of the launch failed, returns this
-/// failure instead of an error of the wait, which may come from earlier work.
+/// failure instead of an error of the wait, because the error of the wait may come from earlier
+/// work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(

@@ -24,7 +24,7 @@ pub(crate) struct GraphReplay<'a> {
     pub(crate) exec: &'a GraphExec,
     /// Uses of the storages by replays.
     pub(crate) uses: &'a Arc<ReplayUses>,
-    /// The page-locked storages, with whether replays write them.
+    /// The page-locked storages. The flag is set if replays write the storage.
     pub(crate) pinned: &'a [(Storage, bool)],
     /// Reports of failed index checks by the graph's kernels.
     pub(crate) checks: &'a Arc<CapturedChecks>,
@@ -36,7 +36,8 @@ pub(crate) struct GraphReplay<'a> {
 /// Outcome of an attempt to launch a replay.
 enum Attempt {
     Launched,
-    /// Another thread used storages of the graph meanwhile, which ended their attachment.
+    /// Another thread used storages of the graph during the attempt, so these storages are no
+    /// longer attached.
     Overtaken,
     /// The replay must also visit the attached storages.
     MustVisitAll,

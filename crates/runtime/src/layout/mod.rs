@@ -338,8 +338,8 @@ impl Layout {
             out.offset = self.offset;
             return Some(out);
         }
-        // From the last dimension: each contiguous run of old dimensions must have as many elements
-        // as a run of new dimensions.
+        // Match runs of dimensions, beginning with the last: each contiguous run of old dimensions
+        // must have as many elements as a run of new dimensions.
         let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
         let mut new = sizes.len();
         let mut old = self.ndim();

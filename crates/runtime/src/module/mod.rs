@@ -56,7 +56,7 @@ pub struct Program {
 
 impl Program {
     /// Creates a program. `name` must be unique in the crate. `source` returns the text of a
-    /// variant, which defines `kernels`.
+    /// variant. The text must define `kernels`.
     #[must_use]
     pub const fn new(
         name: &'static str,

@@ -75,8 +75,8 @@ pub struct RacingUse {
     pub stream: Option<Stream>,
 }
 
-/// Two accesses to the same bytes, at least one of them a write, that no event, stream order or
-/// synchronization orders.
+/// Two accesses to the same bytes. At least one of the accesses is a write, and no event, stream
+/// order or synchronization orders them.
 ///
 /// `Display` describes the race and the remedy in sentences; `{:#}` adds a [`Race::picture`].
 #[derive(Clone, Debug)]

@@ -51,10 +51,10 @@ impl CudnnSettings {
         /// each plan on its operands, and waits for it. Otherwise cuDNN's heuristics choose. A plan is
         /// kept for later calls.
         set_benchmark;
-        /// Returns whether only plans are used that give the same bits in each run
+        /// Returns whether cuDNN uses only plans that give the same bits in each run
         /// (`cudnn.deterministic`). Default: `false`.
         deterministic deterministic
-        /// Sets whether only plans that give the same bits in each run are used. With `benchmark`, two processes may
+        /// Sets whether cuDNN uses only plans that give the same bits in each run. With `benchmark`, two processes may
         /// still choose different plans.
         set_deterministic;
     }

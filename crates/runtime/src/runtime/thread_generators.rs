@@ -132,8 +132,8 @@ impl Runtime {
 }
 
 impl CudaDevice {
-    /// Locks the random generator (Philox): the device's, or within [`Runtime::with_generators`]
-    /// this thread's own.
+    /// Locks the random generator (Philox) of the device, or within [`Runtime::with_generators`]
+    /// the generator of this thread.
     #[must_use]
     pub fn generator(&self) -> GeneratorGuard<'_, CudaGenerator> {
         let is_of = |runtime: &Runtime| {

@@ -158,7 +158,7 @@ fn site(op: &'static str, location: &'static Location<'static>) -> Site {
     Site { op, location }
 }
 
-/// Returns an access to the whole storage, which all uses of it conflict with.
+/// Returns an access to the whole storage. All uses of the storage conflict with this access.
 fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
     std::iter::once(Touch::range(storage, 0, storage.bytes(), Access::ReadWrite))
 }

@@ -356,8 +356,8 @@ impl Storage {
     /// Blocks the host until device work that a host access conflicts with is complete.
     ///
     /// # Errors
-    /// The failure of that work, and [`ErrorKind::Driver`] for page-locked memory in a forked
-    /// child.
+    /// The failure of that work, if the work has failed. [`ErrorKind::Driver`] for page-locked
+    /// memory in a forked child.
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, StorageMemory::Pageable(_)) {
@@ -401,9 +401,9 @@ impl Storage {
     /// Checks that the bytes depend on no failed work, after all work that writes them is complete.
     ///
     /// # Errors
-    /// - [`ErrorKind::IndexCheck`] if they depend on a failed check of indices.
-    /// - [`ErrorKind::Collective`] if they depend on a failed collective.
-    /// - [`ErrorKind::PeerGone`] if they depend on unfinished work of a process that is gone.
+    /// - [`ErrorKind::IndexCheck`] if the bytes depend on a failed check of indices.
+    /// - [`ErrorKind::Collective`] if the bytes depend on a failed collective.
+    /// - [`ErrorKind::PeerGone`] if the bytes depend on unfinished work of a process that is gone.
     #[track_caller]
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {

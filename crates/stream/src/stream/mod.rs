@@ -94,8 +94,8 @@ impl StreamInner {
     }
 
     /// Records an op event after the last work, unless the work has one or is done. This stream is about to enqueue a
-    /// wait. Because that wait comes after the op event, other streams that wait for the work do not also wait for what
-    /// this stream waits for. A failure is ignored: a later wait for the work records an op event itself.
+    /// wait. The op event comes before the wait, so another stream that waits for the last work does not also wait for
+    /// the target of this wait. A failure is ignored: a later wait for the work records an op event itself.
     fn record_op_event_before_wait(&self, state: &mut SubmitState) {
         let SubmitState { op_events, clock } = state;
         let op = op_events.last_work;

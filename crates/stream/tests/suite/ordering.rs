@@ -232,8 +232,8 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     assert!(later.iter().all(|m| !m.ran()), "the streams overlap");
 }
 
-/// Enqueues operations on `from`, for some of which `other` waits late, so that each of them has a
-/// op event.
+/// Enqueues operations on `from`. `other` waits late for some of these operations, so that each
+/// awaited operation has an op event.
 fn probes_with_late_waits(
     count: usize,
     clock: &RunClock,

@@ -1,6 +1,6 @@
 //! The categories of ops in a region, by PyTorch's lists (`ATen/autocast_mode.h`).
 
-/// How a region treats the operands of an op.
+/// Treatment of the operands of an op in a region of autocast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
     /// Converts `float32` and halves to the region's dtype.
@@ -11,9 +11,9 @@ pub(super) enum Policy {
     Widest,
     /// Fails, because the op is not safe in the region's dtype.
     Refuse,
-    /// Leaves operands as they are. Ops of which this op consists have policies of their own.
+    /// Leaves operands as they are. The inner ops of this op have policies of their own.
     Keep,
-    /// Leaves operands as they are, also in the ops of which this op consists, because PyTorch has one kernel for it.
+    /// Leaves operands as they are, also in the inner ops of this op, because PyTorch computes this op in one kernel.
     KeepAll,
 }
 

@@ -42,8 +42,8 @@ fn without_base(grad: Tensor) -> Tensor {
     if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }
 
-/// Returns whether a gradient has the strides that PyTorch gives a leaf's gradient: the leaf's, if the leaf
-/// is dense, or else row-major strides.
+/// Returns whether a gradient has the strides that PyTorch gives a leaf's gradient: the strides of the leaf if the leaf
+/// is dense, otherwise row-major strides.
 fn has_leaf_strides(leaf: &Tensor, grad: &Tensor) -> bool {
     if leaf.layout().is_dense() {
         grad.stride() == leaf.layout().preserved().strides()

@@ -31,7 +31,7 @@ pub(super) fn next_id() -> u64 {
     IDS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A list of hooks of which a [`HookHandle`] removes one.
+/// A list of hooks. A [`HookHandle`] removes its hook from the list.
 pub trait HookList: Send + Sync {
     /// Removes hook `id`, if the list has it. Drop the hook without holding a lock: a hook owns values of the program,
     /// whose `drop` may run any code.
@@ -236,8 +236,8 @@ impl Tensor {
     }
 
     /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The gradient is
-    /// kept after all hooks have changed it. After an in-place op, it is the gradient of the changed tensor. No effect
-    /// on a leaf.
+    /// kept after all hooks have changed it. After an in-place op, the kept gradient is the gradient of the changed
+    /// tensor. Has no effect on a leaf.
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor requires no gradient.

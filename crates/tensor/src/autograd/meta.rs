@@ -80,7 +80,8 @@ pub(crate) struct AutogradMeta {
 pub(crate) struct LeafCast {
     /// The leaf's version that was converted.
     version: Version,
-    /// The copy's version after the conversion. A view of the copy may reach a program, which may change it.
+    /// The copy's version after the conversion. A program may get a view of the copy and change the copy through the
+    /// view.
     copied: Version,
     /// The stream that converted the leaf. Under `SyncPolicy::Manual`, only this stream may read the copy.
     stream: Option<Stream>,

@@ -26,7 +26,7 @@ pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
 pub(super) enum NodeKind {
     /// A recorded op. `None` after a backward pass has freed the gradient function.
     Op(Mutex<Option<Arc<dyn GradFn>>>),
-    /// The accumulator of a leaf, which adds the gradient to the leaf's.
+    /// The accumulator of a leaf. It adds each incoming gradient to the gradient of the leaf.
     Accumulator(Tensor),
 }
 

@@ -1,11 +1,11 @@
 //! Drops graphs without recursion.
 //!
-//! A tensor owns the node that computed it, its gradient and its hooks. A node owns the nodes of its
-//! inputs, its gradient function with the saved tensors, and its hooks. Gradient functions and hooks
-//! own user values, which may own further tensors. The length of such a chain is unbounded, so each
-//! drop moves its values to a list of the thread, which drops one value at a time. Sources of memory
-//! pools, modules, schedulers and stores use the same list. If the `Drop` of a user value panics, the
-//! rest of the list is dropped before the panic continues.
+//! A tensor owns the node that computed it, its gradient and its hooks. A node owns the nodes of its inputs, its
+//! gradient function with the saved tensors, and its hooks. Gradient functions and hooks own user values, which may own
+//! further tensors. The length of such a chain is unbounded, so each drop moves its values to a list of the thread. The
+//! outermost drop of the thread then drops the listed values one at a time. Sources of memory pools, modules,
+//! schedulers and stores use the same list. If the `Drop` of a user value panics, the rest of the list is dropped
+//! before the panic continues.
 //!
 //! Invariant: user values are dropped without a lock. Hooks, gradients and saved tensors are moved out
 //! of the locked structure first.

@@ -136,8 +136,8 @@ impl Tensor {
         self.backward_with(())
     }
 
-    /// Computes gradients as [`Tensor::backward`] does. `options` is the gradient of this tensor, which may then
-    /// have several elements, or [`BackwardOptions`].
+    /// Computes gradients as [`Tensor::backward`] does. `options` is the gradient of this tensor, or
+    /// [`BackwardOptions`]. With a gradient, this tensor may have several elements.
     ///
     /// ```
     /// use warpline::autograd::BackwardOptions;

@@ -69,11 +69,11 @@ switches! {
     /// for the GPU. Otherwise cuDNN's heuristics choose. A plan is kept until
     /// [`clear_plans`]. A call that is captured never waits.
     set_benchmark;
-    /// Returns whether only plans are used that give the same bits in each run (`cudnn.deterministic`). Default:
+    /// Returns whether cuDNN uses only plans that give the same bits in each run (`cudnn.deterministic`). Default:
     /// `false`.
     deterministic
-    /// Sets whether only plans that give the same bits in each run are used. With `benchmark`, two processes may still
-    /// choose different plans.
+    /// Sets whether cuDNN uses only plans that give the same bits in each run. With `benchmark`, two processes may
+    /// still choose different plans.
     set_deterministic;
 }
 

@@ -76,8 +76,8 @@ allocator_functions! {
     caching_allocator_config: AllocatorConfig = |a| a.config();
 }
 
-/// Releases all unused segments of all devices to the driver (`torch.cuda.empty_cache`). Memory of tensors
-/// stays. No effect if there is no device.
+/// Releases all unused segments of all devices to the driver (`torch.cuda.empty_cache`). Memory of tensors stays. Has
+/// no effect if there is no device.
 pub fn empty_cache() {
     let runtime = runtime();
     for index in 0..runtime.device_count() {
@@ -87,7 +87,7 @@ pub fn empty_cache() {
     }
 }
 
-/// Frees the workspaces of cuBLAS on all devices (`torch._C._cuda_clearCublasWorkspaces`). No effect if there is no
+/// Frees the workspaces of cuBLAS on all devices (`torch._C._cuda_clearCublasWorkspaces`). Has no effect if there is no
 /// device.
 ///
 /// Each stream on which cuBLAS computes a product keeps one workspace from the caching allocator, which counts as

@@ -20,7 +20,7 @@ pub fn manual_seed(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Seeds the generators of all devices (`torch.cuda.manual_seed_all`). No effect if there is no device.
+/// Seeds the generators of all devices (`torch.cuda.manual_seed_all`). Has no effect if there is no device.
 pub fn manual_seed_all(seed: u64) {
     let runtime = runtime();
     for index in 0..runtime.device_count() {

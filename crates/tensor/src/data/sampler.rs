@@ -9,7 +9,8 @@ use warpline_runtime::generator::CpuGenerator;
 use crate::ErrorKind;
 use crate::{Error, Generator, Result, runtime};
 
-/// A source of sample indices, which may differ in each iteration (`torch.utils.data.Sampler`).
+/// A source of sample indices (`torch.utils.data.Sampler`). The indices may differ in each
+/// iteration.
 pub trait Sampler: Send + Sync + 'static {
     /// Returns the indices of the next iteration.
     fn indices(&self) -> Vec<usize>;
@@ -23,8 +24,8 @@ pub trait Sampler: Send + Sync + 'static {
     }
 }
 
-/// Draws a non-negative `int64` (`torch.empty((), dtype=torch.int64).random_()`). Default: from the CPU's
-/// generator.
+/// Draws a non-negative `int64` (`torch.empty((), dtype=torch.int64).random_()`). Without a generator, uses the
+/// generator of the CPU.
 pub(super) fn draw(generator: Option<&Generator>) -> u64 {
     let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
     match generator {
@@ -100,7 +101,8 @@ impl fmt::Debug for DistributedSampler {
 }
 
 impl DistributedSampler {
-    /// Creates the sampler of `rank` of `replicas` ranks. The order is random and the same on all ranks.
+    /// Creates the sampler for rank `rank`, one of `replicas` ranks. The order of samples is random and the same on all
+    /// ranks.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `rank` is not less than `replicas`.
@@ -129,7 +131,7 @@ impl DistributedSampler {
         self
     }
 
-    /// Sets the seed of the order, which must be the same on all ranks. Default: 0.
+    /// Sets the seed of the order. All ranks must use the same seed. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;

@@ -82,9 +82,9 @@ impl KvCache {
     /// # Errors
     /// [`ErrorKind::ShapeMismatch`] if keys and values do not have the same four sizes, or differ from the cache in a
     /// size other than the number of positions. [`ErrorKind::InvalidArgument`] if `n`, the number of new positions, is
-    /// more than the capacity. [`ErrorKind::DTypeMismatch`] if a dtype is not the cache's. [`ErrorKind::IndexCheck`] on
-    /// the CPU if the length leaves no room for `n` positions. [`ErrorKind::Gradient`] if keys or values require a
-    /// gradient. Errors of [every op](Tensor#errors-of-every-op).
+    /// more than the capacity. [`ErrorKind::DTypeMismatch`] if keys or values have a different dtype than the cache.
+    /// [`ErrorKind::IndexCheck`] on the CPU if the length leaves no room for `n` positions. [`ErrorKind::Gradient`] if
+    /// keys or values require a gradient. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn append(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
         const OP: &str = "append";
@@ -126,8 +126,8 @@ impl KvCache {
         &self.len
     }
 
-    /// Sets the length to 0, and all keys and values to zeros. Also ends the state after a failed
-    /// [`KvCache::append`].
+    /// Sets the length to 0, and all keys and values to zeros. Also makes the cache usable again
+    /// after a failed [`KvCache::append`].
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).

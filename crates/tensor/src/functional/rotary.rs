@@ -57,7 +57,7 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the number of rotated elements is odd or more than a row's.
+/// [`ErrorKind::InvalidArgument`] if the number of rotated elements is odd or exceeds the size of a row.
 /// [`ErrorKind::ShapeMismatch`] if the input, `cos` or `sin` has fewer than two dimensions, or `cos` or `sin` does not
 /// fit the input. [`ErrorKind::DTypeMismatch`] if `cos` or `sin` has a different dtype than described.
 /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::Gradient`] if `cos` or `sin`

@@ -50,17 +50,17 @@ methods! {
     maximum MAXIMUM;
     /// The smaller of two elements; NaN if either is NaN.
     minimum MINIMUM;
-    /// `self == other`, as bools.
+    /// `self == other`, as a bool tensor.
     eq EQ;
-    /// `self != other`, as bools.
+    /// `self != other`, as a bool tensor.
     ne NE;
-    /// `self < other`, as bools.
+    /// `self < other`, as a bool tensor.
     lt LT;
-    /// `self <= other`, as bools.
+    /// `self <= other`, as a bool tensor.
     le LE;
-    /// `self > other`, as bools.
+    /// `self > other`, as a bool tensor.
     gt GT;
-    /// `self >= other`, as bools.
+    /// `self >= other`, as a bool tensor.
     ge GE;
     /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Does not support bools. An
     /// integer divided by a zero element of a tensor gives the dividend.
@@ -87,11 +87,11 @@ methods! {
     logaddexp2 LOGADDEXP2;
     /// The step function of `self`: 0 below zero, 1 above zero, and `other` at zero.
     heaviside HEAVISIDE;
-    /// Whether both elements are nonzero, as bools.
+    /// Returns a bool tensor: true where both elements are nonzero.
     logical_and LOGICAL_AND;
-    /// Whether at least one of the elements is nonzero, as bools.
+    /// Returns a bool tensor: true where at least one of the elements is nonzero.
     logical_or LOGICAL_OR;
-    /// Whether exactly one of the elements is nonzero, as bools.
+    /// Returns a bool tensor: true where exactly one of the elements is nonzero.
     logical_xor LOGICAL_XOR;
     /// Bitwise AND. Integers and bools only.
     bitwise_and BITWISE_AND;

@@ -257,8 +257,8 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Whether `|self - other| <= atol + rtol * |other|`, as bools (`torch.isclose`). Equal infinities are
-    /// close. With `equal_nan`, two NaNs are close.
+    /// Returns a bool tensor: true where `|self - other| <= atol + rtol * |other|` (`torch.isclose`). Equal infinities
+    /// are close. With `equal_nan`, two NaNs are close.
     ///
     /// # Errors
     /// [`ErrorKind::DTypeMismatch`] if the dtypes differ. Otherwise the same as [`Tensor::add`].

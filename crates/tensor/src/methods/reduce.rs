@@ -200,10 +200,10 @@ reduction_methods! {
     #[doc(alias = "min")]
     amin amin_keepdim Min(dims: IntoDims => into_dims),
         gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
-    /// Whether any element along dimensions is nonzero (`torch.any`). The result is bool, but `uint8` for
+    /// Returns whether any element along dimensions is nonzero (`torch.any`). The result is bool, but `uint8` for
     /// `uint8`.
     any any_keepdim Any(dims: IntoDims => into_dims), gradient none;
-    /// Whether all elements along dimensions are nonzero (`torch.all`). The result is bool, but `uint8` for
+    /// Returns whether all elements along dimensions are nonzero (`torch.all`). The result is bool, but `uint8` for
     /// `uint8`.
     all all_keepdim All(dims: IntoDims => into_dims), gradient none;
     /// The index of the largest element along a dimension, as `int64` (`torch.argmax`). If `dim` is `None` or

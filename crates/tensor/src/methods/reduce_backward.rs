@@ -13,8 +13,7 @@ pub(super) struct ReducedDims(pub(super) SmallVec<[usize; 6]>);
 impl Saved for ReducedDims {}
 
 impl ReducedDims {
-    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to the input, whose sizes
-    /// are `sizes`.
+    /// Reshapes the result of a reduction, or its gradient, so that it broadcasts to an input of sizes `sizes`.
     fn kept(&self, t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
         let size = |(d, &n): (usize, &usize)| if self.0.contains(&d) { 1 } else { n as isize };
         t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])

@@ -131,7 +131,7 @@ methods! {
     DIGAMMA digamma digamma_;
     /// `sin(pi * self) / (pi * self)`.
     SINC sinc sinc_;
-    /// Whether the element is zero, as bools.
+    /// Returns a bool tensor: true where the element is zero.
     LOGICAL_NOT logical_not logical_not_;
     /// Bitwise NOT. Integers and bools only.
     BITWISE_NOT bitwise_not bitwise_not_;
@@ -173,20 +173,20 @@ macro_rules! predicates {
 }
 
 predicates! {
-    /// Whether the element is NaN, as bools.
+    /// Returns a bool tensor: true where the element is NaN.
     isnan ISNAN false;
-    /// Whether the element is inf or -inf, as bools.
+    /// Returns a bool tensor: true where the element is inf or -inf.
     isinf ISINF false;
-    /// Whether the element is neither infinite nor NaN, as bools.
+    /// Returns a bool tensor: true where the element is neither infinite nor NaN.
     isfinite ISFINITE true;
-    /// Whether the element is inf, as bools.
+    /// Returns a bool tensor: true where the element is inf.
     isposinf ISPOSINF false;
-    /// Whether the element is -inf, as bools.
+    /// Returns a bool tensor: true where the element is -inf.
     isneginf ISNEGINF false;
 }
 
 impl Tensor {
-    /// Whether the sign bit is set, as bools (`torch.signbit`). It is set for -0.
+    /// Returns a bool tensor: true where the sign bit is set (`torch.signbit`), also for -0.
     ///
     /// # Errors
     /// Errors of [every op](Tensor#errors-of-every-op).

@@ -19,7 +19,7 @@
 //! with_runtime(&simulated(1)?, || -> warpline::Result<()> {
 //!     let tensor = arange(4, "cuda:0")?.share_memory()?;
 //!     here.send(&tensor)?;
-//!     here.recv_event(&tensor)?; // the peer's work on it comes before what follows
+//!     here.recv_event(&tensor)?; // later work waits for the peer's work
 //!     assert_eq!(tensor.to_vec::<i64>()?, [7; 4]);
 //!     Ok(())
 //! })?;

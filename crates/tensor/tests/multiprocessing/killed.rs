@@ -137,7 +137,7 @@ pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
     Ok(wrong.is_none())
 }
 
-/// Allocates and writes memory, to reuse what was freed. Shared memory must not be reused.
+/// Allocates and writes memory, to reuse freed memory. Shared memory must not be reused.
 pub(crate) fn reuse_freed_memory() -> Result<()> {
     for i in 0..4 {
         full([elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;

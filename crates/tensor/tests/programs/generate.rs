@@ -20,7 +20,8 @@ pub(crate) struct Step {
     pub(crate) stream: usize,
     /// Whether the step runs in its own thread.
     pub(crate) thread: bool,
-    /// Whether the step runs at the same time as the step before, unless it depends on that step.
+    /// Whether the step runs concurrently with the previous step. Ignored if it depends on the
+    /// previous step.
     pub(crate) beside: bool,
 }
 

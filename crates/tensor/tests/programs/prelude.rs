@@ -85,7 +85,7 @@ pub(crate) fn read(t: &Tensor) -> Result<Vec<f64>> {
     Ok(t.to((DType::I64, "cpu"))?.to_vec::<i64>()?.into_iter().map(|v| v as f64).collect())
 }
 
-/// Returns an error with which a closure of a program fails.
+/// Returns the error of closures that fail on purpose.
 pub(crate) fn own_error() -> Error {
     Error::invalid("own", "the program's own error")
 }

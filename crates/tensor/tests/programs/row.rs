@@ -55,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) sharp: bool,
     /// Whether no other step runs at the same time.
     pub(crate) exclusive: bool,
-    /// How often the row is drawn.
+    /// Weight of the row in random draws. Default: 4.
     pub(crate) weight: u32,
 }
 

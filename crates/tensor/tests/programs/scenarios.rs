@@ -38,7 +38,7 @@ fn sum(t: &[Value]) -> Predict {
     new(&t[0], t[0].dtype, &t[0].sizes)
 }
 
-/// Predicts a change of the first of two arguments, which must not share memory.
+/// Predicts a change of the first of two arguments. The two must not share memory.
 fn added(t: &[Value]) -> Predict {
     both(t)?;
     writable(&t[0]).map_err(|_| UNKNOWN)?;

@@ -348,7 +348,7 @@ fn between_devices(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Without a peer link, the driver copies through page-locked memory.
+/// Without a peer link, the copy goes through page-locked memory.
 #[test]
 fn s08_copies_without_a_link_are_marked() {
     for schedule in schedules() {

@@ -146,7 +146,8 @@ impl Arenas {
         self.spent += start.elapsed();
         let (base, range) = match reserved {
             Ok(reserved) => reserved,
-            // With `None`, the miss releases unused arenas before it fails.
+            // If memory is exhausted, return `None`, so that the miss releases unused arenas before
+            // it fails.
             Err(error) => return miss.out_of_memory(requested, error).map(|()| None),
         };
         let arena = Arena { base, page_size, room: room / page_size, slots: Vec::new(), range };

@@ -30,8 +30,8 @@ struct MigratingPage {
 }
 
 impl<B: Backend> Donors<B> {
-    /// Returns the donors. During a capture, only the requesting shard: no event may be recorded on
-    /// captured streams, and the allocator does not know which streams are captured.
+    /// Returns the donors. During a capture, the only donor is the requesting shard: no event may
+    /// be recorded on captured streams, and the allocator does not know which streams are captured.
     pub(super) fn new(need: &PageRequest<'_, B>) -> Self {
         let (shard, kind) = (need.miss.shard, need.miss.request.kind);
         let shards = if need.miss.core.is_capturing() {
@@ -222,8 +222,8 @@ impl<B: Backend> MovablePages<B> {
         Ok(true)
     }
 
-    /// Moves up to `count` of the pages in `elsewhere` back to former homes in this heap, which
-    /// needs no mapping call. Returns the number of moved pages.
+    /// Moves up to `count` of the pages in `elsewhere` back to former homes in this heap. These
+    /// moves need no mapping call. Returns the number of moved pages.
     fn migrate_back(
         &mut self,
         need: &PageRequest<'_, B>,

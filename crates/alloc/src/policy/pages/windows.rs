@@ -61,8 +61,8 @@ impl<B: Backend> Default for Windows<B> {
 
 impl<B: Backend> Windows<B> {
     /// Finds the oldest window in these arenas for `bytes` bytes whose memory lies entirely in
-    /// `extents`, which are sorted by address. Returns the window's address and the extents of its
-    /// memory.
+    /// `extents`. `extents` must be sorted by address. Returns the window's address and the extents
+    /// of its memory.
     pub(super) fn find(
         &self,
         arenas: &Arenas,

@@ -83,7 +83,7 @@ impl HubComm {
         });
     }
 
-    /// Fails the communicator if a rank is gone that another rank waits for.
+    /// Fails the communicator if a rank waits for a rank that is gone.
     pub(super) fn check_departed(&mut self) {
         if self.failure.is_some() {
             return;

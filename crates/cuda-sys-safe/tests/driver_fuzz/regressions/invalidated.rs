@@ -1,4 +1,4 @@
-//! Captures that a call invalidates, and the order of checks.
+//! Captures that a call invalidates, and the order in which a call checks for errors.
 
 use super::Regression;
 use super::captures::*;

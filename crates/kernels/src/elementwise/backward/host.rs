@@ -25,8 +25,9 @@ where
     const VARIANT: &'static str = T::DTYPE.suffix();
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
-        // SAFETY: the caller guarantees that the launch has `I` inputs and then the results, with the
-        // dtypes in `numbers` and elements at the positions of `index`, which no other thread writes.
+        // SAFETY: the caller guarantees that the launch has `I` inputs and then the results, with the dtypes in
+        // `numbers`; that the operands have elements at the positions of `index`; and that no other thread writes these
+        // elements.
         unsafe { over::<T, I, N>(launch, index, *numbers, P::backward().formula()) }
     }
 }

@@ -212,8 +212,8 @@ impl BatchNorm<'_> {
     }
 }
 
-/// Checks that views have one element per channel and one dtype, that of the input or its moments.
-/// Returns whether it is that of the moments.
+/// Checks that views have one element per channel and one dtype: the dtype of the input or the
+/// dtype of the moments. Returns whether the views have the dtype of the moments.
 #[track_caller]
 fn per_channel(op: &'static str, input: View<'_>, views: &[View<'_>]) -> Result<bool> {
     let Some(first) = views.first() else { return Ok(false) };

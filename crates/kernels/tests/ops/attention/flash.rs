@@ -68,9 +68,8 @@ struct Expected {
     grads: [Vec<f64>; 3],
 }
 
-/// Computes the results for `inner` heads of queries, of which `group` at a time attend to the same
-/// keys. `added` returns the value that a mask adds to a score, and `None` where a query does not attend to
-/// a key.
+/// Computes the results for `inner` heads of queries. Each `group` consecutive heads attend to the same keys. `added`
+/// returns the value that a mask adds to a score, or `None` if the query does not attend to the key.
 fn expected(
     [outer, inner, queries, keys, width]: [usize; 5],
     group: usize,

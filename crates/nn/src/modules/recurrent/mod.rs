@@ -168,7 +168,7 @@ impl CellWeights {
     }
 }
 
-/// The parameters of a cell, whose names have no suffix.
+/// The names of the parameters have no suffix: `weight_ih` instead of `weight_ih_l0`.
 impl Module for CellWeights {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         CellWeights::visit(self, "", visitor);

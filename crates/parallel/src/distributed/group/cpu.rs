@@ -42,7 +42,7 @@ pub(in crate::distributed) struct CpuTransport {
     pieces: Mutex<HashMap<(usize, bool), u64>>,
 }
 
-/// The dtype and number of elements of a part, which must be equal at both ends.
+/// The dtype and number of elements of a part. The sender and the receiver must have the same.
 type PartShape = (DType, usize);
 
 /// The messages of one exchange, by peer.
@@ -195,7 +195,7 @@ impl CpuTransport {
     }
 
     /// Sends and receives the messages of an exchange. A message begins with a line that describes the call and its
-    /// parts, which must be equal at both ends.
+    /// parts. The line must be equal at both ends.
     fn exchange(
         &self,
         group: &GroupShared,

@@ -360,7 +360,8 @@ impl ProcessGroup {
             // Keep the record: the watchdog publishes it to the other ranks.
             Err(error) if is_nccl_error(&error) => return Err(shared.error_or_failure(error)),
             Err(error) => {
-                // A compared call has used up its sequence number on all ranks.
+                // If debug mode has compared the call between ranks, its sequence number is used up
+                // on all ranks. Otherwise the next call reuses the number.
                 match compared {
                     true => shared.recorder().set_state(id, CallState::Done),
                     false => shared.recorder().remove_refused(id),

@@ -72,8 +72,8 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     /// entire call; the other errors are those of [`Store::set`].
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
 
-    /// Adds `amount` to the value of a key, which must be a decimal number. A key that is not set counts as 0. Returns
-    /// the sum.
+    /// Adds `amount` to the value of a key. The value must be a decimal number. A key that is not set counts as 0.
+    /// Returns the sum.
     ///
     /// # Errors
     /// [`StoreError::NotANumber`] if the value of the key is not a number or the sum overflows 64 bits; the other

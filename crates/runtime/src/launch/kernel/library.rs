@@ -99,7 +99,7 @@ pub unsafe trait LibraryCall<const N: usize> {
     /// Enqueues the call on a stream of `device`. `pointers` are the addresses of the operands.
     ///
     /// # Errors
-    /// The errors of the library.
+    /// The error of the library, if the library refuses the call.
     ///
     /// # Safety
     /// The stream is alive, and the context of its device is current. The memory of the operands

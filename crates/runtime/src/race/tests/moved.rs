@@ -140,8 +140,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Compares races with accesses to the same physical memory, which the model tracks. The two
-    /// streams are never ordered.
+    /// Compares the reported races with the accesses that a model records for the same physical
+    /// memory. The two streams are never ordered.
     #[test]
     fn races_follow_the_physical_memory(steps in prop::collection::vec(step(), 1..120)) {
         let runtime = runtime(RaceReport::Collect);

@@ -45,12 +45,12 @@ options! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     ConvOptions [const D: usize] [D] {
-        /// Sets the distance from one window to the next, in elements. Default: 1. No effect in a dimension with one
-        /// result.
+        /// Sets the distance from one window to the next, in elements. Default: 1. Has no effect in a dimension with
+        /// one result.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the padding around the image: elements on both sides, or a [`Padding`]. Default: none.
         padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
-        /// Sets the distance from one element of the window to the next, in elements. Default: 1. No effect if the
+        /// Sets the distance from one element of the window to the next, in elements. Default: 1. Has no effect if the
         /// window has one element.
         dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the number of channel groups. Each group of input channels gives one group of output channels.

@@ -43,7 +43,7 @@ options! {
     SmoothL1LossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
-        /// Sets the difference below which the loss is a square. It must not be negative. Default: 1.
+        /// Sets the absolute difference below which the loss is quadratic. It must not be negative. Default: 1.
         beta: f64 = 1.0, f64;
     }
 }
@@ -54,7 +54,8 @@ options! {
     HuberLossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
         reduction: Reduction = Reduction::Mean, Reduction;
-        /// Sets the difference up to which the loss is a square. It must be above zero. Default: 1.
+        /// Sets the absolute difference up to which the loss is quadratic. It must be above zero.
+        /// Default: 1.
         delta: f64 = 1.0, f64;
     }
 }

@@ -77,8 +77,8 @@ pub(super) fn with_statistics(
     Ok(Some(out))
 }
 
-/// Returns whether the kernels take two parameters or statistics of channels, of which each may be
-/// missing.
+/// Returns whether the kernels support a pair of parameters or statistics of channels. Each of the
+/// two may be missing.
 fn fits(input: &Tensor, pair: [Option<&Tensor>; 2]) -> bool {
     let dtype = input.dtype();
     let one_dtype = match pair {

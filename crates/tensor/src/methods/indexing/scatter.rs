@@ -100,7 +100,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Runs [`Tensor::scatter`] or [`Tensor::scatter_`] as a part of the op `op`, whose name errors contain.
+    /// Runs [`Tensor::scatter`] or [`Tensor::scatter_`] as a part of the op `op`. Errors name `op`.
     #[track_caller]
     pub(crate) fn put(
         &self,

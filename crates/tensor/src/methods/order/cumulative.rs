@@ -78,8 +78,8 @@ impl Tensor {
         self.copy_(&all, ())
     }
 
-    /// The cumulative maximum along a dimension, and the index of each maximum (`torch.cummax`). Of equal
-    /// elements, the index is that of the last. A NaN is larger than any number.
+    /// The cumulative maximum along a dimension, and the index of each maximum (`torch.cummax`). Among equal elements,
+    /// the index of the last is chosen. A NaN is larger than any number.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -88,8 +88,8 @@ impl Tensor {
         self.extremes("cummax", ScanOp::Max, dim.into_isize())
     }
 
-    /// The cumulative minimum along a dimension, and the index of each minimum (`torch.cummin`). Of equal
-    /// elements, the index is that of the last. A NaN is smaller than any number.
+    /// The cumulative minimum along a dimension, and the index of each minimum (`torch.cummin`). Among equal elements,
+    /// the index of the last is chosen. A NaN is smaller than any number.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -148,7 +148,8 @@ impl OpBackward for CumProd {
         let divided = reverse_cumsum(&where_cond(&none, &out.mul(grad)?, 0.0)?, *dim)?;
         let before = divided.div(&where_cond(&none, x, 1.0)?)?;
         let first = zero.logical_and(&one)?;
-        // The products with the first zero replaced by 1, which are nonzero up to the second zero.
+        // The products with the first zero replaced by 1. Only the products before the second zero
+        // are used, which `one` selects.
         let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(*dim)?;
         let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(*dim)?;
         Ok(smallvec![Some(where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?)])

@@ -41,7 +41,7 @@ pub fn searchsorted(
     Ok(out)
 }
 
-/// Returns whether each element is in `test_elements`, as bools (`torch.isin`). Both tensors are converted to
+/// Returns a bool tensor: true where the element is in `test_elements` (`torch.isin`). Both tensors are converted to
 /// the dtype of [`result_type`].
 ///
 /// # Errors

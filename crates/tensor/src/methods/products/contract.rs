@@ -128,8 +128,8 @@ fn free_and_summed(tensor: &Tensor, dims: &[isize]) -> Result<(Vec<isize>, Vec<i
     Ok((free, summed))
 }
 
-/// Multiplies two tensors with the same number of dimensions, which broadcast, and sums over the dimensions
-/// `summed`. The result keeps these dimensions, with size 1.
+/// Multiplies two tensors with the same number of dimensions, with broadcasting, and sums over the dimensions `summed`.
+/// The result keeps the summed dimensions, with size 1.
 #[track_caller]
 pub(super) fn sum_of_products(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let (mut a, mut b) = (a.clone(), b.clone());

@@ -299,8 +299,8 @@ impl Tensor {
         self.diagonal(())?.sum(())
     }
 
-    /// The Kronecker product: a block for each element of this tensor, which is the element times all of
-    /// `other` (`torch.kron`).
+    /// The Kronecker product (`torch.kron`): each element of this tensor becomes a block, the product of the element
+    /// and all of `other`.
     ///
     /// ```
     /// # use warpline::tensor;

@@ -53,7 +53,7 @@ impl Tensor {
         self.transpose(-2, -1).of("m_t")
     }
 
-    /// Returns a view of a diagonal of two dimensions, which becomes the last dimension (`torch.diagonal`). A
+    /// Returns a view of a diagonal of two dimensions (`torch.diagonal`). The diagonal becomes the last dimension. A
     /// positive `offset` is above the main diagonal.
     ///
     /// ```
