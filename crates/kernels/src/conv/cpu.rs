@@ -1,8 +1,6 @@
 //! CPU implementations of a convolution and its gradients, by their definition. Simulated GPUs run
 //! them in place of cuDNN.
 
-use std::ops::Range;
-
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{HostElement, Number, SharedPtr, parallel_for};
 
@@ -18,18 +16,23 @@ impl Conv {
     fn each_row(&self, mut f: impl FnMut(At, At, At, usize)) {
         let t = &self.taps;
         let [depth, height, width] = t.kernel;
-        for [i, j, k] in (0..depth)
-            .flat_map(|i| (0..height).flat_map(move |j| (0..width).map(move |k| [i, j, k])))
-        {
-            let columns: Range<i32> = t.inside(2, k);
-            if columns.is_empty() {
-                continue;
-            }
-            for (d, h) in t.inside(0, i).flat_map(|d| t.inside(1, j).map(move |h| (d, h))) {
-                let image = [t.at(0, d, i), t.at(1, h, j), t.at(2, columns.start, k)];
-                let result = [d, h, columns.start];
-                let [tap, image, result] = [[i, j, k], image, result].map(|at| at.map(i64::from));
-                f(tap, image, result, columns.len());
+        for i in 0..depth {
+            let slices = t.inside(0, i);
+            for j in 0..height {
+                let rows = t.inside(1, j);
+                for k in 0..width {
+                    let columns = t.inside(2, k);
+                    if columns.is_empty() {
+                        continue;
+                    }
+                    let (tap, column) = (position(i, j, k), t.at(2, columns.start, k));
+                    for d in slices.clone() {
+                        for h in rows.clone() {
+                            let image = position(t.at(0, d, i), t.at(1, h, j), column);
+                            f(tap, image, position(d, h, columns.start), columns.len());
+                        }
+                    }
+                }
             }
         }
     }
@@ -43,11 +46,20 @@ impl Conv {
     }
 }
 
+#[inline]
+fn position(d: i32, h: i32, w: i32) -> At {
+    [i64::from(d), i64::from(h), i64::from(w)]
+}
+
 /// Returns the distance of an element from the first, by its strides.
+#[inline]
 fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
-    let [a, b] = first.map(i64::from);
-    (a * strides[0] + b * strides[1] + at[0] * strides[2] + at[1] * strides[3] + at[2] * strides[4])
-        as isize
+    let [a, b] = first;
+    (i64::from(a) * strides[0]
+        + i64::from(b) * strides[1]
+        + at[0] * strides[2]
+        + at[1] * strides[3]
+        + at[2] * strides[4]) as isize
 }
 
 /// Returns the number of a plane's group of `size` planes, and its number in the group.
@@ -56,6 +68,7 @@ fn split(plane: usize, size: u32) -> [u32; 2] {
 }
 
 /// Returns the position of an element in a dense order of `sizes`.
+#[inline]
 fn index(sizes: [i32; 3], at: At) -> usize {
     ((at[0] * i64::from(sizes[1]) + at[1]) * i64::from(sizes[2]) + at[2]) as usize
 }
