@@ -2,10 +2,9 @@
 //! `WARPLINE_GOLDENS` is the path of another folder of golden files; `tests/goldens/README.md`
 //! describes the format.
 
-use warpline::{Device, RuntimeConfig, SyncPolicy};
+use warpline::{Device, SyncPolicy};
 
-use crate::common::{self, World};
-use crate::goldens_suite;
+use crate::{common, goldens_suite};
 
 #[test]
 fn ops_on_the_cpu_agree_with_pytorch() {
@@ -17,9 +16,9 @@ fn ops_on_the_cpu_agree_with_pytorch() {
 
 /// `footprints::goldens_keep_to_their_footprints` computes the same ops on the first device.
 #[test]
-fn ops_on_the_second_of_two_simulated_gpus_agree_with_pytorch() {
-    World::open("sim:2", &RuntimeConfig::default()).enter(|_| {
-        goldens_suite::run(Device::cuda(1));
+fn ops_on_the_last_of_three_simulated_gpus_agree_with_pytorch() {
+    common::worlds(3, |world| {
+        goldens_suite::run(Device::cuda(world.devices - 1));
         Ok(())
     });
 }
