@@ -41,10 +41,10 @@ static COUNTING: Counting = Counting;
 
 /// Number of items per block. The counters are read after each of `BLOCKS` blocks.
 const BLOCK: usize = 512;
-const BLOCKS: usize = 32;
-/// Largest growth of an item's processor time. A search through one word per outstanding item makes the shortest
-/// items more than 5 times as long.
-const MAX_GROWTH: u128 = 3;
+const BLOCKS: usize = 128;
+/// Largest growth of an item's processor time, in percent. A search through one word per outstanding item made items 4
+/// to 36 times as long (replays on two streams in turns: 1.8 times). Without it, no item became 1.6 times as long.
+const MAX_GROWTH: u128 = 250;
 
 /// Returns the processor time of this thread.
 fn processor_time() -> Duration {
@@ -68,7 +68,7 @@ fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     println!("{name}: bytes allocated and left, per item: {blocks:?}; nanoseconds: {times:?}");
     let [early, late] = [&times[..BLOCKS / 4], &times[BLOCKS - BLOCKS / 4..]]
         .map(|quarter| *quarter.iter().min().expect("blocks"));
-    assert!(late <= early * MAX_GROWTH, "{name}: {early}, then {late} ns per item");
+    assert!(late * 100 <= early * MAX_GROWTH, "{name}: {early}, then {late} ns per item");
     for which in 0..2 {
         let [early, late] = [&blocks[..BLOCKS / 2], &blocks[BLOCKS / 2..]].map(|half| {
             let mut bytes: Vec<_> = half.iter().map(|block| block[which]).collect();
