@@ -40,8 +40,8 @@ use warpline::{DType, Device, Error, IntoOptions, Result, Scalar, Tensor, full, 
 use warpline_kernels::optim as kernels;
 
 use crate::StateDict;
-use crate::called::Called;
 use crate::optim::{GradScaling, Optimizer, is_capturing};
+use warpline::__Called;
 
 /// The most elements of a gradient that a kernel checks as one tensor.
 const PIECE: usize = 1 << 30;

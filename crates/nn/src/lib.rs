@@ -18,7 +18,6 @@
 extern crate self as warpline_nn;
 
 pub mod amp;
-mod called;
 mod files;
 mod hooks;
 pub mod init;

@@ -9,13 +9,18 @@ use std::panic::Location;
 
 use crate::Result;
 
-/// Sets the op and the location of an error.
-pub(crate) trait Called {
+/// Sets the op and the location of an error. `warpline-nn` uses this trait too.
+pub trait Called: Sized {
     /// Returns the same result. Sets the op of an error to `op` ([`crate::Error::of`]), and its location to
     /// the caller of the current function. This also corrects the location of errors that were created in
     /// closures.
     #[track_caller]
     fn of(self, op: &'static str) -> Self;
+
+    /// Returns the same result. Sets the location of an error to the caller of the current function. Needed after
+    /// calls of trait-object methods, which do not know their caller.
+    #[track_caller]
+    fn here(self) -> Self;
 }
 
 impl<T> Called for Result<T> {
@@ -25,6 +30,15 @@ impl<T> Called for Result<T> {
         match self {
             Ok(value) => Ok(value),
             Err(error) => Err(error.of(op).at(Location::caller())),
+        }
+    }
+
+    #[inline]
+    #[track_caller]
+    fn here(self) -> Self {
+        match self {
+            Ok(value) => Ok(value),
+            Err(error) => Err(error.at(Location::caller())),
         }
     }
 }

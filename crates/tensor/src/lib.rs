@@ -61,6 +61,8 @@ mod tensor_options;
 pub use ambient::{SimulatedOptions, manual_seed, open, runtime, simulated, with_runtime};
 pub use autograd::{enable_grad, inference_mode, no_grad};
 pub use backends::{get_float32_matmul_precision, set_float32_matmul_precision};
+#[doc(hidden)]
+pub use called::Called as __Called;
 pub use device::IntoDevice;
 pub use exec::Exec;
 pub use generator::{Generator, get_rng_state, set_rng_state};

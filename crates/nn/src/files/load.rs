@@ -23,7 +23,7 @@ use warpline_runtime::launch::{copy_bytes, fill_bytes};
 use super::FileError;
 use super::header::{SafetensorsFile, UniqueMap};
 use crate::StateDict;
-use crate::called::Called as _;
+use warpline::__Called as _;
 
 /// Bytes per read, and size of a thread's page-locked buffers.
 const CHUNK_BYTES: usize = 8 << 20;

@@ -18,7 +18,7 @@ use super::FileError;
 use super::header::{METADATA, to_file_dtype};
 use super::load::read_index;
 use crate::StateDict;
-use crate::called::Called as _;
+use warpline::__Called as _;
 
 /// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;

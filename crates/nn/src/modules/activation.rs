@@ -9,8 +9,8 @@ use warpline::{CallScope, Integer, IntoOptions, Result, Tensor};
 
 use super::options::parameter_options;
 use super::repr::{float, size};
-use crate::called::Called;
 use crate::{Forward, Module, Parameter};
+use warpline::__Called;
 
 macro_rules! forward {
     ($name:ident, $self:ident, $x:ident => $body:expr) => {

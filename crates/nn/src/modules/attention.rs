@@ -8,9 +8,9 @@ use warpline::{
 use super::activation::floats;
 use super::linear::{Linear, LinearOptions};
 use super::options::parameter_options;
-use crate::called::Called;
 use crate::init::{xavier_uniform_, zeros_};
 use crate::{Forward, Module, Parameter, Training, input_device};
+use warpline::__Called;
 
 parameter_options! {
     /// Options of [`MultiheadAttention`].

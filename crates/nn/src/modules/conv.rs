@@ -10,9 +10,9 @@ use super::activation::forward;
 use super::linear::uniform;
 use super::options::parameter_options;
 use super::repr::{size, tuple};
-use crate::called::Called;
 use crate::init::{Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, input_device};
+use warpline::__Called;
 
 /// Draws weight and bias as PyTorch does: uniformly from ±1/√fan-in.
 #[track_caller]

@@ -5,9 +5,9 @@ use warpline::{CallScope, Error, IntoOptions, Result, Tensor, TensorOptions, emp
 
 use super::options::parameter_options;
 use super::repr::{boolean, size};
-use crate::called::Called;
 use crate::init::{Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, input_device};
+use warpline::__Called;
 
 /// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]

@@ -10,8 +10,8 @@ use warpline::{
 use super::activation::{floats, forward};
 use super::options::parameter_options;
 use super::repr::{boolean, float, optional, tuple};
-use crate::called::Called;
 use crate::{Buffer, Forward, Module, Parameter, Training, input_device};
+use warpline::__Called;
 
 /// Creates a weight of ones, if the norm is affine, and a bias of zeros, if it is affine and has a bias.
 #[track_caller]

@@ -10,8 +10,8 @@ use super::dropout::Dropout;
 use super::linear::{Linear, LinearOptions};
 use super::normalization::{LayerNorm, LayerNormOptions};
 use super::options::{check_layers, parameter_options};
-use crate::called::Called;
 use crate::{Forward, MemberMut, Module, VisitorMut};
+use warpline::__Called;
 
 /// A function between the linear maps of a [`TransformerEncoderLayer`], such as
 /// [`relu`](warpline::functional::relu).

@@ -8,7 +8,7 @@ use warpline::{Error, IntoOptions, Result, Tensor};
 
 use super::rule::Settings;
 use super::state::GroupState;
-use crate::called::Called;
+use warpline::__Called;
 
 /// Parameters that share settings (an entry of `param_groups`).
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::group::{IntoParamGroups, ParamGroup};
 use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
 use super::step_count::separate_counters;
-use crate::called::Called;
+use warpline::__Called;
 
 /// An optimizer (`torch.optim.Optimizer`).
 pub trait Optimizer {

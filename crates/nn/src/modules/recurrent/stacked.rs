@@ -7,10 +7,10 @@ use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor
 use super::super::options::{check_layers, parameter_options};
 use super::super::repr::{float, size};
 use super::{CellKind, CellWeights};
-use crate::called::Called;
 use crate::init::Nonlinearity;
 use crate::optim::is_capturing;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
+use warpline::__Called;
 
 parameter_options! {
     /// Options of [`RNN`], [`LSTM`] and [`GRU`].

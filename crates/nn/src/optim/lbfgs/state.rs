@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use warpline::{DType, Error, Result, Tensor, full};
 
 use super::{LBFGS, LBFGSMemory};
-use crate::called::Called;
 use crate::optim::OptimizerState;
+use warpline::__Called;
 
 /// Returns the state of `optimizer`.
 #[track_caller]

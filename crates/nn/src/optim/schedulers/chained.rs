@@ -11,8 +11,8 @@ use super::{
     ConstantLROptions, CosineAnnealingLROptions, LinearLROptions, MultiStepLROptions, Scheduler,
     SchedulerState, StepLROptions, check_groups, initial_lrs,
 };
-use crate::called::Called;
 use crate::optim::Optimizer;
+use warpline::__Called;
 
 /// A scheduler that computes each learning rate from the previous one: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],
 /// [`ConstantLR`], [`LinearLR`], [`CosineAnnealingLR`]. [`LambdaLR`] computes it from the initial rate.

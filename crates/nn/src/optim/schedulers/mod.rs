@@ -28,7 +28,7 @@ pub use sequential::SequentialLR;
 
 use super::Optimizer;
 use crate::StateDict;
-use crate::called::Called;
+use warpline::__Called;
 
 /// A learning-rate scheduler (`torch.optim.lr_scheduler.LRScheduler`): sets an optimizer's learning rates as a function
 /// of the epoch. An epoch is the time between two calls of [`Scheduler::step`]; it may also be a batch. A scheduler

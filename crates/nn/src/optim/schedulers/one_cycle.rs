@@ -5,8 +5,8 @@ use std::f64::consts::PI;
 use warpline::{Error, IntoOptions, Result};
 
 use super::{OneCycleLROptions, Scheduler, SchedulerState, check_groups};
-use crate::called::Called;
 use crate::optim::Optimizer;
+use warpline::__Called;
 
 const NAME: &str = "OneCycleLR";
 

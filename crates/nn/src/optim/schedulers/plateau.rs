@@ -3,8 +3,8 @@
 use warpline::{Error, IntoOptions, Result};
 
 use super::{ReduceLROnPlateauOptions, SchedulerState, check_groups};
-use crate::called::Called;
 use crate::optim::Optimizer;
+use warpline::__Called;
 
 const NAME: &str = "ReduceLROnPlateau";
 

@@ -7,8 +7,8 @@ use warpline::{Error, IntoOptions, Result};
 use super::{
     CosineAnnealingWarmRestartsOptions, Scheduler, SchedulerState, check_groups, initial_lrs,
 };
-use crate::called::Called;
 use crate::optim::Optimizer;
+use warpline::__Called;
 
 const NAME: &str = "CosineAnnealingWarmRestarts";
 

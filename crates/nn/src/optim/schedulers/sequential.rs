@@ -6,8 +6,8 @@ use warpline::autograd::Reclaimed;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
-use crate::called::Called;
 use crate::optim::Optimizer;
+use warpline::__Called;
 
 const NAME: &str = "SequentialLR";
 
