@@ -35,13 +35,13 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{DType, Device, Error, IntoOptions, Result, Scalar, Tensor, full, tensor, zeros};
 use warpline_kernels::optim as kernels;
 
 use crate::StateDict;
 use crate::optim::{GradScaling, Optimizer, is_capturing};
-use warpline::__Called;
 
 /// The most elements of a gradient that a kernel checks as one tensor.
 const PIECE: usize = 1 << 30;

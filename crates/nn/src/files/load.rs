@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde::Deserialize;
+use warpline::__Called as _;
 use warpline::{
     DType, Device, Error, Exec, IntoDevice, IntoOptions, Result, Tensor, TensorOptions, empty,
 };
@@ -23,7 +24,6 @@ use warpline_runtime::launch::{copy_bytes, fill_bytes};
 use super::FileError;
 use super::header::{SafetensorsFile, UniqueMap};
 use crate::StateDict;
-use warpline::__Called as _;
 
 /// Bytes per read, and size of a thread's page-locked buffers.
 const CHUNK_BYTES: usize = 8 << 20;

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use safetensors::tensor::{Metadata, TensorInfo};
+use warpline::__Called as _;
 use warpline::{Error, IntoOptions, Result, Tensor};
 use warpline_files::NewFile;
 use warpline_runtime::launch::read_bytes;
@@ -18,7 +19,6 @@ use super::FileError;
 use super::header::{METADATA, to_file_dtype};
 use super::load::read_index;
 use crate::StateDict;
-use warpline::__Called as _;
 
 /// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;

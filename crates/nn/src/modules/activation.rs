@@ -1,5 +1,6 @@
 //! Activation functions as modules.
 
+use warpline::__Called as _;
 use warpline::functional::{self, softmin};
 pub use warpline::functional::{
     Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
@@ -10,7 +11,6 @@ use warpline::{CallScope, Integer, IntoOptions, Result, Tensor};
 use super::options::parameter_options;
 use super::repr::{float, size};
 use crate::{Forward, Module, Parameter};
-use warpline::__Called;
 
 macro_rules! forward {
     ($name:ident, $self:ident, $x:ident => $body:expr) => {

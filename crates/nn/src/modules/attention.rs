@@ -1,5 +1,6 @@
 //! Multi-head attention.
 
+use warpline::__Called as _;
 use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
 use warpline::{
     CallScope, DType, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, empty, ones, zeros,
@@ -10,7 +11,6 @@ use super::linear::{Linear, LinearOptions};
 use super::options::parameter_options;
 use crate::init::{xavier_uniform_, zeros_};
 use crate::{Forward, Module, Parameter, Training, input_device};
-use warpline::__Called;
 
 parameter_options! {
     /// Options of [`MultiheadAttention`].

@@ -1,5 +1,6 @@
 //! Convolutions.
 
+use warpline::__Called as _;
 use warpline::functional::{
     self, PadMode, Padding, PerDimension, conv_transpose1d, conv_transpose2d, conv_transpose3d,
     conv1d, conv2d, conv3d, pad,
@@ -12,7 +13,6 @@ use super::options::parameter_options;
 use super::repr::{size, tuple};
 use crate::init::{Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, input_device};
-use warpline::__Called;
 
 /// Draws weight and bias as PyTorch does: uniformly from ±1/√fan-in.
 #[track_caller]

@@ -1,12 +1,12 @@
 //! Embedding tables.
 
+use warpline::__Called as _;
 use warpline::functional::{self, embedding};
 use warpline::{Error, Integer, IntoOptions, Result, Tensor, randn};
 
 use super::options::parameter_options;
 use super::repr::size;
 use crate::{Forward, Module, Parameter, input_device};
-use warpline::__Called;
 
 /// A table of vectors (`torch.nn.Embedding`). Maps integer indices `[..]` to vectors `[.., width]`.
 #[derive(Clone, Debug, Module)]

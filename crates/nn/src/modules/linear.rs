@@ -1,5 +1,6 @@
 //! Linear and bilinear maps.
 
+use warpline::__Called as _;
 use warpline::functional::linear;
 use warpline::{CallScope, Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 
@@ -7,7 +8,6 @@ use super::options::parameter_options;
 use super::repr::{boolean, size};
 use crate::init::{Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, input_device};
-use warpline::__Called;
 
 /// The linear map `x @ weightᵀ + bias` (`torch.nn.Linear`), from `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use warpline::__Called as _;
 use warpline::functional::{self, batch_norm, group_norm, instance_norm, layer_norm, rms_norm};
 use warpline::{
     CallScope, DType, Error, IntoOptions, IntoShape, Result, Tensor, TensorOptions, ones, zeros,
@@ -11,7 +12,6 @@ use super::activation::{floats, forward};
 use super::options::parameter_options;
 use super::repr::{boolean, float, optional, tuple};
 use crate::{Buffer, Forward, Module, Parameter, Training, input_device};
-use warpline::__Called;
 
 /// Creates a weight of ones, if the norm is affine, and a bias of zeros, if it is affine and has a bias.
 #[track_caller]

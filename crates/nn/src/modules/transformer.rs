@@ -1,5 +1,6 @@
 //! Encoders of the Transformer.
 
+use warpline::__Called as _;
 use warpline::functional::relu;
 use warpline::{CallScope, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
@@ -11,7 +12,6 @@ use super::linear::{Linear, LinearOptions};
 use super::normalization::{LayerNorm, LayerNormOptions};
 use super::options::{check_layers, parameter_options};
 use crate::{Forward, MemberMut, Module, VisitorMut};
-use warpline::__Called;
 
 /// A function between the linear maps of a [`TransformerEncoderLayer`], such as
 /// [`relu`](warpline::functional::relu).

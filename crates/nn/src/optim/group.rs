@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::panic::Location;
 
+use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{Error, IntoOptions, Result, Tensor};
 
 use super::rule::Settings;
 use super::state::GroupState;
-use warpline::__Called;
 
 /// Parameters that share settings (an entry of `param_groups`).
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! A captured step reads values that change between replays (the step count, the learning rate) from device memory. A
 //! step that would create state cannot be captured, because each replay would create the state anew.
 
+use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{Error, Exec, IntoOptions, Result, Tensor};
 
@@ -12,7 +13,6 @@ use super::group::{IntoParamGroups, ParamGroup};
 use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
 use super::step_count::separate_counters;
-use warpline::__Called;
 
 /// An optimizer (`torch.optim.Optimizer`).
 pub trait Optimizer {

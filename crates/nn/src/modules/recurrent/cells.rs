@@ -1,12 +1,12 @@
 //! Cells: single steps of recurrent networks.
 
+use warpline::__Called as _;
 use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 use super::super::options::parameter_options;
 use super::{CellKind, CellWeights};
 use crate::init::Nonlinearity;
 use crate::{Forward, Module, input_device};
-use warpline::__Called;
 
 parameter_options! {
     /// Options of [`RNNCell`], [`LSTMCell`] and [`GRUCell`].

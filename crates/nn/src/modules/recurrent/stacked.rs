@@ -1,5 +1,6 @@
 //! Recurrent networks over sequences, with several layers and one or two directions.
 
+use warpline::__Called as _;
 use warpline::amp::is_autocast_cache_enabled;
 use warpline::functional::{DropoutOptions, dropout};
 use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor, cat, stack};
@@ -10,7 +11,6 @@ use super::{CellKind, CellWeights};
 use crate::init::Nonlinearity;
 use crate::optim::is_capturing;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
-use warpline::__Called;
 
 parameter_options! {
     /// Options of [`RNN`], [`LSTM`] and [`GRU`].

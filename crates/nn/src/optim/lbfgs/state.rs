@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use warpline::__Called as _;
 use warpline::{DType, Error, Result, Tensor, full};
 
 use super::{LBFGS, LBFGSMemory};
 use crate::optim::OptimizerState;
-use warpline::__Called;
 
 /// Returns the state of `optimizer`.
 #[track_caller]

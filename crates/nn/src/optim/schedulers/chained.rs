@@ -4,6 +4,7 @@ use std::f64::consts::PI;
 use std::fmt;
 use std::sync::Arc;
 
+use warpline::__Called as _;
 use warpline::autograd::Reclaimed;
 use warpline::{Error, IntoOptions, Result};
 
@@ -12,7 +13,6 @@ use super::{
     SchedulerState, StepLROptions, check_groups, initial_lrs,
 };
 use crate::optim::Optimizer;
-use warpline::__Called;
 
 /// A scheduler that computes each learning rate from the previous one: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],
 /// [`ConstantLR`], [`LinearLR`], [`CosineAnnealingLR`]. [`LambdaLR`] computes it from the initial rate.

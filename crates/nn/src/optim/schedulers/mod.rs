@@ -10,6 +10,7 @@ mod sequential;
 
 use std::collections::BTreeMap;
 
+use warpline::__Called as _;
 use warpline::{DType, Error, Result, full};
 
 pub use chained::{
@@ -28,7 +29,6 @@ pub use sequential::SequentialLR;
 
 use super::Optimizer;
 use crate::StateDict;
-use warpline::__Called;
 
 /// A learning-rate scheduler (`torch.optim.lr_scheduler.LRScheduler`): sets an optimizer's learning rates as a function
 /// of the epoch. An epoch is the time between two calls of [`Scheduler::step`]; it may also be a batch. A scheduler

@@ -2,11 +2,11 @@
 
 use std::f64::consts::PI;
 
+use warpline::__Called as _;
 use warpline::{Error, IntoOptions, Result};
 
 use super::{OneCycleLROptions, Scheduler, SchedulerState, check_groups};
 use crate::optim::Optimizer;
-use warpline::__Called;
 
 const NAME: &str = "OneCycleLR";
 

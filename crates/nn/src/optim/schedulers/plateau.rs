@@ -1,10 +1,10 @@
 //! Learning-rate reduction on a plateau of a metric.
 
+use warpline::__Called as _;
 use warpline::{Error, IntoOptions, Result};
 
 use super::{ReduceLROnPlateauOptions, SchedulerState, check_groups};
 use crate::optim::Optimizer;
-use warpline::__Called;
 
 const NAME: &str = "ReduceLROnPlateau";
 

@@ -2,13 +2,13 @@
 
 use std::f64::consts::PI;
 
+use warpline::__Called as _;
 use warpline::{Error, IntoOptions, Result};
 
 use super::{
     CosineAnnealingWarmRestartsOptions, Scheduler, SchedulerState, check_groups, initial_lrs,
 };
 use crate::optim::Optimizer;
-use warpline::__Called;
 
 const NAME: &str = "CosineAnnealingWarmRestarts";
 

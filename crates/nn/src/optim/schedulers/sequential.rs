@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use warpline::__Called as _;
 use warpline::autograd::Reclaimed;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
 use crate::optim::Optimizer;
-use warpline::__Called;
 
 const NAME: &str = "SequentialLR";
 
