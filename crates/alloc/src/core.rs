@@ -239,9 +239,9 @@ impl<B: Backend> Core<B> {
     }
 
     /// Returns the options in force for a pool. Private pools, and backends without virtual memory,
-    /// use only segments. The runtime's pools keep free memory themselves, so this allocator does
-    /// not also cache their memory. Private pools always cache, because replays of a capture use
-    /// memory of the pool even after it was freed.
+    /// use only segments. Under [`Policy::CudaMallocAsync`] the driver's pool keeps free memory, so
+    /// this allocator does not also cache it. Private pools always cache, because replays of a
+    /// capture use memory of the pool even after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();

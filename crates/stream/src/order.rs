@@ -42,7 +42,7 @@ const MAX_AUTOMATIC: usize = 64;
 /// it, and need not include the long wait.
 const MAX_REQUESTED: usize = 1024;
 
-/// Number of kept op events for waits above which completed ones are dropped.
+/// Number of op events for waits that are kept even if their operations are complete.
 const MAX_COMPLETE: usize = 64;
 
 /// Number of operations that get an op event each after a late wait that found none.

@@ -217,7 +217,8 @@ impl<H: HostBackend> HostCacheState<H> {
         true
     }
 
-    /// Adds a refused segment again. It serves requests until it is released again.
+    /// Puts back a segment whose release was refused. The segment serves requests until its next
+    /// release.
     pub(super) fn restore(&mut self, released: ReleasedHostSegment<H::HostMemory>) {
         self.counters.refused(released.bytes, released.refused);
         self.reserved += released.bytes;

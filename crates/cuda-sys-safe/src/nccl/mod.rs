@@ -177,7 +177,7 @@ impl ReduceOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // fields are named as NCCL's parameters
 pub enum Collective {
-    /// Combines `count` elements of each rank, with the result on every rank.
+    /// Combines `count` elements of each rank, and writes the result on every rank.
     AllReduce { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },
     /// Copies `count` elements of `root` to every rank. Other ranks' `send` is not read.
     Broadcast { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, root: usize },

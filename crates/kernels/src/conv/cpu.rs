@@ -43,7 +43,8 @@ impl Conv {
     }
 }
 
-/// Returns the distance of an element from the first, by its strides.
+/// Returns the offset of an element in an operand with these strides, in elements. `first` is the
+/// index in the first two dimensions, `at` the position in the other three.
 fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
     let [a, b] = first.map(i64::from);
     (a * strides[0] + b * strides[1] + at[0] * strides[2] + at[1] * strides[3] + at[2] * strides[4])

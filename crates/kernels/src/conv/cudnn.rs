@@ -364,8 +364,9 @@ unsafe impl LibraryCall<4> for Call<'_> {
             let reason = "there is no plan".to_owned();
             return Err(DriverError::InvalidArgument { call: "cudnnBackendExecute", reason });
         };
-        // SAFETY: the caller passes a live stream of the device, whose context is current, and the
-        // addresses of valid operands, which have the layouts that the plan was made for.
+        // SAFETY: the caller passes a live stream, has made the context of the stream's device
+        // current, and passes the addresses of valid operands. The operands have the layouts that
+        // the plan was made for.
         unsafe { handle.execute(stream, plan, [images, weight, result], workspace) }
     }
 }

@@ -103,7 +103,8 @@ impl History {
     }
 }
 
-/// Removes the accesses by complete work, with which no later work can race.
+/// Removes the accesses by completed operations, because later operations cannot race with these
+/// accesses.
 pub(crate) fn prune(accesses: &mut Vec<RecordedAccess>) {
     accesses.retain(|access| !access.stream.is_known_done(access.op));
 }

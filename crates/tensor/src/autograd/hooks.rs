@@ -33,8 +33,8 @@ pub(super) fn next_id() -> u64 {
 
 /// A list of hooks. A [`HookHandle`] removes its hook from the list.
 pub trait HookList: Send + Sync {
-    /// Removes hook `id`, if the list has it. Drop the hook without holding a lock: a hook owns values of the program,
-    /// whose `drop` may run any code.
+    /// Removes hook `id`, if the list has this hook. Implementations must drop the hook without holding a lock: a hook
+    /// owns values of the program, whose `drop` may run any code.
     fn remove(&self, id: u64);
 }
 

@@ -72,7 +72,7 @@ fn stalled_sender(events: usize) -> StalledSender {
 
 impl StalledSender {
     /// Changes the semaphore's value in a message. Message 0 announces the semaphore, message 1 is
-    /// the tensor.
+    /// the tensor, and later messages are events.
     fn set_number(&mut self, message: usize, number: u32) {
         let bytes = &mut self.messages[message].0;
         let at = match message {

@@ -77,8 +77,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Runs one operation toward a queued value write, because the awaited value may be written by
-    /// this driver's own streams.
+    /// Runs a queued value write, or one operation that must run before a queued value write. One
+    /// of these writes may store the awaited value. Returns whether an operation ran.
     fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         for point in state.writes() {
             let (next, step) = self.step(state, PickRule::Toward(point));

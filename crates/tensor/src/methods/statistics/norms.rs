@@ -23,7 +23,7 @@ options! {
 }
 
 options! {
-    /// Options of [`Tensor::vector_norm`]. An order converts into options.
+    /// Options of [`Tensor::vector_norm`]. A number converts into options with this order.
     #[derive(Clone, Debug)]
     VectorNormOptions [] [] {
         /// Sets the order of the norm. Default: 2.
