@@ -257,7 +257,7 @@ impl<B: Backend> Core<B> {
         config
     }
 
-    /// Returns the bytes reserved from the backend.
+    /// Returns the number of bytes reserved from the backend.
     pub(crate) fn reserved(&self) -> usize {
         lock(&self.global).reserved_bytes.current() as usize
     }

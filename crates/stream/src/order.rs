@@ -6,7 +6,7 @@
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
 //! The approach: events come from a pool and are called *op events*. A wait uses the first op event at or after its
-//! operation, and records one after all work so far if there is none. A wait is late if later work follows its
+//! operation. If there is no such op event, the wait records an op event after all work so far. A wait is late if later work follows its
 //! operation. If a late wait finds no op event right after its operation, the next late wait may also need one, so the
 //! next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds none, because more
 //! operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its op
@@ -19,7 +19,8 @@
 //!
 //! Limits: a late wait that finds no op event covers the stream's work up to the stream's next wait. A stream keeps the
 //! latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the latest [`MAX_REQUESTED`]
-//! op events that were recorded for waits; completed ones of these are dropped if there are more than [`MAX_COMPLETE`].
+//! op events that were recorded for waits. If a stream keeps more than [`MAX_COMPLETE`] op events for waits, it drops
+//! the oldest of them whose operations are complete.
 //! A wait for an older operation uses the oldest op event that is left, and so covers more work than needed, never
 //! less.
 
@@ -45,7 +46,7 @@ const MAX_REQUESTED: usize = 1024;
 /// Number of op events for waits that are kept even if their operations are complete.
 const MAX_COMPLETE: usize = 64;
 
-/// Number of operations that get an op event each after a late wait that found none.
+/// Minimum number of operations that get an op event each after a late wait that finds no op event.
 const MIN_OPS_WITH_EVENTS: u64 = 64;
 
 /// Maximum number of operations that get an op event each after a late wait. Larger than the number of operations in a

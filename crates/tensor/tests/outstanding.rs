@@ -39,8 +39,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Number of items per block. The counters are read after each of `BLOCKS` blocks.
+/// Number of items per block.
 const BLOCK: usize = 512;
+/// Number of blocks. The counters are read after each block.
 const BLOCKS: usize = 32;
 /// Largest growth of an item's processor time. A search through one word per outstanding item makes the shortest
 /// items more than 5 times as long.

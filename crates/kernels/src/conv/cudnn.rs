@@ -317,7 +317,8 @@ fn describe(
 }
 
 /// Returns sizes and strides of an operand in a format, with at least two spatial dimensions.
-/// Dimensions of size 1 get the stride that the format gives them, by which cuDNN recognizes it.
+/// Dimensions of size 1 get the stride that the format gives them, because cuDNN recognizes the
+/// format by these strides.
 fn layout(sizes: &[usize], dims: usize, format: MemoryFormat) -> TensorLayout {
     let mut all = [1; 5];
     (all[0], all[1]) = (sizes[0] as i64, sizes[1] as i64);

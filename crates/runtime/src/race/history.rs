@@ -9,7 +9,7 @@ use super::span::Span;
 use super::{Race, RacingUse};
 use crate::overlap;
 
-/// Minimum number of accesses at which accesses by complete work are dropped.
+/// Minimum number of accesses at which accesses by completed operations are dropped.
 const PRUNE_AT: usize = 16;
 
 /// An access by device work.

@@ -153,7 +153,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the gradient has
-    /// other sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
+    /// different sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
     /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
     /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with
     /// the location of the forward op, and errors of hooks.

@@ -12,7 +12,7 @@ use crate::functional::options::{from_number, options};
 use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`dropout`] and of the dropouts of channels. A probability converts into options.
+    /// Options of [`dropout`] and of the dropouts of channels. A number converts into options with that `p`.
     #[derive(Clone, Copy, Debug)]
     DropoutOptions [] [] {
         /// Sets the probability of an element or channel to be set to zero, from 0 to 1. Default: 0.5.

@@ -15,6 +15,7 @@ use super::Participant;
 
 /// Counts changes that may let a rank continue.
 static CHANGE_COUNT: Mutex<u64> = Mutex::new(0);
+/// Notified after each change of [`CHANGE_COUNT`].
 static CHANGED: Condvar = Condvar::new();
 
 /// The ranks of this process.

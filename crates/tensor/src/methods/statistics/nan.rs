@@ -5,7 +5,7 @@ use crate::functional::options::options;
 use crate::{CallScope, DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`Tensor::diff`]. A number `n` converts into options.
+    /// Options of [`Tensor::diff`]. A `usize` converts into options with that `n`.
     #[derive(Clone, Copy, Debug)]
     DiffOptions [] [] {
         /// Sets how many times differences are computed. Default: 1.
