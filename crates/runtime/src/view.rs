@@ -71,7 +71,7 @@ impl<'a> View<'a> {
         View { layout: &NOTHING, ..self }.read()
     }
 
-    /// Returns an error for a view of another dtype.
+    /// Returns an error for a view of a different dtype.
     ///
     /// # Errors
     /// [`ErrorKind::DTypeMismatch`] if the view's dtype is not `expected`.

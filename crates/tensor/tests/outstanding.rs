@@ -55,8 +55,8 @@ fn processor_time() -> Duration {
 
 /// Runs `item` many times without a wait. From block to block, neither the bytes that a block of
 /// items allocates, nor the bytes that remain allocated after it, nor its processor time may grow. The
-/// test compares lower medians of bytes, which ignore blocks in which a table doubles its size, and the
-/// shortest times, which ignore disturbances.
+/// test compares lower medians of bytes, to ignore blocks in which a table doubles its size. It compares
+/// the shortest times, to ignore disturbances.
 fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let (mut blocks, mut times) = (Vec::new(), Vec::new());
     for _ in 0..BLOCKS {

@@ -187,7 +187,7 @@ impl Runtime {
         }))
     }
 
-    /// Returns whether both are clones of the same runtime.
+    /// Returns whether `self` and `other` are clones of the same runtime.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -307,7 +307,7 @@ impl Storage {
         self.0.allocated
     }
 
-    /// Returns whether both are the same memory.
+    /// Returns whether `self` and `other` are the same memory.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -205,8 +205,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor requires no gradient. [`ErrorKind::Moved`] if the tensor is a
-    /// parameter whose module was moved. A hook that returns a gradient of other sizes, dtype or device is an
-    /// [`ErrorKind::Gradient`] of the backward pass.
+    /// parameter whose module was moved. The backward pass fails with [`ErrorKind::Gradient`] if a hook
+    /// returns a gradient with different sizes or a different dtype or device.
     #[track_caller]
     pub fn register_hook(
         &self,

@@ -65,8 +65,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const GRACE_PERIOD: Duration = Duration::from_millis(2);
 
 impl SimDriver {
-    /// Continues a host wait that is blocked because a stream waits for a value. Runs one operation
-    /// toward a queued value write, or sleeps if there is none.
+    /// Continues a host wait that is blocked because a stream waits for a value. Calls
+    /// [`run_toward_writes`](Self::run_toward_writes), and sleeps if no operation ran.
     pub(super) fn wait_for_value<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         let (state, ran) = self.run_toward_writes(state);
         if ran {
