@@ -6,12 +6,12 @@
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
 //! The approach: events come from a pool and are called *op events*. A wait uses the first op event at or after its
-//! operation. If there is no such op event, the wait records an op event after all work so far. A wait is late if later work follows its
-//! operation. If a late wait finds no op event right after its operation, the next late wait may also need one, so the
-//! next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds none, because more
-//! operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its op
-//! event extends the series of op events. So a single late wait costs a few records, and if another stream waits once
-//! per training step, each such wait soon finds its op event.
+//! operation. If there is no such op event, the wait records an op event after all work so far. A wait is late if later
+//! work follows its operation. If a late wait finds no op event right after its operation, the next late wait may also
+//! need one, so the next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds
+//! none, because more operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late
+//! wait that finds its op event extends the series of op events. So a single late wait costs a few records, and if
+//! another stream waits once per training step, each such wait soon finds its op event.
 //!
 //! A stream also records an op event before each of its own waits, because the awaited work may depend on another
 //! process and never complete. A late wait for the stream then covers later work of the stream, but not the work that
@@ -20,9 +20,8 @@
 //! Limits: a late wait that finds no op event covers the stream's work up to the stream's next wait. A stream keeps the
 //! latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the latest [`MAX_REQUESTED`]
 //! op events that were recorded for waits. If a stream keeps more than [`MAX_COMPLETE`] op events for waits, it drops
-//! the oldest of them whose operations are complete.
-//! A wait for an older operation uses the oldest op event that is left, and so covers more work than needed, never
-//! less.
+//! the oldest of them whose operations are complete. A wait for an older operation uses the oldest op event that is
+//! left, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -111,7 +111,8 @@ fn source() -> Source {
 
 /// The work of a GPU thread: one element of the index (`Elements`), one element of the result
 /// (`Ordered`), or one line along the indexed dimension (`Lines`). For an element of the result,
-/// the thread searches a line of indices. `Ordered` and `Lines` combine elements in the order of the indices, without atomics.
+/// the thread searches a line of indices. `Ordered` and `Lines` combine elements in the order of
+/// the indices, without atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkUnit {
     Elements,
