@@ -179,13 +179,13 @@ impl<B: Backend> CachingAllocator<B> {
         })
     }
 
-    /// Returns the bytes in live blocks (`torch.cuda.memory_allocated`).
+    /// Returns the number of bytes in live blocks (`torch.cuda.memory_allocated`).
     #[must_use]
     pub fn memory_allocated(&self) -> usize {
         self.shared.allocated()
     }
 
-    /// Returns the bytes reserved from the backend (`torch.cuda.memory_reserved`).
+    /// Returns the number of bytes reserved from the backend (`torch.cuda.memory_reserved`).
     #[must_use]
     pub fn memory_reserved(&self) -> usize {
         self.shared.core.reserved()

@@ -147,8 +147,9 @@ pub trait Backend: StreamBackend + 'static {
     /// [`StreamBackend::Error`] if the query fails.
     fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
 
-    /// Returns the bytes of device memory that this process uses in any way, if the runtime knows.
-    /// Called when a request fails because memory is exhausted. Default: `None`.
+    /// Returns the size of the device memory that this process uses in any way, in bytes. `None` if
+    /// the runtime does not know the size. Called when a request fails because memory is exhausted.
+    /// Default: `None`.
     fn process_memory(&self) -> Option<usize> {
         None
     }

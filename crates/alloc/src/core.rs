@@ -239,9 +239,9 @@ impl<B: Backend> Core<B> {
     }
 
     /// Returns the options in force for a pool. Private pools, and backends without virtual memory,
-    /// use only segments. The runtime's pools keep free memory themselves, so this allocator does
-    /// not also cache their memory. Private pools always cache, because replays of a capture use
-    /// memory of the pool even after it was freed.
+    /// use only segments. Under [`Policy::CudaMallocAsync`] the driver's pool keeps free memory, so
+    /// this allocator does not also cache it. Private pools always cache, because replays of a
+    /// capture use memory of the pool even after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();
@@ -257,7 +257,7 @@ impl<B: Backend> Core<B> {
         config
     }
 
-    /// Returns the bytes reserved from the backend.
+    /// Returns the number of bytes reserved from the backend.
     pub(crate) fn reserved(&self) -> usize {
         lock(&self.global).reserved_bytes.current() as usize
     }

@@ -1,10 +1,10 @@
 //! Release of segments to the backend.
 //!
-//! During a capture, releases are deferred to its end. A refused segment goes back to its heap and
-//! serves requests again. A refused segment that cannot go back, because its pool is gone, caching
-//! is off, or its shard serves another stream, waits in a list. Refused memory counts as reserved,
-//! and is also counted by `refused_releases`. Refused releases are retried at misses and when the
-//! cache is emptied.
+//! During a capture, releases are deferred to its end. A segment whose release the backend refuses
+//! (a *refused segment*) goes back to its heap and serves requests again. A refused segment that
+//! cannot go back, because its pool is gone, caching is off, or its shard serves another stream,
+//! waits in a list. Refused memory counts as reserved, and is also counted by `refused_releases`.
+//! Refused releases are retried at misses and when the cache is emptied.
 
 use warpline_sync::{CaughtPanic, Mutex};
 

@@ -351,7 +351,7 @@ pub enum DriverError {
         /// Source line that asked for the call, if known.
         location: Option<&'static Location<'static>>,
     },
-    /// A CUDA library is built for another major version of CUDA than cuBLAS, which it uses.
+    /// A CUDA library uses cuBLAS, but is built for a different major version of CUDA than cuBLAS.
     #[error(
         "{library} is built for CUDA {cuda}, but the process's cuBLAS for CUDA {cublas}; name libraries of one version in WARPLINE_CUDNN and WARPLINE_CUBLAS"
     )]

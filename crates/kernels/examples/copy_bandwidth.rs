@@ -25,9 +25,10 @@ type Answer<T = ()> = Result<T, Box<dyn Error>>;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Number of rounds per measurement, and number of bytes that a round copies if the host need not
-/// wait for each copy.
+/// Number of rounds per measurement.
 const ROUNDS: usize = 9;
+
+/// Number of bytes that a round copies if the host need not wait for each copy.
 const PER_ROUND: usize = 64 * MIB;
 
 fn main() -> Answer {

@@ -71,7 +71,7 @@ impl<'a> View<'a> {
         View { layout: &NOTHING, ..self }.read()
     }
 
-    /// Returns an error for a view of another dtype.
+    /// Returns an error for a view of a different dtype.
     ///
     /// # Errors
     /// [`ErrorKind::DTypeMismatch`] if the view's dtype is not `expected`.
@@ -101,8 +101,8 @@ impl<'a> View<'a> {
         .of(op))
     }
 
-    /// Returns the bytes from the storage's start to the view's end. `None` if the view starts
-    /// before the storage or its end overflows.
+    /// Returns the number of bytes from the storage's start to the view's end. `None` if the view
+    /// starts before the storage or the end overflows.
     fn bytes_end(&self) -> Option<usize> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
         if self.sizes().contains(&0) {

@@ -84,7 +84,7 @@ impl CapturedChecks {
         Ok((state.kernels.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 
-    /// Returns whether an earlier replay that overlaps the running ones is known to have failed.
+    /// Returns whether an earlier replay that overlaps the running replays is known to have failed.
     /// This failure would mark the next replay too, unless the next replay begins after the running
     /// replays are complete.
     #[must_use]

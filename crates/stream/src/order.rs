@@ -6,12 +6,12 @@
 //! the host will wait. Most streams are never waited for in this way, and each record costs a driver call.
 //!
 //! The approach: events come from a pool and are called *op events*. A wait uses the first op event at or after its
-//! operation, and records one after all work so far if there is none. A wait is late if later work follows its
-//! operation. If a late wait finds no op event right after its operation, the next late wait may also need one, so the
-//! next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds none, because more
-//! operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late wait that finds its op
-//! event extends the series of op events. So a single late wait costs a few records, and if another stream waits once
-//! per training step, each such wait soon finds its op event.
+//! operation. If there is no such op event, the wait records an op event after all work so far. A wait is late if later
+//! work follows its operation. If a late wait finds no op event right after its operation, the next late wait may also
+//! need one, so the next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds
+//! none, because more operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late
+//! wait that finds its op event extends the series of op events. So a single late wait costs a few records, and if
+//! another stream waits once per training step, each such wait soon finds its op event.
 //!
 //! A stream also records an op event before each of its own waits, because the awaited work may depend on another
 //! process and never complete. A late wait for the stream then covers later work of the stream, but not the work that
@@ -19,9 +19,9 @@
 //!
 //! Limits: a late wait that finds no op event covers the stream's work up to the stream's next wait. A stream keeps the
 //! latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the latest [`MAX_REQUESTED`]
-//! op events that were recorded for waits; completed ones of these are dropped if there are more than [`MAX_COMPLETE`].
-//! A wait for an older operation uses the oldest op event that is left, and so covers more work than needed, never
-//! less.
+//! op events that were recorded for waits. If a stream keeps more than [`MAX_COMPLETE`] op events for waits, it drops
+//! the oldest of them whose operations are complete. A wait for an older operation uses the oldest op event that is
+//! left, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,10 +42,10 @@ const MAX_AUTOMATIC: usize = 64;
 /// it, and need not include the long wait.
 const MAX_REQUESTED: usize = 1024;
 
-/// Number of kept op events for waits above which completed ones are dropped.
+/// Number of op events for waits that are kept even if their operations are complete.
 const MAX_COMPLETE: usize = 64;
 
-/// Number of operations that get an op event each after a late wait that found none.
+/// Minimum number of operations that get an op event each after a late wait that finds no op event.
 const MIN_OPS_WITH_EVENTS: u64 = 64;
 
 /// Maximum number of operations that get an op event each after a late wait. Larger than the number of operations in a

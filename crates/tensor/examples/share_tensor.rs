@@ -1,7 +1,7 @@
 //! Two processes share a GPU tensor. The other process is this program, started again.
 //!
 //! `cargo run --example share_tensor` runs on a GPU if there is one, otherwise on a simulated GPU.
-//! `WARPLINE_DRIVER=sim:1` selects the latter.
+//! `WARPLINE_DRIVER=sim:1` selects a simulated GPU.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {

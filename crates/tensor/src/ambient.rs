@@ -100,7 +100,7 @@ pub fn manual_seed(seed: u64) {
     runtime().manual_seed(seed);
 }
 
-/// Options of [`simulated`]. A number of devices converts into options.
+/// Options of [`simulated`]. A `usize` converts into options for that number of devices.
 #[derive(Clone, Debug)]
 pub struct SimulatedOptions {
     devices: usize,

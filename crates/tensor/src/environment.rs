@@ -64,8 +64,8 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Returns the bytes of a cuBLAS workspace from a value of `CUBLAS_WORKSPACE_CONFIG`: the sum of one or more pairs
-/// `:SIZE:COUNT`, with sizes in KiB. `None` if the value is invalid.
+/// Returns the size in bytes of a cuBLAS workspace from a value of `CUBLAS_WORKSPACE_CONFIG`. The value is one or
+/// more pairs `:SIZE:COUNT` with sizes in KiB, and the result is their total. `None` if the value is invalid.
 pub(crate) fn cublas_workspace(value: &str) -> Option<usize> {
     let numbers = value.strip_prefix(':')?.split(':').map(|number| {
         // `parse` would also take a sign.

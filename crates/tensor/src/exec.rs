@@ -140,8 +140,8 @@ pub(crate) fn empty_in(
     Ok(Tensor::from_parts(storage, layout, dtype))
 }
 
-/// Returns whether ops on the device of `a` may read `b`: both are on the same device, or the device of `a`
-/// has peer access to the device of `b`.
+/// Returns whether ops on the device of `a` may read `b`: the tensors are on the same device, or the device of
+/// `a` has peer access to the device of `b`.
 pub(crate) fn can_read(a: &Tensor, b: &Tensor) -> bool {
     match (a.storage().cuda_device(), b.storage().cuda_device()) {
         (Some(device), Some(peer)) => {

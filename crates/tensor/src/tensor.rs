@@ -79,7 +79,7 @@ impl Tensor {
         Arc::strong_count(&self.0) == 1 && self.0.storage.is_unique()
     }
 
-    /// Returns whether both are handles of one tensor (Python's `is`).
+    /// Returns whether `self` and `other` are handles of one tensor (Python's `is`).
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

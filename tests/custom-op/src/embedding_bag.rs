@@ -92,11 +92,12 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>, p: &Ba
 /// `int64` matrix. `weight` and `out` are matrices of `f32` or `f64`. All strides are allowed.
 ///
 /// # Errors
-/// - [`ErrorKind::UnsupportedDType`] if `weight` is not of `f32` or `f64`.
-/// - [`ErrorKind::DTypeMismatch`] if `indices` is not of `int64`, or `out` has another dtype than `weight`.
+/// - [`ErrorKind::UnsupportedDType`] if the dtype of `weight` is neither `f32` nor `f64`.
+/// - [`ErrorKind::DTypeMismatch`] if the dtype of `indices` is not `int64`, or if `out` has a different dtype than
+///   `weight`.
 /// - [`ErrorKind::ShapeMismatch`] if `weight` or `indices` is not a matrix, or if `out` does not have one row per row
 ///   of `indices` and one column per column of `weight`.
-/// - [`ErrorKind::IndexCheck`] if an index is no row of `weight`.
+/// - [`ErrorKind::IndexCheck`] if an element of `indices` is not the index of a row of `weight`.
 /// - The errors of [`check_operands`] and [`Kernel::launch`].
 #[track_caller]
 pub fn embedding_bag(

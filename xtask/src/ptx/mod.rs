@@ -69,7 +69,8 @@ fn run_programs(
     xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
         .run()?;
     let program = target.join("debug/examples/ptx").with_extension(std::env::consts::EXE_EXTENSION);
-    // This process inherited the variable for the package `xtask`.
+    // The program writes to the folder that `CARGO_MANIFEST_DIR` names. Cargo set this variable to
+    // the folder of `xtask`.
     let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}")
         .env("CARGO_MANIFEST_DIR", root.join("crates/kernels"));
     if let Some(compiler) = compiler {

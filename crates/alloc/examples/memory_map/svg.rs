@@ -6,9 +6,11 @@ use std::fmt::{Result, Write};
 use super::common::PAGE;
 use super::map::{CellUse, Map};
 
-/// Left and top margin, for the addresses and the legend, and the gap between ranges, in pixels.
+/// Left margin, for the addresses, in pixels.
 const LEFT: f64 = 190.0;
+/// Top margin, for the legend, in pixels.
 const TOP: f64 = 56.0;
+/// Gap between ranges, in pixels.
 const GAP: f64 = 30.0;
 /// Colours of each stream: inside a block, and free.
 const COLOURS: [[&str; 2]; 5] = [

@@ -61,9 +61,10 @@ pub struct AllocatorConfig {
     /// Default: 0.
     pub roundup_power2_divisions: [usize; INTERVALS],
     /// Share of the memory limit, over 0 and under 1 (`garbage_collection_threshold`). If more than
-    /// this share is reserved, idle segments are released before new ones are allocated. Applies
-    /// only with a memory fraction under 1, and only to segments: under [`Policy::Default`] free
-    /// pages serve other streams before new ones are created. Default: none.
+    /// this share is reserved, idle segments are released before a new segment is allocated.
+    /// Applies only with a memory fraction under 1, and only to segments: under
+    /// [`Policy::Default`] free pages serve other streams before new pages are created. Default:
+    /// none.
     pub garbage_collection_threshold: Option<f64>,
     /// Size of a segment for requests over 1 MiB and under 10 MiB, in bytes
     /// (`large_segment_size_mb`). Default: 20 MiB.

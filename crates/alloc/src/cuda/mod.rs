@@ -341,8 +341,8 @@ impl PinnedBlock<CudaBackend> {
 
 impl CudaBackend {
     /// Returns the device for which host memory is page-locked; every device can use the memory
-    /// afterwards. Prefers devices with a context, which avoids creating one, and skips lost
-    /// devices, which cannot lock memory.
+    /// afterwards. Prefers a device with a context, because page-locking would create a context on
+    /// a device without one. Skips lost devices, because they cannot lock memory.
     fn host_device(&self) -> usize {
         let usable = || {
             let all = std::iter::once(self.device).chain(0..self.driver.device_count());

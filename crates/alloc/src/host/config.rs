@@ -8,8 +8,9 @@ use crate::rules::MIB;
 const MAX_REGISTER_THREADS: usize = 128;
 /// Size from which allocations are registered by default, in bytes.
 const REGISTER_FROM: usize = 8 * MIB;
-/// Maximum number of threads by default, and the minimum number of bytes per thread.
+/// Maximum number of threads by default.
 const AUTO_THREADS: usize = 16;
+/// Minimum number of bytes per thread by default.
 const BYTES_PER_THREAD: usize = 16 * MIB;
 
 /// Options of a [`HostCache`](crate::HostCache).

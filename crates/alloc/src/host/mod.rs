@@ -27,7 +27,7 @@ pub use stats::{DurationStat, HostMemoryStats};
 /// of their size in whole pages. No size is rounded to a power of two. Unused segments are kept for
 /// later requests as long as all segments together exceed the peak of the memory in use by at most
 /// 1/12 of that peak, or 32 MiB if that is more. Beyond this limit, the segments that were idle for
-/// longest are released before a new one is allocated.
+/// longest are released before a new segment is allocated.
 ///
 /// A block is reused only when all streams [recorded](PinnedBlock::record_use) as using it have
 /// completed their work. A stream that never completes keeps only the blocks that it uses. The host

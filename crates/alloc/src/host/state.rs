@@ -18,9 +18,10 @@ const SHARED_MAX: usize = 2 * MIB;
 /// Minimum and maximum size of a new shared segment in bytes, and a divisor: between these limits,
 /// the size is the total size of all shared segments divided by the third number.
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
-/// Memory that may be held beyond the peak of the memory in use: the peak divided by
-/// `HEADROOM_SHARE`, and at least `LEAST_HEADROOM` bytes.
+/// Divisor of the headroom: segments may exceed the peak of the memory in use by the peak divided
+/// by this number.
 const HEADROOM_SHARE: usize = 12;
+/// Minimum headroom, in bytes.
 const LEAST_HEADROOM: usize = 32 * MIB;
 
 /// The span of a block, with its sizes.
@@ -217,7 +218,8 @@ impl<H: HostBackend> HostCacheState<H> {
         true
     }
 
-    /// Adds a refused segment again. It serves requests until it is released again.
+    /// Puts back a segment whose release was refused. The segment serves requests until its next
+    /// release.
     pub(super) fn restore(&mut self, released: ReleasedHostSegment<H::HostMemory>) {
         self.counters.refused(released.bytes, released.refused);
         self.reserved += released.bytes;

@@ -435,10 +435,10 @@ impl<B: Backend> ShardState<B> {
 
     // ---- refused releases ---------------------------------------------------------------
 
-    /// Adds a refused segment to the heap again.
+    /// Puts a segment whose release was refused back into the heap.
     ///
     /// # Errors
-    /// The segment, if it cannot serve requests here any more.
+    /// Returns the segment if it cannot serve requests in this heap any more.
     pub(crate) fn restore(
         &mut self,
         released: ReleasedSegment<B::Memory>,

@@ -204,7 +204,7 @@ fn the_state_agrees_with_a_driver_that_refuses() {
     }
 }
 
-/// A source that waited for a lock of its own thread would never return.
+/// A source that waited for a lock that its own thread holds would never return.
 #[test]
 fn a_pools_source_that_uses_the_allocator_does_not_hang() {
     let (done, result) = std::sync::mpsc::channel();

@@ -188,7 +188,7 @@ fn a_failed_event_query_does_not_block_later_events() {
         block.record_stream(&1);
         drop(block);
     }
-    // The first query fails, later ones succeed.
+    // The first query fails, later queries succeed.
     let calls = fake.world().calls;
     fake.world().fail_calls = Some((calls..calls + 1, FakeError::Fault));
     let _hit = allocator.malloc(512, &0).unwrap();

@@ -177,12 +177,12 @@ impl ReduceOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // fields are named as NCCL's parameters
 pub enum Collective {
-    /// Combines `count` elements of each rank, with the result on every rank.
+    /// Combines `count` elements of each rank, and writes the result on every rank.
     AllReduce { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },
     /// Copies `count` elements of `root` to every rank. Other ranks' `send` is not read.
     Broadcast { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, root: usize },
-    /// Combines `count` elements of each rank, with the result on `root`. Other ranks' `recv` is
-    /// not written.
+    /// Combines `count` elements of each rank, and writes the result on `root`. Other ranks' `recv`
+    /// is not written.
     Reduce {
         send: DevicePtr,
         recv: DevicePtr,
@@ -191,9 +191,11 @@ pub enum Collective {
         op: ReduceOp,
         root: usize,
     },
-    /// Concatenates `count` elements of each rank, in the order of ranks, on every rank.
+    /// Concatenates `count` elements of each rank in rank order, and writes the result on every
+    /// rank.
     AllGather { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType },
-    /// Combines `count` elements per rank, and leaves each rank its part of the result.
+    /// Combines the elements of all ranks, and writes `count` elements of the result on each rank,
+    /// in rank order.
     ReduceScatter { send: DevicePtr, recv: DevicePtr, count: usize, dtype: NcclType, op: ReduceOp },
     /// Sends `count` elements to `peer`.
     Send { send: DevicePtr, count: usize, dtype: NcclType, peer: usize },

@@ -179,7 +179,8 @@ impl ReleaseQueue {
     }
 }
 
-/// Retries all refused releases, and returns those that the driver refuses again.
+/// Retries all refused releases. Returns the number and size of the releases that the driver
+/// refuses again.
 ///
 /// If the first attempt of a release waits for the device, so does its retry.
 pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {

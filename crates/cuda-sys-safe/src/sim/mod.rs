@@ -37,7 +37,7 @@
 //! a stream of another device is `INVALID_HANDLE`; waiting on such a stream is allowed. The elapsed
 //! time is `CAPTURED_EVENT` for an event of a capture, `INVALID_HANDLE` if an event has no timing
 //! or was never recorded or the events are on different devices, and `NOT_READY` until both records
-//! are complete. Times come from a virtual clock, on which streams overlap.
+//! are complete. Times come from a virtual clock: streams overlap in virtual time.
 //!
 //! **Copies.** In a copy from pageable memory to a device, the source is read during the call.
 //! `cuMemcpy` then also waits for all work before the copy, including that of blocking streams. A
@@ -80,8 +80,8 @@
 //! virtual memory (`NOT_SUPPORTED`).
 //!
 //! **Pools.** Memory is valid from the time its allocation runs until its free runs, in stream
-//! order, on streams of any device. `cuMemFreeAsync` also accepts a null address, which has no
-//! effect, and memory of `cuMemAlloc`, which it frees in stream order. An allocation of zero bytes
+//! order, on streams of any device. `cuMemFreeAsync` of a null address has no effect.
+//! `cuMemFreeAsync` also frees memory of `cuMemAlloc`, in stream order. An allocation of zero bytes
 //! is a null address. Unused bytes above the release threshold are released at host waits.
 //!
 //! **Capture.** The default stream cannot be captured (`UNSUPPORTED`). A stream that waits for an

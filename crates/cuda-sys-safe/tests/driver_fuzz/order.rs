@@ -1,7 +1,8 @@
 //! The order of operations, and the bytes that the order determines.
 
-/// Number of timelines: the streams of a program, and the host as the last.
+/// Number of timelines: one for each stream of a program, and one for the host.
 pub(crate) const TIMELINES: usize = 24;
+/// The host's timeline.
 pub(crate) const HOST: usize = TIMELINES - 1;
 
 /// A vector clock: the position of each timeline.

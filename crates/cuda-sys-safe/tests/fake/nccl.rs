@@ -24,6 +24,7 @@ static MEETINGS: AtomicUsize = AtomicUsize::new(0);
 static MISUSES: AtomicUsize = AtomicUsize::new(0);
 /// Number of live communicators.
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
+/// Number of the latest communicator.
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 /// Whether an all-reduce waits for ranks that never come.
 static HANG: AtomicBool = AtomicBool::new(false);
@@ -34,6 +35,7 @@ static GRAPH: AtomicBool = AtomicBool::new(false);
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Number of the communicator that never becomes ready.
 static STALLED: AtomicUsize = AtomicUsize::new(0);
+/// Lines that were logged since the last read.
 static LOG: Mutex<String> = Mutex::new(String::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -143,7 +143,7 @@ pub(super) fn group(
     Err(Error::invalid(op, reason))
 }
 
-/// Returns the bytes that a contiguous view occupies in its storage.
+/// Returns the range of bytes that a contiguous view occupies in its storage.
 fn bytes(view: &View<'_>) -> Range<usize> {
     let start = view.layout.offset() * view.dtype.size();
     start..start + view.numel() * view.dtype.size()

@@ -317,7 +317,8 @@ fn describe(
 }
 
 /// Returns sizes and strides of an operand in a format, with at least two spatial dimensions.
-/// Dimensions of size 1 get the stride that the format gives them, by which cuDNN recognizes it.
+/// Dimensions of size 1 get the stride that the format gives them, because cuDNN recognizes the
+/// format by these strides.
 fn layout(sizes: &[usize], dims: usize, format: MemoryFormat) -> TensorLayout {
     let mut all = [1; 5];
     (all[0], all[1]) = (sizes[0] as i64, sizes[1] as i64);
@@ -364,8 +365,9 @@ unsafe impl LibraryCall<4> for Call<'_> {
             let reason = "there is no plan".to_owned();
             return Err(DriverError::InvalidArgument { call: "cudnnBackendExecute", reason });
         };
-        // SAFETY: the caller passes a live stream of the device, whose context is current, and the
-        // addresses of valid operands, which have the layouts that the plan was made for.
+        // SAFETY: the caller passes a live stream, has made the context of the stream's device
+        // current, and passes the addresses of valid operands. The operands have the layouts that
+        // the plan was made for.
         unsafe { handle.execute(stream, plan, [images, weight, result], workspace) }
     }
 }

@@ -127,7 +127,7 @@ ops! {
     }, gradients(g) { x: x.le(threshold).select(0.0, g) }
 }
 
-/// The last term is 0 except for infinities, for which it gives NaN, as in `math::functions::gelu`.
+/// The last term is 0, or NaN for an infinity, as in `math::functions::gelu`.
 fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + libm::erf(x * FRAC_1_SQRT_2)) + 0.0 * x
 }

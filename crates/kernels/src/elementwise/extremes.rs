@@ -17,14 +17,14 @@ ops! {
         low: low.lt(high).and(x.lt(low)).select(g, 0.0),
         high: x.gt(high).or(high.lt(low)).select(g, 0.0)
     }
-    /// `torch.fmax`. Returns the other operand if one is NaN. Floats only.
+    /// `torch.fmax`. If one operand is NaN, returns the other operand. Floats only.
     FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", {
         float => if x > y || y.is_nan() { x } else { y }
     }, gradients(g) {
         x: x.ge(y).select(g, y.eq(y).select(0.0, g)),
         y: x.ge(y).select(0.0, y.eq(y).select(g, 0.0))
     }
-    /// `torch.fmin`. Returns the other operand if one is NaN. Floats only.
+    /// `torch.fmin`. If one operand is NaN, returns the other operand. Floats only.
     FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", {
         float => if x < y || y.is_nan() { x } else { y }
     }, gradients(g) {

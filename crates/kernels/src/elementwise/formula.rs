@@ -264,7 +264,7 @@ impl Builder {
     }
 }
 
-/// A numeric expression, evaluated for each element: the index of its step.
+/// A numeric expression, evaluated for each element. Holds the index of its step.
 #[derive(Clone, Copy, Debug)]
 pub struct Expr(usize);
 

@@ -33,9 +33,9 @@ pub unsafe trait Function<C, const N: usize> {
     unsafe fn run(inputs: [*const C; N], out: *mut Self::Out, n: usize);
 }
 
-/// Applies `f` to each element. Elements are processed in chunks, which are read completely before
-/// any is written. An operand may therefore be the result, and the compiler can use vector
-/// instructions.
+/// Applies `f` to each element. Elements are processed in chunks: a chunk is read completely before
+/// an element of it is written. An operand may therefore be the result, and the compiler can use
+/// vector instructions.
 ///
 /// # Safety
 /// The inputs are valid for `n` reads and `out` for `n` writes. An input may be `out` itself, but

@@ -190,7 +190,7 @@ macro_rules! slopes {
             fn silu_slope(self) -> Self {
                 let x = f64::from(self);
                 let sigmoid = 1.0 / (1.0 + $exp(-x));
-                // The last term is 0 except for infinities, for which a GPU returns NaN.
+                // The last term is 0, or NaN for an infinity, because a GPU returns NaN there.
                 (sigmoid * (1.0 + x * (1.0 - sigmoid)) + 0.0 * x) as $ty
             }
             #[inline(always)]

@@ -178,7 +178,7 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has a different number of dimensions than `input`, or is larger than
-///   `input` in a dimension other than `dim`, or if `out` has other sizes than `index`.
+///   `input` in a dimension other than `dim`, or if `out` has different sizes than `index`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

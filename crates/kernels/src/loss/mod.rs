@@ -185,8 +185,8 @@ pub fn nll_loss(
 ///
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if `out` or `grad` has a different dtype than the logarithms.
-/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than the logarithms, or `grad` does not
-///   have one element.
+/// - [`ErrorKind::ShapeMismatch`] if `out` has different sizes than the logarithms, or `grad` does
+///   not have one element.
 /// - The other errors of [`nll_loss`], except [`ErrorKind::IndexCheck`].
 #[track_caller]
 pub fn nll_loss_backward(

@@ -140,8 +140,9 @@ unsafe impl LibraryCall<4> for Gemm<'_> {
         let workspace = self.args.workspace.map(|(_, bytes)| (workspace, bytes));
         let args = GemmArgs { a, b, c, workspace, ..self.args };
         let handle = Blas::load()?.handle(&**device.driver(), device.index())?;
-        // SAFETY: the caller passes a live stream of the device, whose context is current, and the
-        // addresses of valid operands. Sizes and strides are those of the operands.
+        // SAFETY: the caller passes a live stream, has made the context of the stream's device
+        // current, and passes the addresses of valid operands. Sizes and strides are those of the
+        // operands.
         unsafe { handle.gemm_strided_batched(stream, &args) }
     }
 }

@@ -32,8 +32,9 @@ const VECTOR: usize = 16;
 /// Exclusive bound of lengths and distances, so that the kernels' indices fit 32 bits.
 const BOUND: u64 = 1 << 27;
 
-/// Columns of a block for half-width floats, and the block's warps.
+/// Columns of a block for half-width floats.
 const HALF_COLUMNS: u64 = 8;
+/// Warps of a block for half-width floats.
 const HALF_WARPS: u32 = 16;
 /// Columns of a block for `float32`.
 const F32_COLUMNS: u64 = 4;

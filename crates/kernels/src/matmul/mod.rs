@@ -141,9 +141,9 @@ impl Product {
 /// Multiplies two matrices, `m × k` by `k × n` into `m × n` (`torch.mm`), or a batch of pairs of
 /// matrices in tensors with a first dimension for the batch (`torch.bmm`).
 ///
-/// `a` and `b` must have the same dtype, any except bool. `out` has the same dtype. If that is a
-/// half-width float, `out` may also have dtype `float32` (PyTorch's `out_dtype`). Half-width floats
-/// are summed in `float32`. Views may have any strides.
+/// `a` and `b` must have the same dtype, any except bool. `out` has this dtype, or, if `a` and `b`
+/// are half-width floats, `float32` (PyTorch's `out_dtype`). Half-width floats are summed in
+/// `float32`. Views may have any strides.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.

@@ -7,9 +7,10 @@ use super::Product;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
-/// Rows that are summed together if the matrix is column-major, and bytes of the vector that are
-/// read at a time. Both fit the level 1 cache, and memory is still read in long runs.
+/// Number of rows that are summed together if the matrix is column-major. The sums fit the level 1
+/// cache, and memory is still read in long runs.
 const BLOCK: usize = 1024;
+/// Number of bytes of the vector that are read at a time. They fit the level 1 cache.
 const VECTOR: usize = 16 << 10;
 
 /// Bytes of a cache line. Loads of aligned vectors do not cross cache lines.

@@ -30,9 +30,9 @@ const MAX_WARP_ROW: usize = 1024;
 const COLUMN_THREADS: u32 = 512;
 /// Maximum number of columns of a block that sums columns.
 const MOST_COLUMNS: u32 = 64;
-/// Rows that a thread loads at a time, and the number of rows per thread below which sharing a
-/// column between blocks costs more than it saves.
+/// Number of rows that a thread loads at a time.
 const AT_A_TIME: u64 = 4;
+/// Number of rows per thread up to which sharing a column between blocks costs more than it saves.
 const FEW: u64 = 8;
 
 /// Kernels with a few lanes per row, and with a block per row. `add_warp` and `add_block` normalize
@@ -222,7 +222,7 @@ impl Norm {
     }
 
     /// Distributes the sums of columns over the blocks of a GPU, with `vector` neighbouring columns
-    /// per thread. Returns the grid, in which blocks with the same x share the columns of that x.
+    /// per thread. Returns the grid. All blocks with the same x sum the same columns.
     fn distribute(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
         let bytes = vector * item_size;
         // Neighbouring lanes read one to four sectors of a row together.

@@ -69,8 +69,9 @@ kernels! {
     }
 }
 
-/// Flags of a step. `RATES`: read the rates from memory. The others are options of the rules.
+// Flags of a step. Flags without a comment come from the update rule.
 const MAXIMIZE: u32 = 1;
+/// Read the rates from memory.
 const RATES: u32 = 2;
 const MOMENTUM: u32 = 4;
 const FIRST: u32 = 8;

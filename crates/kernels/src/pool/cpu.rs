@@ -118,7 +118,7 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
                                 // SAFETY: `span` limits the position to the image.
                                 let raw = unsafe { image.read(row + (k * p.image[4]) as isize) };
                                 let value = raw.get();
-                                // Of equal elements, choose the first; of several NaNs, the last.
+                                // Choose the first of equal elements, and the last of several NaNs.
                                 if most.is_none_or(|most| value > most || value.is_nan()) {
                                     (best, most, at) = (raw, Some(value), line + k);
                                 }

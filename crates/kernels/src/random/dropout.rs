@@ -82,8 +82,8 @@ pub fn dropout(
     target.check(OP)?;
     let numel = input.numel();
     let (blocks, values) = geometry(device.properties(), numel, 4);
-    // Use vectors of 16 bytes, with at most 8 elements. Halve the vector until its number of
-    // elements divides the number of all elements and the offset of the input.
+    // Use vectors of 16 bytes with at most 8 elements, or shorter vectors if needed: every vector
+    // must be full, and the input's first vector must be aligned.
     let mut vec = (16 / input.dtype.size()).min(8);
     while !numel.is_multiple_of(vec) || !input.layout.offset().is_multiple_of(vec) {
         vec /= 2;

@@ -137,7 +137,7 @@ cuda_struct! {
 ///   sum or product.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`, or `index` does not have
 ///   dtype `int64`.
-/// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has other sizes than `a`.
+/// - [`ErrorKind::ShapeMismatch`] if `out` or `index` has different sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -109,9 +109,10 @@ fn source() -> Source {
     of.push(module::WALK).push(include_str!("scatter.cuh"))
 }
 
-/// The work of a GPU thread: one element of the index; one element of the result, for which the
-/// thread searches a line of indices; or one line along the indexed dimension. `Ordered` and
-/// `Lines` combine elements in the order of the indices, without atomics.
+/// The work of a GPU thread: one element of the index (`Elements`), one element of the result
+/// (`Ordered`), or one line along the indexed dimension (`Lines`). For an element of the result,
+/// the thread searches a line of indices. `Ordered` and `Lines` combine elements in the order of
+/// the indices, without atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WorkUnit {
     Elements,

@@ -56,7 +56,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if `grad` or `result` has a different dtype than `out`.
-/// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has other sizes than `out`.
+/// - [`ErrorKind::ShapeMismatch`] if `grad` or `result` has different sizes than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

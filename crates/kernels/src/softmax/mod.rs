@@ -58,9 +58,9 @@ enum Schedule {
     Any,
 }
 
-/// Maximum number of threads of a block for columns, and maximum number of these threads per
-/// column.
+/// Maximum number of threads of a block for columns.
 const COLUMN_THREADS: u32 = 512;
+/// Maximum number of threads per column.
 const COLUMN_HEIGHT: u32 = 32;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX, &backward::SOFTMAX_BACKWARD];
@@ -114,7 +114,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `a`.
-/// - [`ErrorKind::ShapeMismatch`] if `out` has other sizes than `a`.
+/// - [`ErrorKind::ShapeMismatch`] if `out` has different sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

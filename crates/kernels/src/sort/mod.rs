@@ -85,7 +85,7 @@ cuda_struct! {
 /// # Errors
 /// - [`ErrorKind::DTypeMismatch`] if `values` has a different dtype than `a`, or `indices` does not
 ///   have dtype `int64`.
-/// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has other sizes than `a`.
+/// - [`ErrorKind::ShapeMismatch`] if `values` or `indices` has different sizes than `a`.
 /// - [`ErrorKind::DimOutOfRange`] if `a` has no dimension `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

@@ -48,7 +48,8 @@ cuda_struct! {
 ///   not have dtype `int64`.
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.
 /// - [`ErrorKind::ShapeMismatch`] if `sorted` is not a vector and differs from `values` in the
-///   number of dimensions or in a size before the last, or if `out` has other sizes than `values`.
+///   number of dimensions or in a size before the last, or if `out` differs from `values` in a
+///   size.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

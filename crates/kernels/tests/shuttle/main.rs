@@ -30,9 +30,9 @@ use warpline_runtime::{
 };
 use warpline_stream::Stream;
 
-/// Number of elements of a storage, each an `i64`. A staged copy of this many bytes needs several
-/// pieces.
+/// Number of elements of a storage, each an `i64`.
 const COUNT: usize = 32;
+/// Size of a storage, in bytes. A staged copy of this size needs several pieces.
 const BYTES: usize = 8 * COUNT;
 
 /// Runs `test` under random schedules, and under half as many schedules with few preemptions.

@@ -7,8 +7,9 @@ use image::imageops::FilterType;
 use warpline::data::Dataset;
 use warpline::{Error, Result, Tensor, tensor};
 
-/// Mean and standard deviation of each colour over ImageNet, which torchvision's weights expect.
+/// Mean of each colour over ImageNet. Torchvision's weights expect images that are normalized with this mean.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+/// Standard deviation of each colour over ImageNet. Torchvision's weights expect images that are normalized with it.
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
 /// The images of a folder that has a folder for each class. Classes are numbered in the order of their names.

@@ -39,7 +39,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Options of [`load_file`]. A device, or the name of one, converts into options.
+/// Options of [`load_file`]. A device or a device's name converts into options with that `device`.
 #[derive(Default)]
 pub struct LoadOptions<'a> {
     /// The device to load to. No other option is set.

@@ -38,7 +38,7 @@ pub fn normal_(tensor: &Tensor, options: impl IntoOptions<NormalOptions>) -> Res
 }
 
 warpline::__options! {
-    /// Options of [`trunc_normal_`]. A tuple of the mean and the standard deviation converts into options.
+    /// Options of [`trunc_normal_`]. A tuple converts into options with that `mean` and `std`.
     #[derive(Clone, Copy, Debug)]
     TruncNormalOptions [] [] {
         /// Sets the mean of the distribution before the truncation. Default: 0.
@@ -132,7 +132,8 @@ pub fn xavier_normal_(tensor: &Tensor, gain: impl IntoOptions<OrDefault<f64>>) -
 }
 
 warpline::__options! {
-    /// Options of [`kaiming_uniform_`] and [`kaiming_normal_`]. A nonlinearity converts into options, and so does a mode.
+    /// Options of [`kaiming_uniform_`] and [`kaiming_normal_`]. A [`Nonlinearity`] converts into options with that
+    /// `nonlinearity`, and a [`FanMode`] into options with that `mode`.
     #[derive(Clone, Copy, Debug)]
     KaimingOptions [] [] {
         /// Sets whether the fan is the number of inputs or of outputs. Default: [`FanMode::FanIn`].

@@ -22,8 +22,8 @@ impl SeenTensors {
 pub(super) struct Replacements(HashMap<usize, Tensor>);
 
 impl Replacements {
-    /// Calls `f` once for each parameter (`true`) and each buffer (`false`), even if it has several names. If another
-    /// module that shares a parameter has already replaced it, `f` gets that replacement.
+    /// Computes the replacement of each parameter (`true`) and each buffer (`false`) with `f`. A tensor with several
+    /// names is replaced once. If another module has already replaced a shared parameter, `f` gets that replacement.
     pub(super) fn new(
         module: &(impl Module + ?Sized),
         f: impl Fn(bool, &Tensor) -> Result<Tensor>,

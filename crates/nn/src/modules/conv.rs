@@ -180,7 +180,8 @@ fn unless_default<const D: usize>(name: &str, numbers: [usize; D], default: usiz
     }
 }
 
-/// Returns the groups unless there is one, and the bias if there is none.
+/// Returns the end of a module's description: the groups if there are several, and `bias=False` if
+/// there is no bias.
 fn described_end(groups: usize, has_bias: bool) -> String {
     let groups = if groups == 1 { String::new() } else { format!(", groups={groups}") };
     groups + if has_bias { "" } else { ", bias=False" }

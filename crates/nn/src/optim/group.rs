@@ -94,7 +94,7 @@ impl<R: Settings> ParamGroup<R> {
         self.options.settings().into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
     }
 
-    /// Changes a setting, and the tensor of the learning rate if there is one.
+    /// Changes a setting. Changing `lr` also updates the tensor of the learning rate, if the group has such a tensor.
     #[track_caller]
     pub(super) fn set_setting(&mut self, name: &str, value: f64) -> Result<()> {
         if name == "initial_lr" {

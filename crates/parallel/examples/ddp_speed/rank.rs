@@ -21,6 +21,7 @@ const WARM_UP: usize = 11;
 const CHECKED_STEPS: usize = 20;
 /// Number of all-reduces between two events.
 const ALL_REDUCES: usize = 10;
+/// Learning rate.
 const LR: f64 = 1e-4;
 
 /// Runs this rank. Returns the result on rank 0.

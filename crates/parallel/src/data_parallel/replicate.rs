@@ -69,7 +69,7 @@ impl ModuleTensors {
     }
 }
 
-/// The copies on one device, cached between forward passes.
+/// The copies of a module's tensors on one device, cached between forward passes.
 #[derive(Debug, Default)]
 pub(super) struct DeviceCopies {
     copies: Vec<CachedCopy>,

@@ -26,11 +26,15 @@ pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of known launchers.
 const LAUNCHERS: usize = 4;
 
-/// Names of the same variable in torchrun, Open MPI, MPICH and Intel MPI, and Slurm. Slurm is last, because processes
-/// that MPI starts within a Slurm job all have the same Slurm variables.
+// Each list has the names of one variable in torchrun, Open MPI, MPICH (and Intel MPI), and Slurm. Slurm is last,
+// because processes that MPI starts within a Slurm job all have the same Slurm variables.
+
+/// Variables with the rank of the process.
 const RANK: [&str; LAUNCHERS] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+/// Variables with the number of ranks.
 const WORLD_SIZE: [&str; LAUNCHERS] =
     ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"];
+/// Variables with the rank among the processes of the same host.
 const LOCAL_RANK: [&str; LAUNCHERS] =
     ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 

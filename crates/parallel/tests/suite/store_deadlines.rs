@@ -13,8 +13,9 @@ use warpline_parallel::distributed::{
 use crate::store::TempFile;
 use crate::store_wire::{GREETING, accept_handshake};
 
-/// Longest delay of a busy machine. Without its timeout, each of these calls would take [`LONG`].
+/// Longest delay of a busy machine.
 const SLACK: Duration = Duration::from_secs(30);
+/// Time that each of these calls would take without its timeout.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Sends bytes one at a time, until the peer closes the connection. All of them take [`LONG`].

@@ -61,7 +61,7 @@ struct LoggedStorage {
 
 /// A graph's reference to a storage.
 pub(super) enum GraphStorage {
-    /// A storage from outside the capture, which replays use.
+    /// A storage that replays use and that was created outside the capture.
     External(Storage),
     /// A storage in the graph's pool. The pool keeps its memory, so the storage may be dropped.
     Pooled(WeakStorage),
@@ -180,8 +180,8 @@ impl GraphLog {
         true
     }
 
-    /// Returns the offset of a random op whose threads take at most `values` values each. The
-    /// offset is relative to the replay's offset.
+    /// Reserves random values for an op whose threads take at most `values` values each. Returns
+    /// the op's offset, relative to the replay's offset.
     pub(crate) fn draw(&self, values: u64) -> u64 {
         let mut records = self.records();
         let offset = records.draws;

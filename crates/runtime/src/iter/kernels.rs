@@ -59,9 +59,9 @@ unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch
     unsafe { L::strided(launch, &space, &args) }
 }
 
-/// The kernels of an op on `N` views, of one variant of a program. They take [`Params`] of the
-/// arguments `A`, with [`Flat`] or an [`Index`]. The views are first the operands, which are read,
-/// then the [results](Kernels::with_results).
+/// The kernels of an op on `N` views, in one variant of a program. The kernels take [`Params`] of
+/// the arguments `A`, with [`Flat`] or an [`Index`]. The views are the operands, which are read, and
+/// after them the [results](Kernels::with_results).
 ///
 /// Creating a `Kernels` is unsafe and launching it is safe, as for [`Kernel`](launch::Kernel). Keep
 /// it private to the family.
@@ -135,7 +135,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         Self { results, ..self }
     }
 
-    /// Sets whether views have other dtypes than the kernels. The third kernel then runs, with one
+    /// Sets whether views have different dtypes than the kernels. The third kernel then runs, with one
     /// element per thread, and with the parameters and the loop of the strided kernel. Default:
     /// false.
     #[must_use]

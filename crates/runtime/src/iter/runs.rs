@@ -111,8 +111,8 @@ impl Runs {
 
 impl<const N: usize> IterPlan<N> {
     /// Creates a kernel's parameters as [`IterPlan::index`] does, for a kernel whose threads take runs
-    /// of `vector` elements. `start` is the result's offset in its storage, in elements, from which
-    /// the boundaries of its vectors follow.
+    /// of `vector` elements. `start` is the result's offset in its storage, in elements. The
+    /// boundaries of the result's vectors follow from `start`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.

@@ -81,7 +81,7 @@ impl<const N: usize> Index<N> {
         self.ndim as usize
     }
 
-    /// Returns the size of a dimension. 1 beyond the last.
+    /// Returns the size of a dimension. 1 beyond the last dimension.
     pub fn size(&self, d: usize) -> usize {
         self.dims[d].size.max(1) as usize
     }
@@ -105,7 +105,7 @@ impl<const N: usize> Index<N> {
         &self.runs
     }
 
-    /// Returns the operands' strides of a dimension, in elements. 0 beyond the last.
+    /// Returns the operands' strides of a dimension, in elements. 0 beyond the last dimension.
     pub fn strides(&self, d: usize) -> [isize; N] {
         self.dims[d].strides.map(|stride| stride as isize)
     }

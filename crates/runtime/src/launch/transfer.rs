@@ -22,9 +22,10 @@ use crate::race::Touch;
 use crate::storage::not_host;
 use crate::{CudaDevice, Error, ErrorKind, Result, Site, Storage};
 
-/// Size in bytes of the first piece of a copy within device memory, and the factor by which later
-/// pieces grow. Starting a piece takes the driver about a sixteenth of the piece's transfer time.
+/// Size of the first piece of a copy within device memory, in bytes. Starting a piece takes the
+/// driver about a sixteenth of the piece's transfer time.
 pub(super) const FIRST_PIECE: usize = 64 << 20;
+/// Factor by which each piece is larger than the previous piece.
 const PIECE_GROWTH: usize = 16;
 
 /// Copies `bytes` bytes between storages of any kind, at these byte offsets. At least one storage

@@ -429,10 +429,10 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     Ok(if sizes.contains(&0) { 0 } else { numel })
 }
 
-/// Returns the bytes of the elements of a dense layout.
+/// Returns the size of the elements of a dense layout, in bytes.
 ///
 /// # Errors
-/// [`ErrorKind::SizeOverflow`] if they cannot be addressed.
+/// [`ErrorKind::SizeOverflow`] if the size is greater than `isize::MAX`.
 #[track_caller]
 pub fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
     match layout.numel().checked_mul(dtype.size()) {

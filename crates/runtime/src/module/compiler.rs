@@ -7,7 +7,7 @@ use super::Program;
 use crate::ErrorKind;
 use crate::{Error, Result};
 
-/// Target architecture of the PTX. Devices of this compute capability and later ones run it.
+/// Target architecture of the PTX. Devices of this or a later compute capability run the PTX.
 pub const ARCHITECTURE: &str = "compute_75";
 
 /// Options of the compiler. Fast math stays off, because it would change results.

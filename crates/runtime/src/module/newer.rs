@@ -4,6 +4,7 @@
 /// the instruction and the end of the comment follow. The block ends with a brace on a line of its
 /// own.
 const BEGIN: &str = "{ /* sm_";
+/// End of the comment in a block.
 const END: &str = " */";
 
 /// Specializes `ptx` for a compute capability: replaces each block that names an instruction by

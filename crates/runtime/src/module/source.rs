@@ -7,8 +7,8 @@ use crate::DType;
 
 /// Element types in memory and in arithmetic, conversions, and scalar operands.
 pub const ELEMENT: &str = include_str!("../cuda/element.cuh");
-/// `check_index`, with which a kernel reports a failed check. The kernel's parameters begin with a
-/// [`Report`](crate::launch::Report).
+/// The function `check_index`. A kernel reports failed checks with this function, and the kernel's
+/// parameters begin with a [`Report`](crate::launch::Report).
 pub const REPORT: &str = include_str!("../cuda/report.cuh");
 /// The elements that a kernel of the iteration layer visits. Include it after [`ELEMENT`].
 pub const SPACE: &str = include_str!("../cuda/space.cuh");

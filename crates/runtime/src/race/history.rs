@@ -9,7 +9,7 @@ use super::span::Span;
 use super::{Race, RacingUse};
 use crate::overlap;
 
-/// Minimum number of accesses at which accesses by complete work are dropped.
+/// Minimum number of accesses at which accesses by completed operations are dropped.
 const PRUNE_AT: usize = 16;
 
 /// An access by device work.
@@ -103,7 +103,8 @@ impl History {
     }
 }
 
-/// Removes the accesses by complete work, with which no later work can race.
+/// Removes the accesses by completed operations, because later operations cannot race with these
+/// accesses.
 pub(crate) fn prune(accesses: &mut Vec<RecordedAccess>) {
     accesses.retain(|access| !access.stream.is_known_done(access.op));
 }

@@ -102,8 +102,8 @@ impl Default for RuntimeConfig {
 /// runtime.
 ///
 /// # Forked children
-/// A child process made with `fork` may use CPU tensors, its parent's and new ones. CPU ops start
-/// new threads in the child, and generators continue from the parent's state. CUDA does not survive
+/// A child process made with `fork` may use its parent's CPU tensors and new CPU tensors. CPU ops
+/// start new threads in the child, and generators continue from the parent's state. CUDA does not survive
 /// a fork, and neither does page-locked memory: using them returns [`DriverError::ForkedChild`],
 /// and dropping such tensors does nothing.
 ///
@@ -187,7 +187,7 @@ impl Runtime {
         }))
     }
 
-    /// Returns whether both are clones of the same runtime.
+    /// Returns whether `self` and `other` are clones of the same runtime.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -382,8 +382,8 @@ impl Runtime {
         self.0.process.0 == fork_generation()
     }
 
-    /// Fails in a forked child, in which the addresses of the parent's page-locked memory may be
-    /// unmapped.
+    /// Fails in a forked child, because the addresses of the parent's page-locked memory may be
+    /// unmapped there.
     #[track_caller]
     pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
         if self.is_own_process() {

@@ -287,7 +287,7 @@ impl Runtime {
 
     /// Releases memory that was shared with other processes, was dropped here, and is no longer
     /// used by any work (`torch.cuda.ipc_collect`). Sharing or receiving memory also does this, for
-    /// some mappings. Returns the bytes still in use.
+    /// some mappings. Returns the number of bytes still in use.
     pub fn ipc_collect(&self) -> usize {
         self.sweep(usize::MAX);
         let state = self.0.shared.lock();

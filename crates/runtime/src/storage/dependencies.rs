@@ -50,8 +50,8 @@ impl Dependency {
         }
     }
 
-    /// Returns whether `self` implies `other`: a collective implies earlier ones of its
-    /// communicator, and a number of another process implies earlier ones of its semaphore.
+    /// Returns whether `self` implies `other`. A collective implies the earlier collectives of its
+    /// communicator. A number of another process implies the earlier numbers of its semaphore.
     pub(super) fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (

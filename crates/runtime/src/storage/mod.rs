@@ -1,8 +1,8 @@
 //! Memory that tensors share, and the record of its last uses.
 //!
-//! A [`Storage`] is bytes (pageable, page-locked or device memory) with its `Uses`: the last write
-//! and the reads since then, by stream, and the marks of bytes that depend on work that may fail
-//! (`marks/`).
+//! A [`Storage`] is a range of pageable, page-locked or device memory, with its `Uses`: the last
+//! write, each stream's last read since that write, and the marks (`marks/`). A mark says that the
+//! values of some bytes depend on work that may fail.
 //!
 //! This module does not depend on `graph`. `Storage::device`, which allocates device memory, is in
 //! `graph/memory.rs`, because a captured stream gets memory of the graph's pool. For graphs, a
@@ -307,7 +307,7 @@ impl Storage {
         self.0.allocated
     }
 
-    /// Returns whether both are the same memory.
+    /// Returns whether `self` and `other` are the same memory.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -30,7 +30,7 @@ impl Use {
     }
 }
 
-/// Returns the uses on other streams than `stream`, latest first, because a wait for a stream's
+/// Returns the uses on streams other than `stream`, latest first, because a wait for a stream's
 /// latest use covers its earlier uses.
 pub(crate) fn uses_elsewhere<'a>(
     stream: &Stream,

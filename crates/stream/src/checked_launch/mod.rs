@@ -37,8 +37,8 @@ pub enum CheckOutcome {
 }
 
 /// A launch of a kernel that checks indices, some kernels of a graph's replay, or a union of these.
-/// Data that was computed from the results keeps a `CheckedLaunch`, from which it learns whether
-/// the check failed. Clones stand for the same launch.
+/// Data that was computed from the results keeps a `CheckedLaunch`, which tells whether the check
+/// failed. Clones stand for the same launch.
 ///
 /// Unions share their inputs, so that the cost of passing a dependency on does not grow with the
 /// number of launches.

@@ -75,7 +75,7 @@ impl RunLog {
         self.list().contains(&tag)
     }
 
-    /// Asserts that the work with both tags ran, in this order.
+    /// Asserts that the work with tag `first` ran before the work with tag `second`.
     #[track_caller]
     fn assert_order(&self, first: u64, second: u64) {
         let list = self.list();

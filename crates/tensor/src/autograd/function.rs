@@ -105,8 +105,8 @@ pub trait Function: Send + Sync + Sized + 'static {
         if !should_record(inputs) {
             return Ok(outputs);
         }
-        // Replaces a result that is an input or already in the graph by an alias. Recording the tensor itself
-        // would make it its own input, or turn a leaf into a result.
+        // If a result is an input, or is already in the graph, return an alias instead. If the tensor itself were
+        // recorded, an input would become its own input, or a leaf would become a result.
         let known = |output: &Tensor| {
             output.requires_grad() || inputs.iter().any(|input| input.is_same(output))
         };

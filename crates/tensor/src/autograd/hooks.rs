@@ -33,8 +33,8 @@ pub(super) fn next_id() -> u64 {
 
 /// A list of hooks. A [`HookHandle`] removes its hook from the list.
 pub trait HookList: Send + Sync {
-    /// Removes hook `id`, if the list has it. Drop the hook without holding a lock: a hook owns values of the program,
-    /// whose `drop` may run any code.
+    /// Removes hook `id`, if the list has this hook. Implementations must drop the hook without holding a lock: a hook
+    /// owns values of the program, whose `drop` may run any code.
     fn remove(&self, id: u64);
 }
 
@@ -205,8 +205,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor requires no gradient. [`ErrorKind::Moved`] if the tensor is a
-    /// parameter whose module was moved. A hook that returns a gradient of other sizes, dtype or device is an
-    /// [`ErrorKind::Gradient`] of the backward pass.
+    /// parameter whose module was moved. The backward pass fails with [`ErrorKind::Gradient`] if a hook
+    /// returns a gradient with different sizes or a different dtype or device.
     #[track_caller]
     pub fn register_hook(
         &self,

@@ -74,7 +74,7 @@ impl Tensor {
     /// Sets the gradient to a handle of `grad`, or removes it if `grad` is `None` (`Tensor.grad = …`).
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if `grad` has other sizes, another dtype or a different device than this tensor.
+    /// [`ErrorKind::Gradient`] if `grad` differs from this tensor in its sizes, dtype or device.
     /// [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn set_grad<'a>(&self, grad: impl IntoOptionalTensor<'a>) -> Result<()> {
@@ -153,7 +153,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the gradient has
-    /// other sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
+    /// different sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
     /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
     /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with
     /// the location of the forward op, and errors of hooks.
@@ -313,7 +313,7 @@ crate::__options! {
 /// # Errors
 /// [`ErrorKind::Gradient`] if an output has several elements and no gradient is given for it, if an output or
 /// an input requires no gradient, if the outputs do not depend on an input and `allow_unused` is not set, if a
-/// given gradient has other sizes, is not floating-point or is on another device, if the lists differ in
+/// given gradient has different sizes, is not floating-point or is on another device, if the lists differ in
 /// length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the
 /// gradients' ops, with the location of the forward op, and errors of hooks.
 #[track_caller]
@@ -361,7 +361,7 @@ pub(super) fn grad_at(
 ///
 /// # Errors
 /// [`ErrorKind::Gradient`] if a tensor has several elements and no gradient is given for it, if a tensor
-/// requires no gradient, if a given gradient has other sizes, is not floating-point or is on another device, if
+/// requires no gradient, if a given gradient has different sizes, is not floating-point or is on another device, if
 /// the lists differ in length, if a former pass has freed the graph, or if a saved tensor was changed in place.
 /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with the
 /// location of the forward op, and errors of hooks.

@@ -53,7 +53,7 @@ pub struct CudaGraph {
 }
 
 crate::__options! {
-    /// Options of [`CudaGraph::capture_with`]. A reference to a pool converts into options.
+    /// Options of [`CudaGraph::capture_with`]. A reference to a [`GraphPool`] converts into options with that `pool`.
     #[derive(Clone, Debug)]
     CaptureOptions [] [] {
         /// Sets a pool that other graphs also use. Graphs that share a pool must be replayed in the order in which they

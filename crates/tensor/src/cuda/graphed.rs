@@ -78,7 +78,7 @@ crate::__options! {
 /// device's sequence in each replay.
 ///
 /// Callables share a pool. Call them in the order in which they are given, and run their backward passes in the reverse
-/// order, because later captures reuse the memory of earlier ones.
+/// order, because later captures reuse the memory of earlier captures.
 ///
 /// ```
 /// use warpline::{cuda, ones, full, simulated, with_runtime};

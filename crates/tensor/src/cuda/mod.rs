@@ -310,8 +310,8 @@ pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) 
 }
 
 /// Releases memory that was shared with other processes, dropped here, and is not used by any work
-/// (`torch.cuda.ipc_collect`). Sharing and receiving do the same. Returns the bytes that work still uses. No
-/// process needs to collect memory for another process.
+/// (`torch.cuda.ipc_collect`). Sharing and receiving do the same for a part of this memory. Returns the number of
+/// bytes that work still uses. No process needs to collect memory for another process.
 pub fn ipc_collect() -> usize {
     crate::runtime().ipc_collect()
 }

@@ -132,8 +132,8 @@ impl<D: Dataset> DataLoader<D> {
         self
     }
 
-    /// Sets whether batches are returned in page-locked memory, from which `to` with `non_blocking` is
-    /// asynchronous. Default: `false`.
+    /// Sets whether batches are returned in page-locked memory. `to` with `non_blocking` copies them
+    /// asynchronously from there. Default: `false`.
     #[must_use]
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.pin_memory = pin_memory;

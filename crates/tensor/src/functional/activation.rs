@@ -183,7 +183,7 @@ pub fn gelu(input: &Tensor, approximate: impl IntoOptions<Approximate>) -> Resul
 }
 
 options! {
-    /// Options of [`glu`] and of the module `GLU`. A dimension converts into options.
+    /// Options of [`glu`] and of the module `GLU`. An integer converts into options with that `dim`.
     #[derive(Clone, Copy, Debug)]
     GLUOptions [] [] {
         /// Sets the dimension. Negative: counted from the end. Default: -1.

@@ -12,7 +12,7 @@ use crate::functional::options::{from_number, options};
 use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`dropout`] and of the dropouts of channels. A probability converts into options.
+    /// Options of [`dropout`] and of the dropouts of channels. A number converts into options with that `p`.
     #[derive(Clone, Copy, Debug)]
     DropoutOptions [] [] {
         /// Sets the probability of an element or channel to be set to zero, from 0 to 1. Default: 0.5.
@@ -38,8 +38,9 @@ from_number! { DropoutOptions p; }
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] if elements are dropped
-/// with a `p` below 1 and the tensor is not floating point. Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] in training, if `p` is
+/// neither 0 nor 1 and the tensor has elements but is not floating point. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn dropout(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Result<Tensor> {
     let _call = CallScope::enter("dropout");

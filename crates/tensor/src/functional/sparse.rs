@@ -21,7 +21,7 @@ options! {
 }
 
 options! {
-    /// Options of [`one_hot`]. A number of classes converts into options.
+    /// Options of [`one_hot`]. A `usize` converts into options with that `num_classes`.
     #[derive(Clone, Copy, Debug)]
     OneHotOptions [] [] {
         /// Sets the number of classes. Default: the largest index plus one, for which the host waits.

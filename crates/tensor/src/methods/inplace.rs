@@ -11,7 +11,7 @@ use crate::functional::options::options;
 use crate::{CallScope, DType, Error, IntoOptions, OrDefault, Result, Scalar, Tensor};
 
 options! {
-    /// Options of [`Tensor::normal_`]. A tuple of the mean and the standard deviation converts into options.
+    /// Options of [`Tensor::normal_`]. A tuple converts into options with that `mean` and `std`.
     #[derive(Clone, Copy, Debug)]
     NormalOptions [] [] {
         /// Sets the mean. Default: 0.
@@ -22,7 +22,7 @@ options! {
 }
 
 options! {
-    /// Options of [`Tensor::uniform_`]. A tuple of both ends converts into options.
+    /// Options of [`Tensor::uniform_`]. A tuple converts into options with that `from` and `to`.
     #[derive(Clone, Copy, Debug)]
     UniformOptions [] [] {
         /// Sets the lower end, inclusive. Default: 0.

@@ -143,7 +143,7 @@ impl Tensor {
         table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
     }
 
-    /// The larger of two elements. If one is NaN, the result is the other element (`torch.fmax`).
+    /// The larger of two elements. If one element is NaN, the result is the other element (`torch.fmax`).
     ///
     /// # Errors
     /// The same as [`Tensor::add`].
@@ -154,7 +154,7 @@ impl Tensor {
         binary::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self.into(), other)
     }
 
-    /// The smaller of two elements. If one is NaN, the result is the other element (`torch.fmin`).
+    /// The smaller of two elements. If one element is NaN, the result is the other element (`torch.fmin`).
     ///
     /// # Errors
     /// The same as [`Tensor::add`].

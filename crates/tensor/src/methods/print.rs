@@ -14,6 +14,7 @@ const THRESHOLD: usize = 1000;
 const EDGE: usize = 3;
 /// Maximum line length, in characters.
 const LINE_WIDTH: usize = 80;
+/// Start of the text. Later lines are indented by its length.
 const PREFIX: &str = "tensor(";
 
 /// Prints the tensor as PyTorch does. Waits for the device and copies the printed elements to the host. If that

@@ -128,11 +128,11 @@ impl Channel {
     /// # Errors
     /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the
     /// timeout passes. [`ErrorKind::CannotShare`] if the tensor's GPU is not visible here.
-    /// [`ErrorKind::InvalidArgument`] if the message does not describe a tensor, comes from another version, has
-    /// another length than its contents or comes without memory; if it has an unknown dtype, more than 64 dimensions or
-    /// more elements than the memory, or requires a gradient for a dtype that is not floating point; if it has a signal
-    /// for memory of the host; or if its semaphores are announced out of order or in excess, or its signal's number is
-    /// not above the last number. [`ErrorKind::OutOfStorage`] if the tensor reaches outside the memory.
+    /// [`ErrorKind::InvalidArgument`] if the message does not describe a tensor, comes from a different version, has a
+    /// different length than its contents or comes without memory; if it has an unknown dtype, more than 64 dimensions
+    /// or more elements than the memory, or requires a gradient for a dtype that is not floating point; if it has a
+    /// signal for memory of the host; or if its semaphores are announced out of order or in excess, or its signal's
+    /// number is not above the last number. [`ErrorKind::OutOfStorage`] if the tensor reaches outside the memory.
     #[track_caller]
     pub fn recv(&self) -> Result<Tensor> {
         const OP: &str = "recv";

@@ -33,7 +33,7 @@
 //!   the values last written, and nothing leaks. Calls that need a process that has ended return
 //!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
 //! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
-//!   the receiver on it. So the receiver reads the values that this work wrote, and never earlier ones. Streams
+//!   the receiver on it. So the receiver reads the values that this work wrote, never earlier values. Streams
 //!   wait for each other on the GPU; the hosts do not wait. A process that receives memory that it has already
 //!   gets the same storage. After that, each process orders only its own work. With [`Channel::send_event`] and
 //!   [`Channel::recv_event`], a process signals that it has finished with a tensor for now. Work of two

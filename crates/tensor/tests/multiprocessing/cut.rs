@@ -42,9 +42,11 @@ const CUTS: [(&str, Cut); 6] = [
 const EVENT_CUTS: [(&str, Cut); 2] =
     [("event, its head", Cut::After(HEAD)), ("event, all but one byte", Cut::Before(1))];
 
-/// Points outside a message at which the process is killed. Together with the points inside
-/// messages, each side has ten.
+/// Points outside a message at which the maker is killed. With the points inside messages, there
+/// are ten.
 const MAKER: [&str; 2] = ["exported, and the socket takes nothing", "tensor, nothing of it"];
+/// Points outside a message at which the receiver is killed. With the points inside messages, there
+/// are ten.
 const RECEIVER: [&str; 2] = ["the memory came", "it is mapped"];
 
 #[derive(Clone, Copy)]

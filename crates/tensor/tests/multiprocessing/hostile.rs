@@ -22,12 +22,13 @@ use crate::threads::{pair, schedule_count, world};
 
 /// Time after which a test treats a call as stuck.
 const BOUND: Duration = Duration::from_secs(20);
+/// Timeout of the channels.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Position of the semaphore's value in an event message, in bytes from the end. In a tensor
-/// message, the position of the signal, in bytes from the start: a flag, the semaphore, and its
-/// value.
+/// Position of the semaphore's value in an event message, in bytes from the end.
 const NUMBER_IN_EVENT: usize = 4;
+/// Position of the signal in a tensor message, in bytes from the start. The signal is a flag, the
+/// semaphore and the semaphore's value.
 const SIGNAL_IN_TENSOR: usize = HEAD + 36;
 
 const SEMAPHORE: u8 = 3;
@@ -72,7 +73,7 @@ fn stalled_sender(events: usize) -> StalledSender {
 
 impl StalledSender {
     /// Changes the semaphore's value in a message. Message 0 announces the semaphore, message 1 is
-    /// the tensor.
+    /// the tensor, and later messages are events.
     fn set_number(&mut self, message: usize, number: u32) {
         let bytes = &mut self.messages[message].0;
         let at = match message {

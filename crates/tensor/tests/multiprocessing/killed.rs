@@ -15,9 +15,10 @@ use warpline::{
 use crate::common;
 use crate::processes::{Peer, alone, runtime, specs};
 
-/// Number of elements of a tensor. On a real GPU a tensor has 64 MiB, so that a leak is visible in
-/// the free memory.
+/// Number of elements of a tensor on a real GPU. The tensor has 64 MiB, so that a leak is visible
+/// in the free memory.
 const GPU: usize = 16 << 20;
+/// Number of elements of a tensor on a simulated GPU.
 const SIM: usize = 4 << 10;
 
 const MAKER: [&str; 10] = [

@@ -16,7 +16,7 @@ pub(crate) struct Step {
     /// Arguments: the step and the index of its result.
     pub(crate) tensors: Vec<(usize, usize)>,
     pub(crate) numbers: Vec<i64>,
-    /// The index of the stream, on both devices, on which the step runs.
+    /// The index of the step's stream, among the streams of either device.
     pub(crate) stream: usize,
     /// Whether the step runs in its own thread.
     pub(crate) thread: bool,

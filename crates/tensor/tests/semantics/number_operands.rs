@@ -141,9 +141,8 @@ fn a_number_is_rounded_as_in_pytorch() {
     });
 }
 
-/// As in PyTorch's CUDA kernels, `add` and similar ops read a number in `f32`. Comparisons,
-/// `remainder`, `fmod`, `pow`, and `lerp` with a tensor without dimensions round the number to the
-/// dtype of the half-width floats first, as on the CPU.
+/// As in PyTorch's CUDA kernels, `add`, `sub`, `mul` and `div` read a number in `f32`. The other
+/// ops first round the number to the dtype of the half-width floats, as on the CPU.
 #[test]
 fn a_number_with_halves_on_a_gpu_is_rounded_as_in_pytorchs_kernels() -> Result<()> {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");

@@ -141,8 +141,9 @@ fn goldens(world: &World) -> Result<()> {
     golden(Device::cuda(world.devices - 1))
 }
 
-/// Returns whether the current GPU gives other values than the golden file. As in PyTorch, values
-/// on CUDA depend on the number of multiprocessors; the golden values come from a GPU with 132.
+/// Returns whether the current GPU gives different values than the golden file. As in PyTorch,
+/// values on CUDA depend on the number of multiprocessors; the golden values come from a GPU with
+/// 132.
 fn cuda_is_not_the_goldens() -> Result<bool> {
     Ok(warpline::cuda::get_device_properties(())?.multiprocessor_count != 132)
 }

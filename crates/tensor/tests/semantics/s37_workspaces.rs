@@ -31,7 +31,7 @@ fn workspace() -> Result<usize> {
     Ok(warpline::runtime().device(0)?.cublas_workspace_bytes())
 }
 
-/// Returns the bytes that `f` allocates or frees on a device, on balance.
+/// Returns the number of bytes by which `f` increases the allocated memory of a device.
 fn allocates(device: usize, f: impl FnOnce() -> Result<()>) -> Result<usize> {
     let before = cuda::memory_allocated(device)?;
     f()?;
@@ -217,7 +217,8 @@ fn failure(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Runs a product in a runtime with workspaces of this size. Returns the bytes that it allocated.
+/// Runs a product in a runtime with workspaces of this size. Returns the number of bytes
+/// that the product allocated.
 fn with_size(spec: &str, bytes: usize, policy: SyncPolicy) -> Result<usize> {
     let config = RuntimeConfig {
         cublas_workspace: Some(bytes),

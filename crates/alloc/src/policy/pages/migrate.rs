@@ -200,7 +200,7 @@ impl<B: Backend> MovablePages<B> {
             mapped += 1;
         }
         donors.put_back(migrating);
-        // The mapped pages become free memory, from which the caller serves the request.
+        // The mapped pages become free memory. The caller serves the request from this memory.
         need.miss.shard.lock().heap.return_expansion(&expansion, mapped);
         result.map(|_| mapped)
     }

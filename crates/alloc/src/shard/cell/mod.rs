@@ -1,4 +1,5 @@
-//! The permanent location of a shard's state, to which blocks refer without a reference count.
+//! The permanent location of a shard's state. Blocks refer to a location without a reference
+//! count.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -218,7 +218,7 @@ impl Participant {
         state.progress_requested && !state.over
     }
 
-    /// Returns `true` if both are ranks of the same communicator.
+    /// Returns `true` if `self` and `other` are ranks of the same communicator.
     pub(super) fn is_with(&self, other: &Self) -> bool {
         let comm = |participant: &Self| participant.lock().member.map(|(member, _)| member.comm);
         self.id == other.id && comm(self).is_some_and(|own| Some(own) == comm(other))

@@ -15,6 +15,7 @@ use super::Participant;
 
 /// Counts changes that may let a rank continue.
 static CHANGE_COUNT: Mutex<u64> = Mutex::new(0);
+/// Notified after each change of [`CHANGE_COUNT`].
 static CHANGED: Condvar = Condvar::new();
 
 /// The ranks of this process.
@@ -49,10 +50,10 @@ fn participants() -> Vec<Arc<Participant>> {
     participants.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Makes each device of this process run one operation toward the enqueued operations of a
-/// communicator, and toward the operations that these wait for. Asks other processes to do the
-/// same. If `needed` is set, streams that are held back continue. Returns `true` if an operation
-/// ran in this process.
+/// Makes each device of this process run one operation that the enqueued operations of a
+/// communicator need. Does the same for the communicators that block these operations. Asks other
+/// processes to do the same. If `needed` is set, streams that are held back continue. Returns
+/// `true` if an operation ran in this process.
 ///
 /// The caller must not hold a driver's lock.
 pub(crate) fn drive(blocked: &Arc<Participant>, needed: bool) -> bool {

@@ -206,8 +206,8 @@ impl SimDriver {
         self.drop_cancelled(state)
     }
 
-    /// Returns `true` if a point is reached. If it is not, runs one operation toward the point
-    /// first.
+    /// Returns whether a point is reached. If the point is not reached, first runs one operation
+    /// that the point needs.
     pub(super) fn query<'a>(&'a self, state: Guard<'a>, point: Point) -> (Guard<'a>, bool) {
         if state.reached(point) {
             return (state, true);

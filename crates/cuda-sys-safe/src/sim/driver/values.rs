@@ -65,8 +65,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const GRACE_PERIOD: Duration = Duration::from_millis(2);
 
 impl SimDriver {
-    /// Continues a host wait that is blocked because a stream waits for a value. Runs one operation
-    /// toward a queued value write, or sleeps if there is none.
+    /// Continues a host wait that is blocked because a stream waits for a value. Calls
+    /// [`run_toward_writes`](Self::run_toward_writes), and sleeps if no operation ran.
     pub(super) fn wait_for_value<'a>(&'a self, state: Guard<'a>) -> Guard<'a> {
         let (state, ran) = self.run_toward_writes(state);
         if ran {
@@ -77,8 +77,8 @@ impl SimDriver {
         self.lock()
     }
 
-    /// Runs one operation toward a queued value write, because the awaited value may be written by
-    /// this driver's own streams.
+    /// Runs a queued value write, or one operation that must run before a queued value write. One
+    /// of these writes may store the awaited value. Returns whether an operation ran.
     fn run_toward_writes<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         for point in state.writes() {
             let (next, step) = self.step(state, PickRule::Toward(point));

@@ -44,6 +44,7 @@ use warpline_runtime::{
 
 /// Queries or keys per block.
 const ROWS: usize = 64;
+/// Threads per block.
 const THREADS: u32 = 128;
 
 /// Widths for which kernels are compiled. A narrower operand is padded with zeros to the next

@@ -26,7 +26,9 @@ const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
 
 /// Maximum number of bytes of a row that a lane keeps in registers.
 const HELD_BYTES: usize = 128;
+/// Threads of a block of the `short` kernels.
 const SHORT_THREADS: u32 = 128;
+/// Threads of a block of the `long` kernels.
 const LONG_THREADS: u32 = 256;
 
 pub(super) static ATTENTION_WEIGHTS: Program =

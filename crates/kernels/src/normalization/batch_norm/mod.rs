@@ -21,8 +21,9 @@ use crate::turn::{TURN, scratch_operand, ticket};
 
 /// Threads of a block.
 const THREADS: u32 = 512;
-/// Threads of a block that share a row if the channels are innermost, with and without vectors.
+/// Threads of a block that share a row if the channels are innermost and loads are vectors.
 const VECTOR_TEAM: u64 = 8;
+/// Threads of a block that share a row if the channels are innermost and loads are single elements.
 const SINGLE_TEAM: u64 = 32;
 /// Bytes of a vector.
 const VECTOR: u64 = 16;
@@ -134,7 +135,7 @@ pub struct RunningStatistics<'a> {
     pub mean: View<'a>,
     /// Running variance of each channel, unbiased.
     pub var: View<'a>,
-    /// Weight of the batch's statistics in the new ones.
+    /// Weight of the batch's statistics in the updated running statistics.
     pub momentum: f64,
 }
 

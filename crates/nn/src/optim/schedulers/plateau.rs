@@ -8,23 +8,24 @@ use crate::optim::Optimizer;
 
 const NAME: &str = "ReduceLROnPlateau";
 
-/// The values of a metric that are better.
+/// The direction in which a metric improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlateauMode {
-    /// Lower values (`"min"`).
+    /// Lower values are better (`"min"`).
     #[default]
     Min,
-    /// Higher values (`"max"`).
+    /// Higher values are better (`"max"`).
     Max,
 }
 
-/// The measure of the smallest change that counts as an improvement.
+/// Interpretation of the threshold of [`ReduceLROnPlateau`]. The threshold is the smallest change of the metric that
+/// counts as an improvement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThresholdMode {
-    /// A fraction of the best value (`"rel"`).
+    /// The threshold is a fraction of the best value (`"rel"`).
     #[default]
     Relative,
-    /// An amount (`"abs"`).
+    /// The threshold is an absolute difference from the best value (`"abs"`).
     Absolute,
 }
 

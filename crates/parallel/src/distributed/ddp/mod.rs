@@ -273,7 +273,7 @@ impl<M> DistributedDataParallel<M> {
         buckets.map(|bucket| bucket.into_iter().map(name).collect()).collect()
     }
 
-    /// Runs `f`, in which backward passes accumulate gradients and do not reduce them (`no_sync`). The next backward
+    /// Runs `f`. Backward passes within `f` accumulate gradients and do not reduce them (`no_sync`). The next backward
     /// pass after `f` reduces the accumulated gradients. `f` must also run the forward passes of these backward passes.
     /// All ranks must use `no_sync` in the same iterations.
     ///

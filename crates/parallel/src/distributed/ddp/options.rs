@@ -1,8 +1,8 @@
 //! Options of `DistributedDataParallel`.
 
-/// Capacity of a bucket, in bytes, if none is set.
+/// Default capacity of a bucket, in bytes.
 pub(super) const BUCKET_CAP: usize = 25 << 20;
-/// Capacity of the first bucket, in bytes, if no capacity is set. A small first bucket starts the communication early.
+/// Default capacity of the first bucket, in bytes. A small first bucket starts the communication early.
 pub(super) const FIRST_BUCKET_CAP: usize = 1 << 20;
 
 warpline::__options! {

@@ -13,7 +13,7 @@ use super::super::{Result, Work};
 use super::ProcessGroup;
 
 warpline::__options! {
-    /// Options of the collectives that reduce. A [`ReduceOp`] converts into options.
+    /// Options of the collectives that reduce. A [`ReduceOp`] converts into options with that `op`.
     #[derive(Clone, Copy, Debug)]
     ReduceOptions [] [] {
         /// Sets how elements are combined. Default: [`ReduceOp::Sum`].

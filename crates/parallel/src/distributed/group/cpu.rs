@@ -257,7 +257,8 @@ impl CpuTransport {
         Ok(ReceivedParts(parts))
     }
 
-    /// Returns the size of a piece, so that a piece in every channel takes at most half of the store.
+    /// Returns the size of a piece, in bytes. With one piece per channel, the pieces fill at most half of the store in
+    /// jobs of up to 362 ranks. Larger jobs exceed this, because a piece has at least 1 KiB.
     fn piece_size(&self) -> usize {
         (MAX_STORED / 2 / self.ranks.pow(2)).clamp(1 << 10, 1 << 20)
     }

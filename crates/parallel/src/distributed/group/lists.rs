@@ -85,7 +85,7 @@ impl ProcessGroup {
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
     /// if there is not one input per rank; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if `output`
     /// does not have as many elements as `inputs[rank]`;
-    /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if their dtypes differ;
+    /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if `output` and `inputs[rank]` differ in dtype;
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory,
     /// except `output` with `inputs[rank]`.
     #[track_caller]

@@ -1,10 +1,10 @@
 //! Forms process groups.
 //!
-//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store of that
-//! environment.
+//! `options.rs` has the options and reads them from the environment, `env_store.rs` creates the store that the
+//! environment describes.
 //!
-//! With NCCL, rank 0 publishes NCCL's unique id in the store. On the CPU, the store itself connects the ranks. The n-th
-//! attempts of all ranks to form a group are the n-th round, in which these ranks meet. A process whose group has
+//! With NCCL, rank 0 publishes NCCL's unique id in the store. On the CPU, the store itself connects the ranks. Ranks
+//! meet in rounds: each rank's n-th attempt to form a group belongs to the n-th round. A process whose group has
 //! failed can therefore form a new group. The device of a rank is the given device, or its local rank, or a guess: the
 //! rank modulo the number of devices.
 

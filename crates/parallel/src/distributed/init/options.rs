@@ -35,7 +35,8 @@ pub struct InitOptions {
 }
 
 warpline::__options! {
-    /// Options of [`InitOptions::from_env`]. A timeout converts into options, and so does a backend.
+    /// Options of [`InitOptions::from_env`]. A [`Duration`] converts into options with that `timeout`, and a
+    /// [`Backend`] into options with that `backend`.
     #[derive(Clone, Copy, Debug)]
     EnvironmentOptions [] [] {
         /// Sets [`InitOptions::timeout`], which also limits the time to reach the store. Default: 10 minutes.

@@ -14,7 +14,9 @@ use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
 /// Bytes of a record before its key: kind, length of the key, length of the value.
 const HEADER_LEN: usize = 9;
+/// Kind of a record that sets a key.
 const SET: u8 = 1;
+/// Kind of a record that deletes a key.
 const DELETE: u8 = 2;
 /// Pause between two reads of the file while waiting for a key.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

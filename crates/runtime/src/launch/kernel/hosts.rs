@@ -110,7 +110,7 @@ impl<P> Hosts<P> {
 /// | `any f` | all | the one variant, which has no name |
 ///
 /// The functions are `unsafe fn(&HostLaunch<'_>, &P)`, with the kernel's parameters. A function
-/// with other parameters than the [`Kernel`](crate::launch::Kernel) does not compile:
+/// with different parameters than the [`Kernel`](crate::launch::Kernel) does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use warpline_runtime::{cuda_struct, hosts, host::HostLaunch, launch::Kernel, module::{Program, Source}};

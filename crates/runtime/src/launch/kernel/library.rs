@@ -66,8 +66,9 @@ impl<P: CudaType + Pod, const N: usize> LibraryOp<P, N> {
                 );
                 return Err(DriverError::InvalidArgument { call: op, reason });
             };
-            // SAFETY: the driver passes the target's stream, with the context of its device current, and
-            // the addresses of the operands, whose memory the launch keeps alive.
+            // SAFETY: the driver has made the context of the target's device current, and passes the
+            // target's stream and the addresses of the operands. The launch keeps the operands' memory
+            // alive.
             unsafe { call.enqueue(device, stream, pointers) }
         };
         let Site { op, location } = Site::here(op);

@@ -8,11 +8,14 @@ use crate::Layout;
 
 /// Number of streams. The last is on device 1.
 pub(super) const STREAMS: usize = 4;
+/// Number of events.
 pub(super) const EVENTS: usize = 2;
 /// Number of storages. The first three are on device 0, the fourth is on device 1, and the last is
 /// page-locked.
 pub(super) const SLOTS: usize = 5;
+/// The page-locked storage.
 pub(super) const PINNED: usize = SLOTS - 1;
+/// Size of a storage, in bytes.
 pub(super) const BYTES: usize = 64;
 
 #[derive(Clone, Copy, Debug)]

@@ -90,7 +90,8 @@ pub(super) fn is_supported(
         && *queries.max(keys) <= i32::MAX as usize
 }
 
-/// Returns whether batches differ only in the heads, and the heads of keys divide those of queries.
+/// Returns whether the batch dimensions differ only in the number of heads, and the number of heads of the
+/// keys divides the number of heads of the queries.
 fn groups(queries: &[usize], keys: &[usize]) -> bool {
     match (queries, keys) {
         ([batch @ .., heads], [others @ .., own]) => {
@@ -100,7 +101,7 @@ fn groups(queries: &[usize], keys: &[usize]) -> bool {
     }
 }
 
-/// Returns a view of the mask with the sizes of the scores. Recorded gradients do not flow through it.
+/// Returns the mask, expanded to the sizes of the scores and detached from the autograd graph.
 #[track_caller]
 pub(super) fn expanded_mask(
     mask: Option<&Tensor>,

@@ -66,8 +66,8 @@ options! {
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
 /// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
 /// if `key_lengths` is not an `int64` tensor, if `enable_gqa` is set and a tensor has fewer than three dimensions, if
-/// the heads of keys and values do not divide those of the queries, or if `dropout_p` is not from 0 to 1. Otherwise the
-/// same as [`Tensor::matmul`].
+/// the number of heads of the keys and values does not divide the number of heads of the queries, or if `dropout_p` is
+/// not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,

@@ -10,7 +10,7 @@ use crate::functional::options::options;
 use crate::{IntoOptionalTensor, Tensor};
 
 options! {
-    /// Options of [`cross_entropy`]. A [`Reduction`] converts into options.
+    /// Options of [`cross_entropy`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     CrossEntropyLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
@@ -25,7 +25,7 @@ options! {
 }
 
 options! {
-    /// Options of [`nll_loss`]. A [`Reduction`] converts into options.
+    /// Options of [`nll_loss`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     NLLLossOptions ['a] ['a] {
         /// Sets the weight of each class, `[classes]`. Default: 1 for each.
@@ -38,7 +38,7 @@ options! {
 }
 
 options! {
-    /// Options of [`smooth_l1_loss`]. A [`Reduction`] converts into options.
+    /// Options of [`smooth_l1_loss`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     SmoothL1LossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -49,7 +49,7 @@ options! {
 }
 
 options! {
-    /// Options of [`huber_loss`]. A [`Reduction`] converts into options.
+    /// Options of [`huber_loss`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     HuberLossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.
@@ -61,7 +61,7 @@ options! {
 }
 
 options! {
-    /// Options of [`binary_cross_entropy`]. A [`Reduction`] converts into options.
+    /// Options of [`binary_cross_entropy`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     BCELossOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
@@ -72,7 +72,7 @@ options! {
 }
 
 options! {
-    /// Options of [`binary_cross_entropy_with_logits`]. A [`Reduction`] converts into options.
+    /// Options of [`binary_cross_entropy_with_logits`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     BCEWithLogitsLossOptions ['a] ['a] {
         /// Sets the factor of each loss, which broadcasts. Default: none.
@@ -85,7 +85,7 @@ options! {
 }
 
 options! {
-    /// Options of [`kl_div`]. A [`Reduction`] converts into options.
+    /// Options of [`kl_div`]. A [`Reduction`] converts into options with that `reduction`.
     #[derive(Clone, Copy, Debug)]
     KLDivLossOptions [] [] {
         /// Sets the reduction of the losses of single elements. Default: mean.

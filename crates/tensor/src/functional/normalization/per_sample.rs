@@ -182,7 +182,7 @@ options! {
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if `normalized_shape` is not the shape of the input's last dimensions, or `weight` or
-/// `bias` has another shape. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
+/// `bias` has a different shape. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn layer_norm<'a>(

@@ -27,7 +27,8 @@ impl Pooling {
         self.layout_in(like.layout().suggested_format(), like, spatial)
     }
 
-    /// Returns the layout of a tensor with the batch and the channels of `like`, these spatial sizes, and this format.
+    /// Returns the layout of a tensor in `format` with the spatial sizes `spatial`, and with as many images and
+    /// channels as `like`.
     #[track_caller]
     fn layout_in(
         &self,

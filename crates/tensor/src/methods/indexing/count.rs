@@ -124,7 +124,7 @@ impl Tensor {
         let x = self.reshape([self.numel() as isize])?;
         let counted = x.ge(min)?.logical_and(&x.le(max)?)?;
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?;
-        // Elements outside the bounds get bin 0, to which they add 0. `clamp_max` puts `max` itself into the
+        // Elements outside the bounds get bin 0 and add 0 to it. `clamp_max` puts `max` itself into the
         // last bin.
         let place = crate::where_cond(&counted, &place, 0.0)?;
         let place = place.to(DType::I64)?.clamp_max(bins as i64 - 1)?;

@@ -10,7 +10,7 @@ use crate::functional::options::{from_integer, options};
 use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`Tensor::sort`] and [`Tensor::argsort`]. A dimension converts into options.
+    /// Options of [`Tensor::sort`] and [`Tensor::argsort`]. An integer converts into options with that `dim`.
     #[derive(Clone, Copy, Debug)]
     SortOptions [] [] {
         /// Sets the dimension. Negative: counted from the end. Default: -1.
@@ -21,7 +21,7 @@ options! {
 }
 
 options! {
-    /// Options of [`Tensor::topk`]. A dimension converts into options.
+    /// Options of [`Tensor::topk`]. An integer converts into options with that `dim`.
     #[derive(Clone, Copy, Debug)]
     TopkOptions [] [] {
         /// Sets the dimension. Negative: counted from the end. Default: -1.

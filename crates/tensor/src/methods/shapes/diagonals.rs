@@ -10,7 +10,7 @@ use crate::functional::options::{from_integer, options};
 use crate::{CallScope, Error, Integer, IntoOptions, OrDefault, Result, Tensor, cat};
 
 options! {
-    /// Options of [`Tensor::diag_embed`]. An offset converts into options.
+    /// Options of [`Tensor::diag_embed`]. An integer converts into options with that `offset`.
     #[derive(Clone, Copy, Debug)]
     DiagEmbedOptions [] [] {
         /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main

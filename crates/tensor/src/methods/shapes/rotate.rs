@@ -8,7 +8,7 @@ use crate::functional::options::{from_integer, options};
 use crate::{CallScope, Error, Integer, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`Tensor::rot90`]. A number of turns converts into options.
+    /// Options of [`Tensor::rot90`]. An integer converts into options with that `k`.
     #[derive(Clone, Debug)]
     Rot90Options [] [] {
         /// Sets the number of quarter turns from the first dimension to the second. Default: 1.

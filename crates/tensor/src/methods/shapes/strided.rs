@@ -12,7 +12,7 @@ use crate::{
 };
 
 options! {
-    /// Options of [`Tensor::diagonal`]. An offset converts into options.
+    /// Options of [`Tensor::diagonal`]. An integer converts into options with that `offset`.
     #[derive(Clone, Copy, Debug)]
     DiagonalOptions [] [] {
         /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main

@@ -5,7 +5,7 @@ use crate::functional::options::options;
 use crate::{CallScope, DType, Integer, IntoDim, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
-    /// Options of [`Tensor::diff`]. A number `n` converts into options.
+    /// Options of [`Tensor::diff`]. A `usize` converts into options with that `n`.
     #[derive(Clone, Copy, Debug)]
     DiffOptions [] [] {
         /// Sets how many times differences are computed. Default: 1.
@@ -91,8 +91,8 @@ impl Tensor {
         if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
     }
 
-    /// The smallest and the largest element along a dimension (`torch.aminmax`). If `dim` is `None` or `()`, of
-    /// all elements. If there is a NaN, both are NaN.
+    /// The smallest and the largest element along a dimension (`torch.aminmax`). If `dim` is `None` or `()`,
+    /// the smallest and the largest of all elements. If there is a NaN, both results are NaN.
     ///
     /// # Errors
     /// The same as [`Tensor::amin`].

@@ -12,7 +12,7 @@ use crate::{
 };
 
 options! {
-    /// Options of [`Tensor::norm`]. An order converts into options.
+    /// Options of [`Tensor::norm`]. A number converts into options with that `p`.
     #[derive(Clone, Debug)]
     NormOptions [] [] {
         /// Sets the order of the norm. Default: 2.
@@ -23,7 +23,7 @@ options! {
 }
 
 options! {
-    /// Options of [`Tensor::vector_norm`]. An order converts into options.
+    /// Options of [`Tensor::vector_norm`]. A number converts into options with that `ord`.
     #[derive(Clone, Debug)]
     VectorNormOptions [] [] {
         /// Sets the order of the norm. Default: 2.

@@ -7,7 +7,7 @@ use crate::{CallScope, ErrorKind, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
     @without_unit
-    /// Options of [`Tensor::var`] and [`Tensor::std`]. Dimensions convert into options.
+    /// Options of [`Tensor::var`] and [`Tensor::std`]. Dimensions convert into options with that `dim`.
     #[derive(Clone, Debug)]
     VarOptions [] [] {
         /// Sets the dimensions. Default: all.

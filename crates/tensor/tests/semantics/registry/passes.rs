@@ -1,5 +1,5 @@
-//! Tests that compare the plain backward pass, which may run fused kernels, with the recorded pass
-//! (`create_graph`), which is composed of ops.
+//! Tests that compare the plain backward pass with the recorded pass (`create_graph`). The plain
+//! pass may run fused kernels; the recorded pass is composed of ops.
 
 use warpline::autograd::{BackwardTensorsOptions, GradOptions, backward, grad};
 use warpline::{DType, Device, Result, SyncPolicy, Tensor};

@@ -6,7 +6,7 @@
 //! Invariant: all ranks launch the reductions of an iteration in the order of the buckets, even if gradients arrive in
 //! a different order. `launch_ready` launches a bucket only after all buckets before it.
 //!
-//! Invariant: no code of the program runs under `state`. Communication hooks run without the lock.
+//! Invariant: no code of the program, such as a communication hook, runs while `state` is locked.
 
 mod finish;
 

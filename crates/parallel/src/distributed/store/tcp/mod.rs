@@ -121,7 +121,8 @@ impl TcpStore {
     }
 
     /// Connects to a store (`TCPStore(is_master=False)`). Retries until the timeout of the options, because the store
-    /// may be hosted later. Without a secret, `address` must be a loopback address. A timeout converts into options.
+    /// may be hosted later. Without a secret, `address` must be a loopback address. A [`Duration`] converts into
+    /// options with that `timeout`.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if no connection is made within the timeout; [`StoreError::NotAStore`] if the server
