@@ -72,11 +72,21 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Returns the device's free and total memory (`cuMemGetInfo`).
     fn mem_info(&self, device: usize) -> Result<MemInfo>;
 
-    /// Returns the device memory that this process uses, in bytes, including contexts and modules;
-    /// `None` if unknown. The real driver asks NVML, and the first call may take long.
-    fn process_memory(&self, device: usize) -> Option<usize> {
+    /// Returns the processes with a context on the device; `None` if unknown. A process has several
+    /// entries if it uses several instances of a partitioned device. The real driver asks NVML, and
+    /// the first call may take long.
+    fn processes(&self, device: usize) -> Option<Vec<GpuProcess>> {
         let _ = device;
         None
+    }
+
+    /// Returns the device memory that this process uses, in bytes, including contexts and modules;
+    /// `None` if unknown.
+    fn process_memory(&self, device: usize) -> Option<usize> {
+        let (pid, processes) = (std::process::id(), self.processes(device)?);
+        let mut own = processes.iter().filter(|process| process.pid == pid).peekable();
+        own.peek()?;
+        own.map(|process| process.memory).sum()
     }
 
     // ---- memory -------------------------------------------------------------------------

@@ -26,11 +26,12 @@ pub mod real;
 pub mod sim;
 mod system;
 mod types;
+mod visible;
 
 pub use driver::Driver;
 pub use error::{CollectiveMismatch, CudaCode, CudaError, DriverError, InvalidVariable, Result};
 pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
-pub use open::open;
+pub use open::{count_devices, open};
 pub use real::fork_generation;
 pub use types::*;
 

@@ -25,10 +25,16 @@ use crate::{Driver, DriverError, Result, real};
 /// - [`DriverError::DevicesHidden`] if `visible` hides all simulated devices.
 /// - Errors of [`real::load`] for the machine's driver.
 pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
+    open_simulated(spec, visible).unwrap_or_else(real::load)
+}
+
+/// Opens a simulated driver. Returns `None` if `spec` names the machine's driver.
+fn open_simulated(spec: Option<&str>, visible: Option<&str>) -> Option<Result<Arc<dyn Driver>>> {
     let spec = spec.map_or("", str::trim);
-    if matches!(spec, "" | "cuda") {
-        return real::load();
-    }
+    (!matches!(spec, "" | "cuda")).then(|| simulate(spec, visible))
+}
+
+fn simulate(spec: &str, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
     let refused = |reason| DriverError::InvalidArgument { call: "open", reason };
     if spec != "sim" && !spec.starts_with("sim:") && !spec.starts_with("sim,") {
         return Err(refused(format!("`{spec}` is neither `cuda` nor `sim:N`, such as `sim:3`")));
@@ -43,6 +49,21 @@ pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>
             Err(DriverError::DevicesHidden { value: value.into(), installed: Some(installed) })
         }
         _ => Ok(driver),
+    }
+}
+
+/// Returns the number of devices that [`open`] would show, without initialising CUDA: a child that
+/// is forked afterwards can still use the devices. Asks NVML for the machine's devices. `visible` is
+/// the value of `CUDA_VISIBLE_DEVICES`.
+///
+/// Returns `None` if only [`open`] can tell: without NVML, with instances of partitioned devices
+/// (`MIG-…`) in `visible`, or with an invalid `spec`.
+#[must_use]
+pub fn count_devices(spec: Option<&str>, visible: Option<&str>) -> Option<usize> {
+    match open_simulated(spec, visible) {
+        None => real::count_devices(visible),
+        Some(Ok(driver)) => Some(driver.device_count()),
+        Some(Err(error)) => error.is_no_device().then_some(0),
     }
 }
 
@@ -79,5 +100,14 @@ mod tests {
             assert!(matches!(error, DriverError::InvalidArgument { .. }), "{spec}: {error}");
             assert!(error.to_string().contains(spec), "{error}");
         }
+    }
+
+    #[test]
+    fn devices_are_counted_as_open_shows_them() {
+        let count = |spec, visible| count_devices(Some(spec), visible);
+        assert_eq!((count("sim:3", None), count("sim:3", Some("2,0"))), (Some(3), Some(2)));
+        assert_eq!((count("sim:0", None), count("sim:3", Some("-1"))), (Some(0), Some(0)));
+        assert_eq!(count("simulated", None), None);
+        assert_eq!(count("cuda", Some("MIG-1")), None);
     }
 }

@@ -161,6 +161,17 @@ pub struct MemInfo {
     pub total: usize,
 }
 
+/// A process with a context on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuProcess {
+    /// Identifier of the process.
+    pub pid: u32,
+    /// Device memory that the process uses, in bytes, including contexts and modules. `None` if
+    /// unknown.
+    pub memory: Option<usize>,
+}
+
 /// Options of a new stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamFlags {

@@ -6,6 +6,7 @@
 //! | `CUDA_VISIBLE_DEVICES` | the visible devices, in their order |
 //! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` every launch waits for its end and reports its own failure |
 //! | `CUBLAS_WORKSPACE_CONFIG` | the size of cuBLAS's workspace per stream, as pairs `:SIZE:COUNT` with sizes in KiB. `:0:0`: none. Empty or unset: [`CudaDevice::cublas_workspace_bytes`](warpline_runtime::CudaDevice::cublas_workspace_bytes) |
+//! | `PYTORCH_NVML_BASED_CUDA_CHECK` | `1`: the first question for the number of devices leaves the driver alone, so that forked children can use CUDA |
 //! | `WARPLINE_CACHE` | the folder that keeps the code compiled by NVRTC for later processes. Empty: none. Default: `warpline` in the user's cache folder |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
@@ -162,6 +163,18 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
         Err(error) => return Err(Error::driver("open", error)),
     };
     Runtime::new(driver, config.clone())
+}
+
+/// Returns the number of devices without the driver, if `PYTORCH_NVML_BASED_CUDA_CHECK` asks for it and no runtime is
+/// in use yet. Reads no other setting than those that choose the devices.
+pub(crate) fn count_devices_before_use() -> Option<usize> {
+    let unused = || PROCESS.get().is_none() && OVERRIDE.with(|own| own.borrow().is_none());
+    let read = |name| std::env::var(name).ok();
+    if read("PYTORCH_NVML_BASED_CUDA_CHECK").as_deref() != Some("1") || !unused() {
+        return None;
+    }
+    let (spec, visible) = (read("WARPLINE_DRIVER"), read("CUDA_VISIBLE_DEVICES"));
+    warpline_cuda_sys_safe::count_devices(spec.as_deref(), visible.as_deref())
 }
 
 /// Creates the runtime of the process. `names` yields the names of all variables, and `read` returns a

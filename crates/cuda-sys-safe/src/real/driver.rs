@@ -68,8 +68,8 @@ unsafe impl Driver for CudaDriver {
         Ok(MemInfo { free, total })
     }
 
-    fn process_memory(&self, device: usize) -> Option<usize> {
-        nvml::process_memory(self.read_properties(device).ok()?.pci)
+    fn processes(&self, device: usize) -> Option<Vec<GpuProcess>> {
+        nvml::processes(self.read_properties(device).ok()?.pci)
     }
 
     // ---- memory -------------------------------------------------------------------------

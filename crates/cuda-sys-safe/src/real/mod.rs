@@ -96,6 +96,17 @@ pub fn load() -> Result<Arc<dyn Driver>> {
         .clone()
 }
 
+/// Returns the number of devices that [`load`] would show under a value of `CUDA_VISIBLE_DEVICES`,
+/// according to NVML. `None` if NVML is not available or the value names instances of partitioned
+/// devices.
+pub(crate) fn count_devices(visible: Option<&str>) -> Option<usize> {
+    if visible.is_some_and(|value| value.trim_start().starts_with("MIG-")) {
+        return None;
+    }
+    let uuids = nvml::uuids()?;
+    Some(visible.map_or(uuids.len(), |value| crate::visible::visible(value, &uuids).len()))
+}
+
 /// Returns the paths that [`load`] tries, in order. If `named` is given, a library or its folder,
 /// nothing else is tried.
 #[must_use]

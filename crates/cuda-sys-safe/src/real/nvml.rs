@@ -1,11 +1,12 @@
-//! NVML, which reports the device memory of each process. NVML comes with the driver. If NVML is
-//! missing, or does not see this process under its own id (as in most containers), the memory is
-//! unknown.
+//! NVML, which reports the device memory of each process, and counts devices without initialising
+//! CUDA. NVML comes with the driver. If NVML is missing, or does not see this process under its own
+//! id (as in most containers), the memory is unknown.
 
-use std::ffi::{CString, c_char, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::GpuProcess;
 use crate::dylib::{LibrarySearch, function_table};
 
 pub(super) const SEARCH: LibrarySearch = LibrarySearch {
@@ -25,10 +26,20 @@ struct ProcessInfo {
     compute_instance_id: c_uint,
 }
 
+impl From<ProcessInfo> for GpuProcess {
+    fn from(ProcessInfo { pid, used_gpu_memory, .. }: ProcessInfo) -> Self {
+        let memory = Some(used_gpu_memory).filter(|&bytes| bytes != NOT_AVAILABLE);
+        Self { pid, memory: memory.and_then(|bytes| usize::try_from(bytes).ok()) }
+    }
+}
+
 function_table! {
     struct NvmlApi of "NVML";
     required "a driver of 2022 or later" {
         nvmlInit_v2();
+        nvmlDeviceGetCount_v2(*mut c_uint);
+        nvmlDeviceGetHandleByIndex_v2(c_uint, *mut *mut c_void);
+        nvmlDeviceGetUUID(*mut c_void, *mut c_char, c_uint);
         nvmlDeviceGetHandleByPciBusId_v2(*const c_char, *mut *mut c_void);
         nvmlDeviceGetComputeRunningProcesses_v3(*mut c_void, *mut c_uint, *mut ProcessInfo);
     }
@@ -40,11 +51,18 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Returns the device memory that this process uses, in bytes. The argument is the PCI domain, bus
-/// and device number of the GPU. Returns `None` if NVML is not available or does not know the
-/// amount.
-pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<usize> {
-    api()?.used_by(std::process::id(), &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
+/// Size of a buffer for a UUID, in bytes (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
+const UUID_BYTES: usize = 96;
+
+/// Returns the processes with a context on a GPU. The argument is the PCI domain, bus and device
+/// number of the GPU. Returns `None` if NVML is not available.
+pub(super) fn processes((domain, bus, device): (u32, u32, u32)) -> Option<Vec<GpuProcess>> {
+    api()?.processes(&format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
+}
+
+/// Returns the UUIDs of all devices. Returns `None` if NVML is not available.
+pub(super) fn uuids() -> Option<Vec<String>> {
+    api()?.uuids()
 }
 
 /// Returns NVML, if it works. NVML is never shut down.
@@ -61,18 +79,29 @@ fn api() -> Option<&'static NvmlApi> {
 }
 
 impl NvmlApi {
-    fn used_by(&self, pid: u32, pci: &str) -> Option<usize> {
-        // A device that is partitioned into instances has one entry per instance.
-        let own = self.processes(pci)?.into_iter().filter(|process| process.pid == pid);
-        let used: Vec<u64> = own.map(|process| process.used_gpu_memory).collect();
-        if used.is_empty() || used.contains(&NOT_AVAILABLE) {
+    fn uuids(&self) -> Option<Vec<String>> {
+        let mut count = 0;
+        // SAFETY: the pointer is valid for writes.
+        let status = unsafe { (self.nvmlDeviceGetCount_v2)(&mut count) };
+        (status == SUCCESS).then(|| (0..count).map(|index| self.uuid(index)).collect())?
+    }
+
+    fn uuid(&self, index: c_uint) -> Option<String> {
+        let (mut device, mut text) = (ptr::null_mut(), [0u8; UUID_BYTES]);
+        // SAFETY: the pointer is valid for writes.
+        let status = unsafe { (self.nvmlDeviceGetHandleByIndex_v2)(index, &mut device) };
+        if status != SUCCESS {
             return None;
         }
-        usize::try_from(used.iter().sum::<u64>()).ok()
+        let (place, bytes) = (text.as_mut_ptr().cast(), UUID_BYTES as c_uint);
+        // SAFETY: the handle came from NVML, and the buffer has `bytes` bytes.
+        let status = unsafe { (self.nvmlDeviceGetUUID)(device, place, bytes) };
+        let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
+        (status == SUCCESS).then(|| text.to_owned())
     }
 
     /// Returns the processes with a context on a device.
-    fn processes(&self, pci: &str) -> Option<Vec<ProcessInfo>> {
+    fn processes(&self, pci: &str) -> Option<Vec<GpuProcess>> {
         let pci = CString::new(pci).ok()?;
         let mut device = ptr::null_mut();
         // SAFETY: the string is NUL-terminated, and the pointer is valid for writes.
@@ -89,7 +118,7 @@ impl NvmlApi {
             match unsafe { list(device, &mut count, processes.as_mut_ptr()) } {
                 SUCCESS => {
                     processes.truncate(count as usize);
-                    return Some(processes);
+                    return Some(processes.into_iter().map(GpuProcess::from).collect());
                 }
                 // Processes may have started since the last call, so ask for twice as many.
                 INSUFFICIENT_SIZE if count > room => room = count.saturating_mul(2),
@@ -138,18 +167,53 @@ mod tests {
         SUCCESS
     }
 
-    #[test]
-    fn a_process_is_found_among_many() {
-        let api = NvmlApi {
+    unsafe extern "C" fn count(count: *mut c_uint) -> StatusCode {
+        // SAFETY: the code under test passes a valid pointer.
+        unsafe { *count = 2 };
+        SUCCESS
+    }
+
+    unsafe extern "C" fn at(index: c_uint, device: *mut *mut c_void) -> StatusCode {
+        // SAFETY: the code under test passes a valid pointer.
+        unsafe { *device = ptr::without_provenance_mut(1 + index as usize) };
+        SUCCESS
+    }
+
+    unsafe extern "C" fn uuid(device: *mut c_void, to: *mut c_char, bytes: c_uint) -> StatusCode {
+        let text = if device.addr() == 1 { c"GPU-0" } else { c"GPU-1" };
+        assert!(text.count_bytes() < bytes as usize);
+        // SAFETY: the code under test passes a buffer of this size.
+        unsafe { text.as_ptr().copy_to(to, text.count_bytes() + 1) };
+        SUCCESS
+    }
+
+    fn api() -> NvmlApi {
+        NvmlApi {
             nvmlInit_v2: init,
+            nvmlDeviceGetCount_v2: count,
+            nvmlDeviceGetHandleByIndex_v2: at,
+            nvmlDeviceGetUUID: uuid,
             nvmlDeviceGetHandleByPciBusId_v2: find,
             nvmlDeviceGetComputeRunningProcesses_v3: list,
             version: String::new(),
+        }
+    }
+
+    #[test]
+    fn processes_are_listed_however_many_there_are() {
+        let processes = api().processes("00000000:1b:00.0").unwrap();
+        let of = |pid| {
+            let own = processes.iter().filter(|process| process.pid == pid);
+            own.map(|process| process.memory).collect::<Vec<_>>()
         };
-        assert_eq!(api.used_by(50, "00000000:1b:00.0"), Some(50));
-        assert_eq!(api.used_by(7, "00000000:1b:00.0"), Some(7 + 99));
-        assert_eq!(api.used_by(8, "00000000:1b:00.0"), None);
-        assert_eq!(api.used_by(1000, "00000000:1b:00.0"), None);
-        assert_eq!(api.used_by(50, "00000000:1c:00.0"), None);
+        assert_eq!(processes.len(), 100);
+        assert_eq!((of(50), of(7)), (vec![Some(50)], vec![Some(7), Some(99)]));
+        assert_eq!((of(8), of(1000)), (vec![None], vec![]));
+        assert_eq!(api().processes("00000000:1c:00.0"), None);
+    }
+
+    #[test]
+    fn devices_are_counted_by_their_uuids() {
+        assert_eq!(api().uuids().unwrap(), ["GPU-0", "GPU-1"]);
     }
 }

@@ -152,7 +152,6 @@ mod driver;
 mod exec;
 mod properties;
 mod state;
-mod visible;
 
 pub use call_kind::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};

@@ -23,6 +23,7 @@ pub(crate) const DEVICES: &[Case] = cases! {
     "graph_pool_handle" |at, n| { cuda::graph_pool_handle(n.u)?; };
     "MemPool::new" |at, n| { cuda::MemPool::new(n.u, cuda::PoolOptions::default())?; };
     "mem_get_info" |at, n| { cuda::mem_get_info(n.u)?; };
+    "list_gpu_processes" |at, n| { cuda::list_gpu_processes(n.u)?; };
     "memory_allocated" |at, n| { cuda::memory_allocated(n.u)?; };
     "set_per_process_memory_fraction" |at, n| cuda::set_per_process_memory_fraction(1.0, n.u)?;
     "get_per_process_memory_fraction" |at, n| { cuda::get_per_process_memory_fraction(n.u)?; };

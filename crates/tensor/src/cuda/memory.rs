@@ -4,7 +4,7 @@
 //! memory was obtained from the driver, and is not available to other processes.
 
 use warpline_alloc::{AllocatorConfig, MemoryStats};
-use warpline_cuda_sys_safe::MemInfo;
+use warpline_cuda_sys_safe::{GpuProcess, MemInfo};
 
 use super::CudaDeviceArg;
 #[cfg(doc)]
@@ -130,6 +130,34 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("mem_get_info")?;
     runtime.driver()?.mem_info(index).map_err(|e| Error::driver("mem_get_info", e))
+}
+
+/// Returns the processes with a context on a device, with the device memory of each
+/// (`torch.cuda.list_gpu_processes`, which returns a text). `None` if NVML is not available. In most containers, the
+/// identifiers are those of the host. The first call may take long.
+///
+/// ```
+/// use warpline::{cuda, simulated, with_runtime, zeros};
+///
+/// with_runtime(&simulated(1)?, || {
+///     let _x = zeros([1 << 20], "cuda")?;
+///     for process in cuda::list_gpu_processes("cuda")?.into_iter().flatten() {
+///         println!("process {} uses {:?} bytes", process.pid, process.memory);
+///     }
+///     Ok::<_, warpline::Error>(())
+/// })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
+/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
+#[track_caller]
+pub fn list_gpu_processes(device: impl CudaDeviceArg) -> Result<Option<Vec<GpuProcess>>> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime).of("list_gpu_processes")?;
+    Ok(runtime.driver()?.processes(index))
 }
 
 /// Limits the memory that the allocator may reserve to a fraction of the device's memory, from 0 to 1

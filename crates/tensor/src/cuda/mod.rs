@@ -27,7 +27,7 @@ mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
 
-use crate::ambient::CurrentRuntime;
+use crate::ambient::{CurrentRuntime, count_devices_before_use};
 use crate::called::Called as _;
 use crate::{
     CallScope, Device, Error, ErrorKind, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy,
@@ -44,7 +44,7 @@ pub use host_memory::{
 pub use mem_pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use memory::{
     caching_allocator_config, clear_cublas_workspaces, empty_cache,
-    get_per_process_memory_fraction, max_memory_allocated, max_memory_cached, max_memory_reserved,
+    get_per_process_memory_fraction, list_gpu_processes, max_memory_allocated, max_memory_cached, max_memory_reserved,
     mem_get_info, memory_allocated, memory_cached, memory_reserved, memory_snapshot, memory_stats,
     memory_summary, reset_accumulated_memory_stats, reset_max_memory_allocated,
     reset_max_memory_cached, reset_peak_memory_stats, set_per_process_memory_fraction,
@@ -58,7 +58,7 @@ pub use warpline_alloc::{
     AllocatorConfig, Backtraces, BlockState, HostMemoryStats, MemoryStats, PoolOptions,
     SegmentInfo, Snapshot, TraceAction, TraceConfig,
 };
-pub use warpline_cuda_sys_safe::MemInfo;
+pub use warpline_cuda_sys_safe::{GpuProcess, MemInfo};
 pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamDevice, StreamGuard};
 
 /// A value that names a GPU: an index, a name such as `"cuda:1"`, a [`Device`], or `()` for the current device.
@@ -109,6 +109,10 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 
 /// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
 ///
+/// The first use of the driver, also by this function, takes CUDA from children that the process forks later. If the
+/// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as the
+/// process has not used a device. They then check no other setting, which the first use of a device still does.
+///
 /// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that no
 /// program runs on the CPU by mistake. To run on the CPU even if a setting is wrong, use `.unwrap_or(false)`.
 ///
@@ -135,6 +139,9 @@ pub fn is_available() -> Result<bool> {
 /// The same as [`is_available`].
 #[track_caller]
 pub fn device_count() -> Result<usize> {
+    if let Some(count) = count_devices_before_use() {
+        return Ok(count);
+    }
     match CurrentRuntime::get().devices() {
         Ok(devices) => Ok(devices.count()),
         Err(error) if matches!(error.kind(), ErrorKind::CudaUnavailable { .. }) => Ok(0),

@@ -33,6 +33,8 @@ mod s34_precision;
 mod s37_workspaces;
 mod s38_graphed_callables;
 mod s38_kept_graphs;
+#[cfg(target_os = "linux")]
+mod s40_nvml_check;
 
 mod s35_backward_streams;
 

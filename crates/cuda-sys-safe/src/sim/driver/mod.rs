@@ -110,8 +110,9 @@ unsafe impl Driver for SimDriver {
         forward!(self, MemInfo, device, s => Ok(s.mem_info(device)))
     }
 
-    fn process_memory(&self, device: usize) -> Option<usize> {
-        self.mem_info(device).ok().map(|info| info.total - info.free)
+    fn processes(&self, device: usize) -> Option<Vec<GpuProcess>> {
+        let memory = self.mem_info(device).ok().map(|info| info.total - info.free);
+        Some(vec![GpuProcess { pid: std::process::id(), memory }])
     }
 
     fn mem_alloc(&self, device: usize, bytes: usize) -> Result<DevicePtr> {

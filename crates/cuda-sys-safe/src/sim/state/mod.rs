@@ -36,9 +36,9 @@ use self::violation::FootprintViolation;
 use self::vmm::PhysicalState;
 use self::work::{CommRecord, HostFn, StreamKey};
 use super::config::MAX_DEVICES;
-use super::visible::visible;
 use super::{CallKind, Schedule, SimConfig, h200};
 use crate::system::CAN_MAP_TWICE;
+use crate::visible::{uuid_text, visible};
 use crate::*;
 
 pub(crate) struct SimState {
@@ -106,7 +106,10 @@ impl SimState {
         let count = config.devices.min(MAX_DEVICES);
         let boxed: Vec<_> = (0..count).map(|index| properties(&config, index)).collect();
         let visible = match &config.visible {
-            Some(text) => visible(text, &boxed),
+            Some(text) => {
+                let uuids: Vec<_> = boxed.iter().map(|device| uuid_text(&device.uuid)).collect();
+                visible(text, &uuids)
+            }
             None => (0..count).collect(),
         };
         let devices: Vec<_> = visible.iter().map(|&i| DeviceState::new(&boxed[i], i)).collect();
