@@ -30,7 +30,8 @@ fn by_prefix(entry: &str, uuids: &[String]) -> Option<usize> {
     if !entry.starts_with("GPU-") {
         return None;
     }
-    let begins = |uuid: &String| uuid.get(..entry.len()).is_some_and(|u| u.eq_ignore_ascii_case(entry));
+    let begins =
+        |uuid: &String| uuid.get(..entry.len()).is_some_and(|u| u.eq_ignore_ascii_case(entry));
     let mut matching = (0..uuids.len()).filter(|&device| begins(&uuids[device]));
     let first = matching.next()?;
     matching.next().is_none().then_some(first)

@@ -46,18 +46,14 @@ impl Conv {
     }
 }
 
-<<<<<<< HEAD
 #[inline]
 fn position(d: i32, h: i32, w: i32) -> At {
     [i64::from(d), i64::from(h), i64::from(w)]
 }
 
-/// Returns the distance of an element from the first, by its strides.
-#[inline]
-=======
 /// Returns the offset of an element in an operand with these strides, in elements. `first` is the
 /// index in the first two dimensions, `at` the position in the other three.
->>>>>>> m_h3
+#[inline]
 fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
     let [a, b] = first;
     (i64::from(a) * strides[0]

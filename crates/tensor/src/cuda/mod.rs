@@ -44,10 +44,11 @@ pub use host_memory::{
 pub use mem_pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use memory::{
     caching_allocator_config, clear_cublas_workspaces, empty_cache,
-    get_per_process_memory_fraction, list_gpu_processes, max_memory_allocated, max_memory_cached, max_memory_reserved,
-    mem_get_info, memory_allocated, memory_cached, memory_reserved, memory_snapshot, memory_stats,
-    memory_summary, reset_accumulated_memory_stats, reset_max_memory_allocated,
-    reset_max_memory_cached, reset_peak_memory_stats, set_per_process_memory_fraction,
+    get_per_process_memory_fraction, list_gpu_processes, max_memory_allocated, max_memory_cached,
+    max_memory_reserved, mem_get_info, memory_allocated, memory_cached, memory_reserved,
+    memory_snapshot, memory_stats, memory_summary, reset_accumulated_memory_stats,
+    reset_max_memory_allocated, reset_max_memory_cached, reset_peak_memory_stats,
+    set_per_process_memory_fraction,
 };
 pub use random::{get_rng_state, manual_seed, manual_seed_all, set_rng_state};
 pub use stream::{
