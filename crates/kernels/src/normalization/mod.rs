@@ -59,7 +59,7 @@ fn source() -> Source {
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
     let of = of.push(&format!("#define MOST_COLUMNS {MOST_COLUMNS}"));
     let of = of.push(&format!("#define AT_A_TIME {AT_A_TIME}")).push(TURN);
-    of.push(include_str!("norm.cuh"))
+    of.push(include_str!("layer_norm.cuh"))
 }
 
 // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a

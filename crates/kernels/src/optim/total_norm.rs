@@ -45,7 +45,7 @@ fn source(ty: &str) -> Source {
     let _ = write!(code, "sum_squares<{ty}>(x, out, u, which);\n}}\n");
     let of = Source::new().with::<Update>().push(module::ELEMENT);
     let of = of.push(&format!("#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}"));
-    of.push(include_str!("norm.cuh")).push(&code)
+    of.push(include_str!("sum_squares.cuh")).push(&code)
 }
 
 /// Returns the number of partial sums that [`sum_squares`] computes for `tensors`.
