@@ -8,14 +8,14 @@ mod tests;
 
 use smallvec::SmallVec;
 
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 use crate::scratch::ScratchTensor;
 use crate::turn::{TURN, scratch_operand, ticket};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct};
 
 pub use batch_norm::{
     BatchNorm, RunningStatistics, batch_norm, batch_norm_backward, batch_norm_inference,
@@ -35,25 +35,6 @@ const MOST_COLUMNS: u32 = 64;
 const AT_A_TIME: u64 = 4;
 const FEW: u64 = 8;
 
-/// Kernels with a few lanes per row, and with a block per row. `add_warp` and `add_block` normalize
-/// the sum of two operands.
-static LAYER_NORM: Program =
-    Program::new("layer_norm", FLOATS, &["warp", "block", "add_warp", "add_block"], |_, ty| {
-        source().push(&format!("LAYER_NORM({ty})"))
-    })
-    .with_ptx(committed);
-
-/// The same kernels for the gradient of the rows, and two kernels that sum columns for the
-/// gradients of weight and bias: `vectors` of columns, and single `columns`. `add_warp` and
-/// `add_block` add another gradient of the rows.
-static LAYER_NORM_BACKWARD: Program = Program::new(
-    "layer_norm_backward",
-    FLOATS,
-    &["warp", "block", "add_warp", "add_block", "vectors", "columns"],
-    |_, ty| source().push(&format!("LAYER_NORM_BACKWARD({ty})")),
-)
-.with_ptx(committed);
-
 fn source() -> Source {
     let of = Source::new().with::<Norm>().push(module::ELEMENT).push(LANES);
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
@@ -62,37 +43,37 @@ fn source() -> Source {
     of.push(include_str!("layer_norm.cuh"))
 }
 
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a
-// check of their sizes. Each element of a result is written by one thread. The kernels read the
-// weight only if `is_weighted` is set, and the bias only if `is_biased` is set.
-static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
-    Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
-};
-// SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread, and read
-// only by this thread, after the write.
-static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::add_layer_norm::<T>);
-    Kernel::array(&LAYER_NORM, ["add_warp", "add_block"], hosts)
-};
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
-// element of the result is written by one thread. The kernels read the weight only if `is_weighted`
-// is set.
-static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
-    Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
-};
-// SAFETY: the facts of `ROWS_BACKWARD` hold. The additional operand has the size of the rows.
-static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::add_backward::<T>);
-    Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)
-};
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
-// element of a result is written by one thread. The scratch operand has a word for each counter and
-// each partial sum; the CPU implementation does not use it. `vectors` is launched only if rows are
-// aligned to vectors.
-static COLUMNS: [Kernel<Norm, 7>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::parameters::<T>);
-    Kernel::array(&LAYER_NORM_BACKWARD, ["columns", "vectors"], hosts)
-};
+kernels! {
+    // `warp` has a few lanes per row, `block` a block per row. The `add` kernels normalize the sum
+    // of two operands.
+    LAYER_NORM = "layer_norm", FLOATS, |_, ty| source().push(&format!("LAYER_NORM({ty})")) => {
+        // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands,
+        // after a check of their sizes. Each element of a result is written by one thread. The
+        // kernels read the weight only if `is_weighted` is set, and the bias only if `is_biased` is
+        // set.
+        unsafe ROWS: [Kernel<Norm, 6>; 2] = float cpu::layer_norm[warp, block];
+        // SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread,
+        // and read only by this thread, after the write.
+        unsafe ADD_ROWS: [Kernel<Norm, 8>; 2] = float cpu::layer_norm_add[warp, block];
+    }
+    // The same kernels for the gradient of the rows, where the `add` kernels add another gradient,
+    // and two kernels that sum columns for the gradients of weight and bias.
+    LAYER_NORM_BACKWARD = "layer_norm_backward", FLOATS, |_, ty| {
+        source().push(&format!("LAYER_NORM_BACKWARD({ty})"))
+    } => {
+        // SAFETY: the facts of `ROWS` hold.
+        unsafe ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = float cpu::layer_norm_backward[warp, block];
+        // SAFETY: the facts of `ROWS` hold. The additional operand has the size of the rows.
+        unsafe ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] =
+            float cpu::layer_norm_backward_add[warp, block];
+        // SAFETY: the facts of `ROWS` hold. The scratch operand has a word for each counter and
+        // each partial sum; the CPU implementation does not use it.
+        unsafe COLUMNS: Kernel<Norm, 7> = float cpu::layer_norm_backward_columns;
+        // SAFETY: the facts of `COLUMNS` hold. The kernel is launched only if rows are aligned to
+        // vectors.
+        unsafe VECTORS: Kernel<Norm, 7> = float cpu::layer_norm_backward_vectors;
+    }
+}
 
 cuda_struct! {
     /// `rows` of `size` elements. `team` is the binary logarithm of the number of lanes that share
@@ -371,8 +352,7 @@ pub fn layer_norm_parameters_backward(
     of_bias: Option<View<'_>>,
 ) -> Result<()> {
     const OP: &str = "layer_norm_backward";
-    let [columns, vectors] = &COLUMNS;
-    columns.check_dtype(OP, norm.input.dtype)?;
+    COLUMNS.check_dtype(OP, norm.input.dtype)?;
     let results: SmallVec<[View<'_>; 2]> = [of_weight].into_iter().chain(of_bias).collect();
     let mut params = norm.params(OP, &[grad], &results)?;
     params.is_biased = of_bias.is_some().into();
@@ -382,7 +362,7 @@ pub fn layer_norm_parameters_backward(
     if params.is_empty() {
         return Ok(());
     }
-    let (mut kernel, mut grid, mut scratch) = (vectors, [1; 2], None);
+    let (mut kernel, mut grid, mut scratch) = (&VECTORS, [1; 2], None);
     if let Target::Cuda(_, device, _) = target {
         let item = norm.input.dtype.size() as u64;
         let mut vector = (16 / item).min(4);
@@ -391,7 +371,7 @@ pub fn layer_norm_parameters_backward(
             at |= launch::address(OP, &view)?.addr();
         }
         if !at.is_multiple_of(vector * item) {
-            (kernel, vector) = (columns, 1);
+            (kernel, vector) = (&COLUMNS, 1);
         }
         grid = params.distribute(vector, item, device.properties().multiprocessor_count.into());
         let [blocks, splits] = grid.map(|n| n as usize);
