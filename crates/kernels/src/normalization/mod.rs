@@ -119,12 +119,13 @@ impl LayerNorm<'_> {
         if dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    fn op(&self) -> &'static str {
-        if self.centred { "layer_norm" } else { "rms_norm" }
-    }
-
-    fn op_of_sum(&self) -> &'static str {
-        if self.centred { "add_layer_norm" } else { "add_rms_norm" }
+    fn op(&self, of_sum: bool) -> &'static str {
+        match (of_sum, self.centred) {
+            (false, true) => "layer_norm",
+            (false, false) => "rms_norm",
+            (true, true) => "add_layer_norm",
+            (true, false) => "add_rms_norm",
+        }
     }
 
     /// Returns the operand of `view`. For `None`, returns the input as a stand-in that is not read.
@@ -235,14 +236,17 @@ impl Norm {
 }
 
 /// Normalizes rows (`torch.nn.functional.layer_norm`, or `rms_norm` if `norm.centred` is false)
-/// into `out`, which has the input's dtype and number of elements. Multiplies by the weight and
-/// adds `bias`, if given. Writes `norm.mean` and `norm.scale`. Half-width floats are computed in
-/// `float32`.
+/// into `out`. Multiplies by the weight and adds `bias`, if given. Writes `norm.mean` and
+/// `norm.scale`. Half-width floats are computed in `float32`.
+///
+/// If `added` is given, its first view is added to the input before, in the same launch, and the
+/// sum, rounded to the input's dtype, is written to its second view. These views and `out` have the
+/// input's dtype and number of elements.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has a different dtype than the input,
-///   or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if weight, `bias`, `out` or a view of `added` has a different dtype
+///   than the input, or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if a view has a different number of elements than required, or is
 ///   not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -253,60 +257,29 @@ impl Norm {
 pub fn layer_norm(
     target: Target<'_>,
     norm: &LayerNorm<'_>,
+    added: Option<[View<'_>; 2]>,
     bias: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    let op = norm.op();
+    let op = norm.op(added.is_some());
     ROWS[0].check_dtype(op, norm.input.dtype)?;
-    let mut params = norm.params(op, &[out], bias.as_slice())?;
-    params.is_biased = bias.is_some().into();
-    let operands = [
-        norm.input.read(),
-        norm.or_input(norm.weight),
-        bias.unwrap_or(norm.input).read(),
-        out.write(),
-        norm.mean.write(),
-        norm.scale.write(),
-    ];
-    params.launch_rows(target, op, &ROWS, &operands)
-}
-
-/// Adds `residual` to the input and normalizes the sum as [`layer_norm`] does, in one launch. Writes
-/// the sum, rounded to the input's dtype, to `sum`, and the normalized rows to `out`. `residual`,
-/// `sum` and `out` have the input's dtype and number of elements.
-///
-/// # Errors
-/// The errors of [`layer_norm`]. The conditions on `out` also hold for `residual` and `sum`.
-#[track_caller]
-pub fn add_layer_norm(
-    target: Target<'_>,
-    norm: &LayerNorm<'_>,
-    residual: View<'_>,
-    bias: Option<View<'_>>,
-    out: View<'_>,
-    sum: View<'_>,
-) -> Result<()> {
-    let op = norm.op_of_sum();
-    ADD_ROWS[0].check_dtype(op, norm.input.dtype)?;
+    let [residual, sum] = added.unwrap_or([out; 2]);
     let mut params = norm.params(op, &[residual, out, sum], bias.as_slice())?;
     params.is_biased = bias.is_some().into();
-    let operands = [
-        norm.input.read(),
-        residual.read(),
-        norm.or_input(norm.weight),
-        bias.unwrap_or(norm.input).read(),
-        out.write(),
-        sum.write(),
-        norm.mean.write(),
-        norm.scale.write(),
-    ];
+    let x = norm.input.read();
+    let [weight, bias] = [norm.weight, bias].map(|view| norm.or_input(view));
+    let [to, mean, scale] = [out, norm.mean, norm.scale].map(View::write);
+    if added.is_none() {
+        return params.launch_rows(target, op, &ROWS, &[x, weight, bias, to, mean, scale]);
+    }
+    let operands = [x, residual.read(), weight, bias, to, sum.write(), mean, scale];
     params.launch_rows(target, op, &ADD_ROWS, &operands)
 }
 
 /// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
 /// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass. If
-/// `other` is given, adds it as a further gradient of the rows. After [`add_layer_norm`], `other`
-/// is the gradient of the sum. `grad`, `other` and `out` have the input's dtype and number of
+/// `other` is given, adds it as a further gradient of the rows: the gradient of the sum, if the forward
+/// pass added a view. `grad`, `other` and `out` have the input's dtype and number of
 /// elements.
 ///
 /// # Errors
