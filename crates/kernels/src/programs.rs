@@ -1,7 +1,9 @@
 //! The CUDA programs of all ops, and the macro that declares programs with their kernels.
 
+use bytemuck::Pod;
 use warpline_runtime::DType;
-use warpline_runtime::module::Program;
+use warpline_runtime::launch::Kernel;
+use warpline_runtime::module::{CudaType, Program};
 
 /// The name and the compressed PTX of each program, sorted by name. The PTX is the file in `ptx`
 /// that `cargo xtask ptx` writes.
@@ -35,23 +37,111 @@ pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
 /// CUDA functions that reduce values across the lanes of a warp or the threads of a block.
 pub(crate) const LANES: &str = include_str!("lanes.cuh");
 
-/// Declares programs, each with its kernels. A kernel has a type, a name in the program, CPU
-/// implementations and, if its variant depends on the dtype of an operand other than the first, the
-/// number of this operand.
+/// Declares programs, each with its kernels. A kernel has a type, the dtypes that
+/// [`hosts!`](warpline_runtime::hosts) lists, the CPU function, which is generic over the element
+/// type unless the dtypes are `any`, and, if its variant depends on the dtype of an operand other
+/// than the first, the number of this operand.
+///
+/// The name of the CPU function is also that of the kernel: `pool_backward` is the kernel `backward`
+/// of the program `pool`. A CPU function may implement several kernels, such as
+/// `pool_backward[rows, columns]`, which are the kernels `backward_rows` and `backward_columns`.
 macro_rules! kernels {
     ($($vis:vis $program:ident = $name:literal, $variants:expr, $source:expr => {
-        $($keyword:tt $kernel:ident: $ty:ty = $kernel_name:literal, $hosts:expr $(, selected_by $at:literal)?;)+
+        $($keyword:tt $kernel:ident: $ty:ty = $($dtype:ident)|+ $module:ident::$function:ident
+            $([$($suffix:tt),+])? $(.$method:ident($($arg:expr),*))* $(, selected_by $at:literal)?;)+
     })+) => {$(
-        $vis static $program: Program =
-            Program::new($name, $variants, &[$($kernel_name),+], $source).with_ptx(committed);
+        $vis static $program: Program = Program::new($name, $variants, {
+            const FUNCTIONS: &[&[&str]] = &[$($crate::programs::kernels!(@names $function $([$($suffix),+])?)),+];
+            const NAMES: [&str; $crate::programs::count(FUNCTIONS)] =
+                $crate::programs::kernel_names($name, FUNCTIONS);
+            &NAMES
+        }, $source)
+        .with_ptx($crate::programs::committed);
 
-        $(
-            static $kernel: $ty =
-                $keyword { Kernel::new(&$program, $kernel_name, $hosts) }$(.selected_by($at))?;
-        )+
+        $(static $kernel: $ty = $keyword {
+            const FUNCTIONS: &[&str] = $crate::programs::kernels!(@names $function $([$($suffix),+])?);
+            const NAMES: [&str; FUNCTIONS.len()] = $crate::programs::kernel_names($name, &[FUNCTIONS]);
+            let hosts = $crate::programs::kernels!(@hosts $module $function $($dtype)|+)$(.$method($($arg),*))*;
+            let kernels = Kernel::array(&$program, NAMES, hosts);
+            $(let kernels = $crate::programs::selected_by(kernels, $at);)?
+            $crate::programs::kernels!(@kernels kernels $([$($suffix),+])?)
+        };)+
     )+};
+    (@names $function:ident) => { &[stringify!($function)] };
+    (@names $function:ident [$($suffix:tt),+]) => {
+        &[$(concat!(stringify!($function), "_", stringify!($suffix))),+]
+    };
+    (@hosts $module:ident $function:ident any) => { warpline_runtime::hosts!(any $module::$function) };
+    (@hosts $module:ident $function:ident $dtypes:ident) => {
+        warpline_runtime::hosts!($dtypes T => $module::$function::<T>)
+    };
+    (@hosts $module:ident $function:ident $($dtype:ident)|+) => {
+        warpline_runtime::hosts!($($dtype)|+, T => $module::$function::<T>)
+    };
+    (@kernels $kernels:ident) => { $kernels[0] };
+    (@kernels $kernels:ident $suffixes:tt) => { $kernels };
 }
 pub(crate) use kernels;
+
+/// Returns the number of names in all lists.
+pub(crate) const fn count(lists: &[&[&str]]) -> usize {
+    let (mut count, mut list) = (0, 0);
+    while list < lists.len() {
+        count += lists[list].len();
+        list += 1;
+    }
+    count
+}
+
+/// Returns the names that the kernels of `functions` have in `program`.
+///
+/// # Panics
+/// If the name of a function does not begin with that of the program. In [`kernels!`] this is a
+/// compile error.
+pub(crate) const fn kernel_names<const N: usize>(
+    program: &str,
+    functions: &[&[&'static str]],
+) -> [&'static str; N] {
+    let (mut names, mut at, mut list) = ([""; N], 0, 0);
+    while list < functions.len() {
+        let mut function = 0;
+        while function < functions[list].len() {
+            names[at] = kernel_name(program.as_bytes(), functions[list][function]);
+            at += 1;
+            function += 1;
+        }
+        list += 1;
+    }
+    names
+}
+
+const fn kernel_name(program: &[u8], function: &'static str) -> &'static str {
+    let (start, name) = function.split_at(program.len());
+    let mut at = 0;
+    while at < program.len() {
+        assert!(start.as_bytes()[at] == program[at], "a CPU function is named after its program");
+        at += 1;
+    }
+    if name.is_empty() {
+        return name;
+    }
+    let (separator, name) = name.split_at(1);
+    assert!(separator.as_bytes()[0] == b'_', "a CPU function is named after its program");
+    name
+}
+
+/// Lets the dtype of operand `at` select the variants of all kernels.
+pub(crate) const fn selected_by<P: CudaType + Pod, const N: usize, const M: usize>(
+    mut kernels: [Kernel<P, N>; M],
+    at: usize,
+) -> [Kernel<P, N>; M] {
+    let mut kernel = 0;
+    while kernel < M {
+        kernels[kernel] = kernels[kernel].selected_by(at);
+        kernel += 1;
+    }
+    kernels
+}
 
 /// Returns the variant of [`BITS`] for elements of `size` bytes.
 pub(crate) const fn bits(size: usize) -> &'static str {
@@ -96,6 +186,19 @@ pub fn programs() -> Vec<&'static Program> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_named_after_their_functions() {
+        let functions: &[&[&str]] = &[&["pool"], &["pool_rows_1", "pool_rows_2"]];
+        assert_eq!(kernel_names::<3>("pool", functions), ["", "rows_1", "rows_2"]);
+        assert_eq!(count(functions), 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "named after its program")]
+    fn a_function_of_another_program_has_no_kernel() {
+        kernel_names::<1>("pool", &[&["pad_rows"]]);
+    }
 
     #[test]
     fn each_size_has_its_variant() {

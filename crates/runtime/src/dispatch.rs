@@ -34,8 +34,7 @@ macro_rules! dispatch {
 }
 
 /// Makes an array with a value for each dtype, in the order of [`DType::ALL`](crate::DType::ALL):
-/// `by_dtype!(all T => f::<T>())`. The types are those of [`dispatch!`]. With `bits` instead of
-/// `all`, `T` is an integer of the dtype's size.
+/// `by_dtype!(all T => f::<T>())`. The types are those of [`dispatch!`].
 ///
 /// ```
 /// use warpline_runtime::{DType, by_dtype};
@@ -49,9 +48,6 @@ macro_rules! by_dtype {
         $crate::by_dtype!(
             @ $t => $value, $crate::host::Truth, u8, i8, i16, i32, i64, $crate::f16, $crate::bf16, f32, f64
         )
-    };
-    (bits $t:ident => $value:expr) => {
-        $crate::by_dtype!(@ $t => $value, u8, u8, u8, i16, i32, i64, i16, i16, i32, i64)
     };
     (@ $t:ident => $value:expr, $($ty:ty),*) => {
         [$({ type $t = $ty; $value }),*]

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::PoisonError;
 
 use crate::host::{Cast, HostElement, Number, SharedPtr};
-use crate::iter::{self, HostLoop, Index, Kernels};
+use crate::iter::{self, HostLoop, Index, Kernels, Variant, Widths};
 use crate::module::{Program, Source};
 use crate::{
     DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Site, Storage, Target, View, launch,
@@ -60,6 +60,7 @@ fn on_driver(runtime: Runtime, body: impl Fn(Target<'_>)) {
 /// below.
 pub(crate) static KERNELS: Program =
     Program::new("testing", &["fill", "copy"], iter::KERNELS, |_, _| Source::new());
+pub(crate) const SINGLE: Widths = Widths { vector: 1, run: 1 };
 
 /// Sets every byte of a view's elements, on the CPU and on simulated devices.
 ///
@@ -81,9 +82,12 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
         }
     }
     let args = [byte.into(), out.dtype.size() as u32];
-    // SAFETY: the loop writes the operand, whose elements have the size in `args`. No GPU runs the kernels.
-    static SET: Kernels<[u32; 2], 1> = unsafe { Kernels::new::<Set>(&KERNELS) };
-    SET.launch(target, Site::here("fill_"), [out], args)
+    static SET: Kernels<[u32; 2], 1> = Kernels::new(by_dtype!(all T => {
+        // SAFETY: the loop writes the operand, whose elements have the size in `args`. No GPU runs
+        // the kernels.
+        Some(unsafe { Variant::new::<Set>(&KERNELS, [T::DTYPE], SINGLE) })
+    }));
+    SET.launch(target, Site::here("fill_"), out.dtype, [out], args)
 }
 
 /// Copies a view to another view of the same sizes and dtype, on the CPU and on simulated devices.
@@ -108,9 +112,12 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
             });
         }
     }
-    // SAFETY: the loop reads and writes elements of the size in its argument. No GPU runs the kernels.
-    static PUT: Kernels<u32, 2> = unsafe { Kernels::new::<Put>(&KERNELS) };
-    PUT.launch(target, Site::here("copy_"), [from, to], to.dtype.size() as u32)
+    static PUT: Kernels<u32, 2> = Kernels::new(by_dtype!(all T => {
+        // SAFETY: the loop reads and writes elements of the size in its argument. No GPU runs the
+        // kernels.
+        Some(unsafe { Variant::new::<Put>(&KERNELS, [T::DTYPE; 2], SINGLE) })
+    }));
+    PUT.launch(target, Site::here("copy_"), to.dtype, [from, to], to.dtype.size() as u32)
 }
 
 /// Calls `f` with the offsets of each element.

@@ -5,11 +5,13 @@ mod cpu;
 use crate::programs::{BITS, committed, cuda_type};
 use cpu::{Conversion, SameDtypeCopy};
 use warpline_runtime::host::{Cast, HostElement};
-use warpline_runtime::iter::{self, BLOCK, Flat, Index, Kernels, Params, vector_width};
+use warpline_runtime::iter::{
+    self, BLOCK, Flat, Index, Kernels, Params, Variant, Widths, vector_width,
+};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
 use warpline_runtime::{DType, Element, Result, Site, Target, View, launch};
-use warpline_runtime::{bf16, by_dtype, cuda_struct, f16};
+use warpline_runtime::{bf16, by_dtype, cuda_struct, dispatch, f16};
 
 cuda_struct! {
     /// The kernels' arguments: the number of the result's [`DType`]. Only the kernels of [`ANY`]
@@ -79,12 +81,8 @@ fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
     base().push(include_str!("copy.cuh")).push(&format!("COPY({program}_{variant}, {from}, {to})"))
 }
 
-/// The kernels by the dtypes of source and result.
-static KERNELS: [[Kernels<Args, 2>; DType::ALL.len()]; DType::ALL.len()] =
-    by_dtype!(all S => by_dtype!(all D => kernels::<S, D>()));
-
 /// Returns the kernels that read elements of `S` and write elements of `D`.
-const fn kernels<S, D>() -> Kernels<Args, 2>
+const fn variant<S, D>() -> Variant<Args, 2>
 where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
@@ -94,23 +92,24 @@ where
     // The same as the flat kernel's `V` and `EACH`.
     let run = vector_width(widest);
     let vector = if from.size() == 2 * to.size() { 2 * run } else { run };
-    // SAFETY: `copy`, the only code that launches these kernels, finds them by the dtypes of its
-    // views. Kernels and loops read the first view and write the second one. `vector` and `run` are
-    // the kernels' own numbers.
+    let (dtypes, widths) = ([from, to], Widths { vector, run });
+    // SAFETY: `copy`, the only code that launches these kernels, puts the result's dtype into the
+    // arguments. Kernels and loops read the first view and write the second one. The widths are the
+    // kernels' own numbers.
     unsafe {
         if from as u64 == to as u64 {
-            let same = match from.size() {
-                1 => Kernels::new::<SameDtypeCopy<u8>>(&COPY),
-                2 => Kernels::new::<SameDtypeCopy<i16>>(&COPY),
-                4 => Kernels::new::<SameDtypeCopy<i32>>(&COPY),
-                _ => Kernels::new::<SameDtypeCopy<i64>>(&COPY),
+            return match from.size() {
+                1 => Variant::new::<SameDtypeCopy<u8>>(&COPY, dtypes, widths),
+                2 => Variant::new::<SameDtypeCopy<i16>>(&COPY, dtypes, widths),
+                4 => Variant::new::<SameDtypeCopy<i32>>(&COPY, dtypes, widths),
+                _ => Variant::new::<SameDtypeCopy<i64>>(&COPY, dtypes, widths),
             };
-            return same.with_vector(vector).with_run(run);
         }
-        match pair(from, to) {
-            Some(_) => Kernels::new::<Conversion<S, D>>(&CAST).with_vector(vector).with_run(run),
-            None => Kernels::new::<Conversion<S, D>>(&ANY).with_vector(any_vector(from)),
-        }
+        let (program, widths) = match pair(from, to) {
+            Some(_) => (&CAST, widths),
+            None => (&ANY, Widths { vector: any_vector(from), run: 1 }),
+        };
+        Variant::new::<Conversion<S, D>>(program, dtypes, widths)
     }
 }
 
@@ -173,5 +172,10 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
         );
     }
     let args = Args { to: dst.dtype as u32 };
-    KERNELS[src.dtype as usize][dst.dtype as usize].launch(target, site, [src, dst], args)
+    let kernels: &Kernels<Args, 2> = dispatch!(src.dtype, all S => {
+        static FROM: Kernels<Args, 2> =
+            Kernels::new(by_dtype!(all D => Some(variant::<S, D>())));
+        &FROM
+    });
+    kernels.launch(target, site, dst.dtype, [src, dst], args)
 }

@@ -2,7 +2,7 @@
 //! operands of other dtypes.
 
 use warpline_runtime::DType;
-use warpline_runtime::iter::{Flat, Index, Params};
+use warpline_runtime::iter::{Flat, Index, Params, Widths};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
 use super::entry::ResultDType;
@@ -52,7 +52,8 @@ fn kernels(op: &Op, variant: &str) -> String {
         op.entry.cuda,
     );
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
-    let (vector, run) = dtype.map_or((1, 1), |dtype| op.widths(dtype));
+    let Widths { vector, run } =
+        dtype.map_or(Widths { vector: 1, run: 1 }, |dtype| op.widths(dtype));
     let name = format!("{}_{variant}", op.entry.name);
     function + &KernelSource { name, inputs: &inputs, results: &[result], vector, run }.text()
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 pub use warpline_runtime as runtime;
 use warpline_runtime::DType;
-use warpline_runtime::iter::{CONVERTING_KERNELS, Kernels, vector_width};
+use warpline_runtime::iter::{CONVERTING_KERNELS, Kernels, Widths, vector_width};
 use warpline_runtime::module::{Program, Source};
 
 pub use super::backward::{Backward, BackwardKernels, BackwardPass, source as backward_source};
@@ -23,7 +23,9 @@ pub struct Entry {
     pub output: ResultDType,
     /// CUDA's expression of the inputs, all of the compute type `C`.
     pub cuda: &'static str,
-    pub hosts: Hosts,
+    pub kernels: OpKernels,
+    /// By dtype. `None` if the op is not computed in the dtype.
+    pub slices: [Option<Slices>; DType::ALL.len()],
     pub rounds: NumberRounding,
     pub rules: &'static [OperandRule],
     pub backward: Option<&'static Backward>,
@@ -57,36 +59,13 @@ pub const fn program(
     Program::new(name, dtypes.variants(), CONVERTING_KERNELS, source)
 }
 
-/// Kernels and CPU implementations of an op with `I` inputs and `N` views, for a dtype.
-#[derive(Clone, Copy, Debug)]
-pub struct Host<const I: usize, const N: usize> {
-    /// The kernels, with loops over the elements of views.
-    pub(super) kernels: Kernels<Numbers<I>, N>,
-    pub(super) slices: Slices,
-}
-
-/// [`Host`] by dtype. `None` if the op does not support the dtype.
-type ByDType<const I: usize, const N: usize> = [Option<Host<I, N>>; DType::ALL.len()];
-
-/// [`Host`] of an op by dtype, for each number of inputs.
+/// The kernels of an op, by its number of inputs.
 #[derive(Debug)]
-pub enum Hosts {
-    Unary(ByDType<1, 2>),
-    Binary(ByDType<2, 3>),
-    Ternary(ByDType<3, 4>),
-    Quaternary(ByDType<4, 5>),
-}
-
-impl Hosts {
-    /// Returns the function over slices for a dtype.
-    pub(super) fn slices(&self, dtype: DType) -> Option<Slices> {
-        match self {
-            Self::Unary(hosts) => hosts[dtype as usize].map(|host| host.slices),
-            Self::Binary(hosts) => hosts[dtype as usize].map(|host| host.slices),
-            Self::Ternary(hosts) => hosts[dtype as usize].map(|host| host.slices),
-            Self::Quaternary(hosts) => hosts[dtype as usize].map(|host| host.slices),
-        }
-    }
+pub enum OpKernels {
+    Unary(Kernels<Numbers<1>, 2>),
+    Binary(Kernels<Numbers<2>, 3>),
+    Ternary(Kernels<Numbers<3>, 4>),
+    Quaternary(Kernels<Numbers<4>, 5>),
 }
 
 /// A function that computes an op over slices of the compute type. The arguments are pointers to
@@ -172,16 +151,15 @@ pub enum ResultDType {
     Bool,
 }
 
-/// Numbers of elements per thread of the flat and of the strided kernel of an op with `inputs`
-/// inputs.
+/// Returns the widths of the kernels of an op with `inputs` inputs.
 ///
 /// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. In the
 /// strided kernel, more than four elements would be faster for half-width floats and bytes, but the
 /// driver compiles a kernel on first use, and each element adds to the compile time.
-pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> (usize, usize) {
+pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> Widths {
     let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
     let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);
-    (vector, if vector > 4 && !eight { 4 } else { vector })
+    Widths { vector, run: if vector > 4 && !eight { 4 } else { vector } }
 }
 
 /// Returns whether CUDA's expression of `inputs` inputs is a few instructions: at most two inputs,

@@ -9,11 +9,11 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{
     GRAIN, HostElement, LANES, Number, SharedPtr, load, parallel_for, rows, store,
 };
-use warpline_runtime::iter::{HostLoop, Index, Kernels};
+use warpline_runtime::iter::{HostLoop, Index, Variant};
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, dispatch};
 
-use super::entry::{DTypes, Host, widths};
+use super::entry::{DTypes, Input, Slices, widths};
 use super::run::Numbers;
 use crate::math::{Convert, vectorized};
 
@@ -88,17 +88,18 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
     move |values| values.iter_mut().for_each(|x| *x = f(*x))
 }
 
-/// Returns kernels and CPU implementations of an op on elements `T`, with results `O`, if `dtypes`
-/// contains that of `T`. `cuda` is the op's CUDA expression.
+/// Returns kernels and the function over slices of an op on elements `T`, with results `O`, if
+/// `dtypes` contains that of `T`. `cuda` is the op's CUDA expression.
 ///
 /// # Safety
-/// `program` has the source of [`entry`](super::entry) for `cuda`, with `I` inputs of `T` and a
-/// result of `O`.
+/// `program` has the source of [`entry`](super::entry) for `cuda` and `inputs`, which are `I`, with
+/// elements of `T` and a result of `O`.
 pub const unsafe fn host<F, T, O, const I: usize, const N: usize>(
     program: &'static Program,
     dtypes: DTypes,
+    inputs: &[Input],
     cuda: &str,
-) -> Option<Host<I, N>>
+) -> Option<(Variant<Numbers<I>, N>, Slices)>
 where
     T: HostElement,
     O: HostElement,
@@ -108,15 +109,23 @@ where
     if !dtypes.contains(T::DTYPE) {
         return None;
     }
-    let (vector, run) = widths(cuda, I, T::DTYPE);
+    let mut views = [T::DTYPE; N];
+    views[I] = O::DTYPE;
+    let mut input = 0;
+    while input < I {
+        if inputs[input].is_bool {
+            views[input] = DType::Bool;
+        }
+        input += 1;
+    }
+    let widths = widths(cuda, I, T::DTYPE);
     // SAFETY: the caller guarantees that the program's variant for `T` computes the same as `F`.
     // `run` launches the kernels only with arguments that contain the dtypes of the views.
-    let kernels = unsafe { Kernels::new::<FunctionLoop<F, T, O>>(program) };
-    let kernels = kernels.with_vector(vector).with_run(run);
-    Some(Host { kernels, slices: slices::<F, T, O, I> })
+    let variant = unsafe { Variant::new::<FunctionLoop<F, T, O>>(program, views, widths) };
+    Some((variant, slices::<F, T, O, I>))
 }
 
-/// Computes an op over slices, as a [`Slices`](super::entry::Slices) function.
+/// Computes an op over slices, as a [`Slices`] function.
 ///
 /// # Safety
 /// `inputs` has `I` pointers, each valid for reads of `n` values of `T::Compute`. `out` is valid

@@ -50,6 +50,7 @@ mod trigonometric;
 
 use std::ops::Range;
 
+use warpline_runtime::iter::Widths;
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, ErrorKind, Result};
 
@@ -112,7 +113,7 @@ impl Op {
     /// # Safety
     /// CUDA's expression computes a value from the operands, terminates, and has no other effect.
     /// The program has the source of [`entry`], and its committed PTX was compiled from that
-    /// source. `hosts` has the program's kernels, made by [`entry`].
+    /// source. `kernels` are those of the program, made by [`entry`].
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn new(entry: Entry) -> Self {
@@ -189,8 +190,8 @@ impl Op {
         Ok((compute, if self.entry.output == ResultDType::Bool { DType::Bool } else { compute }))
     }
 
-    /// Returns the numbers of elements per thread of the flat and of the strided kernel.
-    fn widths(&self, dtype: DType) -> (usize, usize) {
+    /// Returns the widths of the kernels.
+    fn widths(&self, dtype: DType) -> Widths {
         entry::widths(self.entry.cuda, self.entry.inputs.len(), dtype)
     }
 }

@@ -4,12 +4,12 @@ use std::panic::Location;
 
 use bytemuck::Zeroable;
 use warpline_runtime::host::{HostElement, Number};
-use warpline_runtime::iter::Bits;
+use warpline_runtime::iter::{Bits, Kernels};
 use warpline_runtime::{Category, DType, Error, ErrorKind, Result, Scalar, Site, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
 use super::Op;
-use super::entry::{Host, Hosts, NumberRounding, ResultDType};
+use super::entry::{NumberRounding, OpKernels, ResultDType};
 
 /// An operand: a tensor, or a number, which needs no memory and no launch of its own.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub(super) const MAX_VIEWS: usize = 8;
 
 cuda_struct! {
     /// The kernels' arguments apart from the operands.
-    pub(super) struct Numbers<const N: usize> {
+    pub struct Numbers<const N: usize> {
         /// The dtype codes of inputs and results, four bits each. [`NUMBER`] for a number.
         dtypes: u32,
         /// The bits of number inputs, in the compute type.
@@ -133,14 +133,16 @@ pub fn apply(
     out: View<'_>,
 ) -> Result<()> {
     let location = Location::caller();
-    match (&op.entry.hosts, args) {
-        (Hosts::Unary(hosts), &[a]) => run(target, op, hosts, common, &[a], out, location),
-        (Hosts::Binary(hosts), &[a, b]) => run(target, op, hosts, common, &[a, b], out, location),
-        (Hosts::Ternary(hosts), &[a, b, c]) => {
-            run(target, op, hosts, common, &[a, b, c], out, location)
+    match (&op.entry.kernels, args) {
+        (OpKernels::Unary(kernels), &[a]) => run(target, op, kernels, common, &[a], out, location),
+        (OpKernels::Binary(kernels), &[a, b]) => {
+            run(target, op, kernels, common, &[a, b], out, location)
         }
-        (Hosts::Quaternary(hosts), &[a, b, c, d]) => {
-            run(target, op, hosts, common, &[a, b, c, d], out, location)
+        (OpKernels::Ternary(kernels), &[a, b, c]) => {
+            run(target, op, kernels, common, &[a, b, c], out, location)
+        }
+        (OpKernels::Quaternary(kernels), &[a, b, c, d]) => {
+            run(target, op, kernels, common, &[a, b, c, d], out, location)
         }
         _ => {
             let reason = format!("takes {} operands, not {}", op.inputs(), args.len());
@@ -154,21 +156,14 @@ pub fn apply(
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
     op: &Op,
-    hosts: &[Option<Host<I, N>>],
+    kernels: &Kernels<Numbers<I>, N>,
     common: DType,
     args: &[Arg<'_>; I],
     out: View<'_>,
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let (dtype, result) = op.dtypes(common)?;
+    let (dtype, _) = op.dtypes(common)?;
     check(op, args, dtype)?;
-    // The dtypes of the program's variant. Views of other dtypes are converted.
-    let expected = |k: usize| match op.entry.inputs.get(k) {
-        Some(input) if input.is_bool => DType::Bool,
-        Some(_) => dtype,
-        None => result,
-    };
-    let mut converts = out.dtype != result;
     let mut numbers = Numbers::<I>::zeroed();
     numbers.set_code(I, out.dtype as u32);
     let mut untouched = 0;
@@ -177,7 +172,6 @@ fn run<const I: usize, const N: usize>(
         match arg {
             Arg::Tensor(view) => {
                 views[k] = *view;
-                converts |= view.dtype != expected(k);
                 numbers.set_code(k, view.dtype as u32);
             }
             Arg::Number(value) => {
@@ -187,11 +181,8 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let Some(Host { kernels, .. }) = hosts[dtype as usize] else {
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(op.entry.name));
-    };
     let site = Site { op: op.entry.name, location };
-    kernels.converting(converts).launch_some(target, site, views, untouched, numbers)
+    kernels.launch_some(target, site, dtype, views, untouched, numbers)
 }
 
 /// Returns an error for a condition that is not boolean, and for a float number if the op is

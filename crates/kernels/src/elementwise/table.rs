@@ -92,13 +92,15 @@ macro_rules! elementwise_ops {
                 entry::program($name, DTYPES, |_, variant| entry::op_source(&$id, variant)), $committed
             );
 
+            let (kernels, slices) = $crate::__elementwise_hosts!([$unsafe $cuda $output [$($input),+]] $($cpu)*);
             let entry = Entry {
                 name: $name,
                 inputs: INPUTS,
                 dtypes: DTYPES,
                 output: ResultDType::$output,
                 cuda: $cuda,
-                hosts: $crate::__elementwise_hosts!([$unsafe $cuda $output [$($input),+]] $($cpu)*),
+                kernels,
+                slices,
                 rounds: $crate::__elementwise_rounds!($($rounds)?),
                 rules: &[$($($crate::elementwise::OperandRule::$rule),+)?],
                 backward: $crate::__elementwise_backward!(
@@ -160,9 +162,10 @@ macro_rules! __elementwise_gradients {
             $committed
         );
 
-        // SAFETY: the program has the source of `Pass`, whose inputs and results are counted above.
+        // SAFETY: the program has the source of `Pass`, whose inputs and results are counted above,
+        // and whose conditions are the operands marked `bool`.
         static KERNELS: BackwardKernels<INPUTS, VIEWS> =
-            $unsafe { BackwardKernels::new::<Pass>(&PROGRAM) };
+            $unsafe { BackwardKernels::new::<Pass>(&PROGRAM, &[$($crate::__elementwise_is_bool!($($kind)?)),+]) };
 
         let build: fn(&mut Builder) = |builder| {
             $(
@@ -317,7 +320,7 @@ macro_rules! __elementwise_cpu_one {
     };
 }
 
-/// The kernels and CPU loops of an op by dtype. A function that is written for a compute type is
+/// The kernels and the functions over slices of an op. A function that is written for a compute type is
 /// instantiated for every dtype that is computed in that type.
 #[doc(hidden)]
 #[macro_export]
@@ -335,16 +338,20 @@ macro_rules! __elementwise_hosts {
         $crate::__elementwise_hosts!(@ $args [$($dtype)* F16 BF16 F32 F64])
     };
     (@ [$unsafe:tt $cuda:literal $output:ident $inputs:tt] [$($dtype:ident)*]) => {{
-        let mut hosts = [None; $crate::elementwise::entry::runtime::DType::ALL.len()];
-        $(
+        use $crate::elementwise::entry::runtime::{DType, dtype_type, iter::Kernels};
+
+        let (mut variants, mut slices) = ([None; DType::ALL.len()], [None; DType::ALL.len()]);
+        $({
+            type T = dtype_type!($dtype);
+            type O = $crate::__elementwise_element!($output, T);
             // SAFETY: the program is that of this entry. Its author vouches for CUDA's expression.
-            hosts[$crate::elementwise::entry::runtime::DType::$dtype as usize] = $unsafe {
-                type T = $crate::elementwise::entry::runtime::dtype_type!($dtype);
-                type O = $crate::__elementwise_element!($output, T);
-                entry::host::<Function, T, O, _, _>(&PROGRAM, DTYPES, $cuda)
-            };
-        )*
-        $crate::__elementwise_arity!($inputs)(hosts)
+            let host = $unsafe { entry::host::<Function, T, O, _, _>(&PROGRAM, DTYPES, INPUTS, $cuda) };
+            if let Some((variant, function)) = host {
+                variants[DType::$dtype as usize] = Some(variant);
+                slices[DType::$dtype as usize] = Some(function);
+            }
+        })*
+        ($crate::__elementwise_arity!($inputs)(Kernels::new(variants)), slices)
     }};
     ($args:tt $($cpu:tt)*) => {
         $crate::__elementwise_hosts!(@ $args [] $($cpu)*)
@@ -373,20 +380,20 @@ macro_rules! __elementwise_element {
     };
 }
 
-/// The variant of `Hosts` for a number of inputs.
+/// The variant of `OpKernels` for a number of inputs.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __elementwise_arity {
     ([$a:ident]) => {
-        $crate::elementwise::entry::Hosts::Unary
+        $crate::elementwise::entry::OpKernels::Unary
     };
     ([$a:ident, $b:ident]) => {
-        $crate::elementwise::entry::Hosts::Binary
+        $crate::elementwise::entry::OpKernels::Binary
     };
     ([$a:ident, $b:ident, $c:ident]) => {
-        $crate::elementwise::entry::Hosts::Ternary
+        $crate::elementwise::entry::OpKernels::Ternary
     };
     ([$a:ident, $b:ident, $c:ident, $d:ident]) => {
-        $crate::elementwise::entry::Hosts::Quaternary
+        $crate::elementwise::entry::OpKernels::Quaternary
     };
 }

@@ -22,34 +22,21 @@ pub(super) fn bits_of<T: HostElement>(value: Scalar) -> u64 {
     bits
 }
 
-/// An integer type that can be made from the low bytes of a `u64`.
-pub(super) trait Low: Copy + Send + Sync + 'static {
-    fn low(bits: u64) -> Self;
-}
-
-macro_rules! low {
-    ($($ty:ty)*) => {$(
-        impl Low for $ty {
-            fn low(bits: u64) -> Self {
-                bits as $ty
-            }
-        }
-    )*};
-}
-
-low! { u8 i16 i32 i64 }
-
-/// Writes the low bytes of [`Fill::bits`] to elements of `T`'s size.
+/// Writes [`Fill::bits`] to elements of `T`.
 pub(super) struct FillLoop<T>(PhantomData<T>);
 
 // SAFETY: `map0` writes the elements of the index.
-unsafe impl<T: Low> HostLoop<Fill, 1> for FillLoop<T> {
+unsafe impl<T: HostElement> HostLoop<Fill, 1> for FillLoop<T> {
     const VARIANT: &'static str = bits(size_of::<T>());
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, args: &Fill) {
         let out = SharedPtr::<T>::operand(launch, 0);
-        // SAFETY: the caller promises elements of `T`'s size at the positions of `index`.
-        unsafe { map0(out, index, launch.parallel, T::low(args.bits.into())) };
+        let bits = u64::from(args.bits);
+        // SAFETY: any bytes are an element, which has at most the bytes of `bits`. CUDA's hosts are
+        // little-endian, so the element's bytes come first.
+        let element = unsafe { (&raw const bits).cast::<T>().read_unaligned() };
+        // SAFETY: the caller promises elements of `T` at the positions of `index`.
+        unsafe { map0(out, index, launch.parallel, element) };
     }
 }
 

@@ -2,16 +2,18 @@
 
 mod cpu;
 
-use crate::programs::{BITS, NUMBERS, committed};
+use crate::programs::{BITS, NUMBERS, committed, kernels};
 use cpu::FillLoop;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Kernels, Params, vector_width};
+use warpline_runtime::host::HostElement;
+use warpline_runtime::iter::{
+    self, BLOCK, Bits, Flat, Index, Kernels, Params, Variant, Widths, vector_width,
+};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
     DType, Error, Layout, Result, Scalar, Site, Target, View, by_dtype, cuda_struct, dispatch,
-    hosts,
 };
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, and sequences for each dtype.
@@ -24,23 +26,25 @@ static FILL: Program = Program::new("fill", BITS, iter::KERNELS, |_, ty| {
 })
 .with_ptx(committed);
 
-static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
-    let of = Source::new().with::<Sequence>().push(module::ELEMENT).push(module::SPACE);
-    of.push(include_str!("sequence.cuh")).push(&format!("SEQUENCE({ty}, {ty})"))
-})
-.with_ptx(committed);
+kernels! {
+    SEQUENCE = "sequence", NUMBERS, |_, ty| {
+        let of = Source::new().with::<Sequence>().push(module::ELEMENT).push(module::SPACE);
+        of.push(include_str!("sequence.cuh")).push(&format!("SEQUENCE({ty}, {ty})"))
+    } => {
+        // SAFETY: `run_sequence` takes the size and the stride of each `Sequence` from the launch's
+        // operand. Each element is written by one thread.
+        unsafe EVENLY_SPACED: Kernel<Sequence, 1> = number cpu::sequence;
+    }
+}
 
-// SAFETY: `run_sequence` takes the size and the stride of each `Sequence` from the launch's
-// operand. Each element is written by one thread.
-static EVENLY_SPACED: Kernel<Sequence, 1> =
-    unsafe { Kernel::new(&SEQUENCE, "", hosts!(number T => cpu::sequence::<T>)) };
-
-static FILLS: [Kernels<Fill, 1>; DType::ALL.len()] = by_dtype!(bits T => {
-    // SAFETY: `fill_at`, the only code that launches these kernels, finds them by the dtype of its
-    // view. `FILL` has `vector_width` elements per thread, and both kernels write every element.
-    let kernels = unsafe { Kernels::new::<FillLoop<T>>(&FILL) };
-    kernels.with_vector(vector_width(size_of::<T>())).with_run(vector_width(size_of::<T>()))
-});
+static FILLS: Kernels<Fill, 1> = Kernels::new(by_dtype!(all T => {
+    let vector = vector_width(size_of::<T>());
+    // SAFETY: both kernels write every element of the view. `FILL` has `vector_width` elements per
+    // thread.
+    Some(unsafe {
+        Variant::new::<FillLoop<T>>(&FILL, [T::DTYPE], Widths { vector, run: vector })
+    })
+}));
 
 cuda_struct! {
     struct Fill {
@@ -86,7 +90,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
 #[track_caller]
 fn fill_at(target: Target<'_>, site: Site, out: View<'_>, value: Scalar) -> Result<()> {
     let bits = bits_of(out.dtype, value).into();
-    FILLS[out.dtype as usize].launch(target, site, [out], Fill { bits })
+    FILLS.launch(target, site, out.dtype, [out], Fill { bits })
 }
 
 /// Sets element `i` of `out`, which has one dimension, to `start + i * step` (`torch.arange`). The

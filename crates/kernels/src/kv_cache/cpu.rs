@@ -8,7 +8,7 @@ use warpline_runtime::host::{self, GRAIN, SharedPtr};
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are keys,
 /// values and both caches (`T`), and the state (`i64`).
-pub(super) unsafe fn append<T: Copy + Send + Sync>(launch: &HostLaunch<'_>, p: &Append) {
+pub(super) unsafe fn kv_cache_append<T: Copy + Send + Sync>(launch: &HostLaunch<'_>, p: &Append) {
     let [k, v, keys, values] = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let state = SharedPtr::<i64>::operand(launch, 4);
     let width = p.width as isize;

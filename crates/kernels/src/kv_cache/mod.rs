@@ -10,13 +10,13 @@
 
 mod cpu;
 
-use crate::programs::{BITS, committed};
+use crate::programs::{BITS, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&KV_CACHE_APPEND];
 
@@ -25,22 +25,19 @@ const WIDEST: usize = 16;
 /// The dimension of positions in keys, values and caches.
 const POSITIONS: usize = 2;
 
-static KV_CACHE_APPEND: Program =
-    Program::new("kv_cache_append", BITS, &["elements", "vectors"], |_, ty| {
+kernels! {
+    KV_CACHE_APPEND = "kv_cache_append", BITS, |_, ty| {
         let of = Source::new().with::<Append>().push(module::REPORT).push(module::WALK);
         let of = of.push(&format!("#define BLOCK {BLOCK}")).push(include_str!("append.cuh"));
         of.push(&format!("APPEND({ty}, elements, {ty})\nAPPEND({ty}, vectors, u128)"))
-    })
-    .with_ptx(committed);
-
-// SAFETY: `append` makes all `Append`s, with the sizes and strides of the launch's operands. The
-// kernel writes the caches only at positions below the report's size, which is the caches'. Each
-// element belongs to one thread. `vectors` is launched only if all operands are aligned to
-// vectors.
-static APPENDS: [Kernel<Append, 5>; 2] = unsafe {
-    let hosts = hosts!(bits T => cpu::append::<T>);
-    Kernel::array(&KV_CACHE_APPEND, ["elements", "vectors"], hosts)
-};
+    } => {
+        // SAFETY: `append` makes all `Append`s, with the sizes and strides of the launch's operands.
+        // The kernel writes the caches only at positions below the report's size, which is the
+        // caches'. Each element belongs to one thread. `vectors` is launched only if all operands are
+        // aligned to vectors.
+        unsafe APPENDS: [Kernel<Append, 5>; 2] = bits cpu::kv_cache_append[elements, vectors];
+    }
+}
 
 cuda_struct! {
     /// `count` new positions, and `rows` rows of `units` units of `width` elements. Strides are in

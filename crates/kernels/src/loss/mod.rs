@@ -2,40 +2,38 @@
 
 mod cpu;
 
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&NLL_LOSS, &NLL_LOSS_BACKWARD];
-
-static NLL_LOSS: Program = Program::new("nll_loss", FLOATS, &[""], |_, ty| {
-    source::<Checked>().push(&format!("NLL_LOSS({ty})"))
-})
-.with_ptx(committed);
-
-static NLL_LOSS_BACKWARD: Program = Program::new("nll_loss_backward", FLOATS, &[""], |_, ty| {
-    source::<Checked>().push(&format!("NLL_LOSS_BACKWARD({ty})"))
-})
-.with_ptx(committed);
 
 fn source<P: module::CudaType>() -> Source {
     let of = Source::new().with::<P>().push(module::ELEMENT).push(module::REPORT);
     of.push(LANES).push(include_str!("nll.cuh"))
 }
 
-// SAFETY: `nll_loss` makes all `Checked`s, with the sizes and strides of the launch's operands. The
-// kernel checks a class before it selects a logarithm or a weight, and one thread writes the
-// results.
-static LOSS: Kernel<Checked, 5> =
-    unsafe { Kernel::new(&NLL_LOSS, "", hosts!(float T => cpu::nll_loss::<T>)) };
-// SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, with the
-// sizes and strides of the launch's operands. The kernel selects a weight only by a class in range,
-// and each element of the result is written by one thread.
-static BACKWARD: Kernel<Losses, 6> =
-    unsafe { Kernel::new(&NLL_LOSS_BACKWARD, "", hosts!(float T => cpu::nll_loss_backward::<T>)) };
+kernels! {
+    NLL_LOSS = "nll_loss", FLOATS, |_, ty| {
+        source::<Checked>().push(&format!("NLL_LOSS({ty})"))
+    } => {
+        // SAFETY: `nll_loss` makes all `Checked`s, with the sizes and strides of the launch's
+        // operands. The kernel checks a class before it selects a logarithm or a weight, and one
+        // thread writes the results.
+        unsafe LOSS: Kernel<Checked, 5> = float cpu::nll_loss;
+    }
+    NLL_LOSS_BACKWARD = "nll_loss_backward", FLOATS, |_, ty| {
+        source::<Checked>().push(&format!("NLL_LOSS_BACKWARD({ty})"))
+    } => {
+        // SAFETY: `nll_loss_backward` makes all `Losses` that a kernel takes as its parameters, with
+        // the sizes and strides of the launch's operands. The kernel selects a weight only by a class
+        // in range, and each element of the result is written by one thread.
+        unsafe BACKWARD: Kernel<Losses, 6> = float cpu::nll_loss_backward;
+    }
+}
 
 /// Maximum number of threads of the forward kernel. It has only one block.
 const THREADS: usize = 1024;

@@ -11,7 +11,7 @@ mod vector;
 use warpline_cuda_sys_safe::blas::Blas;
 
 use crate::library::is_usable;
-use crate::programs::{HALVES, NUMBERS, committed, kernels};
+use crate::programs::{HALVES, NUMBERS, committed};
 use blas::Gemm;
 use few_rows::FewRows;
 use warpline_runtime::launch::{Grid, Hosts, Kernel, LibraryOp, blocks, check_operands};
@@ -60,26 +60,32 @@ const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::intege
     .or(hosts!(F32 | F64, T => cpu::floats::<T>));
 const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-// SAFETY, for all kernels: `check` makes all `Product`s, with the sizes and strides of the launch's
-// operands. Each element of the result is written by one thread. `matmul` chooses a kernel whose
-// result has the dtype of `out`.
-kernels! {
-    MATMUL = "matmul", NUMBERS, |program, ty| tiles(program, ty, ty) => {
-        unsafe TILED: Kernel<Product, 3> = "", HOSTS;
-    }
-    MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| small_tiles(program, ty, ty) => {
-        unsafe SMALL_TILED: Kernel<Product, 3> = "", HOSTS;
-    }
-    // Products of half-width floats with a result of `f32`.
-    MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| tiles(program, ty, "f32") => {
-        unsafe TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
-    }
-    MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, |program, ty| small_tiles(program, ty, "f32") => {
-        unsafe SMALL_TILED_F32: Kernel<Product, 3> = "", HOSTS_F32;
-    }
+/// Declares a program with one kernel, whose results have the dtype that `$hosts` writes.
+macro_rules! product {
+    ($program:ident = $name:literal, $variants:expr, $source:expr => $kernel:ident, $hosts:expr) => {
+        static $program: Program =
+            Program::new($name, $variants, &[""], $source).with_ptx(committed);
+
+        // SAFETY: `check` makes all `Product`s, with the sizes and strides of the launch's operands.
+        // Each element of the result is written by one thread. `matmul` chooses a kernel whose
+        // result has the dtype of `out`.
+        static $kernel: Kernel<Product, 3> = unsafe { Kernel::new(&$program, "", $hosts) };
+    };
 }
 
-// SAFETY: `check` makes all `Product`s, as for the kernels of `kernels!` above. The fourth operand is cuBLAS's
+product!(MATMUL = "matmul", NUMBERS, |program, ty| tiles(program, ty, ty) => TILED, HOSTS);
+product!(MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| {
+    small_tiles(program, ty, ty)
+} => SMALL_TILED, HOSTS);
+// Products of half-width floats with a result of `f32`.
+product!(MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| {
+    tiles(program, ty, "f32")
+} => TILED_F32, HOSTS_F32);
+product!(MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, |program, ty| {
+    small_tiles(program, ty, "f32")
+} => SMALL_TILED_F32, HOSTS_F32);
+
+// SAFETY: `check` makes all `Product`s, as for the kernels above. The fourth operand is cuBLAS's
 // workspace, which the CPU implementation does not access.
 static BY_CUBLAS: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS) };
 // SAFETY: the facts of `BY_CUBLAS` hold.

@@ -7,6 +7,8 @@ use warpline_cuda_sys_safe::HostLaunch;
 use super::Norm;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 
+pub(super) use layer_norm_backward_columns as layer_norm_backward_vectors;
+
 /// Reads element `at` of an operand.
 ///
 /// # Safety
@@ -57,7 +59,7 @@ pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Nor
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are rows,
 /// residual, weight, bias, result and sum (`T`), then mean and scale (`T::Compute`).
-pub(super) unsafe fn add_layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+pub(super) unsafe fn layer_norm_add<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let [input, residual, weight, bias, out, sum] =
         [0, 1, 2, 3, 4, 5].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [6, 7].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
@@ -105,7 +107,7 @@ unsafe fn normalize<T: HostElement>(
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
 /// rows and weight (`T`), mean and scale (`T::Compute`), and the result (`T`).
-pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+pub(super) unsafe fn layer_norm_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, None, 5) };
 }
@@ -114,7 +116,7 @@ pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm)
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
 /// rows and weight (`T`), mean and scale (`T::Compute`), another gradient of the rows (`T`), and
 /// the result (`T`).
-pub(super) unsafe fn add_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+pub(super) unsafe fn layer_norm_backward_add<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     // SAFETY: the caller guarantees that the operands are these.
     unsafe { rows_backward::<T>(launch, p, Some(5), 6) };
 }
@@ -159,7 +161,10 @@ unsafe fn rows_backward<T: HostElement>(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient
 /// and rows (`T`), mean and scale (`T::Compute`), the gradient of the weight (`T`), and the
 /// gradient of the bias (`T`), which is written only if `is_biased` is set.
-pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
+pub(super) unsafe fn layer_norm_backward_columns<T: HostElement>(
+    launch: &HostLaunch<'_>,
+    p: &Norm,
+) {
     let [grad, input, of_weight] = [0, 1, 4].map(|i| SharedPtr::<T>::operand(launch, i));
     let [means, scales] = [2, 3].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let of_bias = (p.is_biased != 0).then(|| SharedPtr::<T>::operand(launch, 5));

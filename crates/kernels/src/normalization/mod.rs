@@ -8,14 +8,14 @@ mod tests;
 
 use smallvec::SmallVec;
 
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 use crate::scratch::ScratchTensor;
 use crate::turn::{TURN, scratch_operand, ticket};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct};
 
 pub use batch_norm::{
     BatchNorm, RunningStatistics, batch_norm, batch_norm_backward, batch_norm_inference,
@@ -35,64 +35,45 @@ const AT_A_TIME: u64 = 4;
 /// Number of rows per thread up to which sharing a column between blocks costs more than it saves.
 const FEW: u64 = 8;
 
-/// Kernels with a few lanes per row, and with a block per row. `add_warp` and `add_block` normalize
-/// the sum of two operands.
-static LAYER_NORM: Program =
-    Program::new("layer_norm", FLOATS, &["warp", "block", "add_warp", "add_block"], |_, ty| {
-        source().push(&format!("LAYER_NORM({ty})"))
-    })
-    .with_ptx(committed);
-
-/// The same kernels for the gradient of the rows, and two kernels that sum columns for the
-/// gradients of weight and bias: `vectors` of columns, and single `columns`. `add_warp` and
-/// `add_block` add another gradient of the rows.
-static LAYER_NORM_BACKWARD: Program = Program::new(
-    "layer_norm_backward",
-    FLOATS,
-    &["warp", "block", "add_warp", "add_block", "vectors", "columns"],
-    |_, ty| source().push(&format!("LAYER_NORM_BACKWARD({ty})")),
-)
-.with_ptx(committed);
-
 fn source() -> Source {
     let of = Source::new().with::<Norm>().push(module::ELEMENT).push(LANES);
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
     let of = of.push(&format!("#define MOST_COLUMNS {MOST_COLUMNS}"));
     let of = of.push(&format!("#define AT_A_TIME {AT_A_TIME}")).push(TURN);
-    of.push(include_str!("norm.cuh"))
+    of.push(include_str!("layer_norm.cuh"))
 }
 
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands, after a
-// check of their sizes. Each element of a result is written by one thread. The kernels read the
-// weight only if `is_weighted` is set, and the bias only if `is_biased` is set.
-static ROWS: [Kernel<Norm, 6>; 2] = unsafe {
-    Kernel::array(&LAYER_NORM, ["warp", "block"], hosts!(float T => cpu::layer_norm::<T>))
-};
-// SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread, and read
-// only by this thread, after the write.
-static ADD_ROWS: [Kernel<Norm, 8>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::add_layer_norm::<T>);
-    Kernel::array(&LAYER_NORM, ["add_warp", "add_block"], hosts)
-};
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
-// element of the result is written by one thread. The kernels read the weight only if `is_weighted`
-// is set.
-static ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = unsafe {
-    Kernel::array(&LAYER_NORM_BACKWARD, ["warp", "block"], hosts!(float T => cpu::backward::<T>))
-};
-// SAFETY: the facts of `ROWS_BACKWARD` hold. The additional operand has the size of the rows.
-static ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::add_backward::<T>);
-    Kernel::array(&LAYER_NORM_BACKWARD, ["add_warp", "add_block"], hosts)
-};
-// SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands. Each
-// element of a result is written by one thread. The scratch operand has a word for each counter and
-// each partial sum; the CPU implementation does not use it. `vectors` is launched only if rows are
-// aligned to vectors.
-static COLUMNS: [Kernel<Norm, 7>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::parameters::<T>);
-    Kernel::array(&LAYER_NORM_BACKWARD, ["columns", "vectors"], hosts)
-};
+kernels! {
+    // `warp` has a few lanes per row, `block` a block per row. The `add` kernels normalize the sum
+    // of two operands.
+    LAYER_NORM = "layer_norm", FLOATS, |_, ty| source().push(&format!("LAYER_NORM({ty})")) => {
+        // SAFETY: `LayerNorm::params` makes all `Norm`s, from the launch's contiguous operands,
+        // after a check of their sizes. Each element of a result is written by one thread. The
+        // kernels read the weight only if `is_weighted` is set, and the bias only if `is_biased` is
+        // set.
+        unsafe ROWS: [Kernel<Norm, 6>; 2] = float cpu::layer_norm[warp, block];
+        // SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread,
+        // and read only by this thread, after the write.
+        unsafe ADD_ROWS: [Kernel<Norm, 8>; 2] = float cpu::layer_norm_add[warp, block];
+    }
+    // The same kernels for the gradient of the rows, where the `add` kernels add another gradient,
+    // and two kernels that sum columns for the gradients of weight and bias.
+    LAYER_NORM_BACKWARD = "layer_norm_backward", FLOATS, |_, ty| {
+        source().push(&format!("LAYER_NORM_BACKWARD({ty})"))
+    } => {
+        // SAFETY: the facts of `ROWS` hold.
+        unsafe ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = float cpu::layer_norm_backward[warp, block];
+        // SAFETY: the facts of `ROWS` hold. The additional operand has the size of the rows.
+        unsafe ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] =
+            float cpu::layer_norm_backward_add[warp, block];
+        // SAFETY: the facts of `ROWS` hold. The scratch operand has a word for each counter and
+        // each partial sum; the CPU implementation does not use it.
+        unsafe COLUMNS: Kernel<Norm, 7> = float cpu::layer_norm_backward_columns;
+        // SAFETY: the facts of `COLUMNS` hold. The kernel is launched only if rows are aligned to
+        // vectors.
+        unsafe VECTORS: Kernel<Norm, 7> = float cpu::layer_norm_backward_vectors;
+    }
+}
 
 cuda_struct! {
     /// `rows` of `size` elements. `team` is the binary logarithm of the number of lanes that share
@@ -138,12 +119,13 @@ impl LayerNorm<'_> {
         if dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    fn op(&self) -> &'static str {
-        if self.centred { "layer_norm" } else { "rms_norm" }
-    }
-
-    fn op_of_sum(&self) -> &'static str {
-        if self.centred { "add_layer_norm" } else { "add_rms_norm" }
+    fn op(&self, of_sum: bool) -> &'static str {
+        match (of_sum, self.centred) {
+            (false, true) => "layer_norm",
+            (false, false) => "rms_norm",
+            (true, true) => "add_layer_norm",
+            (true, false) => "add_rms_norm",
+        }
     }
 
     /// Returns the operand of `view`. For `None`, returns the input as a stand-in that is not read.
@@ -254,14 +236,17 @@ impl Norm {
 }
 
 /// Normalizes rows (`torch.nn.functional.layer_norm`, or `rms_norm` if `norm.centred` is false)
-/// into `out`, which has the input's dtype and number of elements. Multiplies by the weight and
-/// adds `bias`, if given. Writes `norm.mean` and `norm.scale`. Half-width floats are computed in
-/// `float32`.
+/// into `out`. Multiplies by the weight and adds `bias`, if given. Writes `norm.mean` and
+/// `norm.scale`. Half-width floats are computed in `float32`.
+///
+/// If `added` is given, its first view is added to the input before, in the same launch, and the
+/// sum, rounded to the input's dtype, is written to its second view. These views and `out` have the
+/// input's dtype and number of elements.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.
-/// - [`ErrorKind::DTypeMismatch`] if weight, `bias` or `out` has a different dtype than the input,
-///   or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
+/// - [`ErrorKind::DTypeMismatch`] if weight, `bias`, `out` or a view of `added` has a different dtype
+///   than the input, or mean or scale does not have the dtype [`LayerNorm::moment_dtype`].
 /// - [`ErrorKind::ShapeMismatch`] if a view has a different number of elements than required, or is
 ///   not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -272,60 +257,29 @@ impl Norm {
 pub fn layer_norm(
     target: Target<'_>,
     norm: &LayerNorm<'_>,
+    added: Option<[View<'_>; 2]>,
     bias: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    let op = norm.op();
+    let op = norm.op(added.is_some());
     ROWS[0].check_dtype(op, norm.input.dtype)?;
-    let mut params = norm.params(op, &[out], bias.as_slice())?;
-    params.is_biased = bias.is_some().into();
-    let operands = [
-        norm.input.read(),
-        norm.or_input(norm.weight),
-        bias.unwrap_or(norm.input).read(),
-        out.write(),
-        norm.mean.write(),
-        norm.scale.write(),
-    ];
-    params.launch_rows(target, op, &ROWS, &operands)
-}
-
-/// Adds `residual` to the input and normalizes the sum as [`layer_norm`] does, in one launch. Writes
-/// the sum, rounded to the input's dtype, to `sum`, and the normalized rows to `out`. `residual`,
-/// `sum` and `out` have the input's dtype and number of elements.
-///
-/// # Errors
-/// The errors of [`layer_norm`]. The conditions on `out` also hold for `residual` and `sum`.
-#[track_caller]
-pub fn add_layer_norm(
-    target: Target<'_>,
-    norm: &LayerNorm<'_>,
-    residual: View<'_>,
-    bias: Option<View<'_>>,
-    out: View<'_>,
-    sum: View<'_>,
-) -> Result<()> {
-    let op = norm.op_of_sum();
-    ADD_ROWS[0].check_dtype(op, norm.input.dtype)?;
+    let [residual, sum] = added.unwrap_or([out; 2]);
     let mut params = norm.params(op, &[residual, out, sum], bias.as_slice())?;
     params.is_biased = bias.is_some().into();
-    let operands = [
-        norm.input.read(),
-        residual.read(),
-        norm.or_input(norm.weight),
-        bias.unwrap_or(norm.input).read(),
-        out.write(),
-        sum.write(),
-        norm.mean.write(),
-        norm.scale.write(),
-    ];
+    let x = norm.input.read();
+    let [weight, bias] = [norm.weight, bias].map(|view| norm.or_input(view));
+    let [to, mean, scale] = [out, norm.mean, norm.scale].map(View::write);
+    if added.is_none() {
+        return params.launch_rows(target, op, &ROWS, &[x, weight, bias, to, mean, scale]);
+    }
+    let operands = [x, residual.read(), weight, bias, to, sum.write(), mean, scale];
     params.launch_rows(target, op, &ADD_ROWS, &operands)
 }
 
 /// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
 /// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass. If
-/// `other` is given, adds it as a further gradient of the rows. After [`add_layer_norm`], `other`
-/// is the gradient of the sum. `grad`, `other` and `out` have the input's dtype and number of
+/// `other` is given, adds it as a further gradient of the rows: the gradient of the sum, if the forward
+/// pass added a view. `grad`, `other` and `out` have the input's dtype and number of
 /// elements.
 ///
 /// # Errors
@@ -371,8 +325,7 @@ pub fn layer_norm_parameters_backward(
     of_bias: Option<View<'_>>,
 ) -> Result<()> {
     const OP: &str = "layer_norm_backward";
-    let [columns, vectors] = &COLUMNS;
-    columns.check_dtype(OP, norm.input.dtype)?;
+    COLUMNS.check_dtype(OP, norm.input.dtype)?;
     let results: SmallVec<[View<'_>; 2]> = [of_weight].into_iter().chain(of_bias).collect();
     let mut params = norm.params(OP, &[grad], &results)?;
     params.is_biased = of_bias.is_some().into();
@@ -382,7 +335,7 @@ pub fn layer_norm_parameters_backward(
     if params.is_empty() {
         return Ok(());
     }
-    let (mut kernel, mut grid, mut scratch) = (vectors, [1; 2], None);
+    let (mut kernel, mut grid, mut scratch) = (&VECTORS, [1; 2], None);
     if let Target::Cuda(_, device, _) = target {
         let item = norm.input.dtype.size() as u64;
         let mut vector = (16 / item).min(4);
@@ -391,7 +344,7 @@ pub fn layer_norm_parameters_backward(
             at |= launch::address(OP, &view)?.addr();
         }
         if !at.is_multiple_of(vector * item) {
-            (kernel, vector) = (columns, 1);
+            (kernel, vector) = (&COLUMNS, 1);
         }
         grid = params.distribute(vector, item, device.properties().multiprocessor_count.into());
         let [blocks, splits] = grid.map(|n| n as usize);

@@ -46,7 +46,7 @@ macro_rules! real {
 real! { f32 f64 }
 
 /// Applies a rule to one element of each operand.
-pub(super) trait ElementUpdate<C>: Copy + Sync {
+trait ElementUpdate<C>: Copy + Sync {
     const LISTS: usize;
     fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self;
     fn apply(self, x: &mut [C; LISTS]);
@@ -92,7 +92,7 @@ fn toward<C: UpdateFloat>(from: C, to: C, weight: C) -> C {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Sgd<C>(Hyperparameters<C>);
+struct Sgd<C>(Hyperparameters<C>);
 
 impl<C: UpdateFloat> ElementUpdate<C> for Sgd<C> {
     const LISTS: usize = 3;
@@ -114,7 +114,7 @@ impl<C: UpdateFloat> ElementUpdate<C> for Sgd<C> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Adam<C> {
+struct Adam<C> {
     of: Hyperparameters<C>,
     /// One minus each beta, computed in `f64` before rounding.
     rest: [C; 2],
@@ -146,7 +146,7 @@ impl<C: UpdateFloat> ElementUpdate<C> for Adam<C> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct RMSprop<C> {
+struct RMSprop<C> {
     of: Hyperparameters<C>,
     rest: C,
 }
@@ -179,7 +179,7 @@ impl<C: UpdateFloat> ElementUpdate<C> for RMSprop<C> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Scale<C>(C);
+struct Scale<C>(C);
 
 impl<C: UpdateFloat> ElementUpdate<C> for Scale<C> {
     const LISTS: usize = 1;
@@ -235,7 +235,7 @@ impl<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>> Loop fo
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
 /// `S::LISTS` operands (`T`) for each of [`TENSORS`] tensors, then the rates (`f64`), then
 /// `found_inf` and `grad_scale` (one `f32` each).
-pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
+unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<T::Compute>>(
     launch: &HostLaunch<'_>,
     update: &Update,
 ) {
@@ -265,6 +265,59 @@ pub(super) unsafe fn run<T: HostElement<Compute: UpdateFloat>, S: ElementUpdate<
             let range = begin..(begin + chunk).min(part.numel as usize);
             let operands = all[which];
             vectorized(Elements { step, grad_scale, operands, range, reads, writes });
+        }
+    });
+}
+
+macro_rules! steps {
+    ($($name:ident $rule:ident;)*) => {$(
+        /// # Safety
+        /// The conditions of [`run`].
+        pub(super) unsafe fn $name<T: HostElement<Compute: UpdateFloat>>(
+            launch: &HostLaunch<'_>,
+            update: &Update,
+        ) {
+            // SAFETY: the caller guarantees the conditions of `run`.
+            unsafe { run::<T, $rule<T::Compute>>(launch, update) }
+        }
+    )*};
+}
+
+steps! {
+    sgd Sgd;
+    adam Adam;
+    rmsprop RMSprop;
+    scale Scale;
+}
+
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
+/// [`TENSORS`] tensors with elements of type `T`, then the sums.
+pub(super) unsafe fn sum_squares<T: HostElement<Compute: UpdateFloat>>(
+    launch: &HostLaunch<'_>,
+    update: &Update,
+) {
+    let out = SharedPtr::<T::Compute>::operand(launch, TENSORS);
+    let chunk = CHUNK as usize;
+    let all: [SharedPtr<T>; TENSORS] =
+        std::array::from_fn(|which| SharedPtr::operand(launch, which));
+    parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {
+        for block in blocks {
+            let which = update.tensors.partition_point(|part| part.first as usize <= block) - 1;
+            let part = update.tensors[which];
+            let tensor = all[which];
+            let begin = (block - part.first as usize) * chunk;
+            // Eight sums, so that the compiler can use vector instructions.
+            let mut sums = [T::Compute::of(0.0); 8];
+            for i in begin..(begin + chunk).min(part.numel as usize) {
+                // SAFETY: `i` is less than the tensor's number of elements.
+                let x = unsafe { tensor.read(i as isize) }.get();
+                sums[i % 8] = sums[i % 8] + x * x;
+            }
+            let sum = sums.into_iter().reduce(|a, b| a + b).unwrap_or(T::Compute::of(0.0));
+            // SAFETY: the result has one element per block, and only this thread processes this
+            // block.
+            unsafe { out.write(block as isize, sum) };
         }
     });
 }

@@ -8,13 +8,12 @@ use std::fmt::Write as _;
 
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::HostElement;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
-use crate::programs::{FLOATS, committed, kernels};
+use crate::programs::{FLOATS, kernels};
 
 pub use total_norm::{partial_sums, sum_dtype, sum_squares};
 pub use unscale::{check_and_unscale, update_scale};
@@ -52,20 +51,16 @@ const fn operands(lists: usize) -> usize {
 // because a skipped step leaves all operands as they are.
 kernels! {
     SGD = "sgd", FLOATS, |_, ty| source("sgd", "Sgd", 3, ty) => {
-        unsafe SGD_STEP: Kernel<Update, { operands(3) }> =
-            "", hosts!(float T => cpu::run::<T, cpu::Sgd<<T as HostElement>::Compute>>);
+        unsafe SGD_STEP: Kernel<Update, { operands(3) }> = float cpu::sgd;
     }
     ADAM = "adam", FLOATS, |_, ty| source("adam", "Adam", 5, ty) => {
-        unsafe ADAM_STEP: Kernel<Update, { operands(5) }> =
-            "", hosts!(float T => cpu::run::<T, cpu::Adam<<T as HostElement>::Compute>>);
+        unsafe ADAM_STEP: Kernel<Update, { operands(5) }> = float cpu::adam;
     }
     RMSPROP = "rmsprop", FLOATS, |_, ty| source("rmsprop", "RmsProp", 5, ty) => {
-        unsafe RMSPROP_STEP: Kernel<Update, { operands(5) }> =
-            "", hosts!(float T => cpu::run::<T, cpu::RMSprop<<T as HostElement>::Compute>>);
+        unsafe RMSPROP_STEP: Kernel<Update, { operands(5) }> = float cpu::rmsprop;
     }
     SCALE = "scale", FLOATS, |_, ty| source("scale", "Scale", 1, ty) => {
-        unsafe SCALE_STEP: Kernel<Update, { operands(1) }> =
-            "", hosts!(float T => cpu::run::<T, cpu::Scale<<T as HostElement>::Compute>>);
+        unsafe SCALE_STEP: Kernel<Update, { operands(1) }> = float cpu::scale;
     }
 }
 

@@ -3,29 +3,26 @@
 
 use std::fmt::Write as _;
 
-use warpline_cuda_sys_safe::HostLaunch;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{GRAIN, HostElement, SharedPtr, parallel_for};
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
-use super::cpu::UpdateFloat;
-use super::{CHUNK, Part, TENSORS, Update, takes};
-use crate::programs::{FLOATS, committed};
+use super::{CHUNK, Part, TENSORS, Update, cpu, takes};
+use crate::programs::{FLOATS, kernels};
 
 const OP: &str = "sum_squares";
-
-pub(super) static SUM_SQUARES: Program =
-    Program::new("sum_squares", FLOATS, &[""], |_, ty| source(ty)).with_ptx(committed);
 
 // SAFETY: only `sum_squares` makes the parameters. The tensors are contiguous, of one dtype, and
 // have `numel` elements. Each block reads its own elements of one tensor and writes one element of
 // the result, which has one element per block.
-static SUMS: Kernel<Update, { TENSORS + 1 }> =
-    unsafe { Kernel::new(&SUM_SQUARES, "", hosts!(float T => run::<T>)) };
+kernels! {
+    pub(super) SUM_SQUARES = "sum_squares", FLOATS, |_, ty| source(ty) => {
+        unsafe SUMS: Kernel<Update, { TENSORS + 1 }> = float cpu::sum_squares;
+    }
+}
 
 fn source(ty: &str) -> Source {
     let mut code = format!("extern \"C\" __global__ void sum_squares_{ty}(\n");
@@ -45,7 +42,7 @@ fn source(ty: &str) -> Source {
     let _ = write!(code, "sum_squares<{ty}>(x, out, u, which);\n}}\n");
     let of = Source::new().with::<Update>().push(module::ELEMENT);
     let of = of.push(&format!("#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}"));
-    of.push(include_str!("norm.cuh")).push(&code)
+    of.push(include_str!("sum_squares.cuh")).push(&code)
 }
 
 /// Returns the number of partial sums that [`sum_squares`] computes for `tensors`.
@@ -117,33 +114,4 @@ pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> R
         SUMS.launch(target, OP, &operands, &params, Grid::linear(blocks, BLOCK))?;
     }
     Ok(())
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are
-/// [`TENSORS`] tensors with elements of type `T`, then the sums.
-unsafe fn run<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, update: &Update) {
-    let out = SharedPtr::<T::Compute>::operand(launch, TENSORS);
-    let chunk = CHUNK as usize;
-    let all: [SharedPtr<T>; TENSORS] =
-        std::array::from_fn(|which| SharedPtr::operand(launch, which));
-    parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {
-        for block in blocks {
-            let which = update.tensors.partition_point(|part| part.first as usize <= block) - 1;
-            let part = update.tensors[which];
-            let tensor = all[which];
-            let begin = (block - part.first as usize) * chunk;
-            // Eight sums, so that the compiler can use vector instructions.
-            let mut sums = [T::Compute::of(0.0); 8];
-            for i in begin..(begin + chunk).min(part.numel as usize) {
-                // SAFETY: `i` is less than the tensor's number of elements.
-                let x = unsafe { tensor.read(i as isize) }.get();
-                sums[i % 8] = sums[i % 8] + x * x;
-            }
-            let sum = sums.into_iter().reduce(|a, b| a + b).unwrap_or(T::Compute::of(0.0));
-            // SAFETY: the result has one element per block, and only this thread processes this
-            // block.
-            unsafe { out.write(block as isize, sum) };
-        }
-    });
 }

@@ -12,11 +12,11 @@ use warpline_runtime::host::{GRAIN, HostElement, SharedPtr, parallel_for};
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct};
 
 use super::cpu::UpdateFloat;
 use super::{CHUNK, Part, check_number, takes};
-use crate::programs::{FLOATS, committed, kernels};
+use crate::programs::{FLOATS, kernels};
 
 /// Gradients per launch.
 const GRADS: usize = 64;
@@ -29,12 +29,12 @@ const GRADS: usize = 64;
 // element each and one thread.
 kernels! {
     pub(super) UNSCALE = "amp_unscale", FLOATS, |_, ty| source(ty) => {
-        unsafe CHECK: Kernel<Unscale, { GRADS + 2 }> = "", hosts!(float T => unscale::<T>);
+        unsafe CHECK: Kernel<Unscale, { GRADS + 2 }> = float self::amp_unscale;
     }
     pub(super) UPDATE_SCALE = "amp_update_scale", &[""], |_, _| {
         Source::new().with::<UpdateScale>().push(include_str!("update_scale.cuh"))
     } => {
-        unsafe NEXT: Kernel<UpdateScale, 3> = "", hosts!(any next_scale);
+        unsafe NEXT: Kernel<UpdateScale, 3> = any self::amp_update_scale;
     }
 }
 
@@ -177,7 +177,7 @@ pub fn update_scale(
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are [`GRADS`] gradients (`T`),
 /// then the scale and `found_inf` (one `f32` each).
-unsafe fn unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, p: &Unscale) {
+unsafe fn amp_unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>, p: &Unscale) {
     let grads: [SharedPtr<T>; GRADS] = std::array::from_fn(|at| SharedPtr::operand(launch, at));
     let writes = p.writes != 0;
     let inverse = if writes {
@@ -219,7 +219,7 @@ unsafe fn unscale<T: HostElement<Compute: UpdateFloat>>(launch: &HostLaunch<'_>,
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the scale (`f32`), the growth
 /// tracker (`i32`) and `found_inf` (`f32`), one element each.
-unsafe fn next_scale(launch: &HostLaunch<'_>, p: &UpdateScale) {
+unsafe fn amp_update_scale(launch: &HostLaunch<'_>, p: &UpdateScale) {
     let scale = SharedPtr::<f32>::operand(launch, 0);
     let tracker = SharedPtr::<i32>::operand(launch, 1);
     let found_inf = SharedPtr::<f32>::operand(launch, 2);

@@ -94,7 +94,7 @@ fn windows(spans: &[Vec<WindowRange>; 3]) -> impl Iterator<Item = [&WindowRange;
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image (`T`), the
 /// values (`T`) and the indices (`i64`).
-pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
+pub(super) unsafe fn max_pool<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let indices = SharedPtr::<i64>::operand(launch, 2);
     let spans = p.spans();
@@ -142,7 +142,7 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`),
 /// the indices (`i64`) and the image (`T`).
-pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
+pub(super) unsafe fn max_pool_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let indices = SharedPtr::<i64>::operand(launch, 1);
     let (offsets, elements) = (p.result_offsets(), p.taps.elements());
@@ -166,7 +166,7 @@ pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &P
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
 /// result, with elements of type `T`.
-pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
+pub(super) unsafe fn avg_pool<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (image, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (spans, offsets) = (p.spans(), p.result_offsets());
     p.planes(launch.parallel, p.taps.elements() + p.taps.positions(), |plane, first| {
@@ -196,7 +196,7 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient and the
 /// image, with elements of type `T`.
-pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
+pub(super) unsafe fn avg_pool_backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Pools) {
     let (grad, image) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let (elements, spans, offsets) = (p.taps.elements(), p.spans(), p.result_offsets());
     p.planes(launch.parallel, elements + p.taps.positions(), |plane, first| {

@@ -8,11 +8,9 @@ mod cpu;
 
 use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, ErrorKind, Operand, Result, Target, View, cuda_struct};
 
-use crate::programs::{FLOATS, committed, kernels};
+use crate::programs::{FLOATS, kernels};
 use crate::window::{Taps, grid, images};
 
 pub use crate::window::Window;
@@ -30,14 +28,14 @@ kernels! {
     MAX_POOL = "max_pool", FLOATS, |_, ty| {
         source().push(include_str!("max.cuh")).push(&format!("MAX_POOL({ty})"))
     } => {
-        unsafe MAX: Kernel<Pools, 3> = "", hosts!(float T => cpu::max::<T>);
-        unsafe MAX_BACKWARD: Kernel<Pools, 3> = "backward", hosts!(float T => cpu::max_backward::<T>);
+        unsafe MAX: Kernel<Pools, 3> = float cpu::max_pool;
+        unsafe MAX_BACKWARD: Kernel<Pools, 3> = float cpu::max_pool_backward;
     }
     AVG_POOL = "avg_pool", FLOATS, |_, ty| {
         source().push(include_str!("avg.cuh")).push(&format!("AVG_POOL({ty})"))
     } => {
-        unsafe AVG: Kernel<Pools, 2> = "", hosts!(float T => cpu::avg::<T>);
-        unsafe AVG_BACKWARD: Kernel<Pools, 2> = "backward", hosts!(float T => cpu::avg_backward::<T>);
+        unsafe AVG: Kernel<Pools, 2> = float cpu::avg_pool;
+        unsafe AVG_BACKWARD: Kernel<Pools, 2> = float cpu::avg_pool_backward;
     }
 }
 

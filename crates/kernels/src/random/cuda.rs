@@ -10,7 +10,7 @@ use super::float::RandomFloat;
 use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::{Distribution, FromInt, RandomFill};
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, committed, kernels};
 use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
@@ -21,64 +21,47 @@ use warpline_runtime::{CudaDevice, DType, Result, Target, View, cuda_struct, hos
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-/// Creates the program of a distribution. Its kernel is an instance of the CUDA template with the
-/// name of the program. `source` is [`typed`], or [`any`] if the dtype of the result is a parameter
-/// of the kernel.
-macro_rules! random {
-    ($name:literal, $variants:expr, $source:ident) => {
-        Program::new($name, $variants, &[""], |program, variant| $source(program.name(), variant))
-            .with_ptx(committed)
-    };
+// The kernel of a program is an instance of the CUDA template with the name of the program.
+//
+// SAFETY, for all kernels: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result.
+// Each element of the result is written by one thread. The kernel reads the state only if the flag
+// for its presence in `Draw` is set.
+kernels! {
+    pub(super) UNIFORM = "uniform", FLOATS, typed => {
+        unsafe FILL_UNIFORM: Kernel<Draw, 2> = float self::uniform;
+    }
+    pub(super) NORMAL = "normal", FLOATS, typed => {
+        unsafe FILL_NORMAL: Kernel<Draw, 2> = float self::normal;
+    }
+    pub(super) EXPONENTIAL = "exponential", FLOATS, typed => {
+        unsafe FILL_EXPONENTIAL: Kernel<Draw, 2> = float self::exponential;
+    }
+    // One variant for each type of the probability, which is `f64` only if the result has type `f64`.
+    pub(super) BERNOULLI = "bernoulli", &["f32", "f64"], any => {
+        unsafe FILL_BERNOULLI: Kernel<Draw, 2> =
+            all self::bernoulli.in_variant("f32").with_variant(DType::F64, "f64");
+    }
 }
 
-pub(super) static UNIFORM: Program = random!("uniform", FLOATS, typed);
-pub(super) static NORMAL: Program = random!("normal", FLOATS, typed);
-pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
-/// One variant for each type of the probability, which is `f64` only if the result has type `f64`.
-pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
 /// One variant for each size of a draw, in bits.
-pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
-
-// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element of the
-// result is written by one thread. The kernel reads the state only if the flag for its presence in
-// `Draw` is set.
-static FILL_UNIFORM: Kernel<Draw, 2> =
-    unsafe { Kernel::new(&UNIFORM, "", hosts!(float T => uniform::<T>)) };
-// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element is written
-// by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
-static FILL_NORMAL: Kernel<Draw, 2> =
-    unsafe { Kernel::new(&NORMAL, "", hosts!(float T => normal::<T>)) };
-// SAFETY: only `fill` makes `Draw`s, with the sizes and strides of the result. Each element is written
-// by one thread. The kernel reads the state only if the flag for its presence in `Draw` is set.
-static FILL_EXPONENTIAL: Kernel<Draw, 2> =
-    unsafe { Kernel::new(&EXPONENTIAL, "", hosts!(float T => exponential::<T>)) };
-// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
-// set.
-static FILL_BERNOULLI: Kernel<Draw, 2> = unsafe {
-    let hosts = hosts!(all T => bernoulli::<T>).in_variant("f32");
-    Kernel::new(&BERNOULLI, "", hosts.with_variant(DType::F64, "f64"))
-};
-// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
-// set.
+pub(super) static RANDINT: Program =
+    Program::new("randint", &["u32", "u64"], &[""], any).with_ptx(committed);
+// SAFETY: the facts of the kernels above hold.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: only `fill` makes `Draw`s, with the sizes, strides and dtype of the result. Each element is
-// written by one thread. The kernel reads the state only if the flag for its presence in `Draw` is
-// set.
+// SAFETY: the facts of the kernels above hold.
 static FILL_RANDINT64: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
 /// Maximum number of blocks per multiprocessor. The kernels loop over the remaining elements.
 const BLOCKS_PER_SM: u64 = 32;
 
-fn typed(name: &str, variant: &str) -> Source {
-    source(name, variant, variant, neighbours(variant == "f64"))
+fn typed(program: &Program, variant: &str) -> Source {
+    source(program.name(), variant, variant, neighbours(variant == "f64"))
 }
 
-fn any(name: &str, variant: &str) -> Source {
-    source(name, variant, "void", 1)
+fn any(program: &Program, variant: &str) -> Source {
+    source(program.name(), variant, "void", 1)
 }
 
 fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {

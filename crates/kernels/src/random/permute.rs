@@ -13,7 +13,7 @@ use super::cuda::{BLOCK, base, geometry};
 use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
-use crate::programs::{committed, kernels};
+use crate::programs::kernels;
 use crate::sort::{SortPair, TILE, sort_pairs};
 use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
@@ -23,7 +23,7 @@ use warpline_runtime::module::Program;
 use warpline_runtime::{
     CudaDevice, DType, Error, ErrorKind, Layout, Result, Runtime, Site, Storage, Target, View,
 };
-use warpline_runtime::{cuda_struct, dispatch, hosts};
+use warpline_runtime::{cuda_struct, dispatch};
 
 const OP: &str = "randperm";
 
@@ -35,10 +35,10 @@ kernels! {
     pub(super) PERMUTE = "permute", &[""], |_, _| {
         base().with::<Permutation>().with::<SortPair>().push(include_str!("permute.cuh"))
     } => {
-        unsafe KEYS: Kernel<Permutation, 2> = "keys", hosts!(any keys);
-        unsafe TIES: Kernel<Permutation, 2> = "ties", hosts!(any ties);
+        unsafe KEYS: Kernel<Permutation, 2> = any self::permute_keys;
+        unsafe TIES: Kernel<Permutation, 2> = any self::permute_ties;
         unsafe WRITE: Kernel<Permutation, 2> =
-            "write", hosts!(all T => write::<T>).in_variant(""), selected_by 1;
+            all self::permute_write.in_variant(""), selected_by 1;
     }
 }
 
@@ -149,7 +149,7 @@ fn key_bits(n: f64) -> u64 {
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, in a graph, the generator's state.
-unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
+unsafe fn permute_keys(launch: &HostLaunch<'_>, p: &Permutation) {
     let out = SharedPtr::<SortPair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
     // SAFETY: the second operand is the state, which `get` reads only if the flag in `p.philox` is
@@ -175,7 +175,7 @@ unsafe fn keys(launch: &HostLaunch<'_>, p: &Permutation) {
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and, in a graph, the generator's state.
-unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
+unsafe fn permute_ties(launch: &HostLaunch<'_>, p: &Permutation) {
     let data = SharedPtr::<SortPair>::operand(launch, 0);
     // SAFETY: the second operand is the state, which `get` reads only if the flag in `p.philox` is
     // set.
@@ -196,7 +196,7 @@ unsafe fn ties(launch: &HostLaunch<'_>, p: &Permutation) {
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are `p.pairs`
 /// pairs and the result, with elements of type `T`.
-unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
+unsafe fn permute_write<T: FromInt>(launch: &HostLaunch<'_>, p: &Permutation) {
     let (pairs, out) =
         (SharedPtr::<SortPair>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {

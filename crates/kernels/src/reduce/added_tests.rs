@@ -1,4 +1,4 @@
-//! The reduction that `docs/add-an-op.md` adds as an example. It defines its own fold.
+//! A reduction that is added to the finished family.
 
 use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
@@ -8,10 +8,15 @@ use super::declaration::reductions;
 use super::{halves, run};
 
 reductions! {
-    SQUARES = "squares", "Squares" (r#"
-template <class T, class A = typename Sum<T>::Acc> struct Squares : Sum<T> {
+    SQUARES = "squares", "Squares", r#"
+template <class T, class A = typename Wide<value_t<T>>::type> struct Squares : Plain<T, A> {
+    typedef typename Pick<is_float<A>::value, T, i64>::type Result;
+    enum { ZERO_IS_NEUTRAL = 1 };
+    static __device__ __forceinline__ A identity() { return 0; }
     static __device__ __forceinline__ void add(A& a, value_t<T> v, u32) { a += (A)v * v; }
-};"#), all {
+    static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
+    static __device__ __forceinline__ void put(Result* to, A a, const Plan&) { store(*to, a); }
+};"#, all {
         /// The sum of squares; of integers and bool as `int64`.
         Squares = "squares" => Wide, {
             T::Wide: Number::from_number(0i64), |x| x.wide().mul(x.wide()), |a, b| a.add(b)

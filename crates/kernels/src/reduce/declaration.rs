@@ -98,8 +98,8 @@ pub(super) const unsafe fn kernels(
     }
 }
 
-/// Returns the CUDA source of a program that applies the fold `fold` with the access pattern
-/// `access` of `reduce.cuh`. `fold.cuh` or `own` defines the fold.
+/// Returns the CUDA source of a program that applies the fold `fold`, which `own` defines, with the
+/// access pattern `access` of `reduce.cuh`.
 pub(super) fn source(
     program: &Program,
     variant: &str,
@@ -115,14 +115,14 @@ pub(super) fn source(
         .push(&format!("#define BLOCK {BLOCK}\n#define UNROLL {UNROLL}"))
         .push(TURN)
         .push(include_str!("reduce.cuh"))
-        .push(&format!("{own}{access}({name}_{variant}, {fold}, {element})"))
+        .push(&format!("{own}\n{access}({name}_{variant}, {fold}, {element})"))
 }
 
 /// Declares reductions, grouped by the CUDA fold whose programs they share. `docs/add-an-op.md`
 /// explains the parts of a declaration. A module has at most one invocation, because the macro
 /// defines the enum `ReduceOp`.
 macro_rules! reductions {
-    ($($programs:ident = $program:literal, $fold:literal $(($own:literal))?, $elements:ident {
+    ($($programs:ident = $program:literal, $fold:literal, $own:literal, $elements:ident {
         $($(#[$doc:meta])* $op:ident = $name:literal => $output:ident, $cpu:tt $(, $flag:ident)*;)*
     })*) => {
         /// A reduction of elements to one result.
@@ -177,12 +177,12 @@ macro_rules! reductions {
 
         // Indexed by [`Access`].
         $(static $programs: [Program; 3] = [
-            reductions!(@program $program "_rows", $fold, concat!($($own, "\n")?), $elements, "ROWS"),
-            reductions!(@program $program "_columns", $fold, concat!($($own, "\n")?), $elements, "COLUMNS"),
-            reductions!(@program $program "_strided", $fold, concat!($($own, "\n")?), $elements, "STRIDED"),
+            reductions!(@program $program "_rows", $fold, $own, $elements, "ROWS"),
+            reductions!(@program $program "_columns", $fold, $own, $elements, "COLUMNS"),
+            reductions!(@program $program "_strided", $fold, $own, $elements, "STRIDED"),
         ];)*
     };
-    (@program $name:literal $suffix:literal, $fold:literal, $own:expr, $elements:ident, $access:literal) => {
+    (@program $name:literal $suffix:literal, $fold:literal, $own:literal, $elements:ident, $access:literal) => {
         Program::new(
             concat!($name, $suffix),
             reductions!(@variants $elements),

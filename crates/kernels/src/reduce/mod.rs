@@ -5,8 +5,8 @@
 //!
 //! The CUDA code has five folds: `sum`, `prod`, `extreme`, `arg_extreme` and `truth`. A minimum
 //! uses the fold of the maximum: the kernel flips the elements and the result
-//! (`Flags::flips`). `fold.cuh` defines the folds, `reduce.cuh` implements
-//! several distributions of elements over threads, and `plan.rs` chooses one of them.
+//! (`Flags::flips`). `fold.cuh` has the functions of folds, `reduce.cuh` implements several
+//! distributions of elements over threads, and `plan.rs` chooses one of them.
 
 #[cfg(test)]
 mod added_tests;

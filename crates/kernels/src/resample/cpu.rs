@@ -70,7 +70,7 @@ fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the image and the
 /// result, with elements of type `T`.
-pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
+pub(super) unsafe fn resample<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
 ) {
@@ -99,7 +99,7 @@ pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient and the
 /// image, with elements of type `T`.
-pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(
+pub(super) unsafe fn resample_backward<T: HostElement<Compute: Coordinate>>(
     launch: &HostLaunch<'_>,
     p: &Resample,
 ) {

@@ -11,9 +11,9 @@ use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::BLOCK;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Operand, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Operand, Result, Target, View, cuda_struct};
 
-use crate::programs::{FLOATS, committed, kernels};
+use crate::programs::{FLOATS, kernels};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&RESAMPLE];
 
@@ -25,10 +25,10 @@ kernels! {
         // SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands,
         // which are contiguous. The kernel clamps coordinates to the image, and each element of the
         // result is written by one thread.
-        unsafe FORWARD: Kernel<Resample, 2> = "", hosts!(float T => cpu::forward::<T>);
+        unsafe FORWARD: Kernel<Resample, 2> = float cpu::resample;
         // SAFETY: `Resample::new` makes all parameters, with the sizes of the launch's operands,
         // which are contiguous. Each element of the image is written by one thread.
-        unsafe BACKWARD: Kernel<Resample, 2> = "backward", hosts!(float T => cpu::backward::<T>);
+        unsafe BACKWARD: Kernel<Resample, 2> = float cpu::resample_backward;
     }
 }
 

@@ -9,7 +9,7 @@ use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
 /// input, the cosines, the sines and the result. Their elements have type `T`, but cosines and
 /// sines have the compute type of `T` if `is_wide` is set.
-pub(super) unsafe fn rotary<T: HostElement>(launch: &HostLaunch<'_>, p: &Rotary) {
+pub(super) unsafe fn rotary_embedding<T: HostElement>(launch: &HostLaunch<'_>, p: &Rotary) {
     let [x, out] = [0, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let angles = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
     let wide_angles = [1, 2].map(|i| SharedPtr::<T::Compute>::operand(launch, i));

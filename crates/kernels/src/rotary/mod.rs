@@ -7,35 +7,32 @@
 
 mod cpu;
 
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&ROTARY_EMBEDDING];
 
 /// Pairs that a lane rotates at a time if the operands are aligned.
 const VECTOR: usize = 4;
 
-static ROTARY_EMBEDDING: Program =
-    Program::new("rotary_embedding", FLOATS, &["elements", "vectors"], |_, ty| {
+kernels! {
+    ROTARY_EMBEDDING = "rotary_embedding", FLOATS, |_, ty| {
         let of = Source::new().with::<Rotary>().push(module::ELEMENT).push(module::WALK);
         let of = of.push(&format!("#define BLOCK {BLOCK}\n#define VECTOR {VECTOR}"));
         let of = of.push(include_str!("rotary.cuh"));
         of.push(&format!("ROTARY({ty}, elements, 1)\nROTARY({ty}, vectors, VECTOR)"))
-    })
-    .with_ptx(committed);
-
-// SAFETY: only `rotary_embedding` makes `Rotary`s, with the sizes and strides of the launch's
-// operands, after a check of their sizes and dtypes. Each element of the result is written by one
-// thread. `vectors` is launched only if all operands are aligned to vectors.
-static ROTATIONS: [Kernel<Rotary, 4>; 2] = unsafe {
-    let hosts = hosts!(float T => cpu::rotary::<T>);
-    Kernel::array(&ROTARY_EMBEDDING, ["elements", "vectors"], hosts)
-};
+    } => {
+        // SAFETY: only `rotary_embedding` makes `Rotary`s, with the sizes and strides of the launch's
+        // operands, after a check of their sizes and dtypes. Each element of the result is written by
+        // one thread. `vectors` is launched only if all operands are aligned to vectors.
+        unsafe ROTATIONS: [Kernel<Rotary, 4>; 2] = float cpu::rotary_embedding[elements, vectors];
+    }
+}
 
 cuda_struct! {
     /// A row has `pairs` rotated pairs and `rest` copied elements. `lanes` is the binary logarithm

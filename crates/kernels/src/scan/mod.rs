@@ -109,6 +109,20 @@ scans! {
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];
 
+impl ScanOp {
+    /// Returns PyTorch's name of the scan.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.declaration().name
+    }
+
+    /// Returns whether the scan also returns indices.
+    #[must_use]
+    pub fn has_indices(self) -> bool {
+        matches!(self.declaration().kernels, ScanKernels::Indexed(_))
+    }
+}
+
 /// Returns the CUDA source of `scan.cuh`.
 fn source() -> Source {
     let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);

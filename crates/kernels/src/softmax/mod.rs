@@ -11,29 +11,15 @@ mod cpu;
 pub(crate) mod row;
 
 use crate::dim::{check_dim, check_result};
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{Grid, Kernel, check_in_place};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Result, Target, View, cuda_struct};
 
 pub use backward::softmax_backward;
-
-/// Names of the kernels, in the order of [`Schedule`].
-const KERNELS: [&str; 10] = [
-    "short",
-    "warp",
-    "rows",
-    "long",
-    "short_shifted",
-    "rows_shifted",
-    "long_shifted",
-    "columns",
-    "odd",
-    "any",
-];
 
 /// Distribution of rows over threads. A row is shifted if source and result begin at different
 /// positions within a vector.
@@ -67,27 +53,32 @@ pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX, &backward::SOFTMAX_BACKWARD
 
 pub(crate) const EXPONENTIAL: &str = include_str!("exponential.cuh");
 
-static SOFTMAX: Program = Program::new("softmax", FLOATS, &KERNELS, |_, ty| {
-    let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
-    let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
-    let of = of.push(include_str!("softmax.cuh"));
-    let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
-    of.push(include_str!("columns.cuh"))
-        .push(&format!("SOFTMAX({ty}, {})", values_per_thread(ty == "f64")))
-})
-.with_ptx(committed);
+kernels! {
+    SOFTMAX = "softmax", FLOATS, |_, ty| {
+        let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
+        let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
+        let of = of.push(include_str!("softmax.cuh"));
+        let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
+        of.push(include_str!("columns.cuh"))
+            .push(&format!("SOFTMAX({ty}, {})", values_per_thread(ty == "f64")))
+    } => {
+        // In the order of `Schedule`.
+        //
+        // SAFETY: only `rows` makes `Rows`, with the sizes and strides of the launch's operands, and
+        // `schedule` chooses a kernel that stays within them. Source and result may be the same
+        // elements, so threads write a row of the result only after the row of the source has been
+        // read.
+        unsafe SCHEDULES: [Kernel<Rows, 2>; 10] = float cpu::softmax[
+            short, warp, rows, long, short_shifted, rows_shifted, long_shifted, columns, odd, any
+        ];
+    }
+}
 
 /// Number of values that a thread keeps in registers. In [`Schedule::Warp`], a thread keeps twice
 /// as many.
 const fn values_per_thread(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
-
-// SAFETY: only `rows` makes `Rows`, with the sizes and strides of the launch's operands, and
-// `schedule` chooses a kernel that stays within them. Source and result may be the same elements,
-// so threads write a row of the result only after the row of the source has been read.
-static SCHEDULES: [Kernel<Rows, 2>; KERNELS.len()] =
-    unsafe { Kernel::array(&SOFTMAX, KERNELS, hosts!(float T => cpu::softmax::<T>)) };
 
 cuda_struct! {
     /// The rows of source and result, and the stride of each along a row. `columns` rows lie side

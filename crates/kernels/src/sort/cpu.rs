@@ -29,7 +29,7 @@ impl Sort {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`), the
 /// values (`T`) and the indices (`i64`).
-pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
+pub(super) unsafe fn sort_row<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let index = SharedPtr::<i64>::operand(launch, 2);
     let [a, b, c] = p.steps.map(|step| step as isize);
@@ -59,7 +59,7 @@ pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`) and
 /// the pairs.
-pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
+pub(super) unsafe fn sort_keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
     for t in 0..p.rows << p.log {
@@ -81,7 +81,7 @@ pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the source (`T`), the
 /// pairs, the values (`T`) and the indices (`i64`).
-pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
+pub(super) unsafe fn sort_write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sort) {
     let (source, pairs) =
         (SharedPtr::<T>::operand(launch, 0), SharedPtr::<SortPair>::operand(launch, 1));
     let (values, index) =

@@ -22,13 +22,13 @@ mod pairs;
 mod search;
 
 use crate::dim::{check_dim, check_result, rows_along};
-use crate::programs::{committed, cuda_type, kernels};
+use crate::programs::{cuda_type, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Layout, Result, Storage, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Layout, Result, Storage, Target, View, cuda_struct};
 
 pub(crate) use pairs::{SortPair, TILE, sort_pairs};
 pub use search::searchsorted;
@@ -50,14 +50,14 @@ kernels! {
         // SAFETY: only `sort` makes `Sort`s, with the sizes and strides of the launch's operands.
         // Each element of the results belongs to one thread. After the sort, the first `size` pairs
         // of a row have indices below `size`.
-        unsafe ROW: Kernel<Sort, 3> = "row", hosts!(all T => cpu::rows::<T>);
+        unsafe ROW: Kernel<Sort, 3> = all cpu::sort_row;
         // SAFETY: only `sort` makes `Sort`s, and `long_rows` declares the pairs of all rows of the
         // launch. Each pair is written by one thread.
-        unsafe KEYS: Kernel<Sort, 2> = "keys", hosts!(all T => cpu::keys::<T>);
+        unsafe KEYS: Kernel<Sort, 2> = all cpu::sort_keys;
         // SAFETY: only `sort` makes `Sort`s, and `long_rows` declares the pairs of all rows of the
         // launch. Each element of the results is written by one thread. After the sort, the first
         // `size` pairs of a row have indices below `size`.
-        unsafe WRITE: Kernel<Sort, 4> = "write", hosts!(all T => cpu::write::<T>);
+        unsafe WRITE: Kernel<Sort, 4> = all cpu::sort_write;
     }
 }
 

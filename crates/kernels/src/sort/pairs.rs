@@ -2,11 +2,11 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use crate::programs::{committed, kernels};
+use crate::programs::kernels;
 use warpline_runtime::host::SharedPtr;
 use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{Program, Source};
-use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Result, Target, View, cuda_struct};
 
 /// Number of pairs that one block sorts in shared memory. The block has half as many threads.
 pub(crate) const TILE: usize = 2048;
@@ -39,9 +39,8 @@ kernels! {
         let of = Source::new().with::<Pass>().with::<SortPair>().push(&format!("#define TILE {TILE}"));
         of.push(include_str!("pairs.cuh")).push(include_str!("passes.cuh"))
     } => {
-        unsafe TILES: Kernel<Pass, 1> = "tiles", hosts!(any tiles);
-        unsafe STEP: Kernel<Pass, 1> = "step", hosts!(any sorted);
-        unsafe MERGE: Kernel<Pass, 1> = "merge", hosts!(any sorted);
+        unsafe TILES: Kernel<Pass, 1> = any self::sort_passes_tiles;
+        unsafe LATER: [Kernel<Pass, 1>; 2] = any self::sort_passes[step, merge];
     }
 }
 
@@ -63,6 +62,7 @@ pub(crate) fn sort_pairs(
     let both = [pairs.read_write()];
     let tiles = Grid::linear(count / TILE, TILE as u32 / 2);
     let mut pass = Pass { pairs: count as u64, padded: padded as u64, size: 0, distance: 0 };
+    let [step, merge] = &LATER;
     TILES.launch(target, op, &both, &pass, tiles)?;
     for size in (TILE.ilog2() + 1..=padded.ilog2()).map(|log| 1usize << log) {
         pass.size = size as u64;
@@ -70,10 +70,10 @@ pub(crate) fn sort_pairs(
         while distance >= TILE {
             pass.distance = distance as u64;
             let grid = Grid::linear(count / 2 / THREADS, THREADS as u32);
-            STEP.launch(target, op, &both, &pass, grid)?;
+            step.launch(target, op, &both, &pass, grid)?;
             distance /= 2;
         }
-        MERGE.launch(target, op, &both, &pass, tiles)?;
+        merge.launch(target, op, &both, &pass, tiles)?;
     }
     Ok(())
 }
@@ -82,13 +82,13 @@ pub(crate) fn sort_pairs(
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operand consists of pairs.
-unsafe fn tiles(launch: &HostLaunch<'_>, p: &Pass) {
+unsafe fn sort_passes_tiles(launch: &HostLaunch<'_>, p: &Pass) {
     let pairs = SharedPtr::<SortPair>::operand(launch, 0);
     // SAFETY: the operand has `p.pairs` pairs, and no other thread accesses them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
     pairs.chunks_exact_mut(p.padded as usize).for_each(<[SortPair]>::sort_unstable);
 }
 
-/// The CPU implementation of the later passes, which does nothing: `tiles` has already sorted whole
-/// rows.
-unsafe fn sorted(_: &HostLaunch<'_>, _: &Pass) {}
+/// The CPU implementation of the later passes, which does nothing: [`sort_passes_tiles`] has
+/// already sorted whole rows.
+unsafe fn sort_passes(_: &HostLaunch<'_>, _: &Pass) {}

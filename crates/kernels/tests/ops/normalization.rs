@@ -49,7 +49,7 @@ fn every_float_and_size(target: Target<'_>) {
                 };
                 let out = Tensor::garbage(target, dtype, &[rows * size]);
                 let of_bias = biased.then(|| bias.view());
-                layer_norm(target, &norm, of_bias, out.view()).unwrap();
+                layer_norm(target, &norm, None, of_bias, out.view()).unwrap();
                 let of_input = Tensor::garbage(target, dtype, &[rows * size]);
                 layer_norm_backward(target, &norm, grad.view(), None, of_input.view()).unwrap();
                 let [dw, db] = [(); 2].map(|()| Tensor::garbage(target, dtype, &[size]));
@@ -116,12 +116,13 @@ fn sums_of_every_float(target: Target<'_>) {
                 };
                 let of_bias = weighted.then(|| bias.view());
                 let (out, sum) = (garbage(), garbage());
-                add_layer_norm(target, &norm, b.view(), of_bias, out.view(), sum.view()).unwrap();
+                let views = Some([b.view(), sum.view()]);
+                layer_norm(target, &norm, views, of_bias, out.view()).unwrap();
                 let moments = [mean.floats(target), scale.floats(target)];
                 let expected_sum = added(&a, &b);
                 let of_sum = LayerNorm { input: expected_sum.view(), ..norm };
                 let expected = garbage();
-                layer_norm(target, &of_sum, of_bias, expected.view()).unwrap();
+                layer_norm(target, &of_sum, None, of_bias, expected.view()).unwrap();
                 assert_eq!(sum.floats(target), expected_sum.floats(target), "{context}");
                 assert_close(dtype, &out.floats(target), &expected.floats(target), &context);
                 assert_close(wide, &moments[0], &mean.floats(target), &context);
@@ -230,20 +231,20 @@ fn operands_of_other_sizes_or_layouts_are_refused() {
             centred: true,
         };
         let turned = Tensor::garbage(target, F32, &[3, 3]).with(|l| l.transpose(0, 1));
-        let refused = layer_norm(target, &norm, None, turned.view());
+        let refused = layer_norm(target, &norm, None, None, turned.view());
         assert!(matches!(refused.kind(), Some(ErrorKind::ShapeMismatch { .. })));
         let few = Tensor::garbage(target, F32, &[2]);
-        let refused = layer_norm(target, &norm, Some(few.view()), square.view());
+        let refused = layer_norm(target, &norm, None, Some(few.view()), square.view());
         assert!(matches!(refused.kind(), Some(ErrorKind::ShapeMismatch { .. })));
         let wide = Tensor::garbage(target, F64, &[3]);
         let other = LayerNorm { weight: Some(wide.view()), ..norm };
         let out = Tensor::garbage(target, F32, &[3, 3]);
-        let refused = layer_norm(target, &other, None, out.view());
+        let refused = layer_norm(target, &other, None, None, out.view());
         assert!(matches!(refused.kind(), Some(ErrorKind::DTypeMismatch { .. })));
         let (view, sum) = (out.view(), square.view());
-        let refused = add_layer_norm(target, &norm, few.view(), None, view, sum);
+        let refused = layer_norm(target, &norm, Some([few.view(), sum]), None, view);
         assert!(matches!(refused.kind(), Some(ErrorKind::ShapeMismatch { .. })));
-        let refused = add_layer_norm(target, &norm, square.view(), None, view, sum);
+        let refused = layer_norm(target, &norm, Some([square.view(), sum]), None, view);
         assert!(matches!(refused.kind(), Some(ErrorKind::OverlappingOperands)));
     });
 }

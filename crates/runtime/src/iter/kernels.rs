@@ -6,27 +6,22 @@ use bytemuck::Pod;
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{BLOCK, Flat, Index, IterPlan, Params, Space, halves};
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::host::params;
-use crate::launch::{self, Call, Code};
+use crate::launch::{self, Call};
 use crate::module::Program;
-use crate::{Error, Operand, Result, Site, Target, View};
-
-/// Numbers of the kernels in their programs.
-const FLAT: usize = 0;
-const STRIDED: usize = 1;
-const CONVERTING: usize = 2;
+use crate::{DType, Error, ErrorKind, Operand, Result, Site, Target, View};
 
 /// A CPU implementation for `N` operands of common sizes, with the arguments `A`.
 ///
 /// # Safety
 /// Both functions access memory only to read elements of the operands and to write elements of the
 /// results, in the elements' own types, at the positions that they receive. They write every
-/// element of the results.
+/// element of the results. The results are the last [`RESULTS`](Self::RESULTS) views.
 pub unsafe trait HostLoop<A, const N: usize> {
     /// Name of the program's variant for the same types of elements.
     const VARIANT: &'static str;
+    /// Number of results. Default: 1.
+    const RESULTS: usize = 1;
 
     /// Runs over operands that are contiguous.
     ///
@@ -47,47 +42,74 @@ pub unsafe trait HostLoop<A, const N: usize> {
 
 unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Flat, A> = params(launch);
-    // SAFETY: `Kernels::enqueue` passes these parameters to this function. The caller of
-    // `Kernels::new` guarantees that the operands have the loop's types.
+    // SAFETY: `Variant::enqueue` passes these parameters to this function. The caller of
+    // `Variant::new` guarantees that the operands have the loop's types.
     unsafe { L::flat(launch, &space, &args) }
 }
 
 unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Index<N>, A> = params(launch);
-    // SAFETY: `Kernels::enqueue` passes these parameters to this function. The caller of
-    // `Kernels::new` guarantees that the operands have the loop's types.
+    // SAFETY: `Variant::enqueue` passes these parameters to this function. The caller of
+    // `Variant::new` guarantees that the operands have the loop's types.
     unsafe { L::strided(launch, &space, &args) }
 }
 
-/// The kernels of an op on `N` views, in one variant of a program. The kernels take [`Params`] of
-/// the arguments `A`, with [`Flat`] or an [`Index`]. The views are the operands, which are read, and
-/// after them the [results](Kernels::with_results).
-///
-/// Creating a `Kernels` is unsafe and launching it is safe, as for [`Kernel`](launch::Kernel). Keep
-/// it private to the family.
+/// Numbers of elements that a thread of an op's kernels processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Kernels<A, const N: usize> {
+pub struct Widths {
+    /// Elements per thread of the flat kernel, which is used only if operands are aligned to this
+    /// number of elements.
+    pub vector: usize,
+    /// Elements per thread of the strided kernel.
+    pub run: usize,
+}
+
+/// The kernels of one variant of a program, with their CPU implementations. They take [`Params`] of
+/// the arguments `A`, with [`Flat`] or an [`Index`].
+#[derive(Clone, Copy, Debug)]
+pub struct Variant<A, const N: usize> {
     program: &'static Program,
-    variant: usize,
-    /// The CPU implementations of the flat kernel, and of the strided and the converting kernel.
-    hosts: [HostKernel; 2],
-    vector: usize,
-    run: usize,
+    number: usize,
+    flat: Code<Flat>,
+    strided: Code<Index<N>>,
+    /// The kernel for views of other dtypes. It has one element per thread.
+    converting: Option<Code<Index<N>>>,
+    dtypes: [DType; N],
+    widths: Widths,
     results: usize,
-    converts: bool,
     args: PhantomData<fn(&A)>,
 }
 
-impl<A: Pod, const N: usize> Kernels<A, N> {
-    /// Describes the kernels of the variant that the loop `L` names: [`KERNELS`](super::KERNELS) or
-    /// [`CONVERTING_KERNELS`](super::CONVERTING_KERNELS).
+/// A kernel over the elements of an `S`, and its CPU implementation.
+#[derive(Clone, Copy, Debug)]
+struct Code<S> {
+    /// Number of the kernel in its program.
+    number: usize,
+    host: HostKernel,
+    space: PhantomData<fn(&S)>,
+}
+
+impl<S> Code<S> {
+    /// Finds the kernel in its program.
+    const fn find(program: &Program, name: &str, host: HostKernel) -> Option<Self> {
+        match program.kernel_number(name) {
+            Some(number) => Some(Self { number, host, space: PhantomData }),
+            None => None,
+        }
+    }
+}
+
+impl<A: Pod, const N: usize> Variant<A, N> {
+    /// Describes the kernels `flat`, `strided` and, if the program has it, `converting`
+    /// ([`KERNELS`](super::KERNELS), [`CONVERTING_KERNELS`](super::CONVERTING_KERNELS)) of the
+    /// variant that the loop `L` names. `dtypes` are those of the views.
     ///
     /// # Panics
-    /// If the program lacks the variant. In a `static` this is a compile error:
+    /// If the program lacks the variant or a kernel. In a `static` this is a compile error:
     ///
     /// ```compile_fail,E0080
-    /// # use warpline_runtime::host::HostLaunch;
-    /// # use warpline_runtime::iter::{self, HostLoop, Index, Kernels};
+    /// # use warpline_runtime::{DType, host::HostLaunch};
+    /// # use warpline_runtime::iter::{self, HostLoop, Index, Variant, Widths};
     /// # use warpline_runtime::module::{Program, Source};
     /// struct Singles;
     /// unsafe impl HostLoop<u32, 1> for Singles {
@@ -95,7 +117,9 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     ///     unsafe fn strided(_: &HostLaunch<'_>, _: &Index<1>, _: &u32) {}
     /// }
     /// static DOUBLES: Program = Program::new("op", &["f64"], iter::KERNELS, |_, _| Source::new());
-    /// static KERNELS: Kernels<u32, 1> = unsafe { Kernels::new::<Singles>(&DOUBLES) };
+    /// const WIDTHS: Widths = Widths { vector: 1, run: 1 };
+    /// static VARIANT: Variant<u32, 1> =
+    ///     unsafe { Variant::new::<Singles>(&DOUBLES, [DType::F32], WIDTHS) };
     /// ```
     ///
     /// # Safety
@@ -103,49 +127,56 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     ///   definition that is generated from them.
     /// - Kernels and loop access memory only to read elements of the operands and to write
     ///   elements of the results, at the same index. They write every element of the results.
-    /// - The numbers that are set afterwards ([`with_vector`](Self::with_vector) and others) match
-    ///   the kernels.
-    /// - Every launch has views with the dtypes of kernels and loop. If a launch declares views as
-    ///   untouched, kernels and loop do not access these views when they receive its arguments.
+    /// - They access the views as elements of `dtypes`. The converting kernel and its loop access
+    ///   them as elements of the dtypes in the arguments, with which every launch is made.
+    /// - `widths` are those of the kernels.
+    /// - If a launch declares views as untouched, kernels and loop do not access these views when
+    ///   they receive its arguments.
     #[must_use]
-    pub const unsafe fn new<L: HostLoop<A, N>>(program: &'static Program) -> Self {
-        let Some(variant) = program.variant_number(L::VARIANT) else {
+    pub const unsafe fn new<L: HostLoop<A, N>>(
+        program: &'static Program,
+        dtypes: [DType; N],
+        widths: Widths,
+    ) -> Self {
+        let Some(number) = program.variant_number(L::VARIANT) else {
             panic!("the program lacks the variant that the loop names")
         };
-        let (hosts, args) = ([flat::<L, A, N>, strided::<L, A, N>], PhantomData);
-        Self { program, variant, hosts, vector: 1, run: 1, results: 1, converts: false, args }
+        let converting = Code::find(program, "converting", strided::<L, A, N>);
+        let (Some(flat), Some(strided)) = (
+            Code::find(program, "flat", flat::<L, A, N>),
+            Code::find(program, "strided", strided::<L, A, N>),
+        ) else {
+            panic!("the program lacks the kernels `flat` and `strided`")
+        };
+        let (results, args) = (L::RESULTS, PhantomData);
+        Self { program, number, flat, strided, converting, dtypes, widths, results, args }
     }
+}
 
-    /// Sets the number of elements that a thread of the flat kernel processes. The flat kernel is used only if operands
-    /// are aligned to this number of elements. Default: 1.
+/// The kernels of an op on `N` views, by dtype. The views are first the operands, which are read,
+/// then the [results](HostLoop::RESULTS).
+///
+/// Creating a [`Variant`] is unsafe and launching is safe, as for [`Kernel`](launch::Kernel). A
+/// launch checks the views' dtypes. Keep a `Kernels` private to the family.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels<A, const N: usize> {
+    by_dtype: [Option<Variant<A, N>>; DType::ALL.len()],
+}
+
+impl<A: Pod, const N: usize> Kernels<A, N> {
+    /// Creates a table of variants, in the order of [`DType::ALL`]: [`by_dtype!`](crate::by_dtype)
+    /// makes it.
     #[must_use]
-    pub const fn with_vector(self, vector: usize) -> Self {
-        Self { vector, ..self }
+    pub const fn new(by_dtype: [Option<Variant<A, N>>; DType::ALL.len()]) -> Self {
+        Self { by_dtype }
     }
 
-    /// Sets the number of elements that a thread of the strided kernel processes. Default: 1.
-    #[must_use]
-    pub const fn with_run(self, run: usize) -> Self {
-        Self { run, ..self }
-    }
-
-    /// Sets the number of results. Default: 1.
-    #[must_use]
-    pub const fn with_results(self, results: usize) -> Self {
-        Self { results, ..self }
-    }
-
-    /// Sets whether views have different dtypes than the kernels. The third kernel then runs, with one
-    /// element per thread, and with the parameters and the loop of the strided kernel. Default:
-    /// false.
-    #[must_use]
-    pub const fn converting(self, converts: bool) -> Self {
-        Self { converts, ..self }
-    }
-
-    /// Runs the op on views of the same sizes.
+    /// Runs the variant for `dtype` on views of the same sizes.
     ///
     /// # Errors
+    /// - [`ErrorKind::UnsupportedDType`] if there is no variant for `dtype`.
+    /// - [`ErrorKind::DTypeMismatch`] if a view has another dtype than the variant, unless the
+    ///   program has a kernel that converts elements.
     /// - [`ErrorKind::ShapeMismatch`] if the views have different sizes.
     /// - [`ErrorKind::OverlappingWrite`], [`ErrorKind::OverlappingOperands`] or
     ///   [`ErrorKind::OutOfStorage`] by the rules of [`launch::check_in_place`].
@@ -156,10 +187,11 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         &self,
         target: Target<'_>,
         site: Site,
+        dtype: DType,
         views: [View<'_>; N],
         args: A,
     ) -> Result<()> {
-        self.launch_some(target, site, views, 0, args)
+        self.launch_some(target, site, dtype, views, 0, args)
     }
 
     /// Runs the op as [`Kernels::launch`] does, but accesses no view whose bit in `untouched` is set. Such views are
@@ -173,10 +205,14 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         &self,
         target: Target<'_>,
         site: Site,
+        dtype: DType,
         views: [View<'_>; N],
         untouched: u64,
         args: A,
     ) -> Result<()> {
+        let Some(variant) = &self.by_dtype[dtype as usize] else {
+            return Err(ErrorKind::UnsupportedDType { dtype }.of(site.op));
+        };
         let out = views[N - 1];
         for view in &views[..N - 1] {
             if view.sizes() != out.sizes() {
@@ -188,11 +224,21 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
                 return Err(Error::shape(site.op, reason));
             }
         }
-        let declared = self.operands(views, untouched);
-        launch::check_in_place(site.op, &declared)?;
-        self.launch_part(target, site, views, &declared, untouched, args)
+        let mut converting = None;
+        for (k, (view, expected)) in views.iter().zip(variant.dtypes).enumerate() {
+            if untouched >> k & 1 == 0 && view.dtype != expected {
+                converting = variant.converting;
+                if converting.is_none() {
+                    view.check_dtype(site.op, expected)?;
+                }
+            }
+        }
+        launch::check_in_place(site.op, &variant.operands(views, untouched))?;
+        variant.launch(target, site, views, untouched, converting, args)
     }
+}
 
+impl<A: Pod, const N: usize> Variant<A, N> {
     /// Returns the kernels' access to each view.
     fn operands<'a>(&self, views: [View<'a>; N], untouched: u64) -> [Operand<'a>; N] {
         std::array::from_fn(|k| match views[k] {
@@ -202,14 +248,16 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         })
     }
 
+    /// Launches the kernel for the layouts of the views, or `converting`. The caller has checked
+    /// the views.
     #[track_caller]
-    fn launch_part(
+    fn launch(
         &self,
         target: Target<'_>,
         site: Site,
         views: [View<'_>; N],
-        declared: &[Operand<'_>; N],
         untouched: u64,
+        converting: Option<Code<Index<N>>>,
         args: A,
     ) -> Result<()> {
         let sizes = views[N - 1].sizes();
@@ -220,50 +268,54 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         let plan = IterPlan::new(sizes, views.map(|v| v.strides()));
         if !plan.fits() {
             return halves(&views, |part| {
-                let declared = self.operands(part, untouched);
-                self.launch_part(target, site, part, &declared, untouched, args)
+                self.launch(target, site, part, untouched, converting, args)
             });
         }
-        let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(self.vector);
-        if !self.converts && plan.is_contiguous() && views.iter().all(aligned) {
+        let operands = &self.operands(views, untouched);
+        let Widths { vector, run } = self.widths;
+        if let Some(converting) = converting {
+            let index = plan.index(site.op)?;
+            // SAFETY: `index` has the elements of the views, which the caller has checked.
+            return unsafe { self.enqueue(target, site, converting, operands, index, args, numel) };
+        }
+        let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(vector);
+        if plan.is_contiguous() && views.iter().all(aligned) {
             // The number of elements is below 2³¹, because the plan fits.
             let space = Flat { numel: numel as u32 };
-            let threads = numel.div_ceil(self.vector);
-            // SAFETY: `space` has the elements of the views, which `launch_some` has checked.
-            return unsafe { self.enqueue(target, site, FLAT, declared, space, args, threads) };
+            let threads = numel.div_ceil(vector);
+            // SAFETY: `space` has the elements of the views, which the caller has checked.
+            return unsafe {
+                self.enqueue(target, site, self.flat, operands, space, args, threads)
+            };
         }
-        let (kernel, index, threads) = if self.converts {
-            (CONVERTING, plan.index(site.op)?, numel)
-        } else {
-            let index = plan.in_runs(site.op, self.run, views[N - 1].layout.offset())?;
-            (STRIDED, index, index.runs().threads())
-        };
-        // SAFETY: `index` has the elements of the views, which `launch_some` has checked.
-        unsafe { self.enqueue(target, site, kernel, declared, index, args, threads) }
+        let index = plan.in_runs(site.op, run, views[N - 1].layout.offset())?;
+        let threads = index.runs().threads();
+        // SAFETY: `index` has the elements of the views, which the caller has checked.
+        unsafe { self.enqueue(target, site, self.strided, operands, index, args, threads) }
     }
 
     /// Launches a kernel with one thread per element or run, because many short blocks keep a device busier than fewer
     /// blocks that loop.
     ///
     /// # Safety
-    /// `kernel` and its loop take a `space` of this type, which has the elements of the operands.
-    /// The operands lie in their storages and overlap only as the kernels allow.
+    /// `space` has the elements of the operands. The operands lie in their storages, overlap only
+    /// as the kernels allow, and have the dtypes that `code` accesses.
     #[track_caller]
     #[allow(clippy::too_many_arguments)]
     unsafe fn enqueue<S: Pod>(
         &self,
         target: Target<'_>,
         Site { op, location }: Site,
-        kernel: usize,
+        code: Code<S>,
         operands: &[Operand<'_>; N],
         space: S,
         args: A,
         threads: usize,
     ) -> Result<()> {
-        let host = self.hosts[kernel.min(STRIDED)];
+        let host = code.host;
         let blocks = launch::blocks(threads.div_ceil(BLOCK as usize));
-        let kernel = (self.program, self.variant, kernel);
-        let code = Code::Kernel { kernel, grid: [blocks, 1, 1], threads: BLOCK };
+        let kernel = (self.program, self.number, code.number);
+        let code = launch::Code::Kernel { kernel, grid: [blocks, 1, 1], threads: BLOCK };
         let (params, checks_indices) = (Params { space, args }, false);
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };

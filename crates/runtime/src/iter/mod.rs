@@ -3,8 +3,8 @@
 //! A family declares its kernels once. For each dtype it has a *flat* kernel, for operands that are
 //! contiguous and aligned, and a *strided* kernel (`runs.rs`); one [`HostLoop`] implements both on
 //! the CPU. Elementwise ops have a third kernel, for operands of other dtypes, which converts
-//! elements as it reads and writes them. [`Kernels::launch`] checks the operands, chooses a kernel,
-//! and launches it.
+//! elements as it reads and writes them. A [`Variant`] has the kernels for a dtype, and [`Kernels`] the
+//! variants of an op. [`Kernels::launch`] checks the operands, chooses a kernel, and launches it.
 
 mod kernels;
 mod params;
@@ -18,7 +18,7 @@ use std::panic::Location;
 
 use crate::{Layout, Result, View};
 
-pub use kernels::{HostLoop, Kernels};
+pub use kernels::{HostLoop, Kernels, Variant, Widths};
 pub use params::Params;
 pub use runs::Runs;
 pub use space::{Bits, Flat, Index, IterPlan, Space, magic};

@@ -6,7 +6,7 @@
 //!
 //! If an operand is denser in a different dimension than the innermost, as in a transpose, blocks take tiles of two
 //! dimensions, so that whole memory sectors of all operands are read through the first-level cache. Shared memory would
-//! be no faster. Grids have a thread for each run instead of threads that loop (`Kernels::enqueue`).
+//! be no faster. Grids have a thread for each run instead of threads that loop (`Variant::enqueue`).
 
 use super::space::{Index, IterPlan, magic};
 use super::walk::Dim;

@@ -9,7 +9,8 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::null::NullDriver;
 
 use super::*;
-use crate::testing::{self, KERNELS, Tensor, small_sim};
+use crate::host::HostElement;
+use crate::testing::{self, KERNELS, SINGLE, Tensor, small_sim};
 use crate::{DType, ErrorKind, ResultExt as _, Runtime, RuntimeConfig, Site, Storage, Target};
 
 static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
@@ -38,8 +39,10 @@ fn far_strides_are_cut_into_few_launches() {
     let memory = Storage::device(&runtime, bytes, &stream).unwrap();
     let targets =
         [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
-    // SAFETY: the loop touches nothing, and no GPU runs the kernel.
-    static COUNT: Kernels<u32, 1> = unsafe { Kernels::new::<Count>(&KERNELS) };
+    static COUNT: Kernels<u32, 1> = Kernels::new(by_dtype!(all T => {
+        // SAFETY: the loop touches nothing, and no GPU runs the kernel.
+        Some(unsafe { Variant::new::<Count>(&KERNELS, [T::DTYPE], SINGLE) })
+    }));
     for (target, storage) in targets {
         for (sizes, strides, launches) in [
             ([2usize, n], [1isize << 30, 1], 1),
@@ -53,7 +56,7 @@ fn far_strides_are_cut_into_few_launches() {
                 Layout::from_parts(sizes.as_slice().into(), smallvec![strides[0], strides[1]], 0);
             LAUNCHES.store(0, Ordering::Relaxed);
             let view = View { storage, layout: &layout, dtype: DType::U8 };
-            COUNT.launch(target, Site::here("fill_"), [view], 0).unwrap();
+            COUNT.launch(target, Site::here("fill_"), view.dtype, [view], 0).unwrap();
             stream.synchronize().unwrap();
             let counted = LAUNCHES.load(Ordering::Relaxed);
             assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");
@@ -79,4 +82,18 @@ fn a_launch_is_enqueued_on_its_stream_and_rejects_host_memory() {
     let host = Tensor::garbage(Target::Cpu(&runtime), DType::F32, &[1000, 7]);
     let error = testing::copy(target, host.view(), a.view());
     assert!(matches!(error.kind(), Some(ErrorKind::DeviceMismatch { .. })));
+}
+
+/// A view of another dtype would be read beyond its end, because the loop has the dtypes of its
+/// variant.
+#[test]
+fn views_of_other_dtypes_than_the_variants_are_rejected() {
+    let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
+    let target = Target::Cpu(&runtime);
+    let [a, b] = [DType::F32, DType::U8].map(|dtype| Tensor::garbage(target, dtype, &[3]));
+    let error = testing::copy(target, b.view(), a.view());
+    assert!(matches!(error.kind(), Some(ErrorKind::DTypeMismatch { .. })), "{error:?}");
+    static NONE: Kernels<u32, 1> = Kernels::new([None; DType::ALL.len()]);
+    let error = NONE.launch(target, Site::here("fill_"), DType::F32, [a.view()], 0);
+    assert!(matches!(error.kind(), Some(ErrorKind::UnsupportedDType { dtype: DType::F32 })));
 }

@@ -20,6 +20,7 @@ mod promote;
 mod read;
 mod reduce;
 mod reduce_backward;
+mod reduction_gradients;
 mod shapes;
 mod statistics;
 mod tensor_data;

@@ -5,7 +5,8 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{Extreme, Mean, Product, ReducedDims, Softmax, Sum};
+use super::reduce_backward::{self as gradients, ReducedDims};
+use super::reduction_gradients::reduction_gradients;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
@@ -129,9 +130,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     record_reduction(op, a, out, ReducedDims(which))
 }
 
-/// Declares the methods of each reduction, and its gradient: an expression for the struct that the backward
-/// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not
-/// compile if a reduction is missing here.
+/// Declares the methods of each reduction, and its gradient for [`reduction_gradients!`].
 macro_rules! reduction_methods {
     ($(
         $(#[$doc:meta])*
@@ -161,45 +160,28 @@ macro_rules! reduction_methods {
             }
         )*}
 
-        /// Records a reduction of `a`, whose result is `out`.
-        #[track_caller]
-        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: ReducedDims) -> Result<Tensor> {
-            match op {$(
-                ReduceOp::$op => reduction_methods!(@gradient $gradient, op, a, out, reduced),
-            )*}
-        }
+        reduction_gradients! { $($op $gradient;)* }
     };
-    (@gradient none, $op:ident, $a:ident, $out:ident, $reduced:ident) => {
-        Ok($out)
-    };
-    (
-        @gradient { ($x:tt, $result:tt, $dims:tt) => $saved:expr },
-        $op:ident, $a:ident, $out:ident, $reduced:ident
-    ) => {{
-        let ($x, $result, $dims) = ($a, &$out, $reduced);
-        let saved = $saved;
-        record($op.name(), $out, &[$a], saved)
-    }};
 }
 
 reduction_methods! {
     /// The sum over dimensions (`torch.sum`). Integers and bools give `int64`.
     sum sum_keepdim Sum(dims: IntoDims => into_dims),
-        gradient { (_, _, reduced) => Sum { reduced } };
+        gradient { (_, _, reduced) => gradients::Sum { reduced } };
     /// The product over dimensions (`torch.prod`). Integers and bools give `int64`.
     prod prod_keepdim Prod(dims: IntoDims => into_dims),
-        gradient { (x, _, reduced) => Product { x: x.clone(), reduced } };
+        gradient { (x, _, reduced) => gradients::Product { x: x.clone(), reduced } };
     /// The mean over dimensions (`torch.mean`). Floats only.
     mean mean_keepdim Mean(dims: IntoDims => into_dims),
-        gradient { (x, out, reduced) => Mean { count: (x.numel() / out.numel().max(1)) as f64, reduced } };
+        gradient { (x, out, reduced) => gradients::Mean { count: (x.numel() / out.numel().max(1)) as f64, reduced } };
     /// The largest element over dimensions; NaN if there is a NaN (`torch.amax`).
     #[doc(alias = "max")]
     amax amax_keepdim Max(dims: IntoDims => into_dims),
-        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
+        gradient { (x, out, reduced) => gradients::Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// The smallest element over dimensions; NaN if there is a NaN (`torch.amin`).
     #[doc(alias = "min")]
     amin amin_keepdim Min(dims: IntoDims => into_dims),
-        gradient { (x, out, reduced) => Extreme { x: x.clone(), out: out.clone(), reduced } };
+        gradient { (x, out, reduced) => gradients::Extreme { x: x.clone(), out: out.clone(), reduced } };
     /// Returns whether any element along dimensions is nonzero (`torch.any`). The result is bool, but `uint8` for
     /// `uint8`.
     any any_keepdim Any(dims: IntoDims => into_dims), gradient none;
@@ -274,6 +256,6 @@ impl Tensor {
             return Ok(out);
         }
         let saved = out.clone();
-        record(name, out, &[self], Softmax { out: saved, dim: d, log })
+        record(name, out, &[self], gradients::Softmax { out: saved, dim: d, log })
     }
 }

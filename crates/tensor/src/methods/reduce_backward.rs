@@ -36,13 +36,6 @@ impl ReducedDims {
 
 saved! {
     pub(super) struct Sum { pub(super) reduced: ReducedDims }
-
-    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: ReducedDims }
-
-    /// The largest or smallest element, `out`, of `x`.
-    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: ReducedDims }
-
-    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: ReducedDims }
 }
 
 impl OpBackward for Sum {
@@ -50,6 +43,10 @@ impl OpBackward for Sum {
         let sizes = inputs.sizes(0);
         Ok(smallvec![Some(expand(&self.reduced.kept(grad, sizes)?, sizes)?)])
     }
+}
+
+saved! {
+    pub(super) struct Mean { pub(super) count: f64, pub(super) reduced: ReducedDims }
 }
 
 impl OpBackward for Mean {
@@ -60,6 +57,11 @@ impl OpBackward for Mean {
     }
 }
 
+saved! {
+    /// The largest or smallest element, `out`, of `x`.
+    pub(super) struct Extreme { pub(super) x: Tensor, pub(super) out: Tensor, pub(super) reduced: ReducedDims }
+}
+
 impl OpBackward for Extreme {
     /// Distributes the gradient equally among all elements that equal the extreme.
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
@@ -68,6 +70,10 @@ impl OpBackward for Extreme {
         let share = reduced.kept(grad, sizes)?.div(&reduced.sum(&equal)?)?;
         Ok(smallvec![Some(equal.mul(&share)?)])
     }
+}
+
+saved! {
+    pub(super) struct Product { pub(super) x: Tensor, pub(super) reduced: ReducedDims }
 }
 
 impl OpBackward for Product {

@@ -7,6 +7,11 @@ use warpline_runtime::host::{self, HostElement, HostLaunch, SharedPtr};
 use super::{Attention, BOOLEAN, MaskSteps, ROWS, Steps, VECTOR};
 use crate::math::{Loop, exp, vectorized};
 
+// Kernels with and without a mask have the same functions, which read a mask if there is one.
+pub(super) use attention as attention_masked;
+pub(super) use attention_backward_keys as attention_masked_backward_keys;
+pub(super) use attention_backward_queries as attention_masked_backward_queries;
+
 impl Attention {
     fn batches(&self) -> usize {
         (self.outer * self.inner) as usize
@@ -148,7 +153,7 @@ pub(super) fn weighted_sum(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
 /// # Safety
 /// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask and result (`T`),
 /// and the logarithms (`f32`).
-pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
+pub(super) unsafe fn attention<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
@@ -186,7 +191,7 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(
 /// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask, result and its
 /// gradient (`T`), logarithms and `delta` (`f32`), and the gradient of the queries (`T`). The function writes to `delta`,
 /// for each query, the dot product of the result and its gradient.
-pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
+pub(super) unsafe fn attention_backward_queries<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {
@@ -229,7 +234,7 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(
 /// # Safety
 /// The conditions of [`HostKernel`](host::HostKernel). The operands are queries, keys, values, mask and gradient of the
 /// result (`T`), logarithms and `delta` (`f32`), and the gradients of keys and values (`T`).
-pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(
+pub(super) unsafe fn attention_backward_keys<T: HostElement<Compute = f32>>(
     launch: &HostLaunch<'_>,
     p: &Attention,
 ) {

@@ -33,14 +33,12 @@ use std::f64::consts::LOG2_E;
 
 use bytemuck::Zeroable;
 
-use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, Operand, Result, Target, View, checked_numel, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, checked_numel, cuda_struct};
 
 /// Queries or keys per block.
 const ROWS: usize = 64;
@@ -56,20 +54,6 @@ const VECTOR: usize = 8;
 
 pub(super) use few_queries::FEW_QUERIES;
 pub use few_queries::{few_queries, has_few_queries};
-
-const FORWARD_KERNELS: [&str; WIDTHS.len()] = ["wide_64", "wide_128"];
-const BACKWARD_KERNELS: [&str; 2 * WIDTHS.len()] =
-    ["queries_64", "queries_128", "keys_64", "keys_128"];
-
-pub(super) static ATTENTION: Program =
-    Program::new("attention", HALVES, &FORWARD_KERNELS, forward).with_ptx(committed);
-pub(super) static ATTENTION_MASKED: Program =
-    Program::new("attention_masked", HALVES, &FORWARD_KERNELS, forward).with_ptx(committed);
-pub(super) static ATTENTION_BACKWARD: Program =
-    Program::new("attention_backward", HALVES, &BACKWARD_KERNELS, backward).with_ptx(committed);
-pub(super) static ATTENTION_MASKED_BACKWARD: Program =
-    Program::new("attention_masked_backward", HALVES, &BACKWARD_KERNELS, backward)
-        .with_ptx(committed);
 
 fn forward(program: &Program, ty: &str) -> Source {
     let name = format!("#define FORWARD_NAME(T, D) {}_##T##_wide_##D\n", program.name());
@@ -98,37 +82,29 @@ fn each(name: &str, ty: &str) -> String {
     WIDTHS.map(|width| format!("{name}({ty}, {width})")).join("\n")
 }
 
-/// The kernels without and with a mask, by width.
-type ByMask<const N: usize> = [[Kernel<Attention, N>; WIDTHS.len()]; 2];
+// SAFETY, for all kernels: `attention` and `attention_backward` make all `Attention`s with `check`.
+// Sizes and strides are those of the launch's operands, whose rows consist of whole vectors. Each
+// element is written by one block.
+kernels! {
+    pub(super) ATTENTION = "attention", HALVES, forward => {
+        unsafe FORWARD: ByWidth<6> = F16 | BF16 cpu::attention[wide_64, wide_128];
+    }
+    pub(super) ATTENTION_MASKED = "attention_masked", HALVES, forward => {
+        unsafe FORWARD_MASKED: ByWidth<6> = F16 | BF16 cpu::attention_masked[wide_64, wide_128];
+    }
+    pub(super) ATTENTION_BACKWARD = "attention_backward", HALVES, backward => {
+        unsafe QUERIES: ByWidth<9> = F16 | BF16 cpu::attention_backward_queries[64, 128];
+        unsafe KEYS: ByWidth<9> = F16 | BF16 cpu::attention_backward_keys[64, 128];
+    }
+    pub(super) ATTENTION_MASKED_BACKWARD = "attention_masked_backward", HALVES, backward => {
+        unsafe QUERIES_MASKED: ByWidth<9> =
+            F16 | BF16 cpu::attention_masked_backward_queries[64, 128];
+        unsafe KEYS_MASKED: ByWidth<9> = F16 | BF16 cpu::attention_masked_backward_keys[64, 128];
+    }
+}
 
-// SAFETY: `attention` and `attention_backward` make all `Attention`s with `check`. Sizes and
-// strides are those of the launch's operands, whose rows consist of whole vectors. Each element is
-// written by one block.
-static FORWARD: ByMask<6> = unsafe {
-    let hosts = hosts!(F16 | BF16, T => cpu::forward::<T>);
-    [
-        Kernel::array(&ATTENTION, FORWARD_KERNELS, hosts),
-        Kernel::array(&ATTENTION_MASKED, FORWARD_KERNELS, hosts),
-    ]
-};
-// SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
-// element is written by one block.
-static BACKWARD_QUERIES: ByMask<9> = unsafe {
-    let hosts = hosts!(F16 | BF16, T => cpu::backward_queries::<T>);
-    [
-        Kernel::array(&ATTENTION_BACKWARD, ["queries_64", "queries_128"], hosts),
-        Kernel::array(&ATTENTION_MASKED_BACKWARD, ["queries_64", "queries_128"], hosts),
-    ]
-};
-// SAFETY: `attention_backward` makes the parameters with `check`, from the launch's operands. Each
-// element is written by one block.
-static BACKWARD_KEYS: ByMask<9> = unsafe {
-    let hosts = hosts!(F16 | BF16, T => cpu::backward_keys::<T>);
-    [
-        Kernel::array(&ATTENTION_BACKWARD, ["keys_64", "keys_128"], hosts),
-        Kernel::array(&ATTENTION_MASKED_BACKWARD, ["keys_64", "keys_128"], hosts),
-    ]
-};
+/// The kernels for each of [`WIDTHS`].
+type ByWidth<const N: usize> = [Kernel<Attention, N>; WIDTHS.len()];
 
 /// Value of [`Attention::masks`] for a boolean mask.
 const BOOLEAN: u64 = 1;
@@ -328,7 +304,7 @@ pub fn attention(
     let params = Attention { out: Steps::of(&out), ..params };
     let [q, k, v] = operands.map(View::read);
     let operands = [q, k, v, of_mask(mask, out), out.write(), lse.write()];
-    run(target, OP, &FORWARD, &operands, &params, (params.queries, params.inner))
+    run(target, OP, [&FORWARD, &FORWARD_MASKED], &operands, &params, (params.queries, params.inner))
 }
 
 /// Computes the gradients of [`attention`] with respect to `q`, `k` and `v` into `dq`, `dk` and
@@ -364,10 +340,10 @@ pub fn attention_backward(
     let [q, k, v] = operands.map(View::read);
     let (mask, heads) = (of_mask(mask, out), params.inner);
     let operands = [q, k, v, mask, out.read(), grad.read(), lse.read(), delta.write(), dq.write()];
-    run(target, OP, &BACKWARD_QUERIES, &operands, &params, (params.queries, heads))?;
+    run(target, OP, [&QUERIES, &QUERIES_MASKED], &operands, &params, (params.queries, heads))?;
     let operands = [q, k, v, mask, grad.read(), lse.read(), delta.read(), dk.write(), dv.write()];
     let key_heads = heads.checked_div(params.group).unwrap_or(0);
-    run(target, OP, &BACKWARD_KEYS, &operands, &params, (params.keys, key_heads))
+    run(target, OP, [&KEYS, &KEYS_MASKED], &operands, &params, (params.keys, key_heads))
 }
 
 /// Returns the mask as an operand. Without a mask, an untouched operand stands in.
@@ -387,7 +363,7 @@ fn check(
     sums: &[View<'_>],
 ) -> Result<Attention> {
     let dtype = q.dtype;
-    FORWARD[0][0].check_dtype(op, dtype)?;
+    FORWARD[0].check_dtype(op, dtype)?;
     let halves = [k, v].into_iter().chain(others.iter().map(|(view, _)| *view));
     let added = mask.filter(|mask| mask.dtype != DType::Bool);
     let dtypes = halves.chain(added).map(|view| (view, dtype));
@@ -439,7 +415,7 @@ fn refused(
 fn run<const N: usize>(
     target: Target<'_>,
     op: &'static str,
-    kernels: &ByMask<N>,
+    by_mask: [&ByWidth<N>; 2],
     operands: &[Operand<'_>; N],
     params: &Attention,
     (rows, inner): (u64, u64),
@@ -451,7 +427,7 @@ fn run<const N: usize>(
     if blocks == 0 || batches == 0 {
         return Ok(());
     }
-    let by_width = &kernels[usize::from(params.masks != 0)];
+    let by_width = by_mask[usize::from(params.masks != 0)];
     let kernel = &by_width[usize::from(params.width as usize > WIDTHS[0])];
     let grid = Grid::new([blocks, batches.min(65_535) as u32, 1], THREADS);
     kernel.launch(target, op, operands, params, grid)

@@ -4,25 +4,16 @@
 //! The kernels apply the causal mask. Weights of half-width floats are stored in that dtype. Scores
 //! and the gradient of the weights are matrix products in `f32`.
 
-use warpline_cuda_sys_safe::HostLaunch;
+mod cpu;
 
-use crate::math::vectorized;
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 use crate::softmax::EXPONENTIAL;
-use crate::softmax::row::{BLOCK, Exp, Row};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{
-    self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, SharedPtr,
-};
 use warpline_runtime::iter::vector_width;
 use warpline_runtime::launch::{Grid, Kernel, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, hosts};
-
-/// The kernels: `short` keeps a row in the registers of a few lanes, `long` uses one block per row.
-/// The `_odd` kernels are for rows that do not consist of whole vectors.
-const KERNELS: [&str; 4] = ["short", "long", "short_odd", "long_odd"];
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct};
 
 /// Maximum number of bytes of a row that a lane keeps in registers.
 const HELD_BYTES: usize = 128;
@@ -31,43 +22,32 @@ const SHORT_THREADS: u32 = 128;
 /// Threads of a block of the `long` kernels.
 const LONG_THREADS: u32 = 256;
 
-pub(super) static ATTENTION_WEIGHTS: Program =
-    Program::new("attention_weights", FLOATS, &KERNELS, |_, ty| {
-        source().push(&format!("ATTENTION_WEIGHTS({ty})"))
-    })
-    .with_ptx(committed);
-
-pub(super) static ATTENTION_WEIGHTS_BACKWARD: Program =
-    Program::new("attention_weights_backward", FLOATS, &KERNELS, |_, ty| {
-        source().push(&format!("ATTENTION_WEIGHTS_BACKWARD({ty})"))
-    })
-    .with_ptx(committed);
-
 fn source() -> Source {
     let of = Source::new().with::<Attention>().push(module::ELEMENT).push(module::SPACE);
     let of = of.push(LANES).push(EXPONENTIAL);
     of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("weights.cuh"))
 }
 
-// SAFETY: `params` makes all `Attention`s, with the sizes of the launch's operands, which are
-// contiguous. Each element of the last operand is written by one thread. `run` launches kernels for
-// whole vectors only if all rows consist of whole vectors.
-static FORWARD: [Kernel<Attention, 2>; KERNELS.len()] = by_weights(unsafe {
-    Kernel::array(&ATTENTION_WEIGHTS, KERNELS, hosts!(float T => forward::<T>))
-});
-// SAFETY: `params` makes all `Attention`s, from the launch's contiguous operands. Each element of
-// the last operand is written by one thread. `run` launches kernels for whole vectors only if all
-// rows consist of whole vectors.
-static BACKWARD: [Kernel<Attention, 3>; KERNELS.len()] = by_weights(unsafe {
-    Kernel::array(&ATTENTION_WEIGHTS_BACKWARD, KERNELS, hosts!(float T => backward::<T>))
-});
-
-/// Selects the variant by the dtype of the weights. The dtype of the scores cannot select it,
-/// because it is `f32` for three of the four dtypes.
-const fn by_weights<const N: usize>(
-    [a, b, c, d]: [Kernel<Attention, N>; KERNELS.len()],
-) -> [Kernel<Attention, N>; KERNELS.len()] {
-    [a.selected_by(1), b.selected_by(1), c.selected_by(1), d.selected_by(1)]
+// `short` kernels keep a row in the registers of a few lanes, `long` kernels use one block per row.
+// The `odd` kernels are for rows that do not consist of whole vectors. The dtype of the scores cannot
+// select the variant, because it is `f32` for three of the four dtypes.
+//
+// SAFETY, for all kernels: `params` makes all `Attention`s, with the sizes of the launch's operands,
+// which are contiguous. Each element of the last operand is written by one thread. `run` launches
+// kernels for whole vectors only if all rows consist of whole vectors.
+kernels! {
+    pub(super) ATTENTION_WEIGHTS = "attention_weights", FLOATS, |_, ty| {
+        source().push(&format!("ATTENTION_WEIGHTS({ty})"))
+    } => {
+        unsafe FORWARD: [Kernel<Attention, 2>; 4] =
+            float cpu::attention_weights[short, long, short_odd, long_odd], selected_by 1;
+    }
+    pub(super) ATTENTION_WEIGHTS_BACKWARD = "attention_weights_backward", FLOATS, |_, ty| {
+        source().push(&format!("ATTENTION_WEIGHTS_BACKWARD({ty})"))
+    } => {
+        unsafe BACKWARD: [Kernel<Attention, 3>; 4] =
+            float cpu::attention_weights_backward[short, long, short_odd, long_odd], selected_by 1;
+    }
 }
 
 cuda_struct! {
@@ -185,7 +165,7 @@ fn params(
 fn run<const N: usize>(
     target: Target<'_>,
     op: &'static str,
-    [short, long, short_odd, long_odd]: &[Kernel<Attention, N>; KERNELS.len()],
+    [short, long, short_odd, long_odd]: &[Kernel<Attention, N>; 4],
     operands: &[Operand<'_>; N],
     mut params: Attention,
 ) -> Result<()> {
@@ -218,75 +198,4 @@ fn run<const N: usize>(
         Grid::new([blocks(queries), batches, 1], LONG_THREADS)
     };
     kernel.launch(target, op, operands, &params, grid)
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// scores (`T::Compute`) and the weights (`T`).
-unsafe fn forward<T>(launch: &HostLaunch<'_>, p: &Attention)
-where
-    T: HostElement<Compute: Exp>,
-{
-    let (scores, weights) =
-        (SharedPtr::<T::Compute>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
-    let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
-    let zero = T::put(T::Compute::from_bits(0));
-    let scale = T::Compute::from_number(scale);
-    let grain = (GRAIN / 8 / keys).max(1);
-    host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
-        let mut block =
-            vec![[T::Compute::LOWEST; HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
-        for row in rows {
-            let (at, size) = ((row * keys) as isize, p.visible_keys(row));
-            let read = |first: usize, values: &mut [T::Compute]| {
-                for (i, x) in (first as isize..).zip(values) {
-                    // SAFETY: the row has `keys` elements, which the launch declares as read.
-                    *x = unsafe { scores.read(at + i) }.mul(scale);
-                }
-            };
-            let write = |first: usize, values: &[T::Compute]| {
-                for (i, &x) in (first as isize..).zip(values) {
-                    // SAFETY: the row has `keys` weights and belongs to this thread.
-                    unsafe { weights.write(at + i, T::put(x)) };
-                }
-            };
-            let block = &mut block[..size.min(BLOCK).div_ceil(HOST_LANES)];
-            vectorized(Row { size, log: false, block, read: &read, write: &write });
-            for i in size..keys {
-                // SAFETY: `i` is less than `keys`, and the row belongs to this thread.
-                unsafe { weights.write(at + i as isize, zero) };
-            }
-        }
-    });
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// gradient (`T::Compute`), the weights (`T`) and the result (`T`).
-unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>, p: &Attention) {
-    let grad = SharedPtr::<T::Compute>::operand(launch, 0);
-    let [weights, result] = [1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
-    let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
-    let grain = (GRAIN / 4 / keys).max(1);
-    host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
-        for row in rows {
-            let (at, size) = ((row * keys) as isize, p.visible_keys(row) as isize);
-            let pair = |i: isize| -> (f64, f64) {
-                // SAFETY: `i` is less than `keys`, and the launch declares both operands as read.
-                let (g, w) = unsafe { (grad.read(at + i), weights.read(at + i)) };
-                (g.cast(), w.get().cast())
-            };
-            let sum: f64 = (0..size).map(pair).map(|(g, w)| g * w).sum();
-            for i in 0..keys as isize {
-                let slope = if i < size {
-                    let (g, w) = pair(i);
-                    scale * w * (g - sum)
-                } else {
-                    0.0
-                };
-                // SAFETY: `i` is less than `keys`, and the row belongs to this thread.
-                unsafe { result.write(at + i, T::put(T::Compute::from_number(slope))) };
-            }
-        }
-    });
 }

@@ -10,37 +10,35 @@ mod cpu;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct};
 
-use crate::programs::{BITS, FLOATS, committed};
+use crate::programs::{BITS, FLOATS, kernels};
 use crate::window::{Taps, Window, grid, images};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&IM2COL, &COL2IM];
-
-static IM2COL: Program = Program::new("im2col", BITS, &[""], |_, ty| {
-    source().push(include_str!("im2col.cuh")).push(&format!("IM2COL({ty})"))
-})
-.with_ptx(committed);
-
-static COL2IM: Program = Program::new("col2im", FLOATS, &[""], |_, ty| {
-    source().push(include_str!("col2im.cuh")).push(&format!("COL2IM({ty})"))
-})
-.with_ptx(committed);
 
 fn source() -> Source {
     Source::new().with::<Columns>().push(module::ELEMENT)
 }
 
-// SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands. The
-// kernel reads the image only where the window lies inside, and each element of the columns is
-// written by one thread.
-static TO_COLUMNS: Kernel<Columns, 2> =
-    unsafe { Kernel::new(&IM2COL, "", hosts!(bits T => cpu::im2col::<T>)) };
-// SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands. The
-// kernel reads only elements of the columns with a valid row and position, and each element of the
-// image is written by one thread.
-static TO_IMAGE: Kernel<Columns, 2> =
-    unsafe { Kernel::new(&COL2IM, "", hosts!(float T => cpu::col2im::<T>)) };
+kernels! {
+    IM2COL = "im2col", BITS, |_, ty| {
+        source().push(include_str!("im2col.cuh")).push(&format!("IM2COL({ty})"))
+    } => {
+        // SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands.
+        // The kernel reads the image only where the window lies inside, and each element of the
+        // columns is written by one thread.
+        unsafe TO_COLUMNS: Kernel<Columns, 2> = bits cpu::im2col;
+    }
+    COL2IM = "col2im", FLOATS, |_, ty| {
+        source().push(include_str!("col2im.cuh")).push(&format!("COL2IM({ty})"))
+    } => {
+        // SAFETY: `check` makes all `Columns`, with the strides and sizes of the launch's operands.
+        // The kernel reads only elements of the columns with a valid row and position, and each
+        // element of the image is written by one thread.
+        unsafe TO_IMAGE: Kernel<Columns, 2> = float cpu::col2im;
+    }
+}
 
 cuda_struct! {
     /// The parameters of both kernels. `image` holds the strides of batch, channel and the three

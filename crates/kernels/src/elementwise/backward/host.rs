@@ -23,6 +23,7 @@ where
     T: HostElement,
 {
     const VARIANT: &'static str = T::DTYPE.suffix();
+    const RESULTS: usize = N - I;
 
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
         // SAFETY: the caller guarantees that the launch has `I` inputs and then the results, with the dtypes in
@@ -147,7 +148,7 @@ fn cpu_step<T: HostElement>(step: &FormulaStep) -> Option<CpuStep> {
         FormulaStep::Constant(number) => Some(CpuStep::Constant(*number)),
         FormulaStep::Single(step) => Some(CpuStep::Single(*step)),
         FormulaStep::Apply(op, _) => {
-            Some(CpuStep::Apply(op.entry.hosts.slices(T::DTYPE)?, step.reads().to_vec()))
+            Some(CpuStep::Apply(op.entry.slices[T::DTYPE as usize]?, step.reads().to_vec()))
         }
     }
 }

@@ -5,9 +5,9 @@ use std::panic::Location;
 
 use bytemuck::Zeroable;
 use warpline_runtime::host::HostElement;
-use warpline_runtime::iter::Kernels;
+use warpline_runtime::iter::{Kernels, Variant, Widths};
 use warpline_runtime::module::{Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Scalar, Site, Target, View, bf16, f16};
+use warpline_runtime::{DType, Error, ErrorKind, Result, Scalar, Site, Target, View, by_dtype};
 
 use super::host::Backpropagation;
 use super::{Backward, BackwardPass};
@@ -16,47 +16,56 @@ use crate::elementwise::cuda::structs;
 use crate::elementwise::formula::MAX_OPERANDS;
 use crate::elementwise::run::{MAX_VIEWS, NUMBER, Numbers, bits, truth};
 
-/// The kernels of a backward pass with `I` inputs and `N` views, by dtype. Only floating-point
-/// dtypes have kernels.
+/// The kernels of a backward pass with `I` inputs and `N` views. Only floating-point dtypes have
+/// kernels.
 #[derive(Debug)]
-pub struct BackwardKernels<const I: usize, const N: usize> {
-    by_dtype: [Option<Kernels<Numbers<I>, N>>; DType::ALL.len()],
-}
+pub struct BackwardKernels<const I: usize, const N: usize>(Kernels<Numbers<I>, N>);
 
 impl<const I: usize, const N: usize> BackwardKernels<I, N> {
-    /// Describes the kernels of the backward pass `P`.
+    /// Describes the kernels of the backward pass `P`. `conditions` has `true` for each operand
+    /// that is a condition.
     ///
     /// # Safety
     /// `program` has the [`source`](super::source) of `P`, and its committed PTX was compiled from
-    /// that source. `P` has `I` inputs and `N - I` results.
+    /// that source. `P` has these conditions, `I` inputs and `N - I` results.
     #[doc(hidden)]
     #[must_use]
-    pub const unsafe fn new<P: BackwardPass>(program: &'static Program) -> Self {
-        let mut by_dtype = [None; DType::ALL.len()];
-        // SAFETY: the caller guarantees that the program is that of `P`, with these numbers of
-        // inputs and results.
-        unsafe {
-            by_dtype[DType::F16 as usize] = Some(kernels::<P, f16, I, N>(program));
-            by_dtype[DType::BF16 as usize] = Some(kernels::<P, bf16, I, N>(program));
-            by_dtype[DType::F32 as usize] = Some(kernels::<P, f32, I, N>(program));
-            by_dtype[DType::F64 as usize] = Some(kernels::<P, f64, I, N>(program));
-        }
-        Self { by_dtype }
+    pub const unsafe fn new<P: BackwardPass>(
+        program: &'static Program,
+        conditions: &[bool],
+    ) -> Self {
+        Self(Kernels::new(by_dtype!(all T => {
+            // SAFETY: the caller guarantees that the program is that of `P`.
+            unsafe { variant::<P, T, I, N>(program, conditions) }
+        })))
     }
 }
 
 /// # Safety
 /// The conditions of [`BackwardKernels::new`].
-const unsafe fn kernels<P: BackwardPass, T: HostElement, const I: usize, const N: usize>(
+const unsafe fn variant<P: BackwardPass, T: HostElement, const I: usize, const N: usize>(
     program: &'static Program,
-) -> Kernels<Numbers<I>, N> {
+    conditions: &[bool],
+) -> Option<Variant<Numbers<I>, N>> {
+    if !T::DTYPE.is_float() {
+        return None;
+    }
+    let mut dtypes = [T::DTYPE; N];
+    let mut operand = 0;
+    while operand < conditions.len() {
+        if conditions[operand] {
+            dtypes[operand] = DType::Bool;
+        }
+        operand += 1;
+    }
     let vector = if T::DTYPE as u64 == DType::F64 as u64 { 2 } else { 4 };
     // SAFETY: the caller guarantees that the program is that of `P`, which has these numbers of
     // inputs and results. `launch` makes the arguments: they contain the dtypes of the views, and
     // mark unused inputs and unwanted results, which kernels and loop do not touch. `vector` is
     // that of `source`.
-    let kernels = unsafe { Kernels::new::<Backpropagation<P, T>>(program) };
-    kernels.with_vector(vector).with_run(vector).with_results(N - I)
+    Some(unsafe {
+        Variant::new::<Backpropagation<P, T>>(program, dtypes, Widths { vector, run: vector })
+    })
 }
 
 /// [`BackwardKernels`] with any numbers of inputs and views.
@@ -151,9 +160,6 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
         let Some(out) = results.iter().flatten().next().copied() else {
             return Err(Error::invalid(op, "no gradient is wanted"));
         };
-        let Some(kernels) = self.by_dtype[dtype as usize] else {
-            return Err(ErrorKind::UnsupportedDType { dtype }.of(op));
-        };
         // The index of a leaf among the steps is its index among the inputs. Inputs that no gradient
         // reads are the number 0.
         let mut args = [Arg::Number(Scalar::Int(0)); I];
@@ -165,7 +171,7 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
             gradients[operand] = *result;
         }
         let mut numbers = Numbers::<I>::zeroed();
-        let (mut views, mut untouched, mut converts) = ([out; N], 0, false);
+        let (mut views, mut untouched) = ([out; N], 0);
         for (k, input) in args.iter().enumerate() {
             let is_condition = formula.is_condition(k);
             match input {
@@ -175,7 +181,6 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
                 }
                 Arg::Tensor(view) => {
                     views[k] = *view;
-                    converts |= view.dtype != dtype && !is_condition;
                     numbers.set_code(k, view.dtype as u32);
                 }
                 Arg::Number(value) => {
@@ -190,7 +195,6 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
             match gradients[operand] {
                 Some(view) => {
                     views[k] = view;
-                    converts |= view.dtype != dtype;
                     numbers.set_code(k, view.dtype as u32);
                 }
                 None => {
@@ -200,6 +204,6 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
             }
         }
         let site = Site { op, location };
-        kernels.converting(converts).launch_some(target, site, views, untouched, numbers)
+        self.0.launch_some(target, site, dtype, views, untouched, numbers)
     }
 }

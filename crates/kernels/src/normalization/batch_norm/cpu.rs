@@ -104,7 +104,7 @@ fn narrow<C: Number>(value: f64) -> C {
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the elements (`T`), mean and scale
 /// (`T::Compute`), running mean and variance, and scratch memory.
-pub(super) unsafe fn moments<T>(launch: &HostLaunch<'_>, p: &Channels)
+pub(super) unsafe fn batch_norm_moments<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
     T::Compute: Cast<f64>,
@@ -147,7 +147,7 @@ where
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the elements (`T`), weight, bias, mean,
 /// scale (outside training, the variance), and the result (`T`).
-pub(super) unsafe fn apply<T>(launch: &HostLaunch<'_>, p: &Channels)
+pub(super) unsafe fn batch_norm_apply<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
     T::Compute: Cast<f64>,
@@ -186,7 +186,7 @@ where
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`), the elements (`T`),
 /// mean, scale, the gradients of weight and bias, the two sums, and scratch memory.
-pub(super) unsafe fn sums<T>(launch: &HostLaunch<'_>, p: &Channels)
+pub(super) unsafe fn batch_norm_sums<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
     T::Compute: Cast<f64>,
@@ -227,7 +227,7 @@ where
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the gradient (`T`), the elements (`T`),
 /// weight, mean, scale, the two sums, and the result (`T`).
-pub(super) unsafe fn backward<T>(launch: &HostLaunch<'_>, p: &Channels)
+pub(super) unsafe fn batch_norm_backward<T>(launch: &HostLaunch<'_>, p: &Channels)
 where
     T: HostElement,
     T::Compute: Cast<f64>,

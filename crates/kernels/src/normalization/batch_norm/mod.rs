@@ -10,12 +10,10 @@ mod cpu;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{self, Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, MemoryFormat, Operand, Result, Target, View, cuda_struct, hosts,
-};
+use warpline_runtime::{DType, Error, MemoryFormat, Operand, Result, Target, View, cuda_struct};
 
 use super::LayerNorm;
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, kernels};
 use crate::scratch::ScratchTensor;
 use crate::turn::{TURN, scratch_operand, ticket};
 
@@ -28,61 +26,30 @@ const SINGLE_TEAM: u64 = 32;
 /// Bytes of a vector.
 const VECTOR: u64 = 16;
 
-/// Kernels for planes of one channel and for rows of all channels, each with single elements and
-/// with vectors.
-pub(super) static BATCH_NORM: Program = Program::new(
-    "batch_norm",
-    FLOATS,
-    &[
-        "moments_planes",
-        "moments_plane_vectors",
-        "moments_rows",
-        "moments_row_vectors",
-        "apply_planes",
-        "apply_plane_vectors",
-        "apply_rows",
-        "apply_row_vectors",
-        "sums_planes",
-        "sums_plane_vectors",
-        "sums_rows",
-        "sums_row_vectors",
-        "backward_planes",
-        "backward_plane_vectors",
-        "backward_rows",
-        "backward_row_vectors",
-    ],
-    |_, ty| {
+// Kernels for planes of one channel and for rows of all channels, each with single elements and
+// with vectors.
+//
+// SAFETY, for all kernels: `BatchNorm::params` makes all `Channels`, from the launch's operands,
+// after a check of their sizes and layouts. The parameters of channels have the dtype that the flags
+// name, and are accessed only if the flags for their presence are set. Each element of a result is
+// written by one thread. The scratch operand has a word for each counter and each partial result.
+// Kernels with vectors are launched only if all elements are aligned to vectors.
+kernels! {
+    pub(super) BATCH_NORM = "batch_norm", FLOATS, |_, ty| {
         let of = Source::new().with::<Channels>().push(module::ELEMENT);
         let of = of.push(&format!("#define THREADS {THREADS}")).push(TURN);
         of.push(include_str!("batch_norm.cuh")).push(&format!("BATCH_NORM({ty})"))
-    },
-)
-.with_ptx(committed);
-
-// SAFETY: `BatchNorm::params` makes all `Channels`, from the launch's operands, after a check of their sizes and
-// layouts. The parameters of channels have the dtype that the flags name, and are accessed only if the flags for their
-// presence are set. Each element of a result is written by one thread. The scratch operand has a word for each counter
-// and each partial result. Kernels with vectors are launched only if all elements are aligned to vectors.
-static MOMENTS: [Kernel<Channels, 6>; 4] = unsafe {
-    let names = ["moments_planes", "moments_plane_vectors", "moments_rows", "moments_row_vectors"];
-    Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::moments::<T>))
-};
-// SAFETY: the facts of `MOMENTS`.
-static APPLY: [Kernel<Channels, 6>; 4] = unsafe {
-    let names = ["apply_planes", "apply_plane_vectors", "apply_rows", "apply_row_vectors"];
-    Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::apply::<T>))
-};
-// SAFETY: the facts of `MOMENTS`.
-static SUMS: [Kernel<Channels, 9>; 4] = unsafe {
-    let names = ["sums_planes", "sums_plane_vectors", "sums_rows", "sums_row_vectors"];
-    Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::sums::<T>))
-};
-// SAFETY: the facts of `MOMENTS`.
-static BACKWARD: [Kernel<Channels, 8>; 4] = unsafe {
-    let names =
-        ["backward_planes", "backward_plane_vectors", "backward_rows", "backward_row_vectors"];
-    Kernel::array(&BATCH_NORM, names, hosts!(float T => cpu::backward::<T>))
-};
+    } => {
+        unsafe MOMENTS: [Kernel<Channels, 6>; 4] =
+            float cpu::batch_norm_moments[planes, plane_vectors, rows, row_vectors];
+        unsafe APPLY: [Kernel<Channels, 6>; 4] =
+            float cpu::batch_norm_apply[planes, plane_vectors, rows, row_vectors];
+        unsafe SUMS: [Kernel<Channels, 9>; 4] =
+            float cpu::batch_norm_sums[planes, plane_vectors, rows, row_vectors];
+        unsafe BACKWARD: [Kernel<Channels, 8>; 4] =
+            float cpu::batch_norm_backward[planes, plane_vectors, rows, row_vectors];
+    }
+}
 
 cuda_struct! {
     /// Numbers of planes, channels, and elements of a plane. `eps` and `momentum` hold the bits of

@@ -30,9 +30,12 @@ impl<P> Hosts<P> {
 
     /// Adds a CPU implementation. `host` is the function that is called. `_typed` is the same function with typed
     /// parameters. It is never called, and only lets the compiler check that its parameters are a `P`.
+    ///
+    /// # Safety
+    /// `host` does nothing but call `_typed` with its own argument and the [`params`](crate::host::params) of this.
     #[doc(hidden)]
     #[must_use]
-    pub const fn with(
+    pub const unsafe fn with(
         mut self,
         dtype: DType,
         variant: &'static str,
@@ -148,17 +151,22 @@ macro_rules! hosts {
     }};
     (@add $hosts:expr, $t:ident => $f:expr, $($dtype:ident = $ty:ty),+) => {{
         let hosts = $hosts;
-        $(let hosts = {
-            #[allow(dead_code)] // a function may be the same for all types
-            type $t = $ty;
-            unsafe fn host(launch: &$crate::host::HostLaunch<'_>) {
-                let function = $f;
-                // SAFETY: a launch passes the parameters of its kernel, whose type `with` compares,
-                // and pointers that are valid for the declared elements of the operands.
-                unsafe { function(launch, &$crate::host::params(launch)) }
-            }
-            hosts.with($crate::DType::$dtype, $crate::DType::$dtype.suffix(), $f, host)
-        };)+
+        $(
+            #[allow(unused_unsafe)] // in an unsafe block
+            let hosts = {
+                #[allow(dead_code)] // a function may be the same for all types
+                type $t = $ty;
+                unsafe fn host(launch: &$crate::host::HostLaunch<'_>) {
+                    let function = $f;
+                    // SAFETY: a launch passes the parameters of its kernel, whose type `with` compares,
+                    // and pointers that are valid for the declared elements of the operands.
+                    unsafe { function(launch, &$crate::host::params(launch)) }
+                }
+                let (dtype, typed) = ($crate::DType::$dtype, $f);
+                // SAFETY: `host` only calls the same function, with its own argument and its parameters.
+                unsafe { hosts.with(dtype, dtype.suffix(), typed, host) }
+            };
+        )+
         hosts
     }};
 }

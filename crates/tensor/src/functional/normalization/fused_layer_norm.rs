@@ -38,7 +38,7 @@ impl RowNorm {
         let dense_bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
         let of_bias = dense_bias.as_ref().map(Tensor::as_view);
         let operands = ContiguousOperands::of(&saved)?;
-        kernel::layer_norm(exec.target(), &operands.norm(&saved), of_bias, out.as_view())?;
+        kernel::layer_norm(exec.target(), &operands.norm(&saved), None, of_bias, out.as_view())?;
         let inputs: SmallVec<[&Tensor; 3]> =
             [input].into_iter().chain(weight).chain(bias).collect();
         if !should_record(&inputs) {
@@ -71,8 +71,8 @@ impl RowNorm {
         let of_bias = dense_bias.as_ref().map(Tensor::as_view);
         let operands = ContiguousOperands::of(&saved)?;
         let of_input = LayerNorm { input: dense.as_view(), ..operands.norm(&saved) };
-        let (target, views) = (exec.target(), (out.as_view(), sum.as_view()));
-        kernel::add_layer_norm(target, &of_input, other.as_view(), of_bias, views.0, views.1)?;
+        let added = Some([other.as_view(), sum.as_view()]);
+        kernel::layer_norm(exec.target(), &of_input, added, of_bias, out.as_view())?;
         let inputs: SmallVec<[&Tensor; 4]> =
             [input, residual].into_iter().chain(weight).chain(bias).collect();
         if should_record(&inputs) {

@@ -25,11 +25,7 @@ impl Tensor {
         let dim = dim.into_isize();
         let this = self;
         autocast_operands!("cumsum", [this] => this.cumsum(dim));
-        let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
-        if !out.dtype().is_float() || !should_record(&[self]) {
-            return Ok(out);
-        }
-        record("cumsum", out, &[self], linear(move |grad, _| reverse_cumsum(grad, dim)))
+        Ok(self.scanned(ScanOp::Sum, dim)?.0)
     }
 
     /// [`Tensor::cumsum`] in place. Keeps the dtype.
@@ -56,12 +52,7 @@ impl Tensor {
         let dim = dim.into_isize();
         let this = self;
         autocast_operands!("cumprod", [this] => this.cumprod(dim));
-        let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
-        if !out.dtype().is_float() || !should_record(&[self]) {
-            return Ok(out);
-        }
-        let saved = CumProd { x: self.clone(), out: out.clone(), dim };
-        record("cumprod", out, &[self], saved)
+        Ok(self.scanned(ScanOp::Prod, dim)?.0)
     }
 
     /// [`Tensor::cumprod`] in place. Keeps the dtype.
@@ -85,7 +76,7 @@ impl Tensor {
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummax(&self, dim: impl Integer) -> Result<(Self, Self)> {
-        self.extremes("cummax", ScanOp::Max, dim.into_isize())
+        self.scanned(ScanOp::Max, dim.into_isize())
     }
 
     /// The cumulative minimum along a dimension, and the index of each minimum (`torch.cummin`). Among equal elements,
@@ -95,33 +86,49 @@ impl Tensor {
     /// The same as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cummin(&self, dim: impl Integer) -> Result<(Self, Self)> {
-        self.extremes("cummin", ScanOp::Min, dim.into_isize())
+        self.scanned(ScanOp::Min, dim.into_isize())
     }
 
+    /// Runs a scan and records it. Returns the values and the indices, or the values twice if the scan has no
+    /// indices.
     #[track_caller]
-    fn scanned(&self, op: &'static str, by: ScanOp, dim: isize) -> Result<Self> {
+    fn scanned(&self, by: ScanOp, dim: isize) -> Result<(Self, Self)> {
+        let (op, has_indices) = (by.name(), by.has_indices());
         let d = self.layout().dim(dim).of(op)?;
-        let dtype = if self.dtype().is_float() { self.dtype() } else { DType::I64 };
-        let a = self.in_dtype(dtype).of(op)?;
+        let keeps_dtype = has_indices || self.dtype().is_float();
+        let a = self.in_dtype(if keeps_dtype { self.dtype() } else { DType::I64 }).of(op)?;
         let exec = a.exec()?;
-        let out = exec.empty(self.size(), dtype).of(op)?;
-        scan(exec.target(), by, a.as_view(), d, out.as_view(), None)?;
-        Ok(out)
-    }
-
-    #[track_caller]
-    fn extremes(&self, op: &'static str, by: ScanOp, dim: isize) -> Result<(Self, Self)> {
-        let d = self.layout().dim(dim).of(op)?;
-        let exec = self.exec()?;
-        let out = exec.empty(self.size(), self.dtype()).of(op)?;
-        let index = exec.empty(self.size(), DType::I64).of(op)?;
-        let (values, places) = (out.as_view(), Some(index.as_view()));
-        scan(exec.target(), by, self.as_view(), d, values, places)?;
-        if out.dtype().is_float() && should_record(&[self]) {
-            let out = record(op, out, &[self], Extremes { dim, indices: index.clone() })?;
-            return Ok((out, index));
+        let out = exec.empty(a.size(), a.dtype()).of(op)?;
+        let indices =
+            if has_indices { exec.empty(a.size(), DType::I64).of(op)? } else { out.clone() };
+        let places = has_indices.then(|| indices.as_view());
+        scan(exec.target(), by, a.as_view(), d, out.as_view(), places)?;
+        if !out.dtype().is_float() || !should_record(&[self]) {
+            return Ok((out, indices));
         }
-        Ok((out, index))
+        Ok((record_scan(by, self, out, &indices, dim)?, indices))
+    }
+}
+
+/// Records a scan of `x`. A scan without an arm here does not compile.
+#[track_caller]
+fn record_scan(
+    by: ScanOp,
+    x: &Tensor,
+    out: Tensor,
+    indices: &Tensor,
+    dim: isize,
+) -> Result<Tensor> {
+    let op = by.name();
+    match by {
+        ScanOp::Sum => record(op, out, &[x], linear(move |grad, _| reverse_cumsum(grad, dim))),
+        ScanOp::Prod => {
+            let saved = CumProd { x: x.clone(), out: out.clone(), dim };
+            record(op, out, &[x], saved)
+        }
+        ScanOp::Max | ScanOp::Min => {
+            record(op, out, &[x], Extremes { dim, indices: indices.clone() })
+        }
     }
 }
 

@@ -1,0 +1,29 @@
+//! The macro that records reductions. It is a file of its own, because a test shows that a reduction without a gradient
+//! does not compile.
+
+/// Declares the function that records a reduction. Each reduction has an expression for the struct that the backward
+/// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not compile if a
+/// reduction is missing.
+macro_rules! reduction_gradients {
+    ($($op:ident $gradient:tt;)*) => {
+        /// Records a reduction of `a`, whose result is `out`.
+        #[track_caller]
+        fn record_reduction(op: ReduceOp, a: &Tensor, out: Tensor, reduced: ReducedDims) -> Result<Tensor> {
+            match op {$(
+                ReduceOp::$op => reduction_gradients!(@gradient $gradient, op, a, out, reduced),
+            )*}
+        }
+    };
+    (@gradient none, $op:ident, $a:ident, $out:ident, $reduced:ident) => {
+        Ok($out)
+    };
+    (
+        @gradient { ($x:tt, $result:tt, $dims:tt) => $saved:expr },
+        $op:ident, $a:ident, $out:ident, $reduced:ident
+    ) => {{
+        let ($x, $result, $dims) = ($a, &$out, $reduced);
+        let saved = $saved;
+        record($op.name(), $out, &[$a], saved)
+    }};
+}
+pub(super) use reduction_gradients;
