@@ -1,6 +1,6 @@
 //! The library's macro, with stand-ins for the library: nothing declares the gradient of `Median`.
 
-#[path = "../../src/methods/reduction_gradients.rs"]
+#[path = "../../../tensor/src/methods/reduction_gradients.rs"]
 mod macros;
 
 use macros::reduction_gradients;
