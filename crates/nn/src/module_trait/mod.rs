@@ -322,11 +322,13 @@ pub trait Module: Any + tree::AsDyn {
     /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
     /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of
     /// the module, and a module that shares some of its parameters, have the old tensors until `to` is called on them
-    /// too. They then share the new tensors, converted to their own options. To train both apart, first give one of
-    /// them new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
+    /// too, after which they share the new tensors. If no new tensor exists any more, because the other module was
+    /// dropped, `to` gives the parameters new tensors with their own values. To train both apart, first give one of them
+    /// new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point; errors of [`Tensor::to`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point. [`ErrorKind::Moved`] if another module has
+    /// converted a shared parameter to a different dtype, which may have rounded the values. Errors of [`Tensor::to`].
     #[track_caller]
     fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
     where

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use warpline::autograd::{mark_moved, moved_to};
+#[cfg(doc)]
+use warpline::ErrorKind;
+use warpline::autograd::{check_not_moved, mark_moved, moved_to};
 use warpline::{Device, MemoryFormat, Result, Tensor, TensorOptions};
 
 use super::{Member, MemberMut, Module, Visitor, VisitorMut};
@@ -18,41 +20,58 @@ impl SeenTensors {
     }
 }
 
-/// Replacements for a module's tensors by [`Tensor::id`], all computed before the first tensor is replaced.
+/// Replacements for a module's tensors, all computed before the first tensor is replaced. The key is [`Tensor::id`] of
+/// the present tensor: the tensor itself, or if a move of another module has replaced it, its replacement.
 pub(super) struct Replacements(HashMap<usize, Tensor>);
 
 impl Replacements {
-    /// Computes the replacement of each parameter (`true`) and each buffer (`false`) with `f`. A tensor with several
-    /// names is replaced once. If another module has already replaced a shared parameter, `f` gets that replacement.
+    /// Calls `f` once for each present parameter (`true`) and buffer (`false`), even if it has several names.
+    ///
+    /// # Errors
+    /// Errors of `f`. [`ErrorKind::Moved`] if another module has converted a shared parameter to a dtype that `f` would
+    /// convert again. The module still has the parameter's own values, and the conversion may have rounded them.
     pub(super) fn new(
         module: &(impl Module + ?Sized),
         f: impl Fn(bool, &Tensor) -> Result<Tensor>,
     ) -> Result<Self> {
-        let (mut new, mut failed) = (HashMap::new(), None);
+        let mut members = Vec::new();
         module.visit(&mut Visitor::new(&mut |_, member| {
-            let Some(tensor) = member.tensor() else { return };
-            if failed.is_some() || new.contains_key(&tensor.id()) {
-                return;
-            }
-            let present = moved_to(tensor);
-            match f(matches!(member, Member::Parameter(_)), present.as_ref().unwrap_or(tensor)) {
-                Ok(other) => drop(new.insert(tensor.id(), other)),
-                Err(error) => failed = Some(error),
-            }
+            let is_parameter = matches!(member, Member::Parameter(_));
+            members.extend(member.tensor().map(|tensor| (is_parameter, tensor.clone())));
         }));
-        failed.map_or(Ok(Self(new)), Err)
+        let own: HashSet<usize> = members.iter().map(|(_, tensor)| tensor.id()).collect();
+        let mut new = HashMap::new();
+        for (is_parameter, tensor) in &members {
+            let present = moved_to(tensor).unwrap_or_else(|| tensor.clone());
+            if new.contains_key(&present.id()) {
+                continue;
+            }
+            let mut other = f(*is_parameter, &present)?;
+            if !own.contains(&present.id()) && other.dtype() != present.dtype() {
+                check_not_moved("", tensor)?;
+            }
+            // The replacement of a moved parameter is gone, and the module's own tensor is as requested. A moved tensor
+            // cannot be used, so give the parameter a new one.
+            if other.is_same(&present) && check_not_moved("", &present).is_err() {
+                other = like(&present, present.detach(), present.grad())?;
+            }
+            new.insert(present.id(), other);
+        }
+        Ok(Self(new))
     }
 
     /// Replaces the tensors that changed, and marks the old parameters as moved.
     pub(super) fn apply(self, module: &mut (impl Module + ?Sized)) {
         module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
             let Some(old) = member.tensor() else { return };
-            let Some(new) = self.0.get(&old.id()) else { return };
+            // Without an entry, the present tensor has just replaced this parameter under another name.
+            let present = moved_to(old).unwrap_or_else(|| old.clone());
+            let new = self.0.get(&present.id()).unwrap_or(&present);
             if new.is_same(old) {
                 return;
             }
             if matches!(member, MemberMut::Parameter(_)) {
-                mark_moved(moved_to(old).as_ref().unwrap_or(old), new, name);
+                mark_moved(&present, new, name);
             }
             member.replace(new.clone());
         }));
@@ -70,14 +89,19 @@ pub(super) fn replacement(
     if new.is_same(&data) {
         return Ok(tensor.clone());
     }
+    let grad = tensor.grad().map(|grad| f(&grad.detach())).transpose()?;
+    like(tensor, new, grad)
+}
+
+/// Returns a leaf with these data and this gradient, which requires a gradient if `tensor` does.
+fn like(tensor: &Tensor, data: Tensor, grad: Option<Tensor>) -> Result<Tensor> {
     // A frozen parameter keeps the gradient that it had.
-    let grad = tensor.grad();
     if !tensor.requires_grad() && grad.is_none() {
-        return Ok(new);
+        return Ok(data);
     }
-    let new = new.requires_grad_(true)?;
+    let new = data.requires_grad_(true)?;
     if let Some(grad) = grad {
-        new.set_grad(&f(&grad.detach())?)?;
+        new.set_grad(&grad)?;
     }
     new.requires_grad_(tensor.requires_grad())
 }

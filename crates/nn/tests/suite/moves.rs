@@ -342,6 +342,47 @@ fn modules_that_share_a_parameter_share_it_after_each_was_moved() {
     });
 }
 
+/// A part is moved before the whole.
+#[test]
+fn a_tied_parameter_stays_tied_if_a_part_of_the_module_is_moved_first() -> Result<()> {
+    for first in 0..2 {
+        let mut net = Net::tied()?;
+        net.layers[first].to(DType::F64)?;
+        net.to(DType::BF16)?;
+        assert_eq!(net.parameters().len(), 1);
+        net.loss()?.backward()?;
+        sgd(&net)?.step()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_module_whose_clone_was_moved_and_dropped_is_usable_after_to() -> Result<()> {
+    for dtype in [DType::F32, DType::F64] {
+        let mut net = Net::tied()?;
+        no_grad(|| net.layers[0].weight.fill_(1.0001).map(drop))?;
+        let exact = net.layers[0].weight.detach().to(DType::F64)?.to_vec::<f64>()?;
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        net.layers[0].weight.register_hook(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(None)
+        })?;
+        let mut copy = net.clone();
+        copy.to(DType::F16)?;
+        // While the copy lives, its rounded values do not silently replace the exact values.
+        moved("Module::to", "layers.0.weight", net.to(dtype));
+        drop(copy);
+        net.to(dtype)?;
+        assert_eq!(net.parameters().len(), 1);
+        net.loss()?.backward()?;
+        assert_eq!(calls.load(Ordering::Relaxed), 1, "the hook has moved back");
+        assert_eq!(net.layers[0].weight.detach().to(DType::F64)?.to_vec::<f64>()?, exact);
+        sgd(&net)?.step()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_module_moves_its_parameter_alone_if_the_other_module_is_gone() -> Result<()> {
     let mut net = Net::tied()?;

@@ -318,7 +318,7 @@ fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
 
 #[test]
 #[cfg(unix)]
-fn a_link_at_a_guessed_temporary_name_is_not_followed() {
+fn links_beside_a_saved_file_are_not_followed() {
     let folder = Folder::new("guessed");
     let (path, victim) = (folder.file("model.safetensors"), folder.file("victim"));
     fs::write(&victim, "untouched").unwrap();

@@ -184,13 +184,16 @@ impl AutogradMeta {
         state.hooks[0].clone()
     }
 
-    /// Marks the leaf as moved to `to`, and transfers its hooks and the marks of leaves that it replaced.
+    /// Marks the leaf as moved to `to`. Shares its hooks with `to`, because `to` may be gone before this leaf, and
+    /// transfers the marks of leaves that it replaced.
     pub(super) fn mark_moved(&self, name: &str, to: &Tensor) {
         let mark = self.moved.get_or_init(|| Arc::new(MovedMark::new(name)));
         let (hooks, mut replaced) = {
             let mut state = self.state();
-            (std::mem::take(&mut state.hooks), std::mem::take(&mut state.replaced))
+            (state.hooks.clone(), std::mem::take(&mut state.replaced))
         };
+        // Only this list has the marks of dropped leaves.
+        replaced.retain(|mark| Arc::strong_count(mark) > 1);
         replaced.push(mark.clone());
         replaced.iter().for_each(|mark| mark.set_replacement(to));
         let mut state = Self::of(to).state();

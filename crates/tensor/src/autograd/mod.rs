@@ -53,7 +53,7 @@ pub use mode::{
 pub use moved::{check_not_moved, mark_moved, moved_to};
 pub use node::Gradients;
 #[doc(hidden)]
-pub use reclaim::Reclaimed;
+pub use reclaim::{DeferredDrops, Reclaimed};
 pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};

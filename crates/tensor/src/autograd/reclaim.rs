@@ -13,6 +13,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::thread;
@@ -79,6 +80,37 @@ impl<T> Drop for Reclaimed<T> {
     }
 }
 
+/// While this value lives, values that this thread drops and that graphs or [`Reclaimed`] own are kept. They are dropped
+/// with this value. A lock that is released before this value therefore is not held when user code runs.
+#[derive(Debug)]
+#[must_use = "the values are dropped with this value"]
+pub struct DeferredDrops {
+    /// Whether an outer drop or an outer `DeferredDrops` drops the values.
+    outer: bool,
+    /// The list belongs to the thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl DeferredDrops {
+    /// Begins to keep values.
+    pub fn begin() -> Self {
+        let outer = DEFERRED.with_borrow_mut(|deferred| {
+            let outer = deferred.is_some();
+            deferred.get_or_insert_default();
+            outer
+        });
+        Self { outer, not_send: PhantomData }
+    }
+}
+
+impl Drop for DeferredDrops {
+    fn drop(&mut self) {
+        if !self.outer {
+            drop_deferred(next_deferred());
+        }
+    }
+}
+
 thread_local! {
     /// Values that this thread has yet to drop. `None` while the thread drops nothing. The list has no
     /// destructor, so destructors of other thread-locals can still use it while the thread ends.
@@ -99,15 +131,23 @@ pub(super) fn reclaim(owned: DeferredDrop) {
         *deferred = Some(ManuallyDrop::default());
         Some(owned)
     });
-    let (mut next, mut panic) = (first, None);
-    if next.is_none() {
-        return;
+    if first.is_some() {
+        drop_deferred(first);
     }
+}
+
+fn next_deferred() -> Option<DeferredDrop> {
+    DEFERRED.with_borrow_mut(|deferred| deferred.as_mut().and_then(|list| list.pop()))
+}
+
+/// Drops a value and all values on this thread's list, and removes the list.
+fn drop_deferred(mut next: Option<DeferredDrop>) {
+    let mut panic = None;
     while let Some(owned) = next {
         if let Err(next) = CaughtPanic::catch(|| drop(owned)) {
             panic = Some(next);
         }
-        next = DEFERRED.with_borrow_mut(|deferred| deferred.as_mut().and_then(|list| list.pop()));
+        next = next_deferred();
     }
     drop(DEFERRED.take().map(ManuallyDrop::into_inner));
     if let Some(panic) = panic.filter(|_| !thread::panicking()) {

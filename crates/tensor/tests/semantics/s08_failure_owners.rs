@@ -21,6 +21,8 @@ crate::rows! {
         gpu_s08_several_failures_of_a_call_are_reported_once => one_call;
     schedules64(1) s08_the_last_of_many_failures_is_reported
         gpu_s08_the_last_of_many_failures_is_reported => many;
+    schedules64(1) s08_one_report_stands_for_all_failed_calls_of_a_thread
+        gpu_s08_one_report_stands_for_all_failed_calls_of_a_thread => two_calls;
     schedules64(1) s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream
         gpu_s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream => ended;
     schedules64(1) s08_workers_of_a_loader_report_to_its_thread
@@ -147,6 +149,17 @@ fn many(_: &World) -> Result<()> {
     }
     assert_eq!(failed(cuda::synchronize(0)).index, 119);
     cuda::synchronize(0)
+}
+
+fn two_calls(_: &World) -> Result<()> {
+    let t = table(0)?;
+    let [first, second] = [picked(&t, 100)?, picked(&t, 101)?];
+    assert_eq!(failed(cuda::synchronize(0)).index, 100);
+    cuda::synchronize(0)?;
+    for (bad, index) in [(first, 100), (second, 101)] {
+        assert_eq!(failed(bad.to_vec::<f32>()).index, index);
+    }
+    Ok(())
 }
 
 fn ended(_: &World) -> Result<()> {

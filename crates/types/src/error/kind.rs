@@ -367,8 +367,8 @@ pub enum ErrorKind {
     /// A parameter was used after its module was moved, which replaced the parameter by another tensor.
     #[error(
         "the parameter `{name}` was moved: its module, or a clone of the module, now has another tensor with this name; \
-         build the optimizer, register hooks and run the forward pass of the moved module after the move, or give the \
-         clone parameters of its own before the move"
+         build the optimizer, register hooks and run the forward pass of the moved module after the move. Move modules \
+         that share the parameter in the same way, each by a call of `to`, or give them parameters of their own"
     )]
     Moved {
         /// Name of the parameter in the moved module, such as `layers.0.weight`.

@@ -46,6 +46,18 @@ struct ErrorInner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
+/// Drops a chain of sources without recursion.
+impl Drop for ErrorInner {
+    fn drop(&mut self) {
+        let mut next = self.source.take();
+        while let Some(mut source) = next {
+            let last_owner = Arc::get_mut(&mut source);
+            let error = last_owner.and_then(|source| source.downcast_mut::<Error>());
+            next = error.and_then(|error| error.0.source.take());
+        }
+    }
+}
+
 impl Error {
     /// Creates an error of the call at `site`. Inside a [`CallScope`](crate::CallScope), creates an error of the
     /// scope's call instead.

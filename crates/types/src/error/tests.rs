@@ -1,6 +1,7 @@
 //! Tests of messages, sources and sites of errors.
 
 use std::error::Error as StdError;
+use std::sync::Arc;
 
 use warpline_cuda_sys_safe::{CudaCode, DriverError};
 
@@ -82,4 +83,19 @@ fn a_source_is_found_through_the_error_that_wraps_it() {
 fn an_error_without_an_op_takes_the_first_op() {
     let error = Error::unlocated(ErrorKind::Race).of("add").of("mul");
     assert_eq!(error.op(), "add");
+}
+
+#[test]
+fn chains_of_sources_are_dropped_without_recursion() {
+    // A drop that recursed would need more than this stack.
+    let small = std::thread::Builder::new().stack_size(128 << 10);
+    let chain = small.spawn(|| {
+        let mut chain = Error::invalid("op", "the first");
+        for _ in 0..100_000 {
+            let source = Arc::new(chain);
+            chain = Error::invalid("op", "the next").with_source(source);
+        }
+        drop(chain);
+    });
+    chain.unwrap().join().unwrap();
 }

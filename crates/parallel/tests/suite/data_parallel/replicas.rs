@@ -2,7 +2,7 @@
 
 use warpline::autograd::no_grad;
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
-use warpline_nn::Linear;
+use warpline_nn::{Buffer, Forward, Linear, Module, Parameter};
 use warpline_parallel::DataParallel;
 
 use super::nets::{Counts, Tied};
@@ -182,6 +182,41 @@ fn a_transposed_parameter_is_copied_anew() {
         assert_eq!(values(&net.forward(x.clone())?)?, [1.0, 3.0, 1.0, 3.0]);
         visit(&mut net, &|weight| weight.transpose(0, 1))?;
         assert_eq!(values(&net.forward(x)?)?, [1.0, 2.0, 1.0, 2.0]);
+        Ok(())
+    });
+}
+
+/// Tensors that share memory are different members, with gradients of their own.
+#[test]
+fn parameters_and_buffers_over_one_memory_stay_apart() {
+    #[derive(Clone, Module)]
+    struct Shares {
+        before: Buffer,
+        first: Parameter,
+        second: Parameter,
+    }
+
+    impl Forward<Tensor> for Shares {
+        type Output = Tensor;
+
+        fn forward(&self, x: Tensor) -> warpline::Result<Tensor> {
+            x.mul(&self.first)?.add(&x.mul(&self.second)?)?.add(&self.before)
+        }
+    }
+
+    SimBox::lazy(2).enter(|| {
+        let memory = ones([], 0)?;
+        let net = Shares {
+            before: Buffer::new(memory.clone()),
+            first: Parameter::new(memory.clone())?,
+            second: Parameter::new(memory)?,
+        };
+        let net = DataParallel::new(net, ())?;
+        net.forward(ones([4], 0)?)?.sum(())?.backward()?;
+        let grads = [&net.module().first, &net.module().second].map(|p| p.grad());
+        for grad in grads {
+            assert_eq!(values(&grad.expect("a gradient"))?, [4.0]);
+        }
         Ok(())
     });
 }

@@ -6,13 +6,18 @@
 //! Invariant: all ranks launch the reductions of an iteration in the order of the buckets, even if gradients arrive in
 //! a different order. `launch_ready` launches a bucket only after all buckets before it.
 //!
-//! Invariant: no code of the program, such as a communication hook, runs while `state` is locked.
+//! Invariant: no code of the program, such as a communication hook or the `Drop` of a value that a tensor owns, runs
+//! while `state` is locked. The exception is the store of the program's own type, which collectives call while a bucket
+//! is rebuilt or usage is exchanged.
 
 mod finish;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use warpline::autograd::{check_not_moved, no_grad, queue_callback, reachable_leaves};
+use warpline::autograd::{
+    DeferredDrops, check_not_moved, no_grad, queue_callback, reachable_leaves,
+};
 use warpline::{Result, Tensor, tensor};
 
 use super::super::{ProcessGroup, Work};
@@ -21,6 +26,26 @@ use super::buckets::{
 };
 use super::hooks::{CommHook, GradBucket, mean};
 use super::{DdpError, DdpOptions};
+
+/// The locked state. Values that are dropped meanwhile are dropped after the lock: fields are dropped in their order.
+struct StateGuard<'a> {
+    state: MutexGuard<'a, ReducerState>,
+    _drops: DeferredDrops,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = ReducerState;
+
+    fn deref(&self) -> &ReducerState {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut ReducerState {
+        &mut self.state
+    }
+}
 
 pub(super) struct Reducer {
     pub(super) group: ProcessGroup,
@@ -117,8 +142,12 @@ impl Reducer {
         Ok(Self { group, options, parameters, hook: Mutex::default(), state })
     }
 
-    fn state(&self) -> MutexGuard<'_, ReducerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> StateGuard<'_> {
+        let drops = DeferredDrops::begin();
+        StateGuard {
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            _drops: drops,
+        }
     }
 
     pub(super) fn set_hook(&self, hook: Arc<CommHook>) {
