@@ -135,9 +135,9 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
         Self { results, ..self }
     }
 
-    /// Sets whether views have different dtypes than the kernels. The third kernel then runs, with one
-    /// element per thread, and with the parameters and the loop of the strided kernel. Default:
-    /// false.
+    /// Sets whether views have different dtypes than the kernels. The converting kernel then runs,
+    /// with one element per thread, and with the parameters and the loop of the strided kernel.
+    /// Default: false.
     #[must_use]
     pub const fn converting(self, converts: bool) -> Self {
         Self { converts, ..self }

@@ -129,9 +129,9 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     record_reduction(op, a, out, ReducedDims(which))
 }
 
-/// Declares the methods of each reduction, and its gradient: an expression for the struct that the backward
-/// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not
-/// compile if a reduction is missing here.
+/// Declares the methods and the gradient of each reduction. The gradient is `none`, or an expression for the
+/// struct that the backward pass needs. The expression uses the input, the result and the reduced dimensions.
+/// The code does not compile if a reduction is missing here.
 macro_rules! reduction_methods {
     ($(
         $(#[$doc:meta])*
