@@ -48,8 +48,8 @@ pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) 
 }
 
 /// Releases segments for a request if `max_split_size` is set: one free segment of sufficient size,
-/// or else oversize segments, largest first, until their total suffices. Returns `false` if it does
-/// not.
+/// or else oversize segments, largest first, until their total suffices. Returns whether the
+/// released memory suffices.
 pub(crate) fn release_oversize<B: Backend>(shard: &Shard<B>, request: Request) -> bool {
     let mut released = Vec::new();
     let enough = take_oversize(&mut shard.lock(), request, &mut released);

@@ -1,5 +1,5 @@
-//! Checks that a module's input is on the device of the module's first parameter, so that the error can name the
-//! parameter.
+//! Checks that a module's input is on the device of the module's first parameter, or on a GPU with peer access, so that
+//! the error can name the parameter.
 
 use warpline::{ErrorKind, Result, Tensor};
 

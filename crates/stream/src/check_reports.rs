@@ -1,11 +1,12 @@
 //! All mailboxes of the devices of one driver, and the handling of failed index checks at waits.
 //!
-//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to its owner (`owner.rs`). All
-//! others only record outcomes. A read or a launch that returned the failure to its owner counts as that report, and one
-//! report counts for all failures of a public call. If the owner's thread has ended, the failure is reported by the next
-//! `synchronize` of any thread that covers the launch. If an owner has several failures on a stream, only the oldest is
-//! reported. Reads of the data always report the failure; see `launch/result_marks.rs` of `warpline-runtime`. Until the
-//! first launch of a kernel that checks indices, this handling costs each wait one load.
+//! Invariant: among waits and queries, only `synchronize` reports a failure, once, to the owner of the launch
+//! (`owner.rs`). All other waits and queries only record outcomes. `synchronize` does not report a failure that a read
+//! or a launch has already returned to the owner. One report covers all failures of a public call. If the owner's
+//! thread has ended, the failure is reported by the next `synchronize` of any thread that covers the launch. If an
+//! owner has several failures on a stream, only the oldest is reported. Reads of the data always report the failure;
+//! see `launch/result_marks.rs` of `warpline-runtime`. Until the first launch of a kernel that checks indices, this
+//! handling costs each wait one load.
 
 use std::sync::{Arc, PoisonError};
 

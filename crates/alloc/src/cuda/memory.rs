@@ -85,7 +85,7 @@ impl CudaMemory {
         }
     }
 
-    /// Wraps memory of a stream-ordered pool, for a block of the same stream.
+    /// Wraps memory of a stream-ordered pool. The memory may serve only blocks of the stream that allocated it.
     pub(super) fn of_stream(memory: PoolMemory) -> Self {
         Self(MemoryOrigin::Pool(memory))
     }

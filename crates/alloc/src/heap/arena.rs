@@ -177,7 +177,7 @@ impl<M> Heap<M> {
         expansion.block
     }
 
-    /// Reverts an expansion. The first `mapped` gaps are now free memory, the other gaps are
+    /// Reverts an expansion. The first `mapped` gaps become free memory, and the other gaps become
     /// unmapped again.
     pub(crate) fn return_expansion(&mut self, expansion: &Expansion, mapped: usize) {
         self.trace_maps(&expansion.missing[..mapped], None);

@@ -195,7 +195,8 @@ fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
     fake.complete(0);
 }
 
-/// Checks the same for work without a record: one wait for the device covers many windows.
+/// Retired windows must stay mapped while work without a record is pending. The allocator unmaps
+/// many windows after one wait for the device.
 #[test]
 fn retired_windows_stay_mapped_for_unrecorded_work() {
     let fake = Fake::with_pages(1 << 40);

@@ -255,8 +255,8 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// `ncclCommCount`). The communicator's state must have been [`CommState::Ready`].
     unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)>;
 
-    /// Returns the state of the last call. The error may be that of any earlier call, for example
-    /// because a rank is gone.
+    /// Returns the state of the last call. An error may come from an earlier call on the
+    /// communicator, for example if a rank is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
     /// Enqueues calls as one group: the calls begin together, in no particular order. The call may

@@ -99,8 +99,8 @@ pub enum OperandRule {
 }
 
 /// Whether kernels for half-width floats round a number operand to the dtype first. PyTorch rounds
-/// the number if its kernel function takes the number as an element, as for `pow`. It does not if
-/// the function takes the number in the wider compute type, as for `mul`.
+/// the number if PyTorch's kernel function takes the number as an element, as for `pow`. PyTorch
+/// does not round the number if the function takes it in the wider compute type, as for `mul`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberRounding {
     /// Do not round, except in comparisons, which always round.

@@ -55,7 +55,7 @@ cuda_struct! {
 }
 
 /// Writes a random permutation of `0..n` into `out`, which has one dimension of `n` elements
-/// (`torch.randperm`). Supports every dtype except bool that can represent these values.
+/// (`torch.randperm`). Supports every dtype that can represent these values, except bool.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is bool.

@@ -1,4 +1,4 @@
-//! Calls of `warpline-kernels`, whose functions take dimensions, windows and ranges.
+//! Calls functions of `warpline-kernels` with extreme dimensions, windows and ranges.
 
 use warpline::{DType, Device, Result, Tensor, ones, zeros};
 use warpline_kernels::collective::{self, CollectiveOp, GroupMember};

@@ -42,7 +42,7 @@ impl Environment {
     /// Returns the index of the rank's device. `None` if the environment has no local rank.
     pub(super) fn device(&self, devices: usize) -> Result<Option<usize>> {
         match self.local_rank {
-            // A launcher may make only its own device visible to each rank.
+            // A launcher may make only one device visible to each rank: the device of this rank.
             Some(_) if devices == 1 => Ok(Some(0)),
             Some(local) if local >= devices && devices > 0 => {
                 let problem = format!(

@@ -176,7 +176,7 @@ fn wait_for_uses(
     if storages.is_empty() {
         return Ok(());
     }
-    // `Uses` replaces earlier uses by a write, and host code waits only for recorded uses.
+    // A new write replaces all earlier uses in `Uses`, and host code waits only for recorded uses.
     // Therefore uses of page-locked memory are ordered under either policy.
     let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
     let all = storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));

@@ -117,7 +117,7 @@ impl Program {
         artefact::committed(self, variant)
     }
 
-    /// Returns the number of the kernel with this name, in the order passed to `new`.
+    /// Returns the index of the kernel with this name in the list passed to `new`.
     pub(crate) const fn kernel_number(&self, name: &str) -> Option<usize> {
         position(self.kernels, name)
     }

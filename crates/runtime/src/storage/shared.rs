@@ -48,7 +48,7 @@ pub struct ExportedStorage {
     pub driver: &'static str,
 }
 
-/// Creates the error for a message that gives memory the identifier of other memory.
+/// Creates the error for a message that reuses the identifier of other memory.
 #[cold]
 #[track_caller]
 pub(super) fn other_memory(op: &'static str) -> Error {

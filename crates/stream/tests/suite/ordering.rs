@@ -111,8 +111,9 @@ fn a_late_wait_does_not_cover_the_awaited_streams_next_wait() {
     assert!(!blocked.ran() && !later.ran());
 }
 
-/// A wait for early work uses the event that was recorded before the first of many waits, and the
-/// number of events is bounded.
+/// The awaited stream makes many waits of its own after an operation. A late wait for this
+/// operation uses the event that was recorded before the first of these waits. The number of events
+/// is bounded.
 #[test]
 fn many_later_waits_of_the_awaited_stream_do_not_widen_a_late_wait() {
     let (driver, devices) = counted(1, 0);

@@ -25,10 +25,11 @@ enum ProgramInput {
     Number(Scalar),
 }
 
-/// Computes the gradients of the operands in `wanted` with the op's backward program, one for each element of
-/// `wanted`.
+/// Computes the gradients of the operands in `wanted` with the op's backward program. Returns one gradient for
+/// each element of `wanted`.
 ///
-/// Returns `None` if the gradients take at most one launch without the program.
+/// Returns `None` if the op has no fused program, if separate ops compute the gradients in at most one launch,
+/// or if no input of the program is a tensor.
 pub(super) fn evaluate(
     backward: &'static entries::Backward,
     wanted: &[Option<usize>],

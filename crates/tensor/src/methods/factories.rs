@@ -111,8 +111,8 @@ pub(super) fn tensor_in<D: TensorData>(
     let mut elements = Vec::new();
     data.append_to(&mut elements);
     let own = <D::Elem as Element>::DTYPE;
-    // Write the elements to host memory in their own dtype first. This memory is already page-locked if no
-    // conversion follows.
+    // Write the elements to host memory in their own dtype first. If the options ask for page-locked memory and
+    // no conversion follows, this memory is page-locked already.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
     let source = empty_in(runtime, &sizes, &host, own)?;

@@ -536,7 +536,8 @@ fn gpu_s33_unfinished_work_of_a_killed_process_is_never_read() {
     kills(&spec, &runtime(&spec)).unwrap();
 }
 
-/// Neither host waits, although about a second of work is running.
+/// Neither the sending nor the receiving process blocks, although about a second of GPU work is
+/// running.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_s33_sending_and_receiving_wait_for_no_work() {

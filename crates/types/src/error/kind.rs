@@ -140,7 +140,7 @@ pub enum ErrorKind {
         /// The cause.
         reason: &'static str,
     },
-    /// The stream has not begun a capture that is still in progress.
+    /// No capture that began on this stream is in progress.
     #[error("no capture that began on this stream is in progress")]
     NotCapturing,
     /// The host would wait for captured work, which does not run during the capture.

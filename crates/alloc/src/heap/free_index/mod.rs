@@ -66,8 +66,9 @@ impl Default for FreeIndex {
     }
 }
 
-/// Returns the bin of a size: 128 bins of one unit each, then 128 of two units, and so on. The
-/// computation has no branch, because irregular sizes would cause mispredictions.
+/// Returns the bin of a size. The first 128 bins are [`MIN_BLOCK_SIZE`] wide, the next 128 bins are
+/// twice as wide, and so on. The last bin also holds all larger sizes. The computation has no
+/// branch, because irregular sizes would cause mispredictions.
 #[inline]
 fn bin_of(size: usize) -> usize {
     let n = size / MIN_BLOCK_SIZE + 128;

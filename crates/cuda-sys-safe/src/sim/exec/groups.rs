@@ -1,4 +1,4 @@
-//! Running collectives: a group begins, waits for other ranks, and ends.
+//! Execution of collectives: a group begins, waits for other ranks, and ends.
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 

@@ -81,7 +81,7 @@ pub(crate) fn read(driver: &Arc<dyn Driver>, memory: &DeviceMemory) -> Result<Ve
     driver.synchronize(memory.device())?;
     let mut out = vec![0; memory.bytes()];
     let copy = Copy { dst: host(&mut out), src: dev(memory), bytes: memory.bytes() };
-    // SAFETY: `out` has this many bytes, and the call is synchronous.
+    // SAFETY: `out` has as many bytes as `memory`, and the call is synchronous.
     unsafe { driver.memcpy(memory.device(), &copy) }?;
     Ok(out)
 }

@@ -1,4 +1,4 @@
-//! Tests of attention of few queries. They run on every target.
+//! Tests attention with few queries on every target.
 
 use warpline_kernels::attention::*;
 use warpline_runtime::DType::{BF16, Bool, F16, I64};

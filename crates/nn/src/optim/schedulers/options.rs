@@ -57,7 +57,7 @@ warpline::__options! {
     /// Options of [`CosineAnnealingWarmRestarts`](super::CosineAnnealingWarmRestarts).
     #[derive(Clone, Copy, Debug, PartialEq)]
     CosineAnnealingWarmRestartsOptions [] [] {
-        /// Sets the factor from the length of one cycle to the next. Default: 1.
+        /// Sets the ratio of each cycle's length to the length of the previous cycle. Default: 1.
         t_mult: u32 = 1, u32;
         /// Sets the minimum of the learning rates. Default: 0.
         eta_min: f64 = 0.0, f64;
