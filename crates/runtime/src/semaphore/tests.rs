@@ -1,3 +1,5 @@
+//! Tests of the numbers that a semaphore may wait for.
+
 use super::*;
 use crate::RuntimeConfig;
 use crate::testing::small_sim;

@@ -40,7 +40,9 @@ fn program_that_asks_and_forks() {
 /// Returns the line that the other process prints.
 fn asked(driver: &str, settings: &[(&str, &str)]) -> String {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", "s40_nvml_check::program_that_asks_and_forks", "--nocapture"]);
+    let (_, own) =
+        concat!(module_path!(), "::program_that_asks_and_forks").split_once("::").unwrap();
+    program.args(["--exact", own, "--nocapture"]);
     program.env_remove("CUDA_VISIBLE_DEVICES").env_remove(CHECK).env(ROLE, "");
     let output = program.env("WARPLINE_DRIVER", driver).envs(settings.iter().copied()).output();
     let output = output.unwrap();

@@ -17,6 +17,7 @@ const NO_OPS: &[(&str, &str)] = &[
     ("autograd::grad", AUTOGRAD),
     ("autograd::checkpoint", "runs the program's own function"),
     ("autograd::reachable_leaves", AUTOGRAD),
+    ("autograd::moved_to", AUTOGRAD),
     ("Generator::get_state", STATE),
     ("get_rng_state", STATE),
     ("cuda::get_rng_state", STATE),
