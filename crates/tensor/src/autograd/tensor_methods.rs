@@ -120,7 +120,8 @@ impl Tensor {
     /// leaves. The saved tensors of the graph are freed.
     ///
     /// The gradient of each op is computed on the stream of the op. The pass is enqueued like any op: the host
-    /// does not wait, and later work on the thread's current streams, of all devices, runs after it.
+    /// does not wait, unless a gradient is copied to or from pageable memory. Later work on the thread's current
+    /// streams runs after the gradients of the leaves on each stream's device.
     ///
     /// The gradients of a graph that one thread recorded are computed in the reverse order of its ops, whichever thread
     /// calls this function. If several threads recorded the graph, they are computed in the order in which they become
