@@ -60,9 +60,16 @@ const HOSTS: Hosts<Product> = hosts!(U8 | I8 | I16 | I32 | I64, T => cpu::intege
     .or(hosts!(F32 | F64, T => cpu::floats::<T>));
 const HOSTS_F32: Hosts<Product> = hosts!(F16 | BF16, T => cpu::halves::<T, f32>);
 
-/// Declares a program with one kernel, whose results have the dtype that `$hosts` writes.
+/// Declares a program with one kernel, whose results have the dtype of the operands (`Same`) or
+/// `f32`.
 macro_rules! product {
-    ($program:ident = $name:literal, $variants:expr, $source:expr => $kernel:ident, $hosts:expr) => {
+    ($program:ident = $name:literal, $variants:expr, $source:ident to Same => $kernel:ident) => {
+        product!(@ $program = $name, $variants, |program, ty| $source(program, ty, ty) => $kernel, HOSTS);
+    };
+    ($program:ident = $name:literal, $variants:expr, $source:ident to F32 => $kernel:ident) => {
+        product!(@ $program = $name, $variants, |program, ty| $source(program, ty, "f32") => $kernel, HOSTS_F32);
+    };
+    (@ $program:ident = $name:literal, $variants:expr, $source:expr => $kernel:ident, $hosts:expr) => {
         static $program: Program =
             Program::new($name, $variants, &[""], $source).with_ptx(committed);
 
@@ -73,17 +80,10 @@ macro_rules! product {
     };
 }
 
-product!(MATMUL = "matmul", NUMBERS, |program, ty| tiles(program, ty, ty) => TILED, HOSTS);
-product!(MATMUL_SMALL = "matmul_small", NUMBERS, |program, ty| {
-    small_tiles(program, ty, ty)
-} => SMALL_TILED, HOSTS);
-// Products of half-width floats with a result of `f32`.
-product!(MATMUL_F32 = "matmul_to_f32", HALVES, |program, ty| {
-    tiles(program, ty, "f32")
-} => TILED_F32, HOSTS_F32);
-product!(MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, |program, ty| {
-    small_tiles(program, ty, "f32")
-} => SMALL_TILED_F32, HOSTS_F32);
+product!(MATMUL = "matmul", NUMBERS, tiles to Same => TILED);
+product!(MATMUL_SMALL = "matmul_small", NUMBERS, small_tiles to Same => SMALL_TILED);
+product!(MATMUL_F32 = "matmul_to_f32", HALVES, tiles to F32 => TILED_F32);
+product!(MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, small_tiles to F32 => SMALL_TILED_F32);
 
 // SAFETY: `check` makes all `Product`s, as for the kernels above. The fourth operand is cuBLAS's
 // workspace, which the CPU implementation does not access.
