@@ -9,8 +9,8 @@
 //! 2. `miss.rs` serves requests that fit into no free block of the shard. One miss runs at a time.
 //! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
 //!
-//! Limits: a shard's free memory serves another stream only as the last attempt of a miss, after the policy has failed.
-//! Reading consistent statistics locks all shards.
+//! Limits: a free block serves another stream than its shard's only as the last attempt of a miss, after the policy has
+//! failed. The default policy moves free pages between streams before that (`policy/pages/migrate.rs`). Reading consistent statistics locks all shards.
 
 use std::fmt;
 use std::panic::Location;
@@ -71,7 +71,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// - [`AllocError::TooLarge`] or [`AllocError::SizeOverflow`] if the request or its rounded
     ///   size is too large.
     /// - [`AllocError::InsideSource`] in the source of a memory pool, or in the drop of foreign
-    ///   memory.
+    ///   memory, if the cache cannot serve the request.
     /// - [`AllocError::Backend`] if the backend fails for another reason.
     #[inline]
     #[track_caller]

@@ -9,10 +9,11 @@ use crate::sync::{StaticRef, is_same};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), returned to the cache on drop.
 ///
-/// A block keeps its shard and the backend alive. While the allocator exists, dropping a block
-/// never waits: if other streams use the block (see [`record_stream`](Block::record_stream)), its
-/// memory is reused only after they have completed their work. A block that outlives the allocator
-/// waits for those streams when it is dropped, because its memory then goes back to the backend.
+/// A block keeps its shard and the backend alive. While the allocator exists and caches memory,
+/// dropping a block never waits: if other streams use the block (see [`record_stream`](Block::record_stream)), its
+/// memory is reused only after they have completed their work. A block that outlives the allocator or
+/// its pool, or is dropped while caching is off, waits for those streams, because its memory then goes
+/// back to the backend.
 pub struct Block<B: Backend> {
     cell: StaticRef<ShardCell<B>>,
     address: u64,

@@ -1,8 +1,9 @@
 //! Serves a request from the cache (a hit), or passes the request on to `miss.rs`.
 //!
 //! A hit uses no policy. [`AllocatorState::hit`] serves nearly all hits and takes one shard's lock.
-//! [`AllocatorState::malloc_slow`] serves hits in three cases: a route to a private pool exists, the
-//! stream has no shard yet, or its shard is not in the table (`AllocatorState::overflow`).
+//! [`AllocatorState::malloc_slow`] serves the other hits: a route to a private pool exists, the
+//! stream's shard is not in the table (`AllocatorState::overflow`) or was given to another stream,
+//! or another thread has freed a block since the first search.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ pub(crate) type CellAllocation<B> = (StaticRef<ShardCell<B>>, AllocatedBlock);
 
 impl<B: Backend> AllocatorState<B> {
     /// Serves a request from the stream's cache. Fails if no free block fits, or if the request
-    /// needs more than a search of the cache. All steps of a hit are forcibly inlined here, because
-    /// calls would take a tenth of the time of a hit. The function itself is never inlined, so that
+    /// needs more than a search of the cache. The steps of a hit are inlined here, because calls
+    /// would take a tenth of the time of a hit. The function itself is never inlined, so that
     /// a hit takes the same time for every caller.
     #[inline(never)]
     pub(crate) fn hit(

@@ -170,7 +170,7 @@ impl<S: Into<Scalar>> From<FormulaNumber<S>> for Scalar {
     }
 }
 
-/// The result of an operator, which becomes a value of the caller.
+/// The result of an operator in a formula. Converts into the tensor or number that the caller receives.
 pub trait Value {
     /// The type of the value: [`Tensor`] or a number.
     type Value;

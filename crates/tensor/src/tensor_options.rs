@@ -237,7 +237,7 @@ macro_rules! or_default {
 
 or_default! { bool => bool, f64 => f64 }
 
-// A generic conversion from all that converts into `Scalar` could overlap with the one from `()`.
+// A generic conversion from `T: Into<Scalar>` could overlap with the conversion from `()`.
 or_default! {
     Scalar => Scalar, bool => Scalar, f16 => Scalar, bf16 => Scalar, f32 => Scalar, f64 => Scalar,
     u8 => Scalar, u16 => Scalar, u32 => Scalar, u64 => Scalar, u128 => Scalar, usize => Scalar,

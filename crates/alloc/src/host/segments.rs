@@ -164,7 +164,7 @@ impl<M> Segments<M> {
         }
     }
 
-    /// Adds a refused segment again, as the segment that became idle last.
+    /// Adds a segment whose release was refused. The segment counts as the last that became idle.
     pub(super) fn restore(&mut self, released: ReleasedHostSegment<M>) {
         let ReleasedHostSegment { memory, bytes, kind, .. } = released;
         let (span, _) = self.add(memory, bytes, kind, false, bytes);

@@ -25,7 +25,8 @@ const SHRINKING: [[Duration; 2]; 2] = [
     [Duration::from_secs(30), Duration::from_secs(2)],
     [Duration::from_secs(10), Duration::from_secs(4)],
 ];
-/// Time limit for shrinking a difference from a simulator, which may run on a slow machine.
+/// Time limit for shrinking a difference that a simulator shows. The simulator may run on a slow
+/// machine.
 const SIMULATOR_SHRINKING: Duration = Duration::from_secs(10);
 
 /// Time limit for rerunning the programs that a process ran before it ended.

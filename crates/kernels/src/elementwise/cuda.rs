@@ -104,7 +104,7 @@ impl KernelSource<'_> {
         })
     }
 
-    /// Returns the head of a kernel whose operands and results are pointers.
+    /// Returns the signature and opening brace of a kernel whose operands and results are pointers.
     fn head(&self, kernel: &str, space: &str) -> String {
         format!(
             "extern \"C\" __global__ void {}_{kernel}({}, {}, \

@@ -17,7 +17,7 @@ const SCRIPTS: [(&str, &str); 2] = [
     ("ddp_speed.py", include_str!("ddp_speed.py")),
 ];
 
-/// A folder for files of this process, which is removed when it is dropped.
+/// A folder for files of this process. Dropping this value removes the folder.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {

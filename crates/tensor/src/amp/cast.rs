@@ -1,7 +1,7 @@
 //! Conversion of operands.
 //!
 //! An op calls [`casts`] first, which costs a read of the thread's modes outside regions. In a region, the op calls
-//! itself with the operands from [`cast_operands`]; regions are closed meanwhile, so the ops that it consists of keep
+//! itself with the operands from [`cast_operands`]. Autocast is disabled during this second call, so the inner ops keep
 //! their operands.
 //!
 //! A `float32` leaf that requires a gradient is mostly a parameter. The converted copy stays in the leaf's autograd
@@ -84,11 +84,11 @@ pub(crate) fn casts() -> bool {
     AutocastModes::current().is_on()
 }
 
-/// Converted tensors, and the guard of a block without regions in which the op computes with them.
+/// Converted tensors, and a guard that disables autocast while the op computes with these tensors.
 type Cast<T> = (SmallVec<[T; 4]>, ModeGuard);
 
-/// Converts an op's operands by its policy. Returns the operands that changed, and a guard of a block without regions;
-/// `None` if the region keeps the operands of this op.
+/// Converts an op's operands by its policy. Returns the operands that changed, and a guard that disables autocast.
+/// Returns `None` if the region keeps the operands of this op.
 #[cold]
 #[track_caller]
 pub(crate) fn cast_operands(
@@ -131,8 +131,8 @@ pub(crate) fn cast_operands(
     Ok(Some((cast, closed())))
 }
 
-/// Converts the inputs of a custom function to a dtype. Returns them with a guard of a block without regions; `None`
-/// outside regions.
+/// Converts the inputs of a custom function to a dtype. Returns the inputs and a guard that disables autocast, or
+/// `None` outside regions.
 #[track_caller]
 pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cast<Tensor>>> {
     let mut modes = AutocastModes::current();
@@ -161,13 +161,13 @@ fn is_eligible(tensor: &Tensor, main: &Tensor) -> bool {
         && tensor.is_cuda() == main.is_cuda()
 }
 
-/// Opens a block without regions for an op that PyTorch's regions never convert, such as an op in place, and that
-/// consists of ops that they do convert. `None` outside regions.
+/// Disables autocast for an op whose operands PyTorch never converts, such as an op in place, but whose inner ops would
+/// convert their operands. `None` outside regions.
 pub(crate) fn keep_operands() -> Option<ModeGuard> {
     casts().then(closed)
 }
 
-/// Opens a block without regions.
+/// Disables autocast on this thread until the guard is dropped.
 fn closed() -> ModeGuard {
     ModeGuard::autocast(AutocastModes::close)
 }

@@ -327,8 +327,8 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let deadline = self.limits().1;
-        // Waits for the other process's signals first, because this process's signals may be enqueued behind work that
-        // waits for them.
+        // Wait for the other process's signals first, because this process's signals may be enqueued behind work that
+        // waits for the other process's signals.
         self.peers.settle(deadline);
         self.own.get_mut().unwrap_or_else(PoisonError::into_inner).settle(deadline);
     }

@@ -34,7 +34,8 @@ fn hooked(t: &[Value]) -> Predict {
     }
 }
 
-/// Predicts a call that runs a backward pass over its own graph of a leaf.
+/// Predicts a call that succeeds if its operand is a leaf with elements. Otherwise the outcome is
+/// unknown.
 fn of_leaf(t: &[Value]) -> Predict {
     if t[0].track == Track::Leaf && t[0].numel() > 0 { Ok(vec![]) } else { Err(UNKNOWN) }
 }

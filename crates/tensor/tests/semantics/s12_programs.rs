@@ -1,5 +1,5 @@
 //! Tests of row S12: random programs on several streams, devices and threads give the same values
-//! as their ops one after another, and the host waits only for values that the program reads.
+//! as their ops run one after another, and the host waits only for values that the program reads.
 
 use std::sync::{Condvar, Mutex};
 
@@ -347,8 +347,8 @@ fn gpu_s12_streams_overlap_past_a_wait() {
         };
         round()?; // The first wait covers later work.
         let (sum, overlap) = round()?;
-        // Assert the overlap only on a real GPU, because a simulated schedule may have run
-        // everything.
+        // Assert the overlap only on a real GPU, because a simulated schedule may have run all
+        // products by then.
         assert!(overlap || !real, "the consumer waited for 20 unrelated products");
         assert_eq!(sum.item::<f32>()?, 192.0);
         Ok(())

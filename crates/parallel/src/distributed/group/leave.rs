@@ -11,7 +11,7 @@ use super::{GroupShared, Transport};
 
 /// Longest time for which the host waits for the other ranks. A rank that was killed never leaves.
 const HOST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for which another rank waits for a store that does not answer.
+/// Longest time for which a rank other than the host waits for a store that does not answer.
 const RANK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two checks whether the group has failed.
 const TICK: Duration = Duration::from_millis(100);

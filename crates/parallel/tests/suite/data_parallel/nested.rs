@@ -60,7 +60,7 @@ fn shortest(devices: usize) -> TestResult {
         }),
         (),
     )?;
-    // One input has a chunk for each device, the other one chunk fewer.
+    // The first input has a chunk for each device. The second input has one chunk fewer.
     let out = net.forward((vec![ones([many], 0)?], ones([few], 0)?))?;
     assert_eq!(values(&out)?, vec![3.0; few]);
     // The same holds within lists and maps, in either order.
