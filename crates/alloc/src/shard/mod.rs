@@ -8,8 +8,8 @@
 //! # Lifetimes
 //!
 //! - The allocator's stream table or a private pool owns its shards (`Arc<Shard>`). Each shard owns
-//!   a reference to the core (`Arc<Core>`). Except for orphans, the
-//!   core has only weak references to shards.
+//!   a reference to the core (`Arc<Core>`). Except for orphans, the core has only weak references
+//!   to shards.
 //! - A [`ShardCell`] is never deallocated, only reused by later shards, so a block can refer to its
 //!   cell without a reference count. A shard lives as long as its blocks: the table or pool retires
 //!   the shard before dropping it. If blocks are left, the cell keeps the shard (`retired`) until
