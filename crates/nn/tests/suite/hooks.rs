@@ -189,7 +189,7 @@ fn a_hook_that_uses_its_module_when_it_is_dropped_does_not_block() -> Result<()>
         fn drop(&mut self) {
             if let Some(module) = self.0.upgrade() {
                 module.register_forward_hook(|_, _, output| output.add(1).map(Some)).remove();
-                let output = module.forward(&tensor([[1.0f32]], ()).expect("an input"));
+                let output = module.forward(tensor([[1.0f32]], ()).expect("an input"));
                 log(&self.1, format!("{:?}", output.and_then(|y| y.item::<f32>())));
             }
         }
