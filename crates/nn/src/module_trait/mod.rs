@@ -9,9 +9,9 @@
 //! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
 //! plain `Tensor` is not a module, so that no tensor is forgotten.
 //!
-//! Invariant: a parameter with several names stays one parameter. Two parameters are the same if their elements have
-//! the same addresses (`TensorIdentity`), as in replicas. `parameters` lists such a parameter once, `state_dict` lists
-//! it under each name, and `to` and `share_memory` make one copy of it.
+//! Invariant: a parameter with several names stays one parameter. Two parameters are the same if they are one tensor, also
+//! in replicas; two tensors over one memory are different. `parameters` lists such a parameter once, `state_dict` lists it
+//! under each name, and `to` and `share_memory` make one copy of it.
 //!
 //! Invariant: a state with mismatched names or shapes changes nothing. `load_state_dict` first compares all names and
 //! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use warpline::autograd::{Context, Function, Gradients, ToSave, is_grad_enabled};
-use warpline::{DType, Device, Error, ErrorKind, Result, Runtime, Tensor};
+use warpline::{Device, Error, ErrorKind, Result, Runtime, Tensor};
 use warpline_nn::{Module, Visitor, VisitorMut};
 use warpline_runtime::Version;
 use warpline_stream::Stream;
@@ -26,7 +26,7 @@ use super::DataParallelError;
 
 /// The parameters and buffers of a module.
 pub(super) struct ModuleTensors {
-    /// The distinct tensors. Several parameters may be the same tensor.
+    /// The distinct tensors. Several members may be the same tensor.
     distinct: Vec<Tensor>,
     /// Index in `distinct` of each visited tensor.
     indices: Arc<[usize]>,
@@ -53,18 +53,15 @@ impl ModuleTensors {
     }
 
     fn new(all: Vec<Tensor>) -> Self {
-        type Key<'a> = (u64, DType, &'a [usize], &'a [isize]);
-        let mut known: HashMap<Key<'_>, usize> = HashMap::with_capacity(all.len());
-        let mut first = Vec::with_capacity(all.len());
-        let indices = all.iter().enumerate().map(|(i, tensor)| {
-            let key = (tensor.data_ptr(), tensor.dtype(), tensor.size(), tensor.stride());
-            *known.entry(key).or_insert_with(|| {
-                first.push(i);
-                first.len() - 1
+        let mut known: HashMap<usize, usize> = HashMap::with_capacity(all.len());
+        let mut distinct = Vec::with_capacity(all.len());
+        let indices = all.into_iter().map(|tensor| {
+            *known.entry(tensor.id()).or_insert_with(|| {
+                distinct.push(tensor);
+                distinct.len() - 1
             })
         });
-        let indices: Arc<[usize]> = indices.collect();
-        let distinct = first.iter().map(|&i| all[i].clone()).collect();
+        let indices = indices.collect();
         Self { distinct, indices }
     }
 }
