@@ -270,6 +270,42 @@ mod tests {
         }
     }
 
+    /// Somebody has guessed the temporary name, and has put a file or a link there.
+    #[test]
+    fn an_existing_file_or_link_is_never_opened() {
+        let folder = Folder::new();
+        let victim = folder.0.join("victim");
+        fs::write(&victim, "untouched").unwrap();
+        let mut taken = vec![victim.clone()];
+        #[cfg(unix)]
+        for (name, target) in [("link", &victim), ("dangling", &folder.0.join("nothing"))] {
+            taken.push(folder.0.join(name));
+            std::os::unix::fs::symlink(target, folder.0.join(name)).unwrap();
+        }
+        for path in &taken {
+            let refused = create_new(path, None).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists, "{}", path.display());
+        }
+        assert!(!folder.0.join("nothing").exists());
+        assert_eq!(fs::read_to_string(victim).unwrap(), "untouched");
+    }
+
+    /// The next random name is tried.
+    #[test]
+    fn a_taken_temporary_name_is_not_the_end_of_a_save() {
+        let folder = Folder::new();
+        let mut taken = 3;
+        let fail = move |call| {
+            if call == SaveCall::Create && taken > 0 {
+                taken -= 1;
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Ok(())
+        };
+        watch(fail, || save(&folder.0.join("a"), "text")).unwrap();
+        assert_eq!(folder.names(), ["a"]);
+    }
+
     #[test]
     #[cfg(unix)]
     fn temporary_names_are_unique_and_symbolic_links_are_replaced() {

@@ -318,19 +318,6 @@ fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
 
 #[test]
 #[cfg(unix)]
-fn links_beside_a_saved_file_are_not_followed() {
-    let folder = Folder::new("guessed");
-    let (path, victim) = (folder.file("model.safetensors"), folder.file("victim"));
-    fs::write(&victim, "untouched").unwrap();
-    let guess = format!("model.safetensors.{}.part", std::process::id());
-    std::os::unix::fs::symlink(&victim, folder.file(&guess)).unwrap();
-    save_file(&model(1), &path, ()).unwrap();
-    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
-    assert_eq!(number(&path), 1);
-}
-
-#[test]
-#[cfg(unix)]
 fn loading_a_fifo_or_a_folder_is_an_error_and_does_not_wait() {
     let folder = Folder::new("fifo");
     for name in ["fifo.safetensors", "fifo.json"] {

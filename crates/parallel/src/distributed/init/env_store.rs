@@ -38,11 +38,15 @@ pub(super) fn store_from_env(found: &Environment, timeout: Duration) -> Result<A
             return Ok(store);
         }
         let store = Arc::new(TcpStore::host(&*addresses, options)?);
-        *cached = Some((found.clone(), Arc::clone(&store)));
+        // Drop the former store without the lock, because its end waits for a thread.
+        let former = cached.replace((found.clone(), Arc::clone(&store)));
+        drop(cached);
+        drop(former);
         return Ok(store);
     }
     let store = Arc::new(TcpStore::connect(address, options)?);
-    *cached() = Some((found.clone(), Arc::clone(&store)));
+    let former = cached().replace((found.clone(), Arc::clone(&store)));
+    drop(former);
     Ok(store)
 }
 
