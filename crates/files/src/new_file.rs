@@ -272,12 +272,12 @@ mod tests {
 
     /// Somebody has guessed the temporary name, and has put a file or a link there.
     #[test]
+    #[cfg(unix)]
     fn an_existing_file_or_link_is_never_opened() {
         let folder = Folder::new();
         let victim = folder.0.join("victim");
         fs::write(&victim, "untouched").unwrap();
         let mut taken = vec![victim.clone()];
-        #[cfg(unix)]
         for (name, target) in [("link", &victim), ("dangling", &folder.0.join("nothing"))] {
             taken.push(folder.0.join(name));
             std::os::unix::fs::symlink(target, folder.0.join(name)).unwrap();

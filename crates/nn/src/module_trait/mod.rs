@@ -322,9 +322,10 @@ pub trait Module: Any + tree::AsDyn {
     /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
     /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of
     /// the module, and a module that shares some of its parameters, have the old tensors until `to` is called on them
-    /// too, after which they share the new tensors. If no new tensor exists any more, because the other module was
-    /// dropped, `to` gives the parameters new tensors with their own values. To train both apart, first give one of them
-    /// new parameters (`net.weight = Parameter::new(net.weight.copy()?)?`).
+    /// too, after which they share the new tensors, with the dtype and the values that the last module gave them. If no
+    /// new tensor exists any more, because the other module was dropped, `to` gives the parameters new tensors with
+    /// their own values. To train both apart, first give one of them new parameters
+    /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point. [`ErrorKind::Moved`] if another module has

@@ -47,7 +47,8 @@ impl Replacements {
                 continue;
             }
             let mut other = f(*is_parameter, &present)?;
-            if !own.contains(&present.id()) && other.dtype() != present.dtype() {
+            let is_converted = |from: &Tensor| from.dtype() != present.dtype();
+            if !own.contains(&present.id()) && is_converted(tensor) && is_converted(&other) {
                 check_not_moved("", tensor)?;
             }
             // The replacement of a moved parameter is gone, and the module's own tensor is as requested. A moved tensor

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline::autograd::{HookHandle, no_grad};
+use warpline::autograd::{HookHandle, mark_moved, no_grad};
 use warpline::{DType, ErrorKind, MemoryFormat, Result, Tensor, TensorOptions, ones, randn, zeros};
 use warpline_nn::optim::{Optimizer, SGD, SGDOptions, clip_grad_norm_};
 use warpline_nn::{Buffer, Linear, Module, Parameter};
@@ -380,6 +380,43 @@ fn a_module_whose_clone_was_moved_and_dropped_is_usable_after_to() -> Result<()>
         assert_eq!(net.layers[0].weight.detach().to(DType::F64)?.to_vec::<f64>()?, exact);
         sgd(&net)?.step()?;
     }
+    Ok(())
+}
+
+#[test]
+fn a_module_that_shares_a_moved_parameter_may_ask_for_another_dtype_if_none_was_converted() {
+    worlds(1, |world| {
+        for at in world.places() {
+            let mut encoder = Net::tied()?;
+            let mut decoder = encoder.clone();
+            encoder.to(at)?;
+            decoder.to(DType::F16)?;
+            assert_eq!(decoder.layers[0].weight.device(), at);
+            encoder.to(DType::F16)?;
+            assert!(decoder.layers[0].weight.is_same(&encoder.layers[0].weight));
+        }
+        Ok(())
+    });
+}
+
+/// A graph that was recorded before the move reaches the old tensor.
+#[test]
+fn a_gradient_that_arrives_at_a_moved_parameter_calls_no_hook() -> Result<()> {
+    let mut net = Net::tied()?;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    net.layers[0].weight.register_hook(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(None)
+    })?;
+    let (loss, old) = (net.loss()?, net.parameters()[0].clone());
+    net.to(DType::F64)?;
+    assert!(loss.backward().is_err());
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+    // A mark that is made again lists the hook once.
+    mark_moved(&old, &net.layers[0].weight, "again");
+    net.loss()?.backward()?;
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
     Ok(())
 }
 

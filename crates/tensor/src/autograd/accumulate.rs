@@ -2,14 +2,12 @@
 
 use super::meta::AutogradMeta;
 use super::mode;
-use super::moved::check_not_moved;
 use crate::{Result, Tensor};
 
 /// Adds `grad` to a leaf's gradient. The first gradient is stored without a copy if it has no other owner and
 /// the expected strides. Later gradients are added in place, unless the sum is recorded (`create_graph`). The
-/// caller sets the op of errors.
+/// caller checks that the leaf was not moved, and sets the op of errors.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
-    check_not_moved("", leaf)?;
     let meta = AutogradMeta::of(leaf);
     let grad = if create_graph { grad } else { without_base(grad) };
     // Declared before the lock, so that an early return drops the gradient after the lock.

@@ -43,6 +43,7 @@ use super::callbacks::with_callbacks;
 use super::function::is_bad_argument;
 use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode::{self, ModeGuard};
+use super::moved::check_not_moved;
 use super::node::{Edge, GradNode, Gradients, NodeKind, TensorSpec};
 use crate::called::Called;
 use crate::{CallScope, Error, ErrorKind, Result, Runtime, Site, Tensor};
@@ -322,6 +323,13 @@ impl BackwardPass {
             NodeKind::Accumulator(_) => Site { op: self.op, location: self.location },
             NodeKind::Op(_) => node.call,
         };
+        if let NodeKind::Accumulator(leaf) = &node.kind
+            && self.needed.is_none()
+            && grads.iter().any(Option::is_some)
+        {
+            // Before the hooks: a moved leaf shares them with its replacement.
+            check_not_moved("", leaf).map_err(|error| self.attribute(error))?;
+        }
         with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
         let captured = !captures.is_empty();
         for (output, place) in captures {

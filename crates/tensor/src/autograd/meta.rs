@@ -197,8 +197,17 @@ impl AutogradMeta {
         replaced.push(mark.clone());
         replaced.iter().for_each(|mark| mark.set_replacement(to));
         let mut state = Self::of(to).state();
-        state.hooks.extend(hooks);
-        state.replaced.extend(replaced);
+        // A repeated move must not list hooks or marks twice.
+        for hooks in hooks {
+            if !state.hooks.iter().any(|known| Arc::ptr_eq(known, &hooks)) {
+                state.hooks.push(hooks);
+            }
+        }
+        for mark in replaced {
+            if !state.replaced.iter().any(|known| Arc::ptr_eq(known, &mark)) {
+                state.replaced.push(mark);
+            }
+        }
     }
 
     /// Counts an in-place op on a base, and returns the new number.

@@ -7,8 +7,8 @@
 //! a different order. `launch_ready` launches a bucket only after all buckets before it.
 //!
 //! Invariant: no code of the program, such as a communication hook or the `Drop` of a value that a tensor owns, runs
-//! while `state` is locked. The exception is the store of the program's own type, which collectives call while a bucket
-//! is rebuilt or usage is exchanged.
+//! while `state` is locked. The exceptions are observers of the allocator, and the store of the program's own type, which
+//! collectives call while a bucket is rebuilt or usage is exchanged.
 
 mod finish;
 
