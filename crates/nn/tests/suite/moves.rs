@@ -97,6 +97,17 @@ impl Net {
         Ok(Self { layers: vec![first, second] })
     }
 
+    /// Registers a hook on the shared weight. Returns the number of its calls.
+    fn count_hook_calls(&self) -> Result<Arc<AtomicUsize>> {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        self.layers[0].weight.register_hook(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(None)
+        })?;
+        Ok(calls)
+    }
+
     fn loss(&self) -> Result<Tensor> {
         let weight = &self.layers[0].weight;
         let mut x = ones([1, 2], (weight.dtype(), weight.device()))?;
@@ -362,12 +373,7 @@ fn a_module_whose_clone_was_moved_and_dropped_is_usable_after_to() -> Result<()>
         let mut net = Net::tied()?;
         no_grad(|| net.layers[0].weight.fill_(1.0001).map(drop))?;
         let exact = net.layers[0].weight.detach().to(DType::F64)?.to_vec::<f64>()?;
-        let calls = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&calls);
-        net.layers[0].weight.register_hook(move |_| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            Ok(None)
-        })?;
+        let calls = net.count_hook_calls()?;
         let mut copy = net.clone();
         copy.to(DType::F16)?;
         // While the copy lives, its rounded values do not silently replace the exact values.
@@ -403,12 +409,7 @@ fn a_module_that_shares_a_moved_parameter_may_ask_for_another_dtype_if_none_was_
 #[test]
 fn a_gradient_that_arrives_at_a_moved_parameter_calls_no_hook() -> Result<()> {
     let mut net = Net::tied()?;
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&calls);
-    net.layers[0].weight.register_hook(move |_| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        Ok(None)
-    })?;
+    let calls = net.count_hook_calls()?;
     let (loss, old) = (net.loss()?, net.parameters()[0].clone());
     net.to(DType::F64)?;
     assert!(loss.backward().is_err());
