@@ -125,8 +125,15 @@ fn growth(output: &Output) -> Result<()> {
             cuda::with_stream(&streams[turn % count], || new.add_(1.0).map(drop))
         })?;
     }
+    row(output, "free that another stream waits for", || {
+        let new = x.add(1.0)?;
+        new.record_stream(&streams[1])
+    })?;
     let graph = decoder(8)?;
-    row(output, "replay of 8 kernels", || graph.replay())
+    row(output, "replay of 8 kernels", || graph.replay())?;
+    row(output, "replays of 8 kernels on two streams in turns", || {
+        streams[..2].iter().try_for_each(|stream| cuda::with_stream(stream, || graph.replay()))
+    })
 }
 
 /// Captures a graph of `kernels` kernels over as many tensors: a gather, and layers that write a

@@ -1,5 +1,6 @@
 //! Replaced tensors of modules: each tensor once, also if it has several names.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 #[cfg(doc)]
@@ -21,8 +22,15 @@ impl SeenTensors {
 }
 
 /// Replacements for a module's tensors, all computed before the first tensor is replaced. The key is [`Tensor::id`] of
-/// the present tensor: the tensor itself, or if a move of another module has replaced it, its replacement.
-pub(super) struct Replacements(HashMap<usize, Tensor>);
+/// the module's tensor.
+pub(super) struct Replacements(HashMap<usize, Replacement>);
+
+#[derive(Clone)]
+struct Replacement {
+    /// The module's tensor, or if a move of another module has replaced it, its replacement.
+    present: Tensor,
+    new: Tensor,
+}
 
 impl Replacements {
     /// Calls `f` once for each present parameter (`true`) and buffer (`false`), even if it has several names.
@@ -40,39 +48,41 @@ impl Replacements {
             members.extend(member.tensor().map(|tensor| (is_parameter, tensor.clone())));
         }));
         let own: HashSet<usize> = members.iter().map(|(_, tensor)| tensor.id()).collect();
-        let mut new = HashMap::new();
+        let (mut of_present, mut replacements) = (HashMap::new(), HashMap::new());
         for (is_parameter, tensor) in &members {
             let present = moved_to(tensor).unwrap_or_else(|| tensor.clone());
-            if new.contains_key(&present.id()) {
-                continue;
-            }
-            let mut other = f(*is_parameter, &present)?;
-            let is_converted = |from: &Tensor| from.dtype() != present.dtype();
-            if !own.contains(&present.id()) && is_converted(tensor) && is_converted(&other) {
-                check_not_moved("", tensor)?;
-            }
-            // The replacement of a moved parameter is gone, and the module's own tensor is as requested. A moved tensor
-            // cannot be used, so give the parameter a new one.
-            if other.is_same(&present) && check_not_moved("", &present).is_err() {
-                other = like(&present, present.detach(), present.grad())?;
-            }
-            new.insert(present.id(), other);
+            let replacement = match of_present.entry(present.id()) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    let mut new = f(*is_parameter, &present)?;
+                    let is_converted = |from: &Tensor| from.dtype() != present.dtype();
+                    if !own.contains(&present.id()) && is_converted(tensor) && is_converted(&new) {
+                        check_not_moved("", tensor)?;
+                    }
+                    // The replacement of a moved parameter is gone, and the module's own tensor is as requested. A
+                    // moved tensor cannot be used, so give the parameter a new one.
+                    if new.is_same(&present) && check_not_moved("", &present).is_err() {
+                        new = like(&present, present.detach(), present.grad())?;
+                    }
+                    entry.insert(Replacement { present, new })
+                }
+            };
+            replacements.insert(tensor.id(), replacement.clone());
         }
-        Ok(Self(new))
+        Ok(Self(replacements))
     }
 
     /// Replaces the tensors that changed, and marks the old parameters as moved.
     pub(super) fn apply(self, module: &mut (impl Module + ?Sized)) {
+        let mut marked = SeenTensors::default();
         module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
             let Some(old) = member.tensor() else { return };
-            // Without an entry, the present tensor has just replaced this parameter under another name.
-            let present = moved_to(old).unwrap_or_else(|| old.clone());
-            let new = self.0.get(&present.id()).unwrap_or(&present);
+            let Some(Replacement { present, new }) = self.0.get(&old.id()) else { return };
             if new.is_same(old) {
                 return;
             }
-            if matches!(member, MemberMut::Parameter(_)) {
-                mark_moved(&present, new, name);
+            if matches!(member, MemberMut::Parameter(_)) && marked.insert(present) {
+                mark_moved(present, new, name);
             }
             member.replace(new.clone());
         }));

@@ -5,8 +5,10 @@ mod kind;
 mod tests;
 mod words;
 
+use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -43,18 +45,45 @@ struct ErrorInner {
     /// Empty if the error does not name an op.
     op: &'static str,
     location: Option<&'static Location<'static>>,
-    source: Option<Arc<dyn StdError + Send + Sync>>,
+    source: Option<Source>,
 }
 
-/// Drops a chain of sources without recursion.
+type Source = Arc<dyn StdError + Send + Sync>;
+
+thread_local! {
+    /// Sources that this thread has yet to drop. `None` while the thread drops no error. The list has no destructor, so
+    /// destructors of other thread-locals can still use it while the thread ends.
+    static SOURCES: RefCell<Option<ManuallyDrop<Vec<Source>>>> = const { RefCell::new(None) };
+}
+
+/// Drops a chain of sources without recursion, also if errors of other types are part of the chain: an error that is
+/// dropped while the thread drops another error only adds its source to the list of the thread.
 impl Drop for ErrorInner {
     fn drop(&mut self) {
-        let mut next = self.source.take();
-        while let Some(mut source) = next {
-            let last_owner = Arc::get_mut(&mut source);
-            let error = last_owner.and_then(|source| source.downcast_mut::<Error>());
-            next = error.and_then(|error| error.0.source.take());
+        let Some(source) = self.source.take() else { return };
+        let is_outermost = SOURCES.with_borrow_mut(|sources| {
+            let is_outermost = sources.is_none();
+            sources.get_or_insert_default().push(source);
+            is_outermost
+        });
+        if is_outermost {
+            let _end = EndOfDrops;
+            let next =
+                || SOURCES.with_borrow_mut(|sources| sources.as_mut().and_then(|list| list.pop()));
+            while let Some(source) = next() {
+                drop(source);
+            }
         }
+    }
+}
+
+/// Removes the list of the thread. Drops the sources that are still on it, if the drop of a source has panicked.
+struct EndOfDrops;
+
+impl Drop for EndOfDrops {
+    fn drop(&mut self) {
+        let sources = SOURCES.take();
+        drop(sources.map(ManuallyDrop::into_inner));
     }
 }
 
@@ -80,7 +109,7 @@ impl Error {
     }
 
     /// Creates an error without an op and a location, even inside a [`CallScope`](crate::CallScope).
-    fn without_call(kind: ErrorKind, source: Option<Arc<dyn StdError + Send + Sync>>) -> Self {
+    fn without_call(kind: ErrorKind, source: Option<Source>) -> Self {
         Self(Box::new(ErrorInner { kind, op: "", location: None, source }))
     }
 

@@ -91,11 +91,38 @@ fn chains_of_sources_are_dropped_without_recursion() {
     let small = std::thread::Builder::new().stack_size(128 << 10);
     let chain = small.spawn(|| {
         let mut chain = Error::invalid("op", "the first");
-        for _ in 0..100_000 {
-            let source = Arc::new(chain);
+        for number in 0..100_000 {
+            let source: Arc<dyn StdError + Send + Sync> = match number % 2 {
+                0 => Arc::new(chain),
+                _ => Arc::new(Wrapped { source: chain }),
+            };
             chain = Error::invalid("op", "the next").with_source(source);
         }
         drop(chain);
     });
     chain.unwrap().join().unwrap();
+}
+
+#[test]
+fn a_source_whose_drop_panics_leaves_no_other_source_behind() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("a source")]
+    struct Panics(Error);
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("on drop");
+        }
+    }
+    #[derive(Debug, thiserror::Error)]
+    #[error("a source")]
+    struct Shared(Arc<()>);
+    let shared = Arc::new(());
+    for _ in 0..2 {
+        let owner =
+            Error::invalid("op", "owner").with_source(Arc::new(Shared(Arc::clone(&shared))));
+        let error = Error::invalid("op", "outer").with_source(Arc::new(Panics(owner)));
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(error)));
+        assert!(dropped.is_err());
+        assert_eq!(Arc::strong_count(&shared), 1);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use warpline::autograd::Reclaimed;
 use warpline::cuda::{self, Stream};
 use warpline::{DType, Device, Result, Tensor, zeros};
 
@@ -86,7 +87,7 @@ pub(super) struct Bucket {
     /// The streams on which gradients were written to the buffer. The reduction waits for all of them.
     pub(super) streams: Vec<Stream>,
     /// The launched reduction.
-    pub(super) reduction: Option<BucketReduction>,
+    pub(super) reduction: Option<Reclaimed<BucketReduction>>,
     /// Description in errors: the number of the bucket and its parameters.
     pub(super) label: Arc<str>,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpline::autograd::no_grad;
+use warpline::autograd::{Reclaimed, no_grad};
 use warpline::{DType, Result, Tensor, tensor};
 
 use super::super::super::{ReduceOp, Work};
@@ -17,7 +17,7 @@ impl Reducer {
             let counts = tensor(used, (DType::I32, self.group.device()))?;
             let label: Arc<str> = "the used parameters".into();
             let work = self.group.all_reduce_labeled(&counts, ReduceOp::Sum, &label)?;
-            state.usage = GlobalUsage::Pending(counts, work);
+            state.usage = GlobalUsage::Pending(counts, Reclaimed::new(work));
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warpline::autograd::{
-    DeferredDrops, check_not_moved, no_grad, queue_callback, reachable_leaves,
+    DeferredDrops, Reclaimed, check_not_moved, no_grad, queue_callback, reachable_leaves,
 };
 use warpline::{Result, Tensor, tensor};
 
@@ -90,7 +90,7 @@ enum GlobalUsage {
     /// The usage is not exchanged.
     NotExchanged,
     /// The number of ranks that used each parameter. Valid after the work is done.
-    Pending(Tensor, Work),
+    Pending(Tensor, Reclaimed<Work>),
     Known(Vec<bool>),
 }
 
@@ -350,7 +350,7 @@ impl Reducer {
             };
             let reduction = self.reduce(&bucket, divisor)?;
             let mut state = self.state();
-            state.buckets[bucket.index].reduction = Some(reduction);
+            state.buckets[bucket.index].reduction = Some(Reclaimed::new(reduction));
             if bucket.is_last() {
                 self.exchange_usage(&mut state)?;
                 drop(state);
