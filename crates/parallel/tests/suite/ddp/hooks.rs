@@ -1,7 +1,6 @@
 //! Communication hooks.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
 
 use warpline::autograd::enable_grad;
 use warpline::{Result, Tensor, full};
@@ -9,10 +8,7 @@ use warpline_nn::{Forward, Module, Parameter};
 use warpline_parallel::distributed::ddp::{
     BucketReduction, GradBucket, allreduce_hook, bf16_compress_hook, fp16_compress_hook,
 };
-use warpline_parallel::distributed::{
-    Backend, DdpError, DistributedDataParallel, HashStore, InitOptions, ReduceOp, ReduceOptions,
-    Store, StoreResult, init_process_group,
-};
+use warpline_parallel::distributed::{DdpError, DistributedDataParallel, ReduceOp};
 
 use super::model::{small_buckets, train, train_with};
 use crate::group_support::{Ranks, schedules};
@@ -163,81 +159,30 @@ impl Drop for CallsOnDrop {
     }
 }
 
-/// A store of the program, which only its groups own.
-#[derive(Debug)]
-struct OwnStore(HashStore, #[expect(dead_code, reason = "owned to be dropped")] CallsOnDrop);
-
-impl Store for OwnStore {
-    fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        self.0.set(key, value)
-    }
-
-    fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        self.0.get(key, timeout)
-    }
-
-    fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        self.0.add(key, amount)
-    }
-
-    fn compare_set(&self, key: &str, old: &[u8], new: &[u8]) -> StoreResult<Option<Vec<u8>>> {
-        self.0.compare_set(key, old, new)
-    }
-
-    fn delete(&self, key: &str) -> StoreResult<bool> {
-        self.0.delete(key)
-    }
-
-    fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        self.0.wait(keys, timeout)
-    }
-
-    fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        self.0.check(keys)
-    }
-}
-
-/// Runs two backward passes with `hook`, whose value calls the module when it is dropped.
-fn passes_with_a_value(
-    hook: impl Fn(&GradBucket, CallsOnDrop) -> Result<BucketReduction> + Send + Sync + 'static,
-) {
-    let hook = Arc::new(hook);
-    Ranks::cpu(1).run(move |group| {
-        let (value, hook) = (CallsOnDrop::default(), Arc::clone(&hook));
+#[test]
+fn a_value_in_the_graph_of_a_reduced_tensor_is_dropped_outside_the_lock() {
+    Ranks::cpu(1).run(|group| {
+        let value = CallsOnDrop::default();
         let (net, calls) = (Arc::clone(&value.net), Arc::clone(&value.calls));
         let scale = Scale(Parameter::new(full([1], 1.0, ())?)?);
         let mut module = DistributedDataParallel::new(scale, group, ())?;
-        module.register_comm_hook(move |bucket| hook(bucket, value.clone()));
+        module.register_comm_hook(move |bucket| {
+            let factor = full([1], 1.0, ())?.requires_grad_(true)?;
+            let reduced = enable_grad(|| bucket.buffer().mul(&factor))?;
+            let value = value.clone();
+            reduced.register_hook(move |_| {
+                let _owned = &value;
+                Ok(None)
+            })?;
+            Ok(reduced.into())
+        });
         let module = Arc::new(module);
         net.set(Arc::downgrade(&module)).expect("it is set once");
         for _ in 0..2 {
             module.forward(full([1], 1.0, ())?)?.backward()?;
         }
-        // `value` itself still lives in the hook.
+        // The hook still owns `value` itself.
         assert_eq!(*calls.lock().unwrap(), 2);
         Ok(())
-    });
-}
-
-#[test]
-fn a_value_in_the_graph_of_a_reduced_tensor_is_dropped_outside_the_lock() {
-    passes_with_a_value(|bucket, value| {
-        let reduced =
-            enable_grad(|| bucket.buffer().mul(&full([1], 1.0, ())?.requires_grad_(true)?))?;
-        reduced.register_hook(move |_| {
-            let _owned = &value;
-            Ok(None)
-        })?;
-        Ok(reduced.into())
-    });
-}
-
-#[test]
-fn a_store_that_a_reductions_work_owns_is_dropped_outside_the_lock() {
-    passes_with_a_value(|bucket, value| {
-        let store = Arc::new(OwnStore(HashStore::new(), value));
-        let group = init_process_group(InitOptions::new(store, 0, 1).backend(Backend::Cpu))?;
-        let work = group.all_reduce(bucket.buffer(), ReduceOptions::new().async_op(true))?;
-        Ok(BucketReduction::after(work, bucket.buffer().clone()))
     });
 }
