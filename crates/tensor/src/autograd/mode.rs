@@ -28,7 +28,8 @@ pub(crate) struct AutocastModes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastMode {
     pub(crate) enabled: bool,
-    /// The dtype of products in this region and in regions within it that name none. Also set outside regions.
+    /// The dtype of products in this region, and in nested regions that set no dtype. Outside regions: the default of
+    /// the device.
     pub(crate) dtype: DType,
 }
 
@@ -57,7 +58,7 @@ impl AutocastModes {
         }
     }
 
-    /// Leaves the regions, without ending them.
+    /// Disables autocast. The regions stay open.
     pub(crate) fn close(&mut self) {
         (self.cpu.enabled, self.cuda.enabled) = (false, false);
     }

@@ -133,7 +133,7 @@ impl OpBackward for StridedView {
         if overlapping_dims(&geometry.base).is_empty() {
             return Ok(smallvec![Some(whole)]);
         }
-        // Elements of the base that share memory get equal shares of its gradient.
+        // Elements of the base that share memory get equal shares of the gradient of that memory.
         let itself = ViewGeometry { base: geometry.base.clone(), view: geometry.base.clone() };
         let shares = scatter_to_base(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
         Ok(smallvec![Some(whole.div(&shares)?)])
@@ -209,7 +209,7 @@ impl GradFn for RegeneratedView {
     }
 }
 
-/// Computes the base's gradient from the view's. Sums the gradients of view elements that share memory.
+/// Computes the base's gradient from the view's gradient. Sums the gradients of view elements that share memory.
 fn scatter_to_base(geometry: &ViewGeometry, grad: &Tensor) -> Result<Tensor> {
     let repeated: SmallVec<[isize; 6]> = (0..geometry.view.ndim())
         .filter(|&d| geometry.view.strides()[d] == 0 && geometry.view.sizes()[d] > 1)

@@ -1,6 +1,6 @@
 //! Settings of libraries (`torch.backends`): how much precision products and convolutions may lose for speed.
 //!
-//! Precisions of `float32` form a tree. A part without a setting of its own has that of its parent:
+//! The precisions of `float32` form a tree. A part without a setting of its own uses the setting of its parent:
 //!
 //! | part | functions | default |
 //! |---|---|---|

@@ -110,9 +110,10 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 
 /// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
 ///
-/// The first use of the driver, also by this function, takes CUDA from children that the process forks later. If the
-/// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as the
-/// process has not used a device. They then check no other setting, which the first use of a device still does.
+/// After the first use of the driver, also by this function, children that the process forks cannot use CUDA. If the
+/// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as no
+/// runtime is in use. They then read only the settings that choose the devices. The first tensor or other use of the
+/// runtime opens the driver and checks all settings.
 ///
 /// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that no
 /// program runs on the CPU by mistake. To run on the CPU even if a setting is wrong, use `.unwrap_or(false)`.

@@ -218,8 +218,8 @@ impl Channel {
         (limit, Deadline::after(limit))
     }
 
-    /// Sends a message that orders all enqueued work on a tensor before the receiver's. The work is signalled
-    /// by a semaphore, or is complete before the message is sent.
+    /// Sends a message that orders all enqueued work on a tensor before the receiver's work on it. The enqueued work is
+    /// signalled by a semaphore, or is complete before the message is sent.
     #[track_caller]
     fn send_message(
         &self,

@@ -39,7 +39,7 @@ impl Tensor {
     /// Counts how often each number occurs in a vector of non-negative integers, or sums the weights of its
     /// occurrences (`torch.bincount`). The result has at least `minlength` elements. Its dtype is `int64` for
     /// counts, `float32` for `float32` weights, and `float64` for all other weights. The host waits for the
-    /// largest number. Sums are deterministic.
+    /// largest number. Weights are added in the order of [`Tensor::index_add`].
     ///
     /// ```
     /// # use warpline::tensor;
