@@ -1,6 +1,7 @@
 //! Settings of CUDA's libraries (`torch.backends.cuda`).
 
-/// Settings of matrix products by cuBLAS (`torch.backends.cuda.matmul`). Convolutions and attention have none of these.
+/// Settings of matrix products by cuBLAS (`torch.backends.cuda.matmul`). They also apply to the products that attention
+/// and convolutions compute by cuBLAS, but not to cuDNN or to attention kernels of one launch.
 pub mod matmul {
     use crate::backends::precision_functions;
     use crate::{Result, runtime};

@@ -6,7 +6,7 @@ use crate::ErrorKind;
 use crate::methods::embedding_padded;
 use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
-/// Returns the row of a setter.
+/// Converts the argument of the setter `padding_idx`.
 fn row(index: impl Integer) -> Option<isize> {
     Some(index.into_isize())
 }
