@@ -145,9 +145,8 @@ pub fn simulated(options: impl IntoOptions<SimulatedOptions>) -> Result<Runtime>
     }
 }
 
-/// Creates a runtime that is separate from the process's: on the driver of the machine for `"cuda"`, on
-/// simulated GPUs for `"sim:3"` and similar. `CUDA_VISIBLE_DEVICES` selects the devices of `"cuda"`, but not
-/// simulated ones.
+/// Creates a runtime that is separate from the runtime of the process. `"cuda"` opens the driver of the machine, and
+/// `"sim:3"` simulates GPUs. `CUDA_VISIBLE_DEVICES` selects the devices of `"cuda"`, but not simulated devices.
 ///
 /// # Errors
 /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver cannot be loaded or has no device.

@@ -142,7 +142,7 @@ number_terms! {
     &&mut (): &&mut S, self => **self.0;
 }
 
-/// Terms that are no operands.
+/// Terms that cannot be operands.
 pub trait OtherTerm<T> {
     /// A call never compiles: the bound fails with the message of [`FormulaOperand`].
     fn operand(&mut self) -> T::Operand

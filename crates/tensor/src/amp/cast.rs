@@ -144,7 +144,7 @@ pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cas
     let mut cast = SmallVec::new();
     for tensor in inputs {
         let converts = is_eligible(tensor, main) && tensor.dtype() != dtype;
-        // Not from the cache, because the function may change its inputs in place.
+        // Does not use the cache, because the function may change its inputs in place.
         cast.push(if converts { tensor.in_dtype(dtype)? } else { (*tensor).clone() });
     }
     Ok(Some((cast, closed())))
@@ -179,7 +179,7 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
     let is_cached = cache
         && tensor.dtype() == DType::F32
         && tensor.is_leaf_parameter()
-        // A capture converts at each use, because a replay must read the values of its own time.
+        // A capture converts at each use, because each replay must convert the values that the leaf has then.
         && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
     if !is_cached {
         return tensor.in_dtype(dtype);

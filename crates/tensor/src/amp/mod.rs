@@ -120,7 +120,7 @@ impl AutocastGuard {
     /// Opens a region. See [`autocast`].
     ///
     /// # Errors
-    /// The same as [`autocast`], without those of the function.
+    /// The same as [`autocast`], except the errors of its function.
     #[track_caller]
     pub fn new(
         device: impl IntoDevice,

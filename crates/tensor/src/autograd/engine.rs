@@ -300,7 +300,7 @@ impl BackwardPass {
         *slot = Some(match slot.take() {
             None => grad,
             Some(former) => with_node_stream(&self.runtime, &edge.node, || {
-                // In place only if nothing else owns the tensor.
+                // Adds in place only if nothing else owns the tensor.
                 if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
                     Ok(former)

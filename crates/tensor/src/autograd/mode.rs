@@ -14,7 +14,7 @@ pub(super) struct ThreadModes {
     autocast: AutocastModes,
 }
 
-/// The regions of [`autocast`](crate::amp::autocast) in which a thread is.
+/// The regions of [`autocast`](crate::amp::autocast) that are open on a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastModes {
     cpu: AutocastMode,
@@ -121,7 +121,7 @@ impl ModeGuard {
         Self::set_grad_enabled(true)
     }
 
-    /// Records ops or does not (`torch.set_grad_enabled`). See [`set_grad_enabled`].
+    /// Records ops if `enabled` is true, otherwise does not (`torch.set_grad_enabled`). See [`set_grad_enabled`].
     pub fn set_grad_enabled(enabled: bool) -> Self {
         Self::new(|mode| mode.grad = enabled)
     }

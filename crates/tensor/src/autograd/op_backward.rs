@@ -111,8 +111,8 @@ pub(super) trait GradFn: Send + Sync {
     /// Computes the gradients of the inputs from the gradients of the results.
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients>;
 
-    /// Called after a pass without `retain_graph` has run the node. Returns whether the node should drop this function,
-    /// because it owns saved tensors.
+    /// Called when a pass without `retain_graph` is done with the node. Returns whether the node should drop this
+    /// function, because it owns saved tensors.
     fn release(&self) -> bool {
         false
     }

@@ -172,8 +172,8 @@ crate::__options! {
     /// gradient.
     #[derive(Clone, Copy, Debug)]
     BackwardOptions ['a] ['a] {
-        /// Sets the gradient of the tensor itself, of the tensor's sizes. Default: ones, which is allowed only for a
-        /// tensor of one element.
+        /// Sets the gradient of the tensor itself, which has the tensor's sizes. Default: ones, which is allowed only
+        /// for a tensor of one element.
         gradient: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets whether another pass can traverse the graph. Default: `false`.
         retain_graph: bool = false, bool;

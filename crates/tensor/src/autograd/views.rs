@@ -163,7 +163,7 @@ impl ViewGeometry {
     }
 
     /// Returns zeros with the layout of the base, and the view of these zeros. Both are autograd views of one
-    /// new tensor, so a recorded write to either is part of the other's gradient.
+    /// new tensor, so a recorded write to one of them becomes part of the graph of the other.
     fn base_and_view(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
         let start = self.base.offset().min(self.view.offset());
         let end = [&self.base, &self.view].into_iter().map(end_offset).max().unwrap_or(start);

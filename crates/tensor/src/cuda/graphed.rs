@@ -75,8 +75,8 @@ crate::__options! {
 /// A function is a closure over its parameters, such as a call of a module. Parameters that require a gradient get their
 /// gradients from the backward passes. The function may use tensors of one device only, must not wait for the GPU, and
 /// must have the same effect in each call. It runs `num_warmup_iters` times on another stream, and is then captured.
-/// Its hooks and the hooks of its modules are called in these runs and in the capture, but not in replays. Captured
-/// random ops continue the device's sequence in each replay.
+/// Hooks that it registers, and hooks of its modules, are called in these runs and in the capture, but not in replays.
+/// Captured random ops continue the device's sequence in each replay.
 ///
 /// Callables share a pool. Call them in the order in which they are given, and run their backward passes in the reverse
 /// order, because later captures reuse the memory of earlier captures.

@@ -210,8 +210,9 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>)
 /// Blocks the host until all work on a device is complete (`torch.cuda.synchronize`).
 ///
 /// # Errors
-/// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`] if an index check of this
-/// thread's ops failed. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
+/// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`], once, if an index check failed in
+/// an op of this thread, or of a thread that has ended. [`ErrorKind::Capturing`] while a stream of the device is
+/// captured. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
 /// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does
 /// not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`]
 /// if no GPU can be used.

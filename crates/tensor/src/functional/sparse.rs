@@ -81,7 +81,8 @@ pub fn embedding(
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `input` is not `int64`, or if it is empty and `num_classes` is missing.
 /// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
-/// Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::Capture`] if `num_classes` is missing and the stream is being captured. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Result<Tensor> {
     const OP: &str = "one_hot";

@@ -48,9 +48,9 @@ options! {
 /// 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0 or higher),
 /// with or without a mask; keys and values are not repeated for grouped heads. Without a recorded gradient, up to 64
 /// queries per head of keys use a kernel that splits the keys over the GPU, for widths up to 256. Other operands
-/// without a mask use a few kernels and store the weights in their dtype. In all other cases, such as dropout, a
-/// recorded gradient of the mask, or a mask with widths that the first two kernels do not support, half-width floats
-/// are computed in `f32` throughout.
+/// with equal batch dimensions and without a mask use a few kernels and store the weights in their dtype. In all other
+/// cases, such as dropout, a recorded gradient of the mask, or a mask with widths that the first two kernels do not
+/// support, half-width floats are computed in `f32` throughout.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};

@@ -128,7 +128,7 @@ impl ClassTargets {
 }
 
 /// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node,
-/// because their joint gradient costs little more than that of the softmax.
+/// because their joint gradient costs little more than the gradient of the softmax alone.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;

@@ -48,7 +48,7 @@ impl Reduction {
         }
     }
 
-    /// Applies this reduction to weighted losses, whose dtype may be wider than the result's.
+    /// Applies this reduction to weighted losses, whose dtype may be wider than the dtype of the final result.
     #[track_caller]
     fn of_weighted(
         self,

@@ -1,4 +1,4 @@
-//! `batch_norm` in two launches, its gradients in two, and outside training in one.
+//! `batch_norm` in few launches: in training two, and two for the gradients; outside training one.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::normalization::{
