@@ -53,7 +53,7 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
 }
 
 /// Frees the converted copies of all parameters of the current runtime, and drops the conversions that this thread's
-/// region has recorded (`torch.clear_autocast_cache`). Later regions convert parameters anew.
+/// region has recorded (`torch.clear_autocast_cache`). Later regions convert parameters again.
 ///
 /// ```
 /// use warpline::{amp, ones};

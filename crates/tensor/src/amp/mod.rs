@@ -68,7 +68,7 @@ impl From<DType> for AutocastOptions {
 /// the same region to the end of a block.
 ///
 /// A parameter of `float32` is converted once, and again only after it was changed. While a graph is captured, it is
-/// converted at each use, so that replays convert its present values.
+/// converted at each use, so that replays convert its current values.
 ///
 /// ```
 /// use warpline::{DType, amp, ones};

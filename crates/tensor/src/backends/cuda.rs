@@ -15,7 +15,7 @@ pub mod matmul {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
-    /// present [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
+    /// current [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
     #[track_caller]
     pub fn allow_tf32() -> Result<bool> {
         runtime().precision().matmul_allow_tf32()

@@ -65,7 +65,7 @@ precision_functions! {
 /// (`torch.get_float32_matmul_precision`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision of
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the current precision of
 /// products differ, because the program also called a `set_fp32_precision`.
 #[track_caller]
 pub fn get_float32_matmul_precision() -> Result<&'static str> {

@@ -120,7 +120,7 @@ saved! {
         /// The mask, with the sizes of the scores.
         mask: Option<Tensor>,
         out: Tensor,
-        /// Log-sum-exp of the scores of each query.
+        /// For each query, the base-2 logarithm of the sum of the exponentials of its scores.
         lse: Tensor,
         score_options: ScoreOptions,
     }

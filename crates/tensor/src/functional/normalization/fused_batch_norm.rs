@@ -54,7 +54,7 @@ pub(super) fn in_training(
 }
 
 /// Computes batch norm with running statistics. Returns `None` if a gradient is recorded, or the
-/// kernels do not take the operands.
+/// kernels do not support the operands.
 #[track_caller]
 pub(super) fn with_statistics(
     input: &Tensor,
