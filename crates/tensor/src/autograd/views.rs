@@ -153,7 +153,7 @@ pub(crate) fn embed(
 }
 
 saved! {
-    /// The layouts of a base and of a view of it.
+    /// The layouts of a base and of one of its views.
     struct ViewGeometry { base: Layout, view: Layout }
 }
 

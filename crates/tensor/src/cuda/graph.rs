@@ -19,7 +19,7 @@ pub use warpline_runtime::graph::GraphPool;
 /// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs before
 /// the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture. The graph keeps
 /// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool). These tensors have no
-/// values before the first replay; until then, using one fails with [`ErrorKind::NotReplayed`].
+/// values before the first replay; until then, their use fails with [`ErrorKind::NotReplayed`].
 ///
 /// A capture records all work that is enqueued on its stream, and on streams of the same device that wait for its
 /// stream. Work of the host runs at once and is not recorded.

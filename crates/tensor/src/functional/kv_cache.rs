@@ -119,8 +119,8 @@ impl KvCache {
         &self.values
     }
 
-    /// Returns the number of positions, `int64` of `[1]`, on the cache's device: a view of the memory that
-    /// [`KvCache::append`] changes. A program may write it, for example to drop the last positions.
+    /// Returns the number of positions, an `int64` tensor of shape `[1]` on the cache's device: a view of the memory
+    /// that [`KvCache::append`] changes. A program may write it, for example to drop the last positions.
     #[must_use]
     pub fn len(&self) -> &Tensor {
         &self.len
