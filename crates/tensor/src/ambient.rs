@@ -1,4 +1,4 @@
-//! The runtime of functions that take no runtime as an argument. No other file reads the environment.
+//! The runtime of functions that take no runtime as an argument. No other file of this crate reads the environment.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `CUDA_VISIBLE_DEVICES` | the visible devices, in their order |
 //! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` every launch waits for its end and reports its own failure |
 //! | `CUBLAS_WORKSPACE_CONFIG` | the size of cuBLAS's workspace per stream, as pairs `:SIZE:COUNT` with sizes in KiB. `:0:0`: none. Empty or unset: [`CudaDevice::cublas_workspace_bytes`](warpline_runtime::CudaDevice::cublas_workspace_bytes) |
-//! | `PYTORCH_NVML_BASED_CUDA_CHECK` | `1`: the first question for the number of devices leaves the driver alone, so that forked children can use CUDA |
+//! | `PYTORCH_NVML_BASED_CUDA_CHECK` | `1`: before the runtime is in use, the number of devices is read without the CUDA driver, so that forked children can use CUDA |
 //! | `WARPLINE_CACHE` | the folder that keeps the code compiled by NVRTC for later processes. Empty: none. Default: `warpline` in the user's cache folder |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
@@ -145,9 +145,8 @@ pub fn simulated(options: impl IntoOptions<SimulatedOptions>) -> Result<Runtime>
     }
 }
 
-/// Creates a runtime that is separate from the process's: on the driver of the machine for `"cuda"`, on
-/// simulated GPUs for `"sim:3"` and similar. `CUDA_VISIBLE_DEVICES` selects the devices of `"cuda"`, but not
-/// simulated ones.
+/// Creates a runtime that is separate from the runtime of the process. `"cuda"` opens the driver of the machine, and
+/// `"sim:3"` simulates GPUs. `CUDA_VISIBLE_DEVICES` selects the devices of `"cuda"`, but not simulated devices.
 ///
 /// # Errors
 /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver cannot be loaded or has no device.
@@ -166,7 +165,7 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
 }
 
 /// Returns the number of devices without the driver, if `PYTORCH_NVML_BASED_CUDA_CHECK` asks for it and no runtime is
-/// in use yet. Reads no other setting than those that choose the devices.
+/// in use yet. Apart from this variable, reads only the settings that choose the devices.
 pub(crate) fn count_devices_before_use() -> Option<usize> {
     let unused = || PROCESS.get().is_none() && OVERRIDE.with(|own| own.borrow().is_none());
     let read = |name| std::env::var(name).ok();

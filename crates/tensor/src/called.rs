@@ -11,13 +11,13 @@ use crate::Result;
 
 /// Sets the op and the location of an error. `warpline-nn` uses this trait too.
 pub trait Called: Sized {
-    /// Returns the same result. Sets the op of an error to `op` ([`crate::Error::of`]), and its location to
+    /// Returns `self`. If it is an error, sets its op to `op` ([`crate::Error::of`]), and its location to
     /// the caller of the current function. This also corrects the location of errors that were created in
     /// closures.
     #[track_caller]
     fn of(self, op: &'static str) -> Self;
 
-    /// Returns the same result. Sets the location of an error to the caller of the current function. Needed after
+    /// Returns `self`. If it is an error, sets its location to the caller of the current function. Needed after
     /// calls of trait-object methods, which do not know their caller.
     #[track_caller]
     fn here(self) -> Self;

@@ -1,7 +1,7 @@
 //! Operands of the formulas of [`expr!`](crate::expr!), and literals of [`tensor!`](crate::tensor!).
 //!
-//! A program that writes formulas needs nothing of this module. A type of its own becomes an operand by implementing
-//! [`FormulaOperand`].
+//! A program that only writes formulas needs nothing from this module. A program's own type becomes an operand if it
+//! implements [`FormulaOperand`].
 
 use crate::{Result, Scalar, Tensor};
 
@@ -142,7 +142,7 @@ number_terms! {
     &&mut (): &&mut S, self => **self.0;
 }
 
-/// Terms that are no operands.
+/// Terms that cannot be operands.
 pub trait OtherTerm<T> {
     /// A call never compiles: the bound fails with the message of [`FormulaOperand`].
     fn operand(&mut self) -> T::Operand
@@ -193,8 +193,8 @@ impl<S> Value for FormulaNumber<S> {
     }
 }
 
-/// The value of a call in a formula. `unwrap_value` is a method of its own for a [`Result`], and that of [`UnwrapValue`]
-/// for all other values.
+/// The value of a call in a formula. For a [`Result`], `unwrap_value` is an inherent method, which method lookup
+/// prefers. For all other values, it is the method of [`UnwrapValue`].
 #[derive(Clone, Copy, Debug)]
 pub struct FormulaCall<T>(pub T);
 

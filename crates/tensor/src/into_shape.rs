@@ -58,8 +58,8 @@ macro_rules! integers {
 integers!(i32, i64, isize, usize);
 
 /// The sizes that [`reshape`](crate::Tensor::reshape) and similar methods take. A size may be -1: `reshape`
-/// computes it from the other sizes. Sizes are arrays, slices and `Vec`s of [`Integer`]s, tuples of up to six,
-/// whose types may differ, one number, and `()`.
+/// computes it from the other sizes. Sizes are an array, a slice or a `Vec` of [`Integer`]s, a tuple of up to six
+/// [`Integer`]s, whose types may differ, one [`Integer`], or `()`.
 ///
 /// ```
 /// # use warpline::arange;
@@ -159,8 +159,8 @@ shape_tuples!(usize usize usize usize);
 shape_tuples!(usize usize usize usize usize);
 shape_tuples!(usize usize usize usize usize usize);
 
-/// Implements a trait whose method lists the parts of an argument for tuples of up to six parts. `convert` makes an
-/// item of a part.
+/// Implements, for tuples of up to six parts, a trait whose method returns the list of parts. `convert` is the method
+/// that turns a part into an item of the list.
 macro_rules! list_tuples {
     ($name:ident::$method:ident -> [$item:ty], $part:path, $convert:ident) => {
         crate::into_shape::list_tuples! {

@@ -98,7 +98,7 @@ pub use tensor_options::{IntoOptionalTensor, IntoOptions, OrDefault, TensorOptio
 /// - Operands are tensors, parameters and numbers of every type ([`expr::FormulaOperand`]). A variable, a field or an element
 ///   of a slice is used by reference and is not moved.
 /// - The operators are `+ - * / % & | ^ << >>`, unary `-` and `!`, and the comparisons `== != < <= > >=`, which give a
-///   boolean tensor as in PyTorch. Between two numbers, all of them are those of Rust.
+///   boolean tensor as in PyTorch. Between two numbers, every operator is Rust's.
 /// - A call that returns a [`Result`] gives its value: `x.pow(2).sum(())` needs no `?`. To handle the `Result` of a
 ///   call, take the call out of the formula.
 /// - `?`, `return`, `break 'label` and `continue 'label` do the same as outside. `break` and `continue` need a label.

@@ -33,7 +33,7 @@ use crate::{ErrorKind, SyncPolicy};
 /// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`], if the op races with another.
 /// - [`ErrorKind::SharedHostMemory`] if an operand of an op on the CPU is in host memory that other processes
 ///   may write to.
-/// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph was not replayed since.
+/// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph has not been replayed since.
 /// - [`ErrorKind::OverlappingWrite`] if an in-place op would write to a tensor that has several indices at one
 ///   address.
 /// - [`ErrorKind::Gradient`] if autograd does not allow an in-place op on its tensor.
@@ -85,8 +85,8 @@ impl Tensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns a number that all handles of this tensor share, and no other tensor has while this one exists
-    /// (Python's `id`).
+    /// Returns a number that all handles of this tensor share, and that no other tensor has while this tensor
+    /// exists (Python's `id`).
     #[doc(hidden)]
     #[must_use]
     pub fn id(&self) -> usize {
@@ -106,8 +106,8 @@ impl Tensor {
     /// Returns the place where ops on this tensor run. The current device has no influence.
     ///
     /// # Errors
-    /// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable) if the runtime has no devices, which a
-    /// GPU tensor rules out.
+    /// [`ErrorKind::CudaUnavailable`](crate::ErrorKind::CudaUnavailable) if the tensor is on a GPU and its runtime
+    /// has no devices. No tensor is in this state.
     #[track_caller]
     pub fn exec(&self) -> Result<Exec<'_>> {
         Exec::of(&self.0.storage)

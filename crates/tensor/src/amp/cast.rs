@@ -4,7 +4,7 @@
 //! itself with the operands from [`cast_operands`]. Autocast is disabled during this second call, so the inner ops keep
 //! their operands.
 //!
-//! A `float32` leaf that requires a gradient is mostly a parameter. The converted copy stays in the leaf's autograd
+//! A `float32` leaf that requires a gradient is usually a parameter. The converted copy stays in the leaf's autograd
 //! state until the leaf's version changes, for this region and later regions. The recorded conversion belongs to one
 //! region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
 //! does.
@@ -52,8 +52,8 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
     all.push(Arc::downgrade(leaf.inner()));
 }
 
-/// Frees the converted copies of all parameters of the present runtime, and drops the conversions that this thread's region has recorded
-/// (`torch.clear_autocast_cache`). Later regions convert parameters anew.
+/// Frees the converted copies of all parameters of the current runtime, and drops the conversions that this thread's
+/// region has recorded (`torch.clear_autocast_cache`). Later regions convert parameters again.
 ///
 /// ```
 /// use warpline::{amp, ones};
@@ -87,8 +87,9 @@ pub(crate) fn casts() -> bool {
 /// Converted tensors, and a guard that disables autocast while the op computes with these tensors.
 type Cast<T> = (SmallVec<[T; 4]>, ModeGuard);
 
-/// Converts an op's operands by its policy. Returns the operands that changed, and a guard that disables autocast.
-/// Returns `None` if the region keeps the operands of this op.
+/// Converts an op's operands by its policy. Returns for each operand the converted tensor, or `None` if the operand
+/// stays as it is, and a guard that disables autocast. Returns `None` instead if the region keeps all operands of this
+/// op, or if no region is open for their kind of device.
 #[cold]
 #[track_caller]
 pub(crate) fn cast_operands(
@@ -143,7 +144,7 @@ pub(crate) fn cast_inputs(dtype: DType, inputs: &[&Tensor]) -> Result<Option<Cas
     let mut cast = SmallVec::new();
     for tensor in inputs {
         let converts = is_eligible(tensor, main) && tensor.dtype() != dtype;
-        // Not from the cache, because the function may change its inputs in place.
+        // Does not use the cache, because the function may change its inputs in place.
         cast.push(if converts { tensor.in_dtype(dtype)? } else { (*tensor).clone() });
     }
     Ok(Some((cast, closed())))
@@ -178,7 +179,7 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
     let is_cached = cache
         && tensor.dtype() == DType::F32
         && tensor.is_leaf_parameter()
-        // A capture converts at each use, because a replay must read the values of its own time.
+        // A capture converts at each use, because each replay must convert the values that the leaf has then.
         && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
     if !is_cached {
         return tensor.in_dtype(dtype);

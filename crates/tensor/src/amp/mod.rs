@@ -1,11 +1,12 @@
 //! Automatic mixed precision (`torch.amp`).
 //!
-//! In a region, ops convert their operands first: products to half the width, where tensor cores compute them, and ops
-//! that need range or exactness to `float32`, by PyTorch's lists. All other ops run in the dtype of their operands.
-//! Parameters stay in `float32`, and so do their gradients.
+//! In a region, ops first convert their operands, by PyTorch's lists. Products compute in a half-width dtype, which
+//! tensor cores support. Ops that need range or exactness compute in `float32`. All other ops run in the dtype of their
+//! operands. Parameters stay in `float32`, and so do their gradients.
 //!
 //! The regions of a thread are part of its [modes](crate::autograd::Modes), so the threads of a loader and of
 //! `DataParallel` have them, too. A backward pass is in no region: its ops run in the dtypes of the forward pass.
+//! Only the `backward` of a [custom function](crate::autograd::Function) is in the region of its `forward`.
 
 mod cast;
 mod policy;
@@ -44,13 +45,13 @@ crate::__options! {
     /// Options of [`autocast`]: `()`, or a dtype, or this struct.
     #[derive(Clone, Copy, Debug)]
     AutocastOptions [] [] {
-        /// The dtype of products: `f16`, `bf16` or `f32`. Default: the dtype of the enclosing region, or else `f16` on
-        /// GPUs and `bf16` on the CPU.
+        /// Sets the dtype of products: `f16`, `bf16` or `f32`. Default: the dtype of the enclosing region, or else
+        /// `f16` on GPUs and `bf16` on the CPU.
         dtype: Option<DType> = None, DType => Some;
-        /// Whether the region converts operands. A region with `false` within another region restores the dtypes of a
-        /// program without autocast. Default: true.
+        /// Sets whether the region converts operands. A region with `false` within another region restores the dtypes
+        /// of a program without autocast. Default: true.
         enabled: bool = true, bool;
-        /// Whether a parameter is converted only once, not at each use. It is converted again after a change. Default:
+        /// Sets whether a parameter is converted only once, and again after a change, instead of at each use. Default:
         /// the setting of the enclosing region, or else true.
         cache_enabled: Option<bool> = None, bool => Some;
     }
@@ -67,7 +68,7 @@ impl From<DType> for AutocastOptions {
 /// the same region to the end of a block.
 ///
 /// A parameter of `float32` is converted once, and again only after it was changed. While a graph is captured, it is
-/// converted at each use, so that replays convert its present values.
+/// converted at each use, so that replays convert its current values.
 ///
 /// ```
 /// use warpline::{DType, amp, ones};
@@ -119,7 +120,7 @@ impl AutocastGuard {
     /// Opens a region. See [`autocast`].
     ///
     /// # Errors
-    /// The same as [`autocast`], without those of the function.
+    /// The same as [`autocast`], except the errors of its function.
     #[track_caller]
     pub fn new(
         device: impl IntoDevice,

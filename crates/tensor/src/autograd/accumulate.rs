@@ -35,7 +35,8 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
     Ok(())
 }
 
-/// Returns a tensor that does not own the base of a view, so that it can be the only owner of the memory.
+/// Returns `grad`, or for a view, a tensor on the same memory without a handle to the view's base. Only a gradient
+/// without a base can be the only owner of its memory.
 fn without_base(grad: Tensor) -> Tensor {
     if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }

@@ -6,9 +6,10 @@
 //! collects their inputs, which are the saved tensors and numbers that the wanted gradients read, chooses the
 //! dtype of the results, and launches the program with one result for each wanted gradient.
 //!
-//! Limits: `formula.rs` computes gradients in three cases: in a pass with `create_graph`, because a launch cannot
-//! be differentiated; if the formulas take only one launch anyway; and if no kernel has the op's numbers of inputs
-//! and results. The engine sums gradients over broadcast dimensions afterwards.
+//! Limits: `formula.rs` computes gradients in four cases: in a pass with `create_graph`, because a launch cannot
+//! be differentiated; if the formulas take at most one launch anyway; if no kernel has the op's numbers of inputs
+//! and results; and if no input of the program is a tensor. The engine sums gradients over broadcast dimensions
+//! afterwards.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as entries, Arg, Formula, FormulaStep, apply_backward};

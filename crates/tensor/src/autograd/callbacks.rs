@@ -17,7 +17,8 @@ thread_local! {
 /// Queues a function that the running backward pass calls at its end
 /// (`Variable._execution_engine.queue_callback`). A hook can use it to process the gradients of all leaves. The pass
 /// calls the functions in order on its thread, with the thread's own current streams, after these streams wait for the
-/// gradients. A pass that fails drops them. In a pass within another pass, the inner pass calls them.
+/// gradients. A pass that fails drops them. Functions that are queued in a pass within another pass are called by the
+/// inner pass.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +47,7 @@ pub fn queue_callback(callback: impl FnOnce() -> Result<()> + 'static) -> Result
             callbacks.extend(callback.take());
         }
     });
-    // A callback that is left is dropped without the borrow.
+    // A callback that was not queued is dropped here, after the borrow has ended.
     match callback {
         None => Ok(()),
         Some(_) => Err(Error::gradient(

@@ -1,7 +1,8 @@
 //! Checkpoints: the backward pass recomputes intermediate results, which takes less memory and more time.
 //!
-//! The recomputation draws the same random numbers. Generators, and the sequences from which captures draw
-//! (`graph::Sequence`), are set to their positions at the first computation, and restored afterwards.
+//! The recomputation draws the same random numbers as the first computation. Before it, the generators, and the
+//! sequences from which captures draw (`graph::Sequence`), are set back to the positions that they had before the
+//! first computation. Afterwards, their positions are restored.
 
 use std::sync::OnceLock;
 
@@ -26,7 +27,8 @@ struct CheckpointedFunction<F> {
 }
 
 impl<F> CheckpointedFunction<F> {
-    /// Checks that the recomputed results have the specs of the first results.
+    /// Checks that the recomputed results have the specs of the first results, and that at least one of them requires a
+    /// gradient.
     fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
         let fail = |reason| Err(context.inputs.node.error(reason));
         let first_specs = self.first_specs.get().map_or(&[][..], Vec::as_slice);
@@ -175,7 +177,8 @@ fn sequence<R>(
 /// same random numbers from the CPU's generator and from the generators of the inputs' devices.
 ///
 /// Tensors that `f` owns, such as parameters, get their gradients from [`Tensor::backward`], but not from
-/// [`grad`](crate::autograd::grad). At least one input must require a gradient.
+/// [`grad`](crate::autograd::grad). If no input requires a gradient, the call is not recorded, and such tensors get
+/// no gradient either.
 ///
 /// ```
 /// use warpline::{autograd, tensor};
@@ -192,7 +195,8 @@ fn sequence<R>(
 ///
 /// # Errors
 /// Errors of `f`. The backward pass fails with [`ErrorKind::Gradient`] under `create_graph`, if the recomputed
-/// results differ from the first in number, sizes, dtype or device, or if none of them requires a gradient.
+/// results differ from the first results in number, sizes, dtype or device, or if no recomputed result requires a
+/// gradient.
 #[track_caller]
 pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,

@@ -69,7 +69,7 @@ fn address(node: &Arc<GradNode>) -> NodeAddress {
 /// The order is total: the highest priority first, then the earliest arrival.
 struct ReadyNode {
     node: Arc<GradNode>,
-    /// The highest for an accumulator, so that gradients are added to leaves as early as possible. Otherwise the
+    /// `u64::MAX` for an accumulator, so that gradients are added to leaves as early as possible. Otherwise the
     /// sequence number, or 0 in a graph that several threads recorded.
     priority: u64,
     /// Number of nodes that became ready earlier in this pass.
@@ -97,7 +97,7 @@ impl Ord for ReadyNode {
     }
 }
 
-/// The gradients that a node has received, and those that it waits for.
+/// The gradients that a node has received, and the number of gradients that it waits for.
 #[derive(Default)]
 struct NodeProgress {
     /// Number of gradients that have not arrived yet.
@@ -239,7 +239,7 @@ impl BackwardPass {
         self.needed.as_ref().is_none_or(|needed| needed.contains(&address(node)))
     }
 
-    /// Counts the gradients that each node will receive, and looks for nodes of other threads.
+    /// Counts the gradients that each node will receive, and finds out whether one thread recorded all nodes.
     fn count_dependencies(&mut self, seeds: &[Arc<GradNode>]) {
         let mut stack: Vec<&Arc<GradNode>> = seeds.iter().collect();
         for node in seeds {
@@ -300,7 +300,7 @@ impl BackwardPass {
         *slot = Some(match slot.take() {
             None => grad,
             Some(former) => with_node_stream(&self.runtime, &edge.node, || {
-                // In place only if nothing else owns the tensor.
+                // Adds in place only if nothing else owns the tensor.
                 if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
                     Ok(former)
@@ -318,7 +318,7 @@ impl BackwardPass {
         let (mut grads, captures) =
             (std::mem::take(&mut progress.grads), std::mem::take(&mut progress.captures));
         grads.resize(node.outputs, None);
-        // The program made no call of an accumulator.
+        // An accumulator belongs to no call of the program.
         let site = match &node.kind {
             NodeKind::Accumulator(_) => Site { op: self.op, location: self.location },
             NodeKind::Op(_) => node.call,
@@ -327,7 +327,7 @@ impl BackwardPass {
             && self.needed.is_none()
             && grads.iter().any(Option::is_some)
         {
-            // Before the hooks: a moved leaf shares them with its replacement.
+            // Checked before the hooks run, because a moved leaf shares its hooks with its replacement.
             check_not_moved("", leaf).map_err(|error| self.attribute(error))?;
         }
         with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;

@@ -64,7 +64,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// region. With `None`, its ops choose their dtypes by the region. `backward` is in the region of `forward` either way.
     const CAST_INPUTS: Option<DType> = None;
 
-    /// Whether `backward` is in the region of `forward`. `false` for functions that run hooks of a program.
+    /// Whether `backward` runs in the region of `forward`. `false` for functions that run hooks of a program.
     #[doc(hidden)]
     const BACKWARD_IN_REGION: bool = true;
 
@@ -75,14 +75,14 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// errors that the function creates itself, such as [`Error::invalid`] for sizes that it does not support.
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Returns one gradient per input, in their order, from the gradients of the results. An input for which
-    /// [`Context::needs`] is false may have `None`. If the function is written in tensor ops, its gradients
-    /// have gradients.
+    /// Returns one gradient per input, in their order, from the gradients of the results. `None` passes no gradient
+    /// to the input; return `None` where [`Context::needs`] is false. If the function is written in tensor ops, its
+    /// gradients have gradients.
     ///
     /// Each gradient is a floating-point tensor on its input's device, with the input's sizes, or with sizes to which
-    /// the input's broadcast. A gradient of a different dtype is converted, and a gradient without dimensions is moved
-    /// to the input's device. Any other gradient, and a wrong number of gradients, is an [`ErrorKind::Gradient`] of the
-    /// backward pass. Surplus `None`s are ignored.
+    /// the input's sizes broadcast. A gradient of a different dtype is converted, and a gradient without dimensions is
+    /// moved to the input's device. Any other gradient, and a wrong number of gradients, is an [`ErrorKind::Gradient`]
+    /// of the backward pass. Surplus `None`s are ignored.
     ///
     /// # Errors
     /// The errors of the ops that the function calls ([errors of every op](Tensor#errors-of-every-op)), and

@@ -9,7 +9,7 @@ use crate::{DType, Error, Result, Tensor, tensor};
 /// Tolerances of [`gradcheck`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct GradcheckOptions {
-    /// Change of each element to either side. Default: 1e-6.
+    /// Step by which each element is increased and decreased. Default: 1e-6.
     pub eps: f64,
     /// Absolute tolerance between gradient and difference. Default: 1e-5.
     pub atol: f64,
@@ -36,9 +36,9 @@ impl Default for GradcheckOptions {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] if a gradient differs from its difference; the message names the first such element
-/// and both numbers. [`ErrorKind::Gradient`] if an input that requires a gradient is not `float64`. Errors of
-/// `f`.
+/// [`ErrorKind::Gradient`] if a gradient is not within the tolerances of the finite difference; the message names the
+/// first such element and both numbers. [`ErrorKind::Gradient`] if an input that requires a gradient is not `float64`.
+/// Errors of `f`.
 #[track_caller]
 pub fn gradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -83,8 +83,8 @@ pub fn gradcheck(
 /// The gradients of the outputs are fixed positive numbers.
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] if a second gradient differs from its difference, or if an input that requires a
-/// gradient is not `float64`. Errors of `f` and of the gradients' ops.
+/// [`ErrorKind::Gradient`] if a second gradient is not within the tolerances of the finite difference, or if an input
+/// that requires a gradient is not `float64`. Errors of `f` and of the gradients' ops.
 #[track_caller]
 pub fn gradgradcheck(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,

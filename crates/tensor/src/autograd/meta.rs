@@ -1,10 +1,10 @@
 //! The autograd state of a tensor, allocated on first use.
 //!
-//! A `Tensor` is a handle to an `TensorInner`, as a Python tensor is a handle to a `TensorImpl`. Clones are
+//! A `Tensor` is a handle to a `TensorInner`, as a Python tensor is a handle to a `TensorImpl`. Clones are
 //! the same tensor. A view or the result of `detach` is another tensor on the same memory. Beside
-//! storage, layout and dtype, `TensorInner` has an [`AutogradSlot`], which stores the base of a view. Its
-//! state is allocated once a gradient is required, so a tensor without gradients costs one check of
-//! the slot.
+//! storage, layout and dtype, `TensorInner` has an [`AutogradSlot`], which stores the base of a view. The
+//! slot's [`AutogradMeta`] is allocated when a gradient is first required, so a tensor without gradients costs one
+//! check of the slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -89,7 +89,7 @@ pub(crate) struct LeafCast {
 }
 
 impl LeafCast {
-    /// Returns whether this is the present value of `leaf`, and may be read on the current stream.
+    /// Returns whether the copy is up to date with `leaf`, and may be read on the current stream.
     pub(crate) fn is_of(&self, leaf: &Tensor) -> bool {
         self.version.is_of(leaf.storage())
             && self.copied.is_of(self.value.storage())
@@ -184,15 +184,15 @@ impl AutogradMeta {
         state.hooks[0].clone()
     }
 
-    /// Marks the leaf as moved to `to`. Shares its hooks with `to`, because `to` may be gone before this leaf, and
-    /// transfers the marks of leaves that it replaced.
+    /// Marks the leaf as moved to `to`. Shares the leaf's hooks with `to` and keeps them, because `to` may be dropped
+    /// before this leaf. Transfers the marks of leaves that this leaf replaced.
     pub(super) fn mark_moved(&self, name: &str, to: &Tensor) {
         let mark = self.moved.get_or_init(|| Arc::new(MovedMark::new(name)));
         let (hooks, mut replaced) = {
             let mut state = self.state();
             (state.hooks.clone(), std::mem::take(&mut state.replaced))
         };
-        // Only this list has the marks of dropped leaves.
+        // A mark without another owner belongs to a leaf that was dropped.
         replaced.retain(|mark| Arc::strong_count(mark) > 1);
         replaced.push(mark.clone());
         replaced.iter().for_each(|mark| mark.set_replacement(to));
@@ -253,8 +253,9 @@ impl Tensor {
         self.requires_grad() && self.is_leaf() && self.base().is_none()
     }
 
-    /// Returns the elements of a leaf in a dtype, without a gradient. Converts them only if the leaf was changed since the
-    /// last call, or if the call comes from another stream.
+    /// Returns the elements of a leaf in a dtype, without a gradient. Keeps the copy of the last call, and converts
+    /// again only if the leaf or the copy was changed since then, or if the dtype or the current stream is a different
+    /// one.
     #[track_caller]
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
         let (version, stream) = (self.storage().version(), self.current_stream());

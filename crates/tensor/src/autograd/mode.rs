@@ -14,7 +14,7 @@ pub(super) struct ThreadModes {
     autocast: AutocastModes,
 }
 
-/// The regions of [`autocast`](crate::amp::autocast) in which a thread is.
+/// The regions of [`autocast`](crate::amp::autocast) that are open on a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastModes {
     cpu: AutocastMode,
@@ -28,7 +28,8 @@ pub(crate) struct AutocastModes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastMode {
     pub(crate) enabled: bool,
-    /// The dtype of products in this region and in regions within it that name none. Also set outside regions.
+    /// The dtype of products in this region, and in nested regions that set no dtype. Outside regions: the default of
+    /// the device.
     pub(crate) dtype: DType,
 }
 
@@ -57,7 +58,7 @@ impl AutocastModes {
         }
     }
 
-    /// Leaves the regions, without ending them.
+    /// Disables autocast. The regions stay open.
     pub(crate) fn close(&mut self) {
         (self.cpu.enabled, self.cuda.enabled) = (false, false);
     }
@@ -120,7 +121,7 @@ impl ModeGuard {
         Self::set_grad_enabled(true)
     }
 
-    /// Records ops or does not (`torch.set_grad_enabled`). See [`set_grad_enabled`].
+    /// Records ops if `enabled` is true, otherwise does not (`torch.set_grad_enabled`). See [`set_grad_enabled`].
     pub fn set_grad_enabled(enabled: bool) -> Self {
         Self::new(|mode| mode.grad = enabled)
     }

@@ -22,7 +22,7 @@ use crate::{DType, Device, Error, ErrorKind, Result, Site, Tensor};
 /// Gradients of an op's inputs, in their order; `None` for an input without a gradient.
 pub type Gradients = SmallVec<[Option<Tensor>; 2]>;
 
-/// The kind of a node, with the data that processes incoming gradients.
+/// The kind of a node, with the gradient function or the leaf that takes the incoming gradients.
 pub(super) enum NodeKind {
     /// A recorded op. `None` after a backward pass has freed the gradient function.
     Op(Mutex<Option<Arc<dyn GradFn>>>),

@@ -37,7 +37,8 @@ pub(crate) trait OpBackward<G: ?Sized = Tensor>: Saved {
     }
 }
 
-/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the result's.
+/// Creates the state of a linear op with one input. `gradient` computes the input's gradient from the
+/// gradient of the result.
 /// `gradient` must be `Copy`, so it owns no tensor that the state would have to list as saved.
 pub(crate) fn linear<F>(gradient: F) -> impl OpBackward
 where
@@ -104,14 +105,14 @@ impl NodeInputs<'_> {
     }
 }
 
-/// The gradient function of a node, as a trait object: an [`OpBackward`] with its saved tensors, or one of
-/// `views.rs`.
+/// The gradient function of a node, as a trait object: an [`OpBackward`] with its saved tensors, or a
+/// gradient function of `views.rs`.
 pub(super) trait GradFn: Send + Sync {
     /// Computes the gradients of the inputs from the gradients of the results.
     fn run(&self, grads: &[Option<Tensor>], inputs: &NodeInputs<'_>) -> Result<Gradients>;
 
-    /// Ends a pass without `retain_graph`. Returns whether the node should drop this function, because it
-    /// owns saved tensors.
+    /// Called when a pass without `retain_graph` is done with the node. Returns whether the node should drop this
+    /// function, because it owns saved tensors.
     fn release(&self) -> bool {
         false
     }

@@ -80,8 +80,9 @@ impl<T> Drop for Reclaimed<T> {
     }
 }
 
-/// While this value lives, values that this thread drops and that graphs or [`Reclaimed`] own are kept. They are dropped
-/// with this value. A lock that is released before this value therefore is not held when user code runs.
+/// While this value lives, this thread keeps the values of dropped graphs and of dropped [`Reclaimed`]s. They are
+/// dropped together with this value. A lock that is released before this value is dropped is therefore not held when
+/// user code runs.
 #[derive(Debug)]
 #[must_use = "the values are dropped with this value"]
 pub struct DeferredDrops {

@@ -2,10 +2,10 @@
 //!
 //! `record` visits each tensor in the state. All fields of the state implement [`Saved`], so no tensor
 //! is missed. For each saved tensor, the node stores a [`SavedTensorInfo`]: the version of the
-//! tensor's storage, and its origin in the graph. A leaf is saved itself. Any other tensor is replaced
-//! by an alias without autograd state. Otherwise the node could own itself: the autograd state of a
-//! result owns the result's node, and an in-place op may give the state of an input a node that leads
-//! to this one. A backward pass checks the versions and frees the state.
+//! tensor's storage, and its origin in the graph. A leaf that requires a gradient is saved itself. Any other
+//! tensor is replaced by an alias without autograd state. Otherwise the node could own itself: the
+//! autograd state of a result owns the result's node, and an in-place op may give the autograd state of
+//! an input a node that leads back to the saving node. A backward pass checks the versions and frees the state.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ pub(super) struct SavedTensorInfo {
 
 /// The origin of a saved tensor, which determines the destination of its gradient in a recorded pass.
 enum SavedOrigin {
-    /// A leaf, which is saved with its autograd state.
+    /// A leaf that requires a gradient. It is saved with its autograd state.
     Leaf,
     /// A result of the op that saved the tensor, by its index.
     Output(usize),
@@ -109,9 +109,9 @@ enum SavedOrigin {
 impl SavedTensorInfo {
     /// Prepares a tensor to be saved by the op `op`. The tensor may be one of the op's results.
     ///
-    /// Replaces the tensor by an alias without autograd state and base, unless the tensor is a leaf. An
-    /// in-place op may later give the autograd state a node that leads back to the saving node. That cycle
-    /// would never be freed.
+    /// Replaces the tensor by an alias without autograd state and base, unless the tensor is a leaf that
+    /// requires a gradient. An in-place op may later give the autograd state a node that leads back to the saving node.
+    /// That cycle would never be freed.
     pub(super) fn pack(op: &'static str, tensor: &mut Tensor, outputs: &[&Tensor]) -> Result<Self> {
         if tensor.is_inference() {
             let reason = "a tensor created in inference mode cannot be saved for a gradient; use a copy of it";
@@ -130,8 +130,8 @@ impl SavedTensorInfo {
         Ok(Self { version, origin })
     }
 
-    /// Checks that a tensor has not changed since the op saved it. In a recorded pass, connects the tensor to
-    /// its origin in the graph.
+    /// Checks that a tensor has not changed since the op saved it. Memory that is shared with other processes is not
+    /// checked. In a recorded pass, connects the tensor to its origin in the graph.
     pub(super) fn unpack(&self, tensor: &mut Tensor, node: &Arc<GradNode>) -> Result<()> {
         let storage = tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {

@@ -60,11 +60,12 @@ impl Tensor {
         Ok(self.clone())
     }
 
-    /// Returns the sum of the gradients that backward passes have computed for this leaf since
-    /// [`Tensor::set_grad`] last removed it (`Tensor.grad`). `None` if there is no gradient.
+    /// Returns the gradient of this tensor (`Tensor.grad`): the gradient that [`Tensor::set_grad`] last set, plus the
+    /// gradients that later backward passes have computed. `None` if there is no gradient. Backward passes store the
+    /// gradients of leaves, and after [`Tensor::retain_grad`] also of other tensors.
     #[must_use]
     pub fn grad(&self) -> Option<Tensor> {
-        // A tensor without a gradient needs no autograd state.
+        // Does not allocate autograd state for a tensor without a gradient.
         if !self.requires_grad() && self.is_leaf() && !self.has_meta() {
             return None;
         }
@@ -125,7 +126,7 @@ impl Tensor {
     ///
     /// The gradients of a graph that one thread recorded are computed in the reverse order of its ops, whichever thread
     /// calls this function. If several threads recorded the graph, they are computed in the order in which they become
-    /// ready. Both orders are the same in each pass, but they may round sums differently.
+    /// ready. Each order is the same in every pass, but sums may be rounded differently in the two orders.
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
@@ -154,8 +155,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the gradient has
-    /// different sizes than this tensor, is not floating-point or is on another device, if the tensor requires no
-    /// gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
+    /// different sizes than this tensor, is not floating-point, or has dimensions and is on another device, if the
+    /// tensor requires no gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
     /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with
     /// the location of the forward op, and errors of hooks.
     #[track_caller]
@@ -167,11 +168,12 @@ impl Tensor {
 }
 
 crate::__options! {
-    /// Options of [`Tensor::backward_with`]. A tensor converts into options with this gradient.
+    /// Options of [`Tensor::backward_with`]. A reference to a tensor converts into options with that tensor as the
+    /// gradient.
     #[derive(Clone, Copy, Debug)]
     BackwardOptions ['a] ['a] {
-        /// Sets the gradient of the tensor itself, of the tensor's sizes. Default: ones, which is allowed only for a
-        /// tensor of one element.
+        /// Sets the gradient of the tensor itself, which has the tensor's sizes. Default: ones, which is allowed only
+        /// for a tensor of one element.
         gradient: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
         /// Sets whether another pass can traverse the graph. Default: `false`.
         retain_graph: bool = false, bool;
@@ -314,8 +316,8 @@ crate::__options! {
 /// # Errors
 /// [`ErrorKind::Gradient`] if an output has several elements and no gradient is given for it, if an output or
 /// an input requires no gradient, if the outputs do not depend on an input and `allow_unused` is not set, if a
-/// given gradient has different sizes, is not floating-point or is on another device, if the lists differ in
-/// length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the
+/// given gradient has different sizes, is not floating-point, or has dimensions and is on another device, if the lists
+/// differ in length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the
 /// gradients' ops, with the location of the forward op, and errors of hooks.
 #[track_caller]
 pub fn grad<'a>(
@@ -362,10 +364,10 @@ pub(super) fn grad_at(
 ///
 /// # Errors
 /// [`ErrorKind::Gradient`] if a tensor has several elements and no gradient is given for it, if a tensor
-/// requires no gradient, if a given gradient has different sizes, is not floating-point or is on another device, if
-/// the lists differ in length, if a former pass has freed the graph, or if a saved tensor was changed in place.
-/// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with the
-/// location of the forward op, and errors of hooks.
+/// requires no gradient, if a given gradient has different sizes, is not floating-point, or has dimensions and is on
+/// another device, if the lists differ in length, if a former pass has freed the graph, or if a saved tensor was
+/// changed in place. [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients'
+/// ops, with the location of the forward op, and errors of hooks.
 #[track_caller]
 pub fn backward<'a>(
     tensors: &[&Tensor],

@@ -133,7 +133,7 @@ impl OpBackward for StridedView {
         if overlapping_dims(&geometry.base).is_empty() {
             return Ok(smallvec![Some(whole)]);
         }
-        // Elements of the base that share memory get equal shares of its gradient.
+        // Elements of the base that share memory get equal shares of the gradient of that memory.
         let itself = ViewGeometry { base: geometry.base.clone(), view: geometry.base.clone() };
         let shares = scatter_to_base(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?;
         Ok(smallvec![Some(whole.div(&shares)?)])
@@ -153,7 +153,7 @@ pub(crate) fn embed(
 }
 
 saved! {
-    /// The layouts of a base and of a view of it.
+    /// The layouts of a base and of one of its views.
     struct ViewGeometry { base: Layout, view: Layout }
 }
 
@@ -163,7 +163,7 @@ impl ViewGeometry {
     }
 
     /// Returns zeros with the layout of the base, and the view of these zeros. Both are autograd views of one
-    /// new tensor, so a recorded write to either is part of the other's gradient.
+    /// new tensor, so a recorded write to one of them becomes part of the graph of the other.
     fn base_and_view(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
         let start = self.base.offset().min(self.view.offset());
         let end = [&self.base, &self.view].into_iter().map(end_offset).max().unwrap_or(start);
@@ -209,7 +209,7 @@ impl GradFn for RegeneratedView {
     }
 }
 
-/// Computes the base's gradient from the view's. Sums the gradients of view elements that share memory.
+/// Computes the base's gradient from the view's gradient. Sums the gradients of view elements that share memory.
 fn scatter_to_base(geometry: &ViewGeometry, grad: &Tensor) -> Result<Tensor> {
     let repeated: SmallVec<[isize; 6]> = (0..geometry.view.ndim())
         .filter(|&d| geometry.view.strides()[d] == 0 && geometry.view.sizes()[d] > 1)

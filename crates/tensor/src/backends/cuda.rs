@@ -1,6 +1,7 @@
 //! Settings of CUDA's libraries (`torch.backends.cuda`).
 
-/// Settings of matrix products by cuBLAS (`torch.backends.cuda.matmul`). Convolutions and attention have none of these.
+/// Settings of matrix products by cuBLAS (`torch.backends.cuda.matmul`). They also apply to the products that attention
+/// and convolutions compute by cuBLAS, but not to cuDNN or to attention kernels of one launch.
 pub mod matmul {
     use crate::backends::precision_functions;
     use crate::{Result, runtime};
@@ -14,7 +15,7 @@ pub mod matmul {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
-    /// present [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
+    /// current [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
     #[track_caller]
     pub fn allow_tf32() -> Result<bool> {
         runtime().precision().matmul_allow_tf32()

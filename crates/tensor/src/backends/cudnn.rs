@@ -87,7 +87,7 @@ precision_functions! {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
-/// present precisions of convolutions and recurrent layers differ, because the program also called a
+/// current precisions of convolutions and recurrent layers differ, because the program also called a
 /// `set_fp32_precision`.
 #[track_caller]
 pub fn allow_tf32() -> Result<bool> {

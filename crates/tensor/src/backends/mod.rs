@@ -1,6 +1,6 @@
 //! Settings of libraries (`torch.backends`): how much precision products and convolutions may lose for speed.
 //!
-//! Precisions of `float32` form a tree. A part without a setting of its own has that of its parent:
+//! The precisions of `float32` form a tree. A part without a setting of its own uses the setting of its parent:
 //!
 //! | part | functions | default |
 //! |---|---|---|
@@ -65,7 +65,7 @@ precision_functions! {
 /// (`torch.get_float32_matmul_precision`).
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision of
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the current precision of
 /// products differ, because the program also called a `set_fp32_precision`.
 #[track_caller]
 pub fn get_float32_matmul_precision() -> Result<&'static str> {

@@ -19,7 +19,7 @@ pub use warpline_runtime::graph::GraphPool;
 /// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs before
 /// the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture. The graph keeps
 /// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool). These tensors have no
-/// values before the first replay; until then, using one fails with [`ErrorKind::NotReplayed`].
+/// values before the first replay; until then, their use fails with [`ErrorKind::NotReplayed`].
 ///
 /// A capture records all work that is enqueued on its stream, and on streams of the same device that wait for its
 /// stream. Work of the host runs at once and is not recorded.
@@ -125,7 +125,7 @@ impl CudaGraph {
     /// current while `f` runs. The former contents of the graph are dropped.
     ///
     /// # Errors
-    /// Errors of `f`. [`ErrorKind::CannotCapture`] if the current stream is captured already.
+    /// Errors of `f`. [`ErrorKind::Capture`] if the current stream is captured already.
     /// [`ErrorKind::Driver`] if the driver invalidates the capture, or if under
     /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the capture and the captured stream
     /// did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and
@@ -188,7 +188,7 @@ impl CudaGraph {
 
     /// Makes the executable graph from the kept graph, for example after changes through
     /// [`raw_cuda_graph`](CudaGraph::raw_cuda_graph) (`CUDAGraph.instantiate`). Replaces an earlier executable graph. The
-    /// first replay calls this if the program has not.
+    /// first replay calls `instantiate` if the program has not.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the graph is empty, or was captured without

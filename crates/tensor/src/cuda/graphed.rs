@@ -13,7 +13,8 @@
 //!   and its backward pass fails after a later call.
 //! - Results of a call lie in memory that the next call overwrites. The overwrite changes the version of the storage, so
 //!   a backward pass that needs a former result fails.
-//! - The static gradients have an owner here, so the accumulation of a leaf's gradient copies them.
+//! - The gradients in the memory of the graph have a second owner, `BackwardPass`, so the accumulation of a leaf's
+//!   gradient copies them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -74,8 +75,8 @@ crate::__options! {
 /// A function is a closure over its parameters, such as a call of a module. Parameters that require a gradient get their
 /// gradients from the backward passes. The function may use tensors of one device only, must not wait for the GPU, and
 /// must have the same effect in each call. It runs `num_warmup_iters` times on another stream, and is then captured.
-/// Hooks that it registers or that its modules have run then, and not in replays. Captured random ops continue the
-/// device's sequence in each replay.
+/// Hooks that it registers, and hooks of its modules, are called in these runs and in the capture, but not in replays.
+/// Captured random ops continue the device's sequence in each replay.
 ///
 /// Callables share a pool. Call them in the order in which they are given, and run their backward passes in the reverse
 /// order, because later captures reuse the memory of earlier captures.
@@ -359,8 +360,8 @@ struct Graphs {
 impl GraphedCallable {
     /// Copies the inputs into the memory of the capture, and replays the forward pass.
     ///
-    /// The results are valid until the next call. A backward pass that needs them later fails. The backward pass of this
-    /// call runs once, before the next call.
+    /// The results are valid until the next call. A backward pass that needs them later fails. Run the backward pass
+    /// of this call at most once, and before the next call.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the inputs differ from the sample inputs in number, sizes, dtype or device, or

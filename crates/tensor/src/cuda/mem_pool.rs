@@ -66,8 +66,9 @@ impl MemPool {
 
     /// Creates an empty pool of a device. `source` allocates the segments of the pool (`torch.cuda.MemPool(allocator)`
     /// with a `CUDAPluggableAllocator`). `source` is called with the driver, the index of the device, and the minimum
-    /// size in bytes. During this call, other requests that the cache cannot serve wait. Making a tensor in `source` is
-    /// an error. The returned memory is released when it is dropped.
+    /// size in bytes. During this call, other requests that the cache cannot serve wait. Making a GPU tensor in
+    /// `source` is an error, and `source` must not use the allocator in other ways. The returned memory is released
+    /// when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;

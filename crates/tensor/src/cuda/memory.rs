@@ -92,7 +92,7 @@ pub fn empty_cache() {
 ///
 /// Each stream on which cuBLAS computes a product keeps one workspace from the caching allocator, which counts as
 /// allocated memory. `CUBLAS_WORKSPACE_CONFIG` or [`RuntimeConfig::cublas_workspace`](crate::RuntimeConfig) sets the
-/// size. Later products allocate their workspaces again. Captured graphs keep theirs.
+/// size. Later products allocate their workspaces again. Captured graphs keep their workspaces.
 ///
 /// ```
 /// use warpline::{cuda, ones, simulated, with_runtime};
@@ -134,7 +134,7 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 
 /// Returns the processes with a context on a device, with the device memory of each
 /// (`torch.cuda.list_gpu_processes`, which returns a text). `None` if NVML is not available. In most containers, the
-/// identifiers are those of the host. The first call may take long.
+/// process identifiers are the host's, not the container's. The first call may take long.
 ///
 /// ```
 /// use warpline::{cuda, simulated, with_runtime, zeros};

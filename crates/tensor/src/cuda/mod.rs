@@ -110,9 +110,10 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 
 /// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
 ///
-/// The first use of the driver, also by this function, takes CUDA from children that the process forks later. If the
-/// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as the
-/// process has not used a device. They then check no other setting, which the first use of a device still does.
+/// After the first use of the driver, also by this function, children that the process forks cannot use CUDA. If the
+/// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as no
+/// runtime is in use. They then read only the settings that choose the devices. The first tensor or other use of the
+/// runtime opens the driver and checks all settings.
 ///
 /// The result is `false` on a machine without a driver or a visible device. A wrong setup is an error, so that no
 /// program runs on the CPU by mistake. To run on the CPU even if a setting is wrong, use `.unwrap_or(false)`.
@@ -209,8 +210,9 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>)
 /// Blocks the host until all work on a device is complete (`torch.cuda.synchronize`).
 ///
 /// # Errors
-/// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`] if an index check of this
-/// thread's ops failed. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
+/// [`ErrorKind::Surfaced`] if work on the device failed. [`ErrorKind::IndexCheck`], once, if an index check failed in
+/// an op of this thread, or of a thread that has ended. [`ErrorKind::Capturing`] while a stream of the device is
+/// captured. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
 /// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does
 /// not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`]
 /// if no GPU can be used.

@@ -98,7 +98,7 @@ impl StreamOptions {
         self
     }
 
-    /// Sets the priority, from 0, the lowest, to -3. Default: 0.
+    /// Sets the priority, from 0, the lowest, to -3. Other numbers are clamped to this range. Default: 0.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
@@ -120,7 +120,8 @@ impl StreamDevice<Ambient> for StreamOptions {
 
 stream_devices!((), usize, Device, &Device, &str, &String, String);
 
-/// Creates a stream that no other call returns. Streams with a lower `priority` run first.
+/// Creates a stream that no other call returns. Streams with a lower `priority` run first. The driver clamps `priority`
+/// to its range.
 ///
 /// # Errors
 /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
@@ -135,11 +136,13 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
     runtime.device(index)?.device().exclusive_stream(priority)
 }
 
-/// Wraps a stream made elsewhere (`torch.cuda.ExternalStream`).
+/// Wraps a stream made elsewhere (`torch.cuda.ExternalStream`). If the driver's stream is wrapped already, returns the
+/// existing stream.
 ///
 /// # Errors
 /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another driver, or another runtime on the same
-/// driver uses the stream.
+/// driver uses the stream. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if
+/// no GPU can be used.
 #[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
@@ -152,7 +155,8 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 /// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous stream and device.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
+/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime. [`ErrorKind::CudaUnavailable`],
+/// [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
 #[track_caller]
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();
@@ -166,7 +170,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// dropped (`torch.cuda.stream`).
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
+/// The same as [`set_stream`].
 #[inline(always)] // as in `Devices::stream_guard`
 #[doc(alias = "StreamContext")]
 #[track_caller]
@@ -174,11 +178,11 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
     CurrentRuntime::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))
 }
 
-/// Runs `f` with a stream as the current stream, and restores the previous one, even if `f` panics.
+/// Runs `f` with a stream as the current stream, as [`stream`] sets it, and restores the previous stream and device,
+/// even if `f` panics.
 ///
 /// # Errors
-/// Errors of `f`. [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime; `f` does not run
-/// then.
+/// Errors of `f`. Without running `f`: the same as [`set_stream`].
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let guard = CurrentRuntime::get().devices()?.stream_guard(stream);

@@ -18,7 +18,7 @@ pub trait Collate: Send + Sized + 'static {
 
 /// A batch whose tensors can be moved to page-locked memory.
 pub trait PinMemory: Sized {
-    /// Copies the tensors to page-locked memory. Tensors in such memory are returned themselves.
+    /// Copies the tensors to page-locked memory. Tensors that are in such memory already are not copied.
     ///
     /// # Errors
     /// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU. [`crate::ErrorKind::CannotPin`] if a tensor is

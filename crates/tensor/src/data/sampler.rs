@@ -80,7 +80,7 @@ impl Sampler for RandomSampler {
     }
 }
 
-/// The part of the samples of one rank (`torch.utils.data.DistributedSampler`). All ranks have the same number
+/// One rank's share of the samples (`torch.utils.data.DistributedSampler`). All ranks have the same number
 /// of samples. If the samples do not divide evenly, the first samples are used again; with
 /// [`drop_last`](Self::drop_last), the last samples are left out.
 pub struct DistributedSampler {

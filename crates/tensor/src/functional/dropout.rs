@@ -38,7 +38,7 @@ from_number! { DropoutOptions p; }
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::UnsupportedDType`] in training, if `p` is
+/// [`ErrorKind::InvalidArgument`] if `p` is not from 0 to 1. [`ErrorKind::CannotCast`] in training, if `p` is
 /// neither 0 nor 1 and the tensor has elements but is not floating point. Errors of
 /// [every op](Tensor#errors-of-every-op).
 #[track_caller]
@@ -47,8 +47,8 @@ pub fn dropout(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> Res
     drop_elements("dropout", input, options.into_options(), input.dim())
 }
 
-/// [`dropout`] of whole channels (`torch.nn.functional.dropout1d`). A channel is everything after the first two
-/// dimensions.
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout1d`). A channel consists of all elements with the same
+/// indices in the first two dimensions.
 ///
 /// # Errors
 /// The same as [`dropout`].
@@ -58,8 +58,8 @@ pub fn dropout1d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
     drop_elements("dropout1d", input, options.into_options(), 2)
 }
 
-/// [`dropout`] of whole channels (`torch.nn.functional.dropout2d`). A channel is everything after the first two
-/// dimensions.
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout2d`). A channel consists of all elements with the same
+/// indices in the first two dimensions.
 ///
 /// # Errors
 /// The same as [`dropout`].
@@ -69,8 +69,8 @@ pub fn dropout2d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
     drop_elements("dropout2d", input, options.into_options(), 2)
 }
 
-/// [`dropout`] of whole channels (`torch.nn.functional.dropout3d`). A channel is everything after the first two
-/// dimensions.
+/// [`dropout`] of whole channels (`torch.nn.functional.dropout3d`). A channel consists of all elements with the same
+/// indices in the first two dimensions.
 ///
 /// # Errors
 /// The same as [`dropout`].

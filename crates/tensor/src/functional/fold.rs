@@ -15,7 +15,7 @@ options! {
     FoldOptions [] [] {
         /// Sets the distance from one element of the window to the next, in elements. Default: 1.
         dilation: [usize; 2] = [1; 2], impl PerDimension<2> => PerDimension::per_dimension;
-        /// Sets the number of zeros on both sides. Default: 0.
+        /// Sets the number of zeros on each side. Default: 0.
         padding: [usize; 2] = [0; 2], impl PerDimension<2> => PerDimension::per_dimension;
         /// Sets the distance from one window to the next, in elements. Default: 1.
         stride: [usize; 2] = [1; 2], impl PerDimension<2> => PerDimension::per_dimension;

@@ -36,8 +36,8 @@ options! {
         /// Sets the sizes of the result, without batch and channels: one number for all dimensions, or one per
         /// dimension. Default: none.
         size: Option<Vec<usize>> = None, impl IntoShape => |sizes| Some(IntoShape::into_shape(sizes).to_vec());
-        /// Sets the factor from the image's size to the result's: one number for all dimensions, or one per dimension.
-        /// Default: none.
+        /// Sets the ratio of the result's size to the image's size: one number for all dimensions, or one per
+        /// dimension. Default: none.
         scale_factor: Option<ScaleFactor> = None, impl Into<ScaleFactor> => |factor| Some(Into::into(factor));
         /// Sets the interpolation. Default: nearest.
         mode: InterpolateMode = InterpolateMode::Nearest, InterpolateMode;

@@ -12,9 +12,9 @@ use crate::{CallScope, DType, Error, IntoShape, Result, Tensor, TensorOptions, z
 ///
 /// The length is a tensor on the cache's device, so a graph that was captured once appends at the next position in
 /// each replay, and no method waits for the device. Each cache has a length of its own, which [`KvCache::append`]
-/// advances in the launch that copies the keys and values. The layers of a model therefore append in any order. Work
-/// that needs the positions of a step, such as the choice of cosines for [`rotary_embedding`], must read the length of
-/// a layer before that layer appends.
+/// advances in the launch that copies the keys and values. The layers of a model can therefore append in any order.
+/// Work that needs the positions of a step, such as the choice of cosines for [`rotary_embedding`], must read the
+/// length of a layer before that layer appends.
 ///
 /// Positions from the length on hold zeros, unless a program has shortened the length. Attention over the whole capacity
 /// masks these positions: `arange(capacity) < length`. A clone shares the memory.
@@ -119,8 +119,8 @@ impl KvCache {
         &self.values
     }
 
-    /// Returns the number of positions, `int64` of `[1]`, on the cache's device: a view of the memory that
-    /// [`KvCache::append`] changes. A program may write it, for example to drop the last positions.
+    /// Returns the number of positions, an `int64` tensor of shape `[1]` on the cache's device: a view of the memory
+    /// that [`KvCache::append`] changes. A program may write it, for example to drop the last positions.
     #[must_use]
     pub fn len(&self) -> &Tensor {
         &self.len

@@ -6,7 +6,7 @@ use crate::ErrorKind;
 use crate::methods::embedding_padded;
 use crate::{CallScope, DType, Error, Integer, IntoOptions, Result, Scalar, Tensor};
 
-/// Returns the row of a setter.
+/// Converts the argument of the setter `padding_idx`.
 fn row(index: impl Integer) -> Option<isize> {
     Some(index.into_isize())
 }
@@ -81,7 +81,8 @@ pub fn embedding(
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `input` is not `int64`, or if it is empty and `num_classes` is missing.
 /// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
-/// Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::Capture`] if `num_classes` is missing and the stream is being captured. Errors of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Result<Tensor> {
     const OP: &str = "one_hot";

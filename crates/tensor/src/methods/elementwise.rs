@@ -68,7 +68,7 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `operands` does not have as many elements as the op has inputs, or if no operand
-/// is a tensor, [`ErrorKind::UnsupportedDType`] if the op has no kernel for the operands' dtype.
+/// is a tensor. Otherwise the same as [`Tensor::add`].
 #[track_caller]
 pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
     apply(op, operands, common_dtype_of(op, operands))
@@ -221,8 +221,8 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
     layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
 
-/// Returns the result of `$call` from the calling function if autocast applies to the op, as
-/// [`autocast!`](crate::amp::autocast) does. `$call` then uses the converted operands.
+/// Returns the result of `$call` from the calling function if autocast applies to the op, as `autocast_operands!` does.
+/// `$call` then uses the converted operands.
 macro_rules! autocast_elementwise {
     ($op:ident, [$operands:ident, $common:ident] => $call:expr) => {
         if casts()
@@ -358,7 +358,7 @@ pub(super) fn apply_in_place_as(
 
 /// Returns whether a tensor without dimensions is passed to the kernel as a number. This is the case for a CPU
 /// tensor among GPU tensors, as in PyTorch. If all tensors are on the CPU, it is the case among half-width
-/// floats, if the op reads the tensor in `float32` (`is_wide`).
+/// floats with dimensions, if the op reads the tensor in `float32` (`is_wide`).
 #[inline]
 pub(crate) fn counts_as_number(
     t: &Tensor,
@@ -388,7 +388,7 @@ fn check_no_bools(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()
     Ok(())
 }
 
-/// Fails if operand `k` is the divisor of integers and 0, or the exponent of integers and negative.
+/// Fails if operand `k` is a divisor of integers that is 0, or an exponent of integers that is negative.
 #[track_caller]
 fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
     if k != 1 || compute.is_float() {

@@ -41,7 +41,7 @@ impl<T> Pending<T> {
     ///
     /// # Errors
     /// [`ErrorKind::Surfaced`] if the copy or earlier work on the device failed. [`ErrorKind::IndexCheck`] or
-    /// [`ErrorKind::Collective`] if an op that computed the value failed in this way.
+    /// [`ErrorKind::Collective`] if an index check or a collective on which the value depends has failed.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
         let _call = CallScope::enter("wait");

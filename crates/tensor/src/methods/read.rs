@@ -119,9 +119,9 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::ValueDoesNotFit`] if the element is an integer outside the range of `T`, if it is a float
-    /// with a fraction and `T` is an integer type, or if it is a finite float that is not finite in `T`.
-    /// Otherwise the same as [`Tensor::to_scalar`].
+    /// [`ErrorKind::ValueDoesNotFit`] if `T` is an integer type and the element is outside its range, has a fraction or
+    /// is not finite, or if `T` is a float type in which the finite element would become infinite. Otherwise the same
+    /// as [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let _call = CallScope::enter("item");

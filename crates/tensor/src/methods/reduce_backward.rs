@@ -86,8 +86,8 @@ impl OpBackward for Product {
         Ok(smallvec![Some(slope.mul(&self.reduced.kept(grad, inputs.sizes(0))?)?)])
     }
 
-    /// Multiplies the gradient by the product of all elements, divided by the element. If there is one zero,
-    /// the product of the other elements belongs to the zero, and all other gradients are 0. This formula is
+    /// Multiplies the gradient by the product of all elements, divided by the element. If exactly one
+    /// element is zero, its factor is the product of the other elements, and all other gradients are 0. This formula is
     /// not differentiable where an element is zero; the formula of `backward` is.
     fn fused(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let (x, reduced) = (&self.x, &self.reduced);

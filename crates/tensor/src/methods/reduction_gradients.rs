@@ -1,5 +1,5 @@
-//! The macro that records reductions. It is a file of its own, because a test shows that a reduction without a gradient
-//! does not compile.
+//! The macro that records reductions. It has a file of its own, which a test includes to show that a reduction without
+//! a gradient does not compile.
 
 /// Declares the function that records a reduction. Each reduction has an expression for the struct that the backward
 /// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not compile if a

@@ -19,7 +19,7 @@ use crate::{
 
 impl Tensor {
     /// Copies the elements to new memory, and keeps the order of the dimensions in memory
-    /// (`torch.Tensor.clone`). Rust's `clone` makes another handle of the same memory, as `b = a` does in
+    /// (`torch.Tensor.clone`). Rust's `clone` makes another handle of the same tensor, as `b = a` does in
     /// Python.
     ///
     /// ```
@@ -217,7 +217,7 @@ impl Tensor {
     /// [`ErrorKind::CannotShare`] if the driver or the operating system cannot share memory; the field `reason`
     /// says why. [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf, because the copy
     /// would leave its graph. [`ErrorKind::Capture`] if the stream is being captured. [`ErrorKind::Driver`] if
-    /// the device has no memory. Otherwise the same as [`Tensor::copy_`].
+    /// the device has no free memory. Otherwise the same as [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         let _call = CallScope::enter("share_memory");

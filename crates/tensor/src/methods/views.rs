@@ -43,9 +43,9 @@ impl Tensor {
     /// copy. One size may be −1; this size is computed from the others.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements.
-    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. Errors of [every op](Tensor#errors-of-every-op)
-    /// if a copy is made.
+    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements, and [`ErrorKind::SizeOverflow`]
+    /// if that number does not fit `isize`. [`ErrorKind::InvalidArgument`] if several sizes are −1. Errors of [every
+    /// op](Tensor#errors-of-every-op) if a copy is made.
     #[track_caller]
     pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
@@ -59,9 +59,9 @@ impl Tensor {
     /// the others.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements.
-    /// [`ErrorKind::InvalidArgument`] if several sizes are −1. [`ErrorKind::ViewNeedsCopy`] if the strides do
-    /// not allow a view in this shape.
+    /// [`ErrorKind::InvalidReshape`] if the shape has a different number of elements, and [`ErrorKind::SizeOverflow`]
+    /// if that number does not fit `isize`. [`ErrorKind::InvalidArgument`] if several sizes are −1.
+    /// [`ErrorKind::ViewNeedsCopy`] if the strides do not allow a view in this shape.
     #[track_caller]
     pub fn view(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("view")?;
@@ -174,7 +174,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::ExpandMismatch`] if a dimension whose size is not 1 would change, or if there are fewer sizes than
     /// dimensions. [`ErrorKind::InvalidArgument`] for a negative size other than −1, and for −1 as the size of a new
-    /// dimension.
+    /// dimension. [`ErrorKind::SizeOverflow`] if the number of elements does not fit `isize`.
     #[track_caller]
     pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
         let sizes = sizes.into_sizes();

@@ -87,8 +87,8 @@ impl Channel {
     /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process.
     /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf. [`ErrorKind::PeerGone`] if
     /// the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes.
-    /// [`ErrorKind::Capture`] if the stream is captured. The error of work on the tensor, if that work is known
-    /// to have failed.
+    /// [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if the system cannot export the memory.
+    /// The error of work on the tensor, if that work is known to have failed.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send";
@@ -127,7 +127,8 @@ impl Channel {
     ///
     /// # Errors
     /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the
-    /// timeout passes. [`ErrorKind::CannotShare`] if the tensor's GPU is not visible here.
+    /// timeout passes. [`ErrorKind::CannotShare`] if the tensor's GPU is not visible here, or the memory belongs to
+    /// another driver than this runtime. [`ErrorKind::Driver`] if the memory cannot be mapped.
     /// [`ErrorKind::InvalidArgument`] if the message does not describe a tensor, comes from a different version, has a
     /// different length than its contents or comes without memory; if it has an unknown dtype, more than 64 dimensions
     /// or more elements than the memory, or requires a gradient for a dtype that is not floating point; if it has a
@@ -218,8 +219,8 @@ impl Channel {
         (limit, Deadline::after(limit))
     }
 
-    /// Sends a message that orders all enqueued work on a tensor before the receiver's. The work is signalled
-    /// by a semaphore, or is complete before the message is sent.
+    /// Sends a message that orders all enqueued work on a tensor before the receiver's work on it. The enqueued work is
+    /// signalled by a semaphore, or is complete before the message is sent.
     #[track_caller]
     fn send_message(
         &self,

@@ -85,8 +85,8 @@ impl TensorMessage {
         }
     }
 
-    /// Returns the reason if no tensor has this description. Does not check that the tensor lies inside its
-    /// storage; the receiver does, once it has the storage.
+    /// Returns the reason why the description is invalid; `None` if it is valid. Does not check that the tensor lies
+    /// inside its storage; the receiver does, once it has the storage.
     fn flaw(&self) -> Option<&'static str> {
         if self.layout.ndim() > MAX_DIMS {
             return Some("it has more than 64 dimensions");

@@ -34,8 +34,8 @@
 //!   [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone).
 //! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
 //!   the receiver on it. So the receiver reads the values that this work wrote, never earlier values. Streams
-//!   wait for each other on the GPU; the hosts do not wait. A process that receives memory that it has already
-//!   gets the same storage. After that, each process orders only its own work. With [`Channel::send_event`] and
+//!   wait for each other on the GPU; the hosts do not wait. A process that already has the received
+//!   memory gets the same storage. After that, each process orders only its own work. With [`Channel::send_event`] and
 //!   [`Channel::recv_event`], a process signals that it has finished with a tensor for now. Work of two
 //!   processes on the same bytes that is not ordered gives wrong data, as between unordered streams. Such races
 //!   are not reported.
@@ -43,10 +43,11 @@
 //!   the work continue. From then on, each host read of such a tensor, or of a tensor computed from it, fails
 //!   with [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), because its contents are unknown and kernels of
 //!   the killed process may still write to it. A process that ends by itself drops its channels first, and the
-//!   drop of a channel waits for the work that the channel has sent.
+//!   drop of a channel waits for the work that the channel has signalled.
 //! - **Waits of the host.** The sender's host waits if the tensor is in host memory, if the policy is
-//!   [`SyncPolicy::Manual`](crate::SyncPolicy), and if the tensor depends on an index check that is not
-//!   complete, or on the work of a third process. The receiver's host waits if its stream is captured.
+//!   [`SyncPolicy::Manual`](crate::SyncPolicy), if the driver's streams cannot wait for a value in memory, and if
+//!   the tensor depends on an index check or a collective that is not complete, or on the work of a third process.
+//!   The receiver's host waits if its stream is captured.
 //! - **Visibility.** The receiver sees exactly the storage of the sent tensor. The storage shares its pages
 //!   with no other memory, and was zeroed when it was made. A view is sent with its whole storage, as in
 //!   PyTorch.

@@ -22,7 +22,7 @@ pub(super) fn few_queries_attention(
         (Some(&heads), Some(&own)) if own > 0 => heads / own,
         _ => 1,
     };
-    // The kernel has a length for each of the first of two batch dimensions.
+    // With lengths, the kernel needs two batch dimensions, and takes one length for each index of the first.
     let has_lengths = |lengths: &Tensor| batch.len() == 2 && lengths.device() == query.device();
     let exec = query.exec()?;
     let recorded: [&Tensor; 4] = [query, key, value, mask.unwrap_or(query)];

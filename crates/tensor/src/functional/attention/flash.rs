@@ -59,8 +59,8 @@ pub(super) fn flash_attention(
     record(OP, out, &inputs, saved).map(Some)
 }
 
-/// Returns whether the sizes, the devices and the mask's dtype are those of the kernels of this module and of
-/// `few_queries`. A mask that has more elements than the scores, which it would broadcast, is not supported.
+/// Returns whether the kernels of this module and of `few_queries` support the sizes, the devices and the mask's
+/// dtype. They support no mask that would broadcast the scores to a larger shape.
 pub(super) fn is_supported(
     [query, key, value]: [&Tensor; 3],
     mask: Option<&Tensor>,
@@ -120,7 +120,7 @@ saved! {
         /// The mask, with the sizes of the scores.
         mask: Option<Tensor>,
         out: Tensor,
-        /// Log-sum-exp of the scores of each query.
+        /// For each query, the base-2 logarithm of the sum of the exponentials of its scores.
         lse: Tensor,
         score_options: ScoreOptions,
     }

@@ -47,9 +47,10 @@ options! {
 /// Scores of half-width floats are computed in `f32`. Without dropout, half-width floats whose width is a multiple of
 /// 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0 or higher),
 /// with or without a mask; keys and values are not repeated for grouped heads. Without a recorded gradient, up to 64
-/// queries per head of keys use a kernel that splits the keys over the GPU, for widths up to 256. Other operands use a
-/// few kernels and store the weights in their dtype. With dropout, and where the gradient of a mask is recorded,
-/// half-width floats are computed in `f32` throughout.
+/// queries per head of keys use a kernel that splits the keys over the GPU, for widths up to 256. Other operands
+/// with equal batch dimensions and without a mask use a few kernels and store the weights in their dtype. In all other
+/// cases, such as dropout, a recorded gradient of the mask, or a mask with widths that the first two kernels do not
+/// support, half-width floats are computed in `f32` throughout.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};

@@ -14,7 +14,7 @@ use gradient::{ConvGeometry, convolution, transposed};
 /// Padding around the image that is convolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding<const D: usize> {
-    /// Number of zeros on both sides of each dimension.
+    /// Number of zeros on each side of each dimension.
     Zeros([usize; D]),
     /// Zeros such that the result has the image's sizes (`"same"`). If the number of zeros is odd, the end gets one
     /// more. The stride must be 1.
@@ -48,7 +48,7 @@ options! {
         /// Sets the distance from one window to the next, in elements. Default: 1. Has no effect in a dimension with
         /// one result.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
-        /// Sets the padding around the image: elements on both sides, or a [`Padding`]. Default: none.
+        /// Sets the padding around the image: the number of zeros on each side, or a [`Padding`]. Default: none.
         padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
         /// Sets the distance from one element of the window to the next, in elements. Default: 1. Has no effect if the
         /// window has one element.
@@ -66,7 +66,7 @@ options! {
     ConvTransposeOptions [const D: usize] [D] {
         /// Sets the stride of the convolution that is transposed, in elements. Default: 1.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
-        /// Sets the padding of the convolution that is transposed: this many elements are cut off on both sides of
+        /// Sets the padding of the convolution that is transposed: this many elements are cut off on each side of
         /// the result. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the additional size at the end of the result, in elements. A strided convolution maps several image

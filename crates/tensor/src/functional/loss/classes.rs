@@ -11,8 +11,8 @@ use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, shou
 use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
-/// `input`, or its only dimension. The target has a class index for each element, in the sizes of `input` without the
-/// classes. A floating-point target has the sizes of `input`, with a probability for each class.
+/// `input`, or its only dimension. The target has the sizes of `input` without the classes, and its elements are
+/// class indices. A floating-point target has the sizes of `input`, with a probability for each class.
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the target has neither the sizes of `input` without the classes nor, for
@@ -128,7 +128,7 @@ impl ClassTargets {
 }
 
 /// Returns [`Tensor::log_softmax`] of the input, and its elements at `index`. Both are results of one node,
-/// because their joint gradient costs little more than that of the softmax.
+/// because their joint gradient costs little more than the gradient of the softmax alone.
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;

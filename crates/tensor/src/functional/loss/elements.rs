@@ -48,7 +48,7 @@ impl Reduction {
         }
     }
 
-    /// Applies this reduction to weighted losses, whose dtype may be wider than the result's.
+    /// Applies this reduction to weighted losses, whose dtype may be wider than the dtype of the final result.
     #[track_caller]
     fn of_weighted(
         self,
@@ -77,7 +77,8 @@ fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
     }
 }
 
-/// The squares of the differences (`torch.nn.functional.mse_loss`). Different sizes broadcast, with a warning.
+/// The squares of the differences (`torch.nn.functional.mse_loss`). Different sizes broadcast, with a warning. Default
+/// of `reduction`: the mean.
 ///
 /// ```
 /// # use warpline::functional::{Reduction, mse_loss};
@@ -106,7 +107,7 @@ pub fn mse_loss(
 }
 
 /// The absolute values of the differences (`torch.nn.functional.l1_loss`). Different sizes broadcast, with a
-/// warning.
+/// warning. Default of `reduction`: the mean.
 ///
 /// # Errors
 /// The same as [`mse_loss`].

@@ -1,4 +1,4 @@
-//! `batch_norm` in two launches, its gradients in two, and outside training in one.
+//! `batch_norm` in few launches: in training two, and two for the gradients; outside training one.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::normalization::{
@@ -54,7 +54,7 @@ pub(super) fn in_training(
 }
 
 /// Computes batch norm with running statistics. Returns `None` if a gradient is recorded, or the
-/// kernels do not take the operands.
+/// kernels do not support the operands.
 #[track_caller]
 pub(super) fn with_statistics(
     input: &Tensor,

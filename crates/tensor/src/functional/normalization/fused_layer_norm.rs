@@ -102,7 +102,7 @@ impl RowNorm {
     }
 }
 
-/// Returns whether the kernels take these operands.
+/// Returns whether the kernels support these operands.
 fn fits(input: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> bool {
     input.dtype().is_float()
         && input.numel() > 0

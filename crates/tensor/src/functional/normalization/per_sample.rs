@@ -253,7 +253,7 @@ fn by_row_of_sum(
 /// ```
 ///
 /// # Errors
-/// The same as [`layer_norm`]. [`ErrorKind::ShapeMismatch`] if the residual's sizes are not the input's.
+/// The same as [`layer_norm`]. [`ErrorKind::ShapeMismatch`] if the residual has different sizes than the input.
 #[track_caller]
 pub fn add_layer_norm<'a>(
     input: &Tensor,
@@ -349,7 +349,7 @@ pub fn add_rms_norm<'a>(
     by_row_of_sum(RowNorm { dims, eps, centred: false }, input, residual, weight, None)
 }
 
-/// Returns the machine epsilon of a dtype; that of `float32` for integers.
+/// Returns the machine epsilon of a dtype. For integers, returns the machine epsilon of `float32`.
 fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => half::f16::EPSILON.into(),

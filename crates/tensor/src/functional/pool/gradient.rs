@@ -84,7 +84,7 @@ impl OpBackward for MaxPoolBackward {
 #[track_caller]
 fn largest_gradient(y: &Tensor, indices: &Tensor, of: Pooling) -> Result<Tensor> {
     let exec = y.exec()?;
-    // The gradient takes the strides of the indices.
+    // The kernel requires the same strides for the gradient and the indices.
     let grad = no_grad(|| y.contiguous_in(indices.layout().suggested_format()))?;
     let out = exec.empty_in(of.layout(&grad, of.window.input)?, y.dtype())?;
     let (grad, index, target) = (grad.as_view(), indices.as_view(), exec.target());

@@ -19,7 +19,7 @@ options! {
     MaxPoolOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: the window's sizes.
         stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
-        /// Sets the padding on both sides, in elements, at most half of the window. Elements of the padding are smaller
+        /// Sets the padding on each side, in elements, at most half of the window. Elements of the padding are smaller
         /// than any number. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the distance from one element of the window to the next, in elements. Default: 1.
@@ -36,7 +36,7 @@ options! {
     AvgPoolOptions [const D: usize] [D] {
         /// Sets the distance from one window to the next, in elements. Default: the window's sizes.
         stride: Option<[usize; D]> = None, impl PerDimension<D> => |n| Some(PerDimension::per_dimension(n));
-        /// Sets the number of zeros on both sides, at most half of the window. Default: 0.
+        /// Sets the number of zeros on each side, at most half of the window. Default: 0.
         padding: [usize; D] = [0; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets whether the result includes a last window that extends beyond the padded image. Default: `false`.
         ceil_mode: bool = false, bool;

@@ -39,7 +39,7 @@ impl Tensor {
     /// Counts how often each number occurs in a vector of non-negative integers, or sums the weights of its
     /// occurrences (`torch.bincount`). The result has at least `minlength` elements. Its dtype is `int64` for
     /// counts, `float32` for `float32` weights, and `float64` for all other weights. The host waits for the
-    /// largest number. Sums are deterministic.
+    /// largest number. Weights are added in the order of [`Tensor::index_add`].
     ///
     /// ```
     /// # use warpline::tensor;
@@ -91,13 +91,15 @@ impl Tensor {
         Ok(counts)
     }
     /// Counts the elements in each of `bins` intervals of equal width from `min` to `max` (`torch.histc`). If
-    /// both bounds are 0, they are the smallest and the largest element, and the host waits for these. Elements
-    /// outside the bounds, and NaNs, are not counted. Floats only; the result has this tensor's dtype.
+    /// both bounds are 0, they are the smallest and the largest element, and the host waits for these. Equal bounds
+    /// are moved apart by 1 each. Elements outside the bounds, and NaNs, are not counted. Floats only; the result has
+    /// this tensor's dtype.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if `bins` is 0, a bound is not finite, or `min` is greater than `max`.
     /// [`ErrorKind::UnsupportedDType`] if the tensor is not floating-point. [`ErrorKind::Gradient`] if the
-    /// tensor requires a gradient and gradients are recorded. Errors of [every op](Tensor#errors-of-every-op).
+    /// tensor requires a gradient and gradients are recorded. [`ErrorKind::Capture`] if both bounds are 0 and the
+    /// stream is being captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn histc(&self, options: impl IntoOptions<HistcOptions>) -> Result<Self> {
         const OP: &str = "histc";

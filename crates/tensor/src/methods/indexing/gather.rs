@@ -11,7 +11,7 @@ use crate::{Integer, Result, Tensor};
 
 impl Tensor {
     /// Copies the slices of dimension `dim` that `index` selects (`torch.index_select`). `index` must have
-    /// dtype `int32` or `int64`, and be a vector or have a single element.
+    /// dtype `int32` or `int64`, and be a vector or, for a single index, have no dimensions.
     ///
     /// A negative or too large index is an error, which names the index and the line of this call. On the CPU,
     /// this call returns the error. On a GPU, each read of the result, or of a tensor computed from it, returns
@@ -32,9 +32,10 @@ impl Tensor {
     /// [`ErrorKind::IndexCheck`](crate::ErrorKind::IndexCheck) if an index is out of range. On a GPU, this call
     /// succeeds, and reads of the result return the error.
     /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension.
-    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has several dimensions.
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype of `index` is neither
-    /// `int32` nor `int64`. Errors of [every op](Tensor#errors-of-every-op).
+    /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has several dimensions, or if the
+    /// tensor has no dimensions and `index` does not have exactly one element.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype of `index` is neither `int32` nor
+    /// `int64`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn index_select(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {
         let dim = dim.into_isize();

@@ -73,8 +73,8 @@ impl Tensor {
     /// [`ErrorKind::InvalidArgument`] if the mask is not boolean, or is true anywhere while `source` is empty.
     /// [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than this tensor.
     /// [`ErrorKind::BroadcastMismatch`] if the shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source`
-    /// has fewer elements than the broadcast mask has true elements. Errors of [every
-    /// op](Tensor#errors-of-every-op).
+    /// has fewer elements than the broadcast mask has true elements. [`ErrorKind::Capture`] if `source` is empty and
+    /// the stream is being captured. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Self> {
         const OP: &str = "masked_scatter";

@@ -18,12 +18,12 @@ use crate::methods::inplace::check_filled;
 use crate::{CallScope, Integer, IntoOperand, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Writes each element of `src` to its own position, except that along dimension `dim` the position is the
-    /// value in `index`, in a copy of this tensor (`torch.scatter`). If `src` is a number, writes it to all
-    /// these positions. `index` must have dtype `int64` or `int32` and as many dimensions as this tensor. In
-    /// every dimension, `index` must not be larger than `src`. In every dimension except `dim`, `index` must
-    /// not be larger than this tensor. If several elements have the same position, the CPU writes the last of
-    /// them, and a GPU any of them.
+    /// Copies this tensor, and writes each element of `src` to a position in the copy (`torch.scatter`). Along
+    /// dimension `dim`, the position is the value in `index`. In all other dimensions, it is the position of the
+    /// element in `src`. If `src` is a number, writes it to all these positions. `index` must have dtype `int64` or
+    /// `int32` and as many dimensions as this tensor. In every dimension, `index` must not be larger than `src`. In
+    /// every dimension except `dim`, `index` must not be larger than this tensor. If several elements have the same
+    /// position, the CPU writes the last of them, and a GPU any of them.
     ///
     /// ```
     /// # use warpline::{tensor, zeros};

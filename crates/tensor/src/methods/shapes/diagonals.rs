@@ -27,7 +27,8 @@ from_integer! { DiagEmbedOptions offset; }
 
 impl Tensor {
     /// Makes a matrix with this vector on a diagonal and 0 elsewhere, or copies a diagonal of this matrix
-    /// (`torch.diag`). `diagonal` 0 is the main diagonal; positive diagonals are above it.
+    /// (`torch.diag`). `diagonal` 0 is the main diagonal; positive diagonals are above it. Default of
+    /// `diagonal`: 0.
     ///
     /// ```
     /// # use warpline::tensor;

@@ -6,8 +6,8 @@ use crate::called::Called;
 use crate::{CallScope, Error, IntoOptions, IntoSizes, OrDefault, Result, Tensor, cat, stack};
 
 impl Tensor {
-    /// Splits the tensor along a dimension into views of size `size` (`torch.split`). The last view has the
-    /// remainder. Default of `dim`: 0.
+    /// Splits the tensor along a dimension into views of size `size` (`torch.split`). The last view may be
+    /// smaller. Default of `dim`: 0.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if `size`

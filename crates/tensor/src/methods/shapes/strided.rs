@@ -149,8 +149,8 @@ impl Tensor {
     }
 
     /// Returns a view of all slices of size `size` of a dimension, `step` indices apart
-    /// (`torch.Tensor.unfold`). The dimension becomes the number of the slice, and a new last dimension the
-    /// position in the slice.
+    /// (`torch.Tensor.unfold`). In the result, this dimension indexes the slices, and a new last dimension
+    /// indexes the elements of a slice.
     ///
     /// ```
     /// # use warpline::arange;

@@ -10,7 +10,7 @@ use crate::{
 
 impl Tensor {
     /// The lower triangles of matrices, with 0 above a diagonal (`torch.tril`). `diagonal` 0 is the main
-    /// diagonal; positive diagonals are above it.
+    /// diagonal; positive diagonals are above it. Default of `diagonal`: 0.
     ///
     /// ```
     /// # use warpline::ones;
@@ -31,7 +31,7 @@ impl Tensor {
     }
 
     /// The upper triangles of matrices, with 0 below a diagonal (`torch.triu`). `diagonal` 0 is the main
-    /// diagonal; positive diagonals are above it.
+    /// diagonal; positive diagonals are above it. Default of `diagonal`: 0.
     ///
     /// # Errors
     /// The same as [`Tensor::tril`].
