@@ -98,9 +98,9 @@ pub enum ErrorKind {
         DevicePair(*first, *second, parameter)
     )]
     DeviceMismatch {
-        /// The first operand's device; a module's input, if `parameter` is not empty.
+        /// Device of the first operand, or of the module's input if `parameter` is not empty.
         first: Device,
-        /// The other operand's device.
+        /// Device of the other operand.
         second: Device,
         /// Name of the module's parameter that is the other operand; empty if an op found the mismatch.
         parameter: String,
