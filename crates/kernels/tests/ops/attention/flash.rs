@@ -7,8 +7,9 @@ use warpline_runtime::{DType, ErrorKind, Layout, ResultExt as _, Target};
 
 const SCALE: f64 = 0.25;
 
-/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, and not
-/// multiples of a tile. They cover both kernel widths, and more and fewer queries than keys.
+/// Outer and inner batches, queries, keys, width. Some sizes are below and some above a block, and
+/// most are not multiples of a tile. They cover both kernel widths, and more and fewer queries than
+/// keys.
 const SIZES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 8],
     [2, 3, 5, 7, 16],
