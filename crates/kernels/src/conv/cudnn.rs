@@ -1,4 +1,4 @@
-//! Convolutions by cuDNN: which ones it takes, their plans, and their calls.
+//! Convolutions by cuDNN: the supported convolutions, their plans, and their calls.
 //!
 //! cuDNN takes batches of images without gaps, contiguous or with the channels innermost, in every
 //! floating-point dtype. Operands that are read and have another order are copied first. A
@@ -203,7 +203,7 @@ fn is_of_plan(error: &Error) -> bool {
         || matches!(error.driver_error(), Some(DriverError::LibraryCall { .. }))
 }
 
-/// Returns whether a version of cuDNN is known to compute such a convolution wrongly.
+/// Returns whether a version of cuDNN is known to compute this convolution wrongly.
 fn has_fault(version: (u32, u32, u32), of: &Convolution) -> bool {
     let has_window = of.weight.sizes[2..of.dims + 2].iter().any(|&n| n != 1);
     let is_half = matches!(of.dtype, Float::F16 | Float::BF16);

@@ -100,9 +100,9 @@ scans! {
         Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
         /// Product. Integers wrap.
         Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
-        /// Maximum so far, with the index of its last occurrence. From the first NaN on, NaN.
+        /// Maximum so far, with the index of its last occurrence. NaN from the first NaN on.
         Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
-        /// Minimum so far, with the index of its last occurrence. From the first NaN on, NaN.
+        /// Minimum so far, with the index of its last occurrence. NaN from the first NaN on.
         Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
     }
 }

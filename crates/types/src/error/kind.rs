@@ -39,7 +39,7 @@ pub enum ErrorKind {
     /// are those of the launch.
     #[error("index {index} is out of range for dimension {dim} with size {size}")]
     IndexCheck {
-        /// The index. One of them if several are out of range.
+        /// The index that is out of range; one of them if there are several.
         index: i64,
         /// The indexed dimension.
         dim: usize,

@@ -237,7 +237,7 @@ fn gpu_fused_attention_agrees_with_its_formula() {
     on_gpu(agrees);
 }
 
-/// Scores that are far apart, and infinite ones.
+/// Tests scores that are far apart, and infinite scores.
 pub(super) fn extremes(target: Target<'_>) {
     let mut q = vec![0.0; 3 * 8];
     q[0] = 1000.0;
