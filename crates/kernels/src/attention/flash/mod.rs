@@ -16,9 +16,8 @@
 //! and is not copied. Kernels with a mask are separate programs, so that launches without a mask do
 //! not pay for it.
 //!
-//! Operands may have any strides that are multiples of a vector, and results have the layout of
-//! their operands. Heads that lie side by side in the result of one linear layer therefore need no
-//! copy. `tiles.cuh` holds the code that all kernels share.
+//! Rows of operands and results are contiguous. All other strides may be any multiples of a vector, so
+//! heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds the code that all kernels share.
 //!
 //! # Limits
 //!
