@@ -17,7 +17,8 @@
 //! not pay for it.
 //!
 //! Rows of operands and results are contiguous. All other strides may be any multiples of a vector, so
-//! heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds the code that all kernels share.
+//! heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds the
+//! code that all kernels share.
 //!
 //! # Limits
 //!
