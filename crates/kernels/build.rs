@@ -3,7 +3,7 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=ptx");
-    // Cargo runs this in the package's folder.
+    // Cargo runs this script in the package's folder.
     let mut files: Vec<String> = std::fs::read_dir("ptx")
         .into_iter()
         .flatten()
@@ -12,7 +12,7 @@ fn main() {
         .filter(|name| name.ends_with(".ptx.lzma"))
         .collect();
     files.sort();
-    // The compiler inserts the folder: cargo does not run this again after the folder has moved.
+    // The compiler inserts the folder, because cargo does not run this script again after the folder has moved.
     let folder = "env!(\"CARGO_MANIFEST_DIR\")";
     let mut text = String::from("&[");
     for file in files {

@@ -1,9 +1,10 @@
 //! Warpline's ops, in one module per family of kernels, on top of `warpline_runtime`.
 //!
-//! Each op's folder holds its CUDA kernel with committed PTX, its CPU implementation, and its shape
-//! and dtype rules. Tests that run on both are in `tests/ops/`. Ops take
-//! [`View`](warpline_runtime::View)s and a [`Target`](warpline_runtime::Target). The tensor crate
-//! allocates the results and chooses the target.
+//! Each op's folder holds its CUDA kernel, its CPU implementation, and its shape and dtype rules. The
+//! compiled PTX of all kernels is committed in `ptx/`. Tests that run on every target are in
+//! `tests/ops/`. Ops take [`View`](warpline_runtime::View)s and a
+//! [`Target`](warpline_runtime::Target). The tensor crate allocates the results and chooses the
+//! target.
 
 pub mod attention;
 pub mod cat;

@@ -20,8 +20,8 @@ pub(crate) const NUMBERS: &[&str] = DType::suffixes(DType::U8, DType::F64);
 pub(crate) const FLOATS: &[&str] = DType::suffixes(DType::F16, DType::F64);
 /// A variant for each half-width floating-point dtype.
 pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
-/// A variant for each dtype except bool and `int8`. These use the variant of `uint8`, because all
-/// three test a byte against zero.
+/// A variant for each dtype except bool and `int8`. Bool and `int8` use the variant of `uint8`,
+/// because all three test a byte against zero.
 pub(crate) const TRUTHS: [&str; 1 + WIDER.len()] = {
     let mut variants = [DType::U8.suffix(); 1 + WIDER.len()];
     variants.split_at_mut(1).1.copy_from_slice(WIDER);

@@ -45,8 +45,8 @@ pub(crate) fn contiguous<'a>(
     in_format(target, view, MemoryFormat::Contiguous, copied)
 }
 
-/// Returns the view if it is contiguous in `format`, otherwise a copy that is, which `copied` keeps
-/// alive.
+/// Returns the view if it is contiguous in `format`, otherwise a copy in this format, which `copied`
+/// keeps alive.
 #[track_caller]
 pub(crate) fn in_format<'a>(
     target: Target<'_>,

@@ -5,7 +5,8 @@
 //! has a unique ticket. The first block to arrive replaces the arbitrary bytes by the ticket, so no
 //! launch has to clear the counters, and one launch is enough.
 //!
-//! Reductions and the gradients of layer-norm weights and biases share results this way.
+//! Reductions, batch norm, the gradients of layer-norm weights and biases, and attention of few
+//! queries share results this way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

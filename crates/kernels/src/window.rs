@@ -51,8 +51,8 @@ impl Window {
     /// in a dimension where the window has only one element, because they have no effect there.
     ///
     /// # Errors
-    /// - [`ErrorKind::ShapeMismatch`] if the image, the result, the window, or the part of the
-    ///   image that the window reaches has 2³¹ elements or more.
+    /// - [`ErrorKind::ShapeMismatch`] if the image, the result or the window has 2³¹ elements or
+    ///   more, or if the window reaches too far in a dimension for signed 32-bit positions.
     /// - [`ErrorKind::InvalidArgument`] if a stride or a dilation is 0.
     #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {

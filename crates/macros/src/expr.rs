@@ -15,7 +15,7 @@
 //! tokens have the hygiene of a macro: lints skip them, and their names do not collide with the caller's.
 //!
 //! A place expression is passed by reference, so that no variable is moved. A literal is marked as a number
-//! (`Number(2)`), so that the operator's implementation is known before the literal's type is inferred.
+//! (`FormulaNumber(2)`), so that the operator's implementation is known before the literal's type is inferred.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
@@ -77,7 +77,7 @@ impl VisitMut for FormulaExpander {
     fn visit_item_mut(&mut self, _: &mut Item) {}
 }
 
-/// Returns the code that passes `expr` to an operator: as a tensor, as a reference to a tensor, or as a `Number`.
+/// Returns the code that passes `expr` to an operator: as a tensor, a reference to a tensor, or a `FormulaNumber`.
 fn operand(expr: &mut Expr) -> TokenStream {
     match expr {
         Expr::Paren(inner) => return operand(&mut inner.expr),

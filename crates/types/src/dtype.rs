@@ -91,7 +91,7 @@ impl DType {
     /// ```
     ///
     /// # Panics
-    /// If `last` is declared before `first`. In a constant this is a compile error.
+    /// If `last` is declared two or more places before `first`. In a constant this is a compile error.
     #[must_use]
     pub const fn suffixes(first: Self, last: Self) -> &'static [&'static str] {
         let (upto_last, _) = Self::SUFFIXES.split_at(last as usize + 1);
@@ -271,7 +271,7 @@ pub enum Scalar {
     Float(f64),
 }
 
-/// Integers that have no dtype of their own. An integer above [`i64::MAX`] becomes the nearest float.
+/// Integers that have no dtype of their own. An integer outside the range of `i64` becomes the nearest float.
 macro_rules! wide_integers {
     ($($ty:ty),*) => {$(
         impl From<$ty> for Scalar {

@@ -43,7 +43,7 @@ pub struct LaunchRecord {
 }
 
 impl LaunchRecord {
-    /// Creates a launch without operands.
+    /// Creates the record of a launch without operands.
     #[must_use]
     pub fn new(number: u64, Site { op, location }: Site) -> Self {
         Self { op, number, location, count: 0, operands: [OperandShape::default(); OPERANDS] }

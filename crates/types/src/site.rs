@@ -24,7 +24,8 @@ impl Site {
         Self { op, location: Location::caller() }
     }
 
-    /// Returns the site of the public call in progress on this thread, or this site outside of a [`CallScope`].
+    /// Returns the site of the public call in progress on this thread, or this site if there is no such call. In the
+    /// scope of [`CallScope::trait_object`], replaces the location of this site if it is in the trait's file.
     #[inline]
     #[must_use]
     pub fn or_public(self) -> Self {
@@ -38,7 +39,7 @@ impl Site {
         }
     }
 
-    /// Returns the site of the public call in progress on this thread.
+    /// Returns the site of the public call in progress on this thread. `None` if there is no such call.
     #[inline]
     pub(crate) fn public() -> Option<Self> {
         match SCOPE.get() {
@@ -56,7 +57,7 @@ impl CallId {
     /// A thread takes this many consecutive identities at a time.
     const BLOCK: u64 = 1 << 16;
 
-    /// Returns the identity of the public call in progress on this thread. `None` outside of a [`CallScope`].
+    /// Returns the identity of the public call in progress on this thread. `None` if there is no such call.
     #[must_use]
     pub fn current() -> Option<Self> {
         match SCOPE.get() {
@@ -129,8 +130,8 @@ pub struct CallScope {
 }
 
 impl CallScope {
-    /// Enters the scope of a call of `op`, with the location that [`Site::here`] returns. Changes nothing inside
-    /// another scope.
+    /// Enters the scope of a call of `op`, with the location that [`Site::here`] returns. Changes nothing inside the
+    /// scope of another public call.
     #[inline]
     #[track_caller]
     pub fn enter(op: &'static str) -> Self {

@@ -224,7 +224,7 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(matches!(refused(run(&out, &index, &out)).kind(), ErrorKind::OverlappingOperands));
 }
 
-/// Writes its element and the next, although it declares only its element.
+/// Writes two elements, although the launch declares only the first.
 ///
 /// # Safety
 /// Operand 1 has a second element of `f32`.
@@ -253,8 +253,7 @@ unsafe fn writes_none(_: &HostLaunch<'_>, _: &u32) {}
 /// A program without GPU code, for kernels whose declarations are wrong.
 static LIES: Program = Program::new("lies", &[""], &[""], |_, _| Source::new());
 
-// SAFETY: the kernels access more than `lie` declares, but its tensors are large enough for the
-// accesses, and no other work uses them.
+// SAFETY: the kernel writes more than `lie` declares, but within a tensor that no other work uses.
 static WRITES_TWO: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any writes_two)) };
 // SAFETY: the kernel reads more than `lie` declares, but within a tensor that no other work uses.
 static READS_NEXT: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any reads_next)) };
@@ -331,7 +330,7 @@ fn its_gradients_agree_with_differences() {
     on_simulated(|| check("cuda"));
 }
 
-/// The page's Rust is the code that is built and tested here.
+/// Checks that all Rust code in `docs/custom-ops.md` is built and tested here.
 #[test]
 fn the_page_shows_this_code() {
     let page = include_str!("../../../docs/custom-ops.md");

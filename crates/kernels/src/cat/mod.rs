@@ -17,7 +17,7 @@ const OP: &str = "cat";
 
 pub(crate) const PROGRAMS: &[&Program] = &[&CAT];
 
-/// Number of tensors per launch.
+/// Maximum number of tensors per launch.
 #[doc(hidden)]
 pub const SOURCES: usize = 8;
 /// Bytes of the largest unit that is moved at once.

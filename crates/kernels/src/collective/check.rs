@@ -88,8 +88,8 @@ fn check_sizes(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -
     ))
 }
 
-/// Returns an error if the output shares memory with the input, except at the place that NCCL
-/// defines as in-place.
+/// Returns an error if the output shares memory with the input, unless both lie as NCCL requires for
+/// an in-place call.
 #[track_caller]
 fn check_in_place(op: &'static str, member: GroupMember, call: &CollectiveOp<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };

@@ -108,7 +108,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// - [`ErrorKind::OverlappingOperands`] if an output shares memory with another view of the group,
 ///   except where [`CollectiveOp`] permits this within a call.
 /// - [`ErrorKind::InvalidArgument`] if a view is not contiguous, if `root` or `peer` is not a rank,
-///   or if the group sends to this rank itself a different number of times than it receives.
+///   or if the group does not have as many receives from this rank itself as sends to it.
 /// - [`ErrorKind::Driver`] if NCCL fails.
 /// - The other errors of [`launch::run_collectives`].
 ///
@@ -154,7 +154,7 @@ pub fn run<'a>(
     launch::run_collectives(target, Site { op: name, location }, &group)
 }
 
-/// A rank of a group, as the checks of its calls see it.
+/// A rank of a group, for the checks of its calls.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupMember {
     /// The device of the rank's tensors.
@@ -169,7 +169,7 @@ pub struct GroupMember {
 ///
 /// # Errors
 /// The same as [`run`], except [`ErrorKind::RuntimeMismatch`], [`ErrorKind::Driver`] and the errors of
-/// the launch. [`ErrorKind::InvalidArgument`] if the group has no rank with the number of `member`.
+/// the launch. [`ErrorKind::InvalidArgument`] if `member.rank` is not less than `member.ranks`.
 #[track_caller]
 pub fn check(name: &'static str, member: GroupMember, ops: &[CollectiveOp<'_>]) -> Result<()> {
     if member.rank >= member.ranks {

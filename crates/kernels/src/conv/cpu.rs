@@ -10,9 +10,10 @@ use super::cudnn::Conv;
 type At = [i64; 3];
 
 impl Conv {
-    /// Calls `f` for each element of the window that reaches the image, with its position, and for
-    /// each row of results that it reaches: the positions in the image and in the results of the
-    /// row's first result, and the number of results.
+    /// Calls `f(tap, image, result, count)` for each element `tap` of the window and each row of
+    /// results to which this element contributes. `result` is the position of the first such result
+    /// in the row, `image` is the position of the image element that `tap` multiplies there, and
+    /// `count` is the number of such results in the row.
     fn each_row(&self, mut f: impl FnMut(At, At, At, usize)) {
         let t = &self.taps;
         let [depth, height, width] = t.kernel;
@@ -63,7 +64,8 @@ fn offset(strides: &[i64; 5], first: [u32; 2], at: At) -> isize {
         + at[2] * strides[4]) as isize
 }
 
-/// Returns the number of a plane's group of `size` planes, and its number in the group.
+/// Returns the index of the group of `size` planes that contains `plane`, and the index of `plane`
+/// within this group.
 fn split(plane: usize, size: u32) -> [u32; 2] {
     [plane / size as usize, plane % size as usize].map(|n| n as u32)
 }
@@ -124,7 +126,7 @@ pub(super) unsafe fn forward<T: HostElement>(launch: &HostLaunch<'_>, p: &Conv) 
                     }
                 });
             }
-            // SAFETY: the plane is of the result, and belongs to this thread.
+            // SAFETY: this is a plane of the result, and no other thread accesses it.
             unsafe { write_plane(y, (&p.result, [n, o]), p.taps.output, &sums) };
         }
     });
@@ -156,7 +158,7 @@ pub(super) unsafe fn input_gradient<T: HostElement>(launch: &HostLaunch<'_>, p: 
                     }
                 });
             }
-            // SAFETY: the plane is of the images, and belongs to this thread.
+            // SAFETY: this is a plane of the images, and no other thread accesses it.
             unsafe { write_plane(x, (&p.image, [n, channel]), p.taps.input, &sums) };
         }
     });
@@ -191,7 +193,7 @@ pub(super) unsafe fn weight_gradient<T: HostElement>(launch: &HostLaunch<'_>, p:
                     }
                 });
             }
-            // SAFETY: the window is of the weight, and belongs to this thread.
+            // SAFETY: this is a window of the weight, and no other thread accesses it.
             unsafe { write_plane(w, (&p.weight, [o, c]), p.taps.kernel, &sums) };
         }
     });

@@ -1,4 +1,4 @@
-//! Convolutions by cuDNN: which ones it takes, their plans, and their calls.
+//! Convolutions by cuDNN: the supported convolutions, their plans, and their calls.
 //!
 //! cuDNN takes batches of images without gaps, contiguous or with the channels innermost, in every
 //! floating-point dtype. Operands that are read and have another order are copied first. A
@@ -42,7 +42,7 @@ static WEIGHT_GRADIENT: LibraryOp<Conv, 4> =
 const MAX_CACHED_PLANS: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 /// Maximum number of plans that are timed for a convolution, or tried after the first plan failed.
 const MAX_TRIED_PLANS: usize = 10;
-/// Number of timed calls of each tried plan, after a first call.
+/// Number of timed calls of each tried plan, after one untimed call.
 const TIMED: u32 = 3;
 
 cuda_struct! {
@@ -203,7 +203,7 @@ fn is_of_plan(error: &Error) -> bool {
         || matches!(error.driver_error(), Some(DriverError::LibraryCall { .. }))
 }
 
-/// Returns whether a version of cuDNN is known to compute such a convolution wrongly.
+/// Returns whether a version of cuDNN is known to compute this convolution wrongly.
 fn has_fault(version: (u32, u32, u32), of: &Convolution) -> bool {
     let has_window = of.weight.sizes[2..of.dims + 2].iter().any(|&n| n != 1);
     let is_half = matches!(of.dtype, Float::F16 | Float::BF16);
@@ -216,8 +216,8 @@ fn has_fault(version: (u32, u32, u32), of: &Convolution) -> bool {
         || is_large && version < (9, 3, 0)
 }
 
-/// Returns the index of the plan whose calls take the least time. A plan that fails, such as for
-/// want of memory, is left out unless all fail.
+/// Returns the index of the plan whose calls take the least time. Skips plans whose first call
+/// fails, for example for want of memory. If all plans fail, returns 0.
 fn fastest(
     plans: &[ConvolutionPlan],
     wait: impl Fn() -> Result<()>,
@@ -271,7 +271,7 @@ fn padding(w: &Window) -> Option<[[usize; 3]; 2]> {
     Some([w.padding, after])
 }
 
-/// Describes the convolution to cuDNN.
+/// Describes the convolution to cuDNN. Returns `None` if the dtype is not floating-point.
 fn describe(
     target: Target<'_>,
     kind: ConvolutionKind,

@@ -6,8 +6,9 @@
 //! which [`col2im`] adds up. The gradient of the weight is the gradient of the result times the
 //! transposed columns.
 //!
-//! Columns are made for several images at a time, as many as a limit on their memory allows. With one group there is
-//! one product per image. With several groups there is one product per group, over the positions of all these images.
+//! Columns are made for several images at a time, as many as a limit on their memory allows. The result and the
+//! gradient of the images take one product per image if there is one group. With several groups, and for the gradient
+//! of the weight, there is one product per group, over the positions of all these images.
 
 mod columns;
 mod cpu;
@@ -40,8 +41,9 @@ const CUDA_COLUMNS: usize = 256 << 20;
 /// Convolves a batch of images (`torch.nn.functional.conv2d`).
 ///
 /// `input` is `[batch, channels, …]` with one to three spatial dimensions, `weight` is
-/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]`. Their spatial sizes are `window.input`, `window.kernel` and `window.output`. Channels and outputs are
-/// divided into `groups`, and each group convolves its channels to its outputs. All have one
+/// `[outputs, channels / groups, …]`, and `out` is `[batch, outputs, …]`. Their spatial sizes are
+/// `window.input`, `window.kernel` and `window.output`. Channels and outputs are divided into
+/// `groups`, and each group convolves its channels to its outputs. All three have the same
 /// floating-point dtype. Half-width floats are summed in `float32`.
 ///
 /// # Errors
@@ -54,6 +56,8 @@ const CUDA_COLUMNS: usize = 256 << 20;
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
+/// - [`ErrorKind::InvalidVariable`] if an environment variable names a cuDNN library that cannot be used.
+/// - [`ErrorKind::Driver`] if cuDNN fails.
 /// - The errors of allocating scratch memory and of the launches.
 #[track_caller]
 pub fn conv(
@@ -456,7 +460,7 @@ fn image_range(batch: &Layout, first: usize, count: usize) -> Result<Layout> {
     batch.narrow(0, first as isize, count)
 }
 
-/// Multiplies matrices, each with a different layout than its view.
+/// Multiplies matrices. The layout of each pair replaces that of the view.
 #[track_caller]
 fn multiply(
     target: Target<'_>,

@@ -1,5 +1,5 @@
-//! The CUDA kernels of an op: for contiguous operands that lie alike, for any strides, and for
-//! operands of other dtypes.
+//! The CUDA kernels of an op: `flat` for contiguous operands, `strided` for operands with any strides,
+//! and `converting` for operands of other dtypes.
 
 use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params, Widths};

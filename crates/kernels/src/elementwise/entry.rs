@@ -153,9 +153,10 @@ pub enum ResultDType {
 
 /// Returns the widths of the kernels of an op with `inputs` inputs.
 ///
-/// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. In the
-/// strided kernel, more than four elements would be faster for half-width floats and bytes, but the
-/// driver compiles a kernel on first use, and each element adds to the compile time.
+/// The flat kernel takes a vector, but no more than 4 elements for unary ops on bytes. The strided
+/// kernel takes as many if the op's expression is short, but no more than 4 for bools and for longer
+/// expressions. There, more elements would be faster for half-width floats and bytes, but the driver
+/// compiles a kernel on first use, and each element adds to the compile time.
 pub const fn widths(cuda: &str, inputs: usize, dtype: DType) -> Widths {
     let vector = if inputs == 1 && dtype.size() == 1 { 4 } else { vector_width(dtype.size()) };
     let eight = is_short(cuda, inputs) && !matches!(dtype, DType::Bool);

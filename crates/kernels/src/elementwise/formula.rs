@@ -1,10 +1,10 @@
 //! Formulas of gradients.
 //!
 //! A formula is a list of steps, in which equal steps occur once. A leaf is the gradient of the
-//! result, an operand, the result, or a constant. `Single` rounds a step to `float32`, as PyTorch
-//! rounds some parameters. `Apply` applies an entry of the table to earlier steps. Code that runs
-//! entries can therefore run formulas, and the gradients of the entries give second gradients. The
-//! first use of a [`Backward`] builds its formula.
+//! result, an operand, or the result. Other steps are constants, or depend on earlier steps: `Single`
+//! rounds a step to `float32`, as PyTorch rounds some parameters, and `Apply` applies an entry of the
+//! table. Code that runs entries can therefore run formulas, and the gradients of the entries give
+//! second gradients. The first use of a [`Backward`] builds its formula.
 //!
 //! Entries write formulas with Rust's operators and the names of the table:
 //!
@@ -88,8 +88,8 @@ impl FormulaStep {
 
 impl Formula {
     pub(super) fn new(build: fn(&mut Builder)) -> Self {
-        // Restores the outer formula even if `build` panics, because building a formula may start
-        // another on this thread.
+        // Building a formula may start another formula on this thread. `Outer` restores the outer
+        // formula when the inner formula is built, even if `build` panics.
         let _outer = Outer(STEPS.take());
         let mut builder = Builder::default();
         build(&mut builder);
@@ -377,7 +377,7 @@ impl Condition {
         Self(apply(&LOGICAL_AND, [self.0, other.0]))
     }
 
-    /// Holds where one of the conditions holds.
+    /// Holds where at least one of the conditions holds.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self(apply(&LOGICAL_OR, [self.0, other.0]))

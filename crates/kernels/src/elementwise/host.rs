@@ -89,11 +89,11 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
 }
 
 /// Returns kernels and the function over slices of an op on elements `T`, with results `O`, if
-/// `dtypes` contains that of `T`. `cuda` is the op's CUDA expression.
+/// `dtypes` contains the dtype of `T`. `cuda` is the op's CUDA expression.
 ///
 /// # Safety
-/// `program` has the source of [`entry`](super::entry) for `cuda` and `inputs`, which are `I`, with
-/// elements of `T` and a result of `O`.
+/// There are `I` inputs. `program` has the source that [`entry`](super::entry) makes from `cuda` and
+/// `inputs`, with elements of `T` and a result of `O`. `cuda` computes the same as `F`.
 pub const unsafe fn host<F, T, O, const I: usize, const N: usize>(
     program: &'static Program,
     dtypes: DTypes,

@@ -6,8 +6,9 @@
 //! this crate and in others. The `unsafe` in the declaration vouches for the CUDA expression.
 //!
 //! [`apply`] converts operands of other dtypes as it reads them, and results as it writes them. On
-//! a GPU, a third kernel of each op does so. The caller chooses the common dtype, because that
-//! choice depends on which operands are tensors without dimensions.
+//! a GPU, each op has a kernel for this, besides the kernels for contiguous and for strided operands.
+//! The caller chooses the common dtype, because that choice depends on which operands are tensors
+//! without dimensions.
 //!
 //! # Two value expressions and one gradient formula
 //!

@@ -17,7 +17,7 @@ pub(super) trait FloatFunctions: Copy {
     fn log_add_exp(self, y: Self) -> Self;
     /// Returns log₂(2ˣ + 2ʸ).
     fn log2_add_exp2(self, y: Self) -> Self;
-    /// Returns x ln y, or 0 if x is 0.
+    /// Returns x ln y, or 0 if x is 0 and y is not NaN.
     fn times_log(self, y: Self) -> Self;
     /// Returns sin(πx) / πx.
     fn sinc(self) -> Self;
@@ -25,8 +25,8 @@ pub(super) trait FloatFunctions: Copy {
     fn logit(self, eps: Self) -> Self;
     /// Returns ln(1 + eˣ).
     fn softplus(self) -> Self;
-    /// Returns x if positive, otherwise α (eˣ - 1), times a scale with which mean and variance are
-    /// fixed points.
+    /// Returns [`SELU_SCALE`] times x if x is positive, otherwise [`SELU_SCALE`] times α (eˣ - 1), where
+    /// α is [`SELU_ALPHA`].
     fn selu(self) -> Self;
     /// Limits x to `low..=high`. NaN if any of the three is NaN.
     fn clamped(self, low: Self, high: Self) -> Self;

@@ -21,9 +21,9 @@ ops! {
     }, gradients(g) {
         x: 0.0
     }
-    /// `torch.round` with `decimals`. `scale` is 10 to the power of the decimals, and rounds to
-    /// multiples of `1 / scale`. A negative `scale` rounds to multiples of its absolute value.
-    /// Floats only.
+    /// `torch.round` with `decimals`. `scale` is 10 to the power of the decimals; values are rounded
+    /// to multiples of `1 / scale`. If `scale` is negative, values are rounded to multiples of its
+    /// absolute value. Floats only.
     ROUND_DECIMALS = "round_decimals"(x, scale in 3.0..9.0), FLOATS => Same, "round_to(x, scale)", {
         float => x.round_to(scale)
     }, gradients(g) {

@@ -111,7 +111,8 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 /// TensorIterator. Conditions are boolean. `out` may be one of the operands.
 ///
 /// As in PyTorch, arithmetic on half-width floats takes a number in `f32`. Comparisons, and ops
-/// with `rounds` in their entry, first round the number to `common`.
+/// with `rounds` in their entry, first round the number to `common`; with `rounds OnCpu`, an op does
+/// so only on the CPU.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if the number of operands is not that of the op.

@@ -32,10 +32,10 @@ unsafe impl<T: HostElement> HostLoop<Fill, 1> for FillLoop<T> {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<1>, args: &Fill) {
         let out = SharedPtr::<T>::operand(launch, 0);
         let bits = u64::from(args.bits);
-        // SAFETY: any bytes are an element, which has at most the bytes of `bits`. CUDA's hosts are
-        // little-endian, so the element's bytes come first.
+        // SAFETY: any bytes are a valid element, and an element is no larger than `bits`. CUDA's
+        // hosts are little-endian, so the element's bytes come first.
         let element = unsafe { (&raw const bits).cast::<T>().read_unaligned() };
-        // SAFETY: the caller promises elements of `T` at the positions of `index`.
+        // SAFETY: the caller guarantees elements of `T` at the positions of `index`.
         unsafe { map0(out, index, launch.parallel, element) };
     }
 }

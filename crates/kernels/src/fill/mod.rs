@@ -16,7 +16,7 @@ use warpline_runtime::{
     DType, Error, Layout, Result, Scalar, Site, Target, View, by_dtype, cuda_struct, dispatch,
 };
 
-/// Fills for elements of 1, 2, 4 and 8 bytes, and sequences for each dtype.
+/// Fills for elements of 1, 2, 4 and 8 bytes, and sequences for each dtype except bool.
 pub(crate) const PROGRAMS: &[&Program] = &[&FILL, &SEQUENCE];
 
 static FILL: Program = Program::new("fill", BITS, iter::KERNELS, |_, ty| {
@@ -31,8 +31,8 @@ kernels! {
         let of = Source::new().with::<Sequence>().push(module::ELEMENT).push(module::SPACE);
         of.push(include_str!("sequence.cuh")).push(&format!("SEQUENCE({ty}, {ty})"))
     } => {
-        // SAFETY: `run_sequence` takes the size and the stride of each `Sequence` from the launch's
-        // operand. Each element is written by one thread.
+        // SAFETY: only `arange` and `linspace` make `Sequence`s, with the size of the launch's
+        // operand. `run_sequence` sets the stride. Each element is written by one thread.
         unsafe EVENLY_SPACED: Kernel<Sequence, 1> = number cpu::sequence;
     }
 }

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! The CPU implementation of selection by indices.
 
 use warpline_cuda_sys_safe::HostLaunch;
 

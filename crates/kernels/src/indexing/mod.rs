@@ -1,8 +1,8 @@
 //! Ops that select elements by indices along a dimension: `index_select`, `gather` and `embedding`.
 //!
 //! One kernel serves all three ops. It reads source and index through views with the sizes of the result. The view of
-//! the source has stride 0 in the dimensions in which the index selects, and the view of the index has stride 0 in all
-//! other dimensions.
+//! the source has stride 0 in the dimensions in which the index selects. In `index_select` and `embedding`, the view of
+//! the index has stride 0 in all other dimensions.
 //!
 //! An index out of range, which includes negative indices, causes [`ErrorKind::IndexCheck`] and
 //! marks the result as invalid. The kernel writes 0 there.

@@ -32,8 +32,8 @@ kernels! {
         of.push(&format!("APPEND({ty}, elements, {ty})\nAPPEND({ty}, vectors, u128)"))
     } => {
         // SAFETY: `append` makes all `Append`s, with the sizes and strides of the launch's operands.
-        // The kernel writes the caches only at positions below the report's size, which is the
-        // caches'. Each element belongs to one thread. `vectors` is launched only if all operands are
+        // The kernel writes the caches only at positions below the report's size, which is their
+        // capacity. Each element belongs to one thread. `vectors` is launched only if all operands are
         // aligned to vectors.
         unsafe APPENDS: [Kernel<Append, 5>; 2] = bits cpu::kv_cache_append[elements, vectors];
     }

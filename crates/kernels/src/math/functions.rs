@@ -83,7 +83,7 @@ fn exp_parts(x: f64) -> (f64, f64) {
     (f64::from_bits(power), r + r * r * poly(r, EXP))
 }
 
-/// Returns eˣ for any `f64`: e⁻⁷⁰⁸ for `x` below -708, and infinity for `x` above 709.
+/// Returns eˣ for any `f64`: e⁻⁷⁰⁸ for `x` below -708, and infinity for `x` above about 709.4.
 #[inline(always)]
 pub(crate) fn exp(x: f64) -> f64 {
     let (power, p) = exp_parts(clamp(x, -708.0, 710.0));
@@ -104,8 +104,8 @@ pub(crate) fn log(x: f64) -> f64 {
     // The exponent of x / √½, so that the remaining factor is between √½ and √2.
     let exponent = x.to_bits().wrapping_sub(FRAC_1_SQRT_2.to_bits()) >> 52;
     let f = f64::from_bits(x.to_bits().wrapping_sub(exponent << 52)) - 1.0;
-    // Converts the exponent by its bits, because not all levels have the instruction. For x < √½
-    // the exponent is a 12-bit two's complement.
+    // Converts the exponent by its bits, because not all levels of vector instructions can convert
+    // integers to `f64`. For x < √½ the exponent is a 12-bit two's complement.
     let exponent = (exponent ^ 0x800).wrapping_add(MAGIC.to_bits() - 0x800);
     let n = f64::from_bits(exponent) - MAGIC;
     let value = n * LN_2 + (f + f * f * poly(f, LOG));

@@ -118,9 +118,9 @@ impl<'a> Gemm<'a> {
     }
 }
 
-// SAFETY: `matmul`, the only caller of `new`, launches with the operands that it made the product
-// from, and with a workspace of the call's size. cuBLAS computes this product with their dtypes,
-// sizes and strides: it reads `a` and `b`, and writes every element of `c`.
+// SAFETY: `launch_cublas`, the only caller of `new` outside tests, launches with the operands that
+// the product was made from, and with a workspace of the call's size. cuBLAS computes this product
+// with their dtypes, sizes and strides: it reads `a` and `b`, and writes every element of `c`.
 unsafe impl LibraryCall<4> for Gemm<'_> {
     type Params = Product;
 

@@ -220,7 +220,7 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
     });
 }
 
-/// Computes `c = a · b` of `m × k` by `k × n`, or `c + a · b` if `adds` is set.
+/// Computes `c = a · b` of `m × k` by `k × n`, or `c = c + a · b` if `adds` is set.
 ///
 /// # Safety
 /// The pointers are valid for matrices of these sizes and strides.

@@ -19,7 +19,7 @@ template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* 
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, of = lane % 4 * 8;
     const u32 length = (u32)p.k;
     const u64 first = (u64)blockIdx.x * 8;
-    // A lane beyond the last row or column loads elements of another one, whose sums are not stored.
+    // Rows and columns beyond the last one repeat it. Their sums are not stored.
     const T* column = b + (i64)min(first + group, p.n - 1) * p.b.column;
     const T* low = a + min((u64)group, p.m - 1) * p.a.row;
     const T* high = a + min((u64)group + 8, p.m - 1) * p.a.row;

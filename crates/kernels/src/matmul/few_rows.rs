@@ -6,8 +6,8 @@
 //! The kernel reads the matrix once, and this read takes most of its time. A block therefore
 //! computes few columns, and its threads divide the sums. Half-width floats are multiplied on
 //! tensor cores, which take all rows at once. A block of 512 threads computes eight columns, and
-//! the loads in flight of these threads cover the memory's latency. `float32` is multiplied
-//! exactly. A block of 128 or 256 threads computes four columns and reuses each element of the rows
+//! the loads in flight of these threads cover the memory's latency. `float32` is multiplied in full
+//! precision. A block of 128 or 256 threads computes four columns and reuses each element of the rows
 //! four times.
 //!
 //! # Limits

@@ -28,8 +28,9 @@ const TILE: u64 = 64;
 /// Rows and columns of a block's tile if the product is small.
 const SMALL_TILE: u64 = 16;
 
-/// Maximum number of multiplications of a product that counts as small. Before cuBLAS launches, it
-/// takes three times the time of a launch, and it needs at least as much GPU time.
+/// Maximum number of multiplications of a product that counts as small. For such a product, cuBLAS
+/// needs three times the time of a launch before it launches, and no less GPU time than this crate's
+/// kernel.
 const SMALL: u64 = 1 << 22;
 
 /// Maximum length of a thread's sum in a product that counts as small.
@@ -85,10 +86,11 @@ product!(MATMUL_SMALL = "matmul_small", NUMBERS, small_tiles to Same => SMALL_TI
 product!(MATMUL_F32 = "matmul_to_f32", HALVES, tiles to F32 => TILED_F32);
 product!(MATMUL_SMALL_F32 = "matmul_small_to_f32", HALVES, small_tiles to F32 => SMALL_TILED_F32);
 
-// SAFETY: `check` makes all `Product`s, as for the kernels above. The fourth operand is cuBLAS's
-// workspace, which the CPU implementation does not access.
+// SAFETY: `check` makes all `Product`s, with the sizes and strides of the launch's operands. The fourth
+// operand is cuBLAS's workspace, which the CPU implementation does not access.
 static BY_CUBLAS: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS) };
-// SAFETY: the facts of `BY_CUBLAS` hold.
+// SAFETY: `check` makes all `Product`s, with the sizes and strides of the launch's operands. The fourth
+// operand is cuBLAS's workspace, which the CPU implementation does not access.
 static BY_CUBLAS_F32: LibraryOp<Product, 4> = unsafe { LibraryOp::new(HOSTS_F32) };
 
 cuda_struct! {
@@ -161,8 +163,9 @@ impl Product {
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an operand.
 /// - [`ErrorKind::Alloc`] if there is no memory for cuBLAS's workspace.
-/// - [`ErrorKind::Driver`] if the environment names a cuBLAS library that cannot be used, or cuBLAS
-///   fails.
+/// - [`ErrorKind::InvalidVariable`] if an environment variable names a cuBLAS library that cannot be
+///   used.
+/// - [`ErrorKind::Driver`] if cuBLAS fails.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Result<()> {

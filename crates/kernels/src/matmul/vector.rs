@@ -19,7 +19,8 @@ const LINE: usize = 64;
 /// Partial sums per row: several vector registers, so that additions overlap.
 const LANES: usize = 32;
 
-/// Minimum length for which the sum of a row is split if there are too few rows for all threads.
+/// Minimum number of matrix elements per part, if the sums of rows are split because there are too few
+/// rows for all threads.
 const PART: usize = 1 << 15;
 
 /// Maximum number of parts per row. The bound keeps the memory for partial sums independent of the
@@ -220,8 +221,8 @@ unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Comput
     total(&done).add(rest_sum)
 }
 
-/// Not inlined. Otherwise the compiler would arrange the sums for this reduction, which makes the
-/// caller's loop several times slower.
+/// Adds up the partial sums. Not inlined: otherwise the compiler would arrange the partial sums for
+/// this reduction, which makes the caller's loop several times slower.
 #[inline(never)]
 fn total<C: Number>(sums: &[C; LANES]) -> C {
     let mut sums = *sums;

@@ -124,7 +124,8 @@ pub(super) unsafe fn layer_norm_backward_add<T: HostElement>(launch: &HostLaunch
 /// Computes the gradient of the rows into operand `out`. Adds the operand `other`.
 ///
 /// # Safety
-/// The conditions of [`backward`], for these operands.
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are gradient,
+/// rows and weight (`T`), mean and scale (`T::Compute`), then `other`, if given, and `out` (`T`).
 unsafe fn rows_backward<T: HostElement>(
     launch: &HostLaunch<'_>,
     p: &Norm,

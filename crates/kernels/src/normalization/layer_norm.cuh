@@ -102,8 +102,8 @@ __device__ __forceinline__ void layer_norm_backward(
 }
 
 // Computes the gradients of weight and bias. `1 << p.team` threads own neighbouring columns, `V`
-// each. The other threads of a block take other rows of the same columns. Blocks in y do the same,
-// and share results.
+// each. The other threads of a block, and the blocks with the same x, take other rows of the same
+// columns. These blocks share results.
 template <class T, int V>
 __device__ __forceinline__ void layer_norm_parameters(
     const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales, T* of_weight, T* of_bias,

@@ -216,8 +216,8 @@ impl Norm {
         let (mut lanes, mut splits) = (least, 1);
         if rows(least) > FEW && blocks(least) < busy {
             // With at least four lanes, a warp reads no more than eight rows at a time. More lanes
-            // mean more splits of each column. Their number is limited, because the last block of
-            // a column waits for the partial sums of all others.
+            // mean more splits of each column. The number of splits is limited, because the last
+            // block of a column adds up the partial sums of all splits.
             lanes = lanes.max(4);
             while lanes < most && blocks(lanes * 2) * 32 >= busy {
                 lanes *= 2;
@@ -239,9 +239,9 @@ impl Norm {
 /// into `out`. Multiplies by the weight and adds `bias`, if given. Writes `norm.mean` and
 /// `norm.scale`. Half-width floats are computed in `float32`.
 ///
-/// If `added` is given, its first view is added to the input before, in the same launch, and the
-/// sum, rounded to the input's dtype, is written to its second view. These views and `out` have the
-/// input's dtype and number of elements.
+/// If `added` is given, the launch first adds the first view of `added` to the input, and writes the
+/// sum, rounded to the input's dtype, to the second view. These views and `out` have the input's
+/// dtype and number of elements.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the input is not of a floating-point dtype.

@@ -1,4 +1,4 @@
-//! The CPU implementation.
+//! The CPU implementation of optimizer steps and of sums of squares.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

@@ -168,8 +168,8 @@ pub enum UpdateRule {
         /// Maximize the objective instead of minimizing it.
         maximize: bool,
     },
-    /// `torch.optim.Adam`. `state` holds the running mean of the gradients, the running mean of
-    /// their squares and, with `amsgrad`, the maximum of the mean squares.
+    /// `torch.optim.Adam`. `state[0]` is the running mean of the gradients, `state[1]` the running
+    /// mean of their squares and, with `amsgrad`, `state[2]` the maximum of the mean squares.
     Adam {
         /// Learning rate divided by the bias correction of the mean. Read from `rates` if given.
         rate: f64,
@@ -189,8 +189,8 @@ pub enum UpdateRule {
         /// Maximize the objective instead of minimizing it.
         maximize: bool,
     },
-    /// `torch.optim.RMSprop`. `state` holds the running mean square, then the momentum buffer if
-    /// there is a momentum, then the running mean if `centered`.
+    /// `torch.optim.RMSprop`. `state[0]` is the running mean square, `state[1]` the momentum buffer
+    /// if there is a momentum, and `state[2]` the running mean if `centered`.
     RMSprop {
         /// Learning rate. Read from `rates` if given.
         lr: f64,
@@ -219,8 +219,8 @@ pub struct Tensors<'a> {
     pub param: View<'a>,
     /// The gradient of the parameter. May be `None` only for [`UpdateRule::Scale`].
     pub grad: Option<View<'a>>,
-    /// State tensors, in the order in which the [`UpdateRule`] lists them. States that the rule
-    /// does not use may be `None`.
+    /// State tensors, at the indices that the [`UpdateRule`] names. States that the rule does not use
+    /// may be `None`.
     pub state: [Option<View<'a>>; 3],
 }
 

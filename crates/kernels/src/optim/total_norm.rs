@@ -1,5 +1,5 @@
 //! Sums of squares over many tensors, for their total norm. One launch computes the partial sums of
-//! `TENSORS` tensors; a final reduction adds up the partial sums of all launches.
+//! `TENSORS` tensors; the caller adds up the partial sums of all launches.
 
 use std::fmt::Write as _;
 

@@ -96,7 +96,8 @@ fn select(code: &mut String, among: Range<usize>) {
 /// - [`ErrorKind::InvalidArgument`] if [`takes`] returns `false` for a gradient, or if `scale` or `found_inf` does not
 ///   have exactly one `float32` element.
 /// - [`ErrorKind::DTypeMismatch`] if the gradients have different dtypes.
-/// - [`ErrorKind::OverlappingOperands`] if gradients share memory and there is a `scale`.
+/// - [`ErrorKind::OverlappingOperands`] if `found_inf` shares memory with another view, or, with a `scale`, if a
+///   gradient does.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]

@@ -48,9 +48,9 @@ fn source() -> Source {
 pub enum Regions {
     /// A window that moves by its stride.
     Moving,
-    /// Parts of equal size, as many as the result has elements. Neighbouring parts overlap if the
-    /// size of the image is not a multiple of the size of the result. Only `input` and `output` of
-    /// the [`Window`] are used.
+    /// Parts whose sizes in a dimension differ by at most one, as many as the result has elements.
+    /// Neighbouring parts may overlap if the size of the image is not a multiple of the size of the
+    /// result. Only `input` and `output` of the [`Window`] are used.
     Adaptive,
 }
 

@@ -1,4 +1,4 @@
-//! A reduction that is added to the finished family.
+//! Tests that one declaration adds a reduction.
 
 use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

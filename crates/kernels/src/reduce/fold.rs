@@ -25,8 +25,8 @@ pub(super) const TILE: usize = 1024;
 /// searched for the index.
 const BLOCK: usize = 1024;
 
-/// A fold of elements of type `T`, such as a sum. Every function is `inline(always)`, so that
-/// [`vectorized`] compiles it for each level of vector instructions.
+/// A fold of elements of type `T`, such as a sum. Every function that loops call is `inline(always)`,
+/// so that [`vectorized`] compiles it for each level of vector instructions.
 pub(super) trait Fold<T: ReduceElement>: 'static {
     /// Type of a partial result.
     type Acc: Copy + Send + Sync;

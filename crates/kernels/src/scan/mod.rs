@@ -100,9 +100,9 @@ scans! {
         Sum = "cumsum", "sum", "SCAN({name}, {ty}, Sum<compute_t<{ty}>>)", Values(sums::<T, true>);
         /// Product. Integers wrap.
         Prod = "cumprod", "prod", "SCAN({name}, {ty}, Prod<compute_t<{ty}>>)", Values(sums::<T, false>);
-        /// Maximum so far, with the index of its last occurrence. From the first NaN on, NaN.
+        /// Maximum so far, with the index of its last occurrence. NaN from the first NaN on.
         Max = "cummax", "max", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, true>)", Indexed(extremes::<T, true>);
-        /// Minimum so far, with the index of its last occurrence. From the first NaN on, NaN.
+        /// Minimum so far, with the index of its last occurrence. NaN from the first NaN on.
         Min = "cummin", "min", "INDEXED_SCAN({name}, {ty}, Best<compute_t<{ty}>, false>)", Indexed(extremes::<T, false>);
     }
 }
@@ -144,7 +144,8 @@ cuda_struct! {
 /// Computes `torch.cumsum`, `cumprod`, `cummax` or `cummin` over dimension `dim` of `a` into `out`,
 /// which must have the sizes and the dtype of `a`. Supports every dtype. For a maximum or minimum,
 /// `index` receives the indices; it must have dtype `int64` and the sizes of `a`. For a sum or
-/// product, `index` must be `None`. Half-width floats are computed in `float32`.
+/// product, `index` must be `None`. A GPU computes half-width floats in `float32`. As in PyTorch, the
+/// CPU computes sums and products of `float32` and half-width floats in `float64`.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `index` is `None` for a maximum or minimum, or `Some` for a

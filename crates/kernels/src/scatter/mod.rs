@@ -2,11 +2,14 @@
 //!
 //! Elements are added in a fixed order unless this takes too long. In `index_add` and the gradient
 //! of an embedding, each block computes some rows of the result and searches all indices for these
-//! rows. In `scatter`, each element of the result belongs to one thread, which searches the
-//! indices. `index_add` and `scatter` use atomics, in any order, if the search would take too long.
+//! rows. In `scatter`, each element of the result, or each line along the indexed dimension, belongs
+//! to one thread, which goes through the indices. `index_add` and `scatter` use atomics, in any order,
+//! if this would take too long.
 //!
 //! An index out of range, which includes a negative index, causes [`ErrorKind::IndexCheck`] and
-//! marks the result as invalid. The kernel skips the element of this index.
+//! marks the result as invalid. The kernel skips the element of this index. Only [`linear_index`]
+//! accepts negative indices, which count from the end, and computes with 0 in the place of an index
+//! out of range.
 
 mod elements;
 mod index_add;

@@ -145,8 +145,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
     let strides = |view: View<'_>, d: usize| view.strides()[d].unsigned_abs();
     let of_columns = p.columns > 1;
     if of_columns {
-        // A vector holds elements of neighbouring columns. It can be loaded if the stride of the
-        // columns is 1 and their number is a multiple of the vector's.
+        // A vector holds elements of neighbouring columns. All vectors are aligned if the number of
+        // columns, the offsets, and all strides except 1 are multiples of the vector width.
         let all = |v: View<'_>| {
             (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)))
         };

@@ -1,5 +1,5 @@
-// Softmax over one dimension, relative to the maximum. The maximum may lose a NaN, because the sum
-// is then NaN.
+// Softmax over one dimension, relative to the maximum. The maximum may ignore a NaN, because a NaN
+// makes the sum NaN.
 
 // Rescales a sum of exponentials from one maximum to another.
 template <class T, class C> __device__ __forceinline__ C rescaled(C sum, C from, C to) {

@@ -109,21 +109,22 @@ fn a_second_wrapper_of_a_captured_stream_enqueues_nothing() {
         || Storage::device(&runtime, N, &twin).is_ok() || seven.record_stream(&twin).is_ok();
     assert!(!takes_twins());
     drop(capture);
-    // The second wrapper of the captured stream would number its uses from 1 again.
+    // The twin stays unusable after the capture, because it would number its uses from 1 again.
     assert!(!takes_twins());
-    // Otherwise it would report work of the stream with the same numbers as complete.
+    // These calls fail, because the twin would report work of the stream with the same numbers as
+    // complete.
     assert!(twin.query().is_err() && twin.synchronize().is_err());
     let copy = |stream: &Stream, from: &Storage| {
         copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
     };
     copy(&stream, &nine).unwrap();
     stream.synchronize().unwrap();
-    // Otherwise the copy would have the number of the stream's first operation, which is already
-    // complete.
+    // The copy fails, because it would have the number of the stream's first operation, which is
+    // already complete.
     assert!(copy(&twin, &seven).is_err());
     assert_eq!(first(&pinned), 9);
-    // Otherwise the first wrapper would not know that work of its stream is captured, and would not
-    // keep the memory alive.
+    // The capture fails, because the first wrapper would not know that work of its stream is captured,
+    // and would not keep the memory alive.
     assert!(Capturing::begin(&runtime, &twin, &pool).is_err());
     copy(&stream, &seven).unwrap();
     assert_eq!(first(&pinned), 7);

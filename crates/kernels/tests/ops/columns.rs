@@ -1,4 +1,4 @@
-//! Tests of both conversions that run on every target.
+//! Tests of `im2col` and `col2im` that run on every target.
 
 use warpline_kernels::conv::*;
 use warpline_runtime::DType::{self, BF16, F16, F32, F64, I32, U8};
@@ -93,7 +93,7 @@ fn images_to_columns_and_back(target: Target<'_>) {
             im2col(target, image.view(), &w, columns.view()).unwrap();
             let expected = reference(&values, [batch, channels], &w);
             assert_eq!(columns.floats(target), expected, "{dtype} {w:?}");
-            // Row-major columns of an image whose channels and spatial dimensions are exchanged.
+            // The same columns, with batch and rows exchanged in memory.
             let base = Tensor::garbage(target, dtype, &[rows, batch, w.positions()]);
             let swapped = base.with(|l| l.transpose(0, 1));
             im2col(target, image.view(), &w, swapped.view()).unwrap();

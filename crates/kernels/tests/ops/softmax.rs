@@ -86,8 +86,8 @@ fn rows_longer_than_a_chunk_are_right() {
     });
 }
 
-/// Tests rows for a warp, rows for a block, and longer rows, at any offset within a vector. Also
-/// tests columns with and without whole vectors.
+/// Tests rows for a warp, rows for a block, and longer rows, which begin at a vector or inside one.
+/// Also tests columns with and without whole vectors.
 fn every_kernel(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         for size in [1, 5, 31, 64, 300, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {

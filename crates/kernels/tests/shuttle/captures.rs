@@ -59,7 +59,7 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        // Each thread adds to its own sum: one on the captured stream, the other on the other
+        // Each thread adds to its own sum: one thread on the captured stream, one on the second
         // stream.
         let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
             let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());

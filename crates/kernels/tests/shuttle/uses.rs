@@ -5,7 +5,8 @@ use warpline_runtime::Storage;
 use super::program::{Shared, run};
 use super::*;
 
-/// Runs ops on several threads. Each thread has its own stream, or two threads share one.
+/// Runs ops on several threads. Each thread uses a random one of `threads` streams, so threads may share
+/// a stream.
 fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
     let (sim, runtime) = simulated_device();
     let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();

@@ -39,7 +39,7 @@ pub enum ErrorKind {
     /// are those of the launch.
     #[error("index {index} is out of range for dimension {dim} with size {size}")]
     IndexCheck {
-        /// The index. One of them if several are out of range.
+        /// The index that is out of range; one of them if there are several.
         index: i64,
         /// The indexed dimension.
         dim: usize,
@@ -98,9 +98,9 @@ pub enum ErrorKind {
         DevicePair(*first, *second, parameter)
     )]
     DeviceMismatch {
-        /// The first operand's device; a module's input, if `parameter` is not empty.
+        /// Device of the first operand, or of the module's input if `parameter` is not empty.
         first: Device,
-        /// The other operand's device.
+        /// Device of the other operand.
         second: Device,
         /// Name of the module's parameter that is the other operand; empty if an op found the mismatch.
         parameter: String,

@@ -239,8 +239,11 @@ impl Error {
 }
 
 /// Writes the message: the op, the source's message (the kind's text if there is no source), and the location of the
-/// call. For [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and [`ErrorKind::Collective`], the message has both the
-/// source's message and the kind's text.
+/// call, unless the source's message already has it.
+///
+/// Some kinds differ if there is a source. The message of [`ErrorKind::NotStarted`], [`ErrorKind::Surfaced`] and
+/// [`ErrorKind::Collective`] has both the source's message and the kind's text. The message of [`ErrorKind::Race`] and
+/// [`ErrorKind::InvalidVariable`] is only the source's message.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ErrorInner { kind, op, location, source } = &*self.0;

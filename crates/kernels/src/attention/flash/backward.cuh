@@ -99,8 +99,8 @@ __device__ __forceinline__ void read_sums(f32* to, const f32* lse, const f32* de
     }
 }
 
-// Computes the gradients of keys and values, which sum those by each head of queries that attends to
-// them. Reads the `delta` that `backward_queries` stored.
+// Computes the gradients of keys and values: sums over all heads of queries that attend to them.
+// Reads the `delta` that `backward_queries` stored.
 template <class T, int D>
 __device__ __forceinline__ void backward_keys(
     const T* q, const T* k, const T* v, const void* mask, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
@@ -128,7 +128,7 @@ __device__ __forceinline__ void backward_keys(
             const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);
             const f32 *logs = lse + batch * p.queries, *commons = delta + batch * p.queries;
             const i64 own_mask = start(p, p.mask, batch);
-            // The last tiles of the former head were read.
+            // Wait until all threads have read the last tiles of the former head.
             if (batch > from) __syncthreads();
             u32 stage = 0;
             if (begin < count) {

@@ -17,7 +17,8 @@ impl Attention {
         (self.outer * self.inner) as usize
     }
 
-    /// Returns the batch of keys that a batch of queries attends to.
+    /// Returns the parameters with the number of heads of keys as `inner`, for operands with one batch
+    /// per head of keys.
     pub(super) fn of_keys(&self) -> Self {
         Self { inner: self.inner / self.group, ..*self }
     }
@@ -210,7 +211,8 @@ pub(super) unsafe fn attention_backward_queries<T: HostElement<Compute = f32>>(
             let [own, out, grad] = [&own, &outs, &grads].map(|rows| &rows[i * width..][..width]);
             let common = products(out, grad, 1)[0];
             let at = (batch * p.queries as usize + query) as isize;
-            // SAFETY: both have one element per query, and the query belongs to this thread.
+            // SAFETY: `delta` and `lse` have one element per query, and the query belongs to this
+            // thread.
             let log = unsafe {
                 delta.write(at, common);
                 lse.read(at)

@@ -16,9 +16,9 @@
 //! and is not copied. Kernels with a mask are separate programs, so that launches without a mask do
 //! not pay for it.
 //!
-//! Operands may have any strides that are multiples of a vector, and results have the layout of
-//! their operands. Heads that lie side by side in the result of one linear layer therefore need no
-//! copy. `tiles.cuh` holds the code that the three kernels share.
+//! Rows of operands and results are contiguous. All other strides may be any multiples of a vector, so
+//! heads that lie side by side in the result of one linear layer need no copy. `tiles.cuh` holds the
+//! code that all kernels share.
 //!
 //! # Limits
 //!
@@ -272,10 +272,10 @@ pub struct ScoreOptions {
 /// leading batch dimensions. There is at least one key. The last batch dimension of `k` and `v` may
 /// divide that of `q`; each of their heads then serves several consecutive heads of queries. Dtype
 /// and width must satisfy [`has_attention`], and the layouts [`attention_takes`]. `mask` has the
-/// sizes `[.., queries, keys]` and any strides; its dtype is bool, with `true` where a query
-/// attends to a key, or the dtype of `q`, and then it is added to the scores. A query that attends
-/// to no key gets zeros. `lse` receives, for each query, the base-2 logarithm of the sum of its
-/// exponentials, for [`attention_backward`]. `lse` is contiguous, of `float32`, with one element
+/// sizes `[.., queries, keys]` and any strides. Its dtype is bool, with `true` where a query
+/// attends to a key, or the dtype of `q`; a mask of that dtype is added to the scores. A query that
+/// attends to no key gets zeros. `lse` receives, for each query, the base-2 logarithm of the sum of
+/// its exponentials, for [`attention_backward`]. `lse` is contiguous, of `float32`, with one element
 /// per query of each batch.
 ///
 /// # Errors

@@ -171,8 +171,8 @@ __device__ __forceinline__ void moments(
     if (gridDim.y > 1) turn.begin(scratch);
     W walk(p);
     Moments<C> own[W::CHANNELS] = {};
-    // The first element of a channel is subtracted from all, because the difference of neighbouring
-    // numbers is exact, and their mean would not be.
+    // The first element of a channel is subtracted from all its elements, because the difference of
+    // two numbers of similar size is exact, whereas a mean of the elements is rounded.
     C first[W::CHANNELS];
 #pragma unroll
     for (int c = 0; c < W::CHANNELS; c++) first[c] = walk.left > 0 ? first_of<T, LAST>(in, walk.channel + c, p) : (C)0;

@@ -64,7 +64,7 @@ impl<T: HostElement> Parameters<T> {
     }
 
     /// # Safety
-    /// There is such a channel, and no other thread writes its parameter.
+    /// The channel exists, and no other thread writes its parameter.
     unsafe fn read(&self, channel: usize) -> T::Compute {
         // SAFETY: the caller guarantees that the element exists, in one of the two types.
         unsafe {
@@ -77,7 +77,7 @@ impl<T: HostElement> Parameters<T> {
     }
 
     /// # Safety
-    /// There is such a channel, and no other thread accesses its parameter.
+    /// The channel exists, and no other thread accesses its parameter.
     unsafe fn write(&self, channel: usize, value: T::Compute) {
         // SAFETY: the caller guarantees that the element exists, in one of the two types.
         unsafe {

@@ -204,7 +204,7 @@ fn per_channel(op: &'static str, input: View<'_>, views: &[View<'_>]) -> Result<
     Ok(first.dtype == wide)
 }
 
-/// A kernel's place in its array, its grid, and the words of scratch memory that it needs.
+/// A kernel's index in its array, its grid, and the number of words of scratch memory that it needs.
 struct Plan {
     kernel: usize,
     grid: Grid,
@@ -319,7 +319,8 @@ pub fn batch_norm(
 /// (`torch.nn.functional.batch_norm` outside training) into `out`.
 ///
 /// # Errors
-/// The errors of [`batch_norm`].
+/// The errors of [`batch_norm`]. Mean and scale may also have the input's dtype, but must both have the
+/// same dtype.
 #[track_caller]
 pub fn batch_norm_inference(target: Target<'_>, norm: &BatchNorm<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "batch_norm";

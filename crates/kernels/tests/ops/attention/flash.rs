@@ -7,8 +7,9 @@ use warpline_runtime::{DType, ErrorKind, Layout, ResultExt as _, Target};
 
 const SCALE: f64 = 0.25;
 
-/// Outer and inner batches, queries, keys, width. Sizes are below and above a block, and not
-/// multiples of a tile. They cover both kernel widths, and more and fewer queries than keys.
+/// Outer and inner batches, queries, keys, width. Some sizes are below and some above a block, and
+/// most are not multiples of a tile. They cover both kernel widths, and more and fewer queries than
+/// keys.
 const SIZES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 8],
     [2, 3, 5, 7, 16],
@@ -236,7 +237,7 @@ fn gpu_fused_attention_agrees_with_its_formula() {
     on_gpu(agrees);
 }
 
-/// Scores that are far apart, and infinite ones.
+/// Tests scores that are far apart, and infinite scores.
 pub(super) fn extremes(target: Target<'_>) {
     let mut q = vec![0.0; 3 * 8];
     q[0] = 1000.0;

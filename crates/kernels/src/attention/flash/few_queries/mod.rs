@@ -4,9 +4,9 @@
 //!
 //! The kernel reads keys and values once, and this read takes most of its time. The queries of all
 //! heads that share a head of keys are the rows of one product on tensor cores, so keys and values
-//! are not repeated for grouped heads. If there are too few heads to occupy the device, blocks split the keys. Each writes its
-//! sums and its largest score to scratch memory, and the last block of a result combines them in
-//! the order of the keys, so sums are the same in each run.
+//! are not repeated for grouped heads. If there are too few heads to occupy the device, blocks split
+//! the keys. Each block writes its sums and its largest score to scratch memory, and the last block
+//! of a result combines them in the order of the keys, so sums are the same in each run.
 //!
 //! The mask, boolean or added, may have any strides and is not copied. The number of valid keys may be in device
 //! memory, so that a graph can attend to a cache that grows between replays. Blocks whose keys lie beyond this number
@@ -43,7 +43,7 @@ const MAX_ROWS: u64 = 64;
 /// Widths for which kernels are compiled, each with the number of warps per block. Each warp has 16
 /// keys of a tile, and the tiles must fit the shared memory.
 const KERNELS: [(u64, u64); 3] = [(64, 4), (128, 4), (256, 2)];
-/// Number of blocks per multiprocessor into which the keys are split, if there are fewer results.
+/// Desired number of blocks per multiprocessor. If there are fewer results, blocks split the keys.
 const BLOCKS: u64 = 2;
 /// Maximum number of parts into which the keys are split. The last block keeps one rescaling factor per row and part in
 /// shared memory.
@@ -85,7 +85,8 @@ impl FewQueries {
         self.common.group * self.common.queries
     }
 
-    /// Returns the number of results that blocks may share: the blocks of one split.
+    /// Returns the number of results. A result is a tile of [`ROWS`] rows; one block per split works
+    /// on it.
     fn results(&self) -> u64 {
         (self.common.outer * self.common.inner / self.common.group)
             .saturating_mul(self.rows().div_ceil(ROWS))
@@ -117,9 +118,9 @@ pub fn has_few_queries(
 /// (`torch.nn.functional.scaled_dot_product_attention`).
 ///
 /// The operands are those of [`attention`](super::attention), but dtype and sizes must satisfy [`has_few_queries`], and
-/// the number of keys may be 0. `lengths` has one `int64` for each batch of the first of two batch dimensions: keys
-/// from that position on are ignored. With lengths and `is_causal`, the last query attends to all valid keys; without
-/// lengths, the first query attends only to the first key. A query that attends to no key gets zeros.
+/// the number of keys may be 0. `lengths` has one `int64` for each batch of the first of two batch dimensions: the
+/// number of valid keys. Later keys are ignored. With lengths and `is_causal`, the last query attends to all valid
+/// keys; without lengths, the first query attends only to the first key. A query that attends to no key gets zeros.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if `q` is not of a half-width float dtype.
