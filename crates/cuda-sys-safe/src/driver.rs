@@ -389,8 +389,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Enqueues a replay of an executable graph (`cuGraphLaunch`).
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()>;
 
-    /// Describes a graph in the DOT language of Graphviz, in a file (`cuGraphDebugDotPrint`, with all details). The file is
-    /// created or replaced.
+    /// Describes a graph in the DOT language of Graphviz, in a file (`cuGraphDebugDotPrint`,
+    /// with all details). The file is created or replaced.
     unsafe fn graph_debug_dot_print(&self, graph: GraphHandle, path: &CStr) -> Result<()>;
 
     /// Destroys a graph (`cuGraphDestroy`).

@@ -23,7 +23,7 @@ pub(crate) const CUDA_FOLDERS: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// The names and places of a library.
+/// The file names and folders under which a library is looked for.
 pub(crate) struct LibrarySearch {
     /// Name of the library in messages.
     pub(crate) library: &'static str,

@@ -334,8 +334,8 @@ pub enum DriverError {
         /// The rule that the argument breaks.
         reason: String,
     },
-    /// A call of another CUDA library (cuBLAS, NVRTC, NCCL) failed. Statuses of these libraries are
-    /// not codes of the driver.
+    /// A call of another CUDA library (cuBLAS, cuDNN, NVRTC, NCCL) failed. Statuses of these
+    /// libraries are not codes of the driver.
     #[error(
         "{call} failed: {status}{}{detail}{}",
         if detail.is_empty() { "" } else { ": " },

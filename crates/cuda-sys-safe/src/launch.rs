@@ -94,7 +94,8 @@ pub struct HostLaunch<'a> {
     pub pointers: &'a [*mut u8],
     /// The kernel's plain-data parameter block.
     pub params: &'a [u8],
-    /// Whether the implementation may use several threads. False if the executor holds a lock.
+    /// Whether the implementation may use several threads. False on simulated devices, and on the
+    /// CPU inside a parallel job.
     pub parallel: bool,
 }
 

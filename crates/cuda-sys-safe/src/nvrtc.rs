@@ -1,6 +1,7 @@
 //! NVRTC, the run-time CUDA C++ compiler, found and loaded at run time.
 //!
-//! NVRTC builds the PTX that is committed. Programs that use this crate do not need it.
+//! NVRTC compiles the PTX files of this repository, and the kernels that a program compiles itself
+//! (`Compiler` in `warpline-runtime`). Other programs do not need NVRTC.
 //!
 //! # Library search
 //! If a path is given to [`Nvrtc::load`], or else in `WARPLINE_NVRTC`, only this path is tried:

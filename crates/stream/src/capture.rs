@@ -6,7 +6,7 @@
 //! can still wait for that work. A stream joins the capture when it waits for an event of the
 //! capture. Only the `CaptureGuard` of the capture ends it.
 //!
-//! An operation that would invalidate the capture is refused without a call of the driver. Streams
+//! An operation that would invalidate the capture is refused without a driver call. Streams
 //! enter and leave a capture under their locks. An operation of another thread is therefore either
 //! captured and numbered by the twin, or run and numbered by the stream.
 
@@ -306,8 +306,8 @@ impl CaptureGuard {
     /// the stream first waits for all other streams of the capture.
     ///
     /// # Errors
-    /// [`ErrorKind::Driver`] if a driver call fails; without `join`, also if a stream of the
-    /// capture was not joined.
+    /// [`ErrorKind::Driver`] if a driver call fails; without `join`, also if the stream that the
+    /// capture began on does not wait for all other streams of the capture.
     #[track_caller]
     pub fn end(mut self, join: bool) -> Result<owned::Graph> {
         self.finish(join)

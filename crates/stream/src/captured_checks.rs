@@ -134,8 +134,8 @@ impl CapturedChecks {
 
     /// Returns the failures of a complete replay. Call it before [`CapturedChecks::end_replay`],
     /// which may clear the reports. Overlapping replays of one owner share their failures, because
-    /// they share the reports. Failures of kernels that one call launched belong to one call again, so that a single
-    /// report counts for them.
+    /// they share the reports. Failures of kernels that one captured call launched get the same new call identifier, so
+    /// that a single report counts for all of them.
     pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
         let CapturedChecksState { kernels, failed, .. } = &mut *state;

@@ -162,8 +162,8 @@ fn replace(
     std::mem::replace(&mut current.streams[device], new)
 }
 
-/// Restores the device that a guard saved. Does nothing if the `Devices` is gone, or if the thread
-/// is ending and has no table any more.
+/// Restores the device that a guard saved. Does nothing if the thread has no entry for the `Devices`
+/// any more, because the `Devices` is gone or the thread is ending.
 #[inline]
 pub(crate) fn restore_device(id: u64, device: usize) {
     change(id, |c| c.device = device);

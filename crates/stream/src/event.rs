@@ -113,11 +113,12 @@ impl Event {
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if the event belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::OutsideCapture`] if the stream is captured and the record is not part of its capture.
+    /// - [`ErrorKind::OutsideCapture`] if the stream is captured, or is a twin, and the record is not part of its
+    ///   capture.
     /// - [`ErrorKind::CapturedEvent`] if the record is part of a capture that has ended.
     /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if the record is captured and
     ///   the stream cannot join the capture.
-    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::NotCapturing`] if the stream is a twin in the record's capture, and that capture has ended.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Failed index checks, the report slots that kernels write to, and the owners of failures.
+//! Failed index checks, and the report slots that kernels write to.
 
 use std::panic::Location;
 // From std rather than `warpline_sync`: the counter orders no memory, so shuttle need not switch
@@ -15,8 +15,8 @@ use crate::{CheckOwner, Error, ErrorKind, Site};
 /// The launch number that a captured kernel reports in every replay.
 pub(crate) const REPLAYED: u64 = u64::MAX;
 
-/// One more than the number of failed index checks that this process knows. A pending union is
-/// examined again only if the counter has changed.
+/// One more than the number of failed index checks that this process knows. Until its operation is
+/// known to be complete, a pending union is examined again only if the counter has changed.
 pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 
 /// A failed index check: an index that is out of range for its dimension. Converts into

@@ -2,9 +2,9 @@
 //!
 //! If a launch fails, the driver returns the error from a later wait, query or launch, and does not
 //! name the launch that failed. The message therefore lists the launches that are not known to be
-//! complete, oldest first, with op, dtypes, shapes and call site, and counts the launches that were
-//! dropped from the list. If the device is lost, the message also lists the launches of the
-//! device's other streams. Recording a launch holds the submit lock and allocates nothing.
+//! complete, oldest first, with op, dtypes, shapes and call site, and counts the older operations.
+//! If the device is lost, the message also lists the launches of the device's other streams. A
+//! launch is recorded under the submit lock; only a stream's first launch allocates memory.
 
 use std::sync::PoisonError;
 
@@ -58,8 +58,8 @@ impl Launches {
         entry.replace(number, site, operands);
     }
 
-    /// Returns the launches after operation `done`, oldest first, and the number of operations
-    /// after `done` that are no longer in the list.
+    /// Returns the launches after operation `done`, oldest first, and the number of operations after
+    /// `done` up to the last launch that was dropped from the list.
     pub(crate) fn after(&self, done: OpNumber) -> (Vec<LaunchRecord>, u64) {
         let ring = self.lock();
         let (newer, older) = ring.launches.split_at(ring.next);

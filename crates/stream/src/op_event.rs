@@ -27,8 +27,8 @@ pub struct OpEvent {
 }
 
 impl Stream {
-    /// Returns the event recorded after operation `op`, or after a later operation if `op` has
-    /// none.
+    /// Returns the event recorded after operation `op`, or after a later operation if `op` has none.
+    /// If there is no such event, records one after the stream's last operation.
     ///
     /// # Errors
     /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if the stream is captured and has no

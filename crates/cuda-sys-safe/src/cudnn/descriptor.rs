@@ -57,7 +57,7 @@ impl Descriptor {
         unsafe { self.set(name, Type::CUDNN_TYPE_INT64, values) }
     }
 
-    /// Sets an attribute that holds a descriptor, which cuDNN copies or counts.
+    /// Sets an attribute that holds a descriptor. cuDNN copies it or counts references.
     pub(super) fn descriptor(self, name: Name, value: &Self) -> Result<Self> {
         // SAFETY: the descriptor is alive.
         unsafe { self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.raw]) }

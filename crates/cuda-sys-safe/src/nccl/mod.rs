@@ -22,8 +22,8 @@
 //! 1. `comm_interrupt` makes the hanging call return. It takes no lock, because the hanging call
 //!    holds the communicator's lock.
 //! 2. `comm_abort` then frees the communicator, with no lock held. NCCL waits there until the
-//!    graphs that hold calls of the communicator are destroyed. If a thread tries to launch such a
-//!    graph before it destroys it, the launch is refused.
+//!    graphs that hold calls of the communicator are destroyed. Until then, launches of
+//!    these graphs are refused.
 //!
 //! `state` and `is_aborted` wait for no lock. A process that ends waits for running calls, and
 //! other threads may abort communicators until these calls have returned.
@@ -105,8 +105,8 @@ impl CommHandle {
 pub enum CommState {
     /// The last call is complete. Work may be enqueued.
     Ready,
-    /// A call is still running in the background (`ncclInProgress`). No work may be enqueued on its
-    /// stream.
+    /// A call is still running in the background (`ncclInProgress`). No work may be enqueued on the
+    /// stream of that call.
     InProgress,
 }
 

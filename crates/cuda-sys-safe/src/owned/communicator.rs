@@ -104,7 +104,8 @@ impl Communicator {
     /// new communicator. All ranks must call this function.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if `color` or `key` does not fit `i32` (NCCL only).
+    /// - [`DriverError::InvalidArgument`] if `color` or `key` does not fit `i32`. The simulated
+    ///   NCCL accepts such values.
     /// - [`DriverError::LibraryCall`] if NCCL refuses the call, with the status `ncclInProgress` if
     ///   not all ranks have joined within `timeout`, and after [`Self::abort`].
     /// - Errors of the [driver call](Driver#errors) that makes the device current.

@@ -54,7 +54,7 @@ impl Event {
         Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default(), interprocess }
     }
 
-    /// Returns `true` if streams of this device may wait for the event. The driver (580) crashes if
+    /// Returns `true` if streams of this device may wait for the event. NVIDIA driver 580 crashes if
     /// a stream waits for an interprocess event of another device.
     pub(super) fn can_be_waited_for_on(&self, device: usize) -> bool {
         !self.interprocess || self.device() == device

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{DevicePtr, Driver};
 
-/// Device memory that another library allocated, with its owner. Dropping the memory drops the
-/// owner, which releases it.
+/// Device memory that another library allocated, with its owner. Dropping this value drops
+/// the owner, which releases the memory.
 pub struct ForeignMemory {
     driver: Arc<dyn Driver>,
     device: usize,

@@ -35,7 +35,7 @@ impl Module {
     /// Loads machine code (a cubin or a fat binary), or PTX text.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if `image` is empty (real driver).
+    /// - [`DriverError::InvalidArgument`] if `image` is empty, with the real driver.
     /// - Errors of the [driver call](Driver#errors), such as for an image of another architecture
     ///   or with an unknown format.
     ///

@@ -54,7 +54,7 @@ impl MappedPages {
         thread::scope(|scope| {
             let spawn = |range: &'_ PageRange| {
                 let range = PageRange(range.0, range.1);
-                // If no thread can be started, the parent thread populates the part.
+                // If no thread can be started, the calling thread populates the part.
                 thread::Builder::new().spawn_scoped(scope, move || range.populate())
             };
             let running: Vec<_> = others.iter().map(|range| (range, spawn(range))).collect();

@@ -160,7 +160,7 @@ impl Drop for PoolMemory {
         if self.bytes == 0 {
             return;
         }
-        // The call keeps pool and stream alive until the release is accepted.
+        // The closure keeps pool and stream alive until the driver has accepted the release.
         let (ptr, stream, pool) = (self.ptr, self.stream.clone(), self.pool.clone());
         let driver = Arc::clone(self.stream.driver());
         let free = move |driver: &dyn Driver| {

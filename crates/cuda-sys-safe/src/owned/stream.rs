@@ -119,7 +119,7 @@ impl Stream {
         &self.0.numbering
     }
 
-    /// Runs `f`, which makes the stream join a capture.
+    /// Runs `f`, which begins a capture of the stream or makes the stream join a capture.
     pub(super) fn enter(
         &self,
         membership: &Arc<Membership>,

@@ -391,7 +391,7 @@ impl Drop for Mapping {
         if self.released {
             return;
         }
-        // The call keeps addresses and memory alive until the driver has unmapped them.
+        // The closure keeps addresses and memory alive until the driver has unmapped them.
         let (memory, reservation) = (self.memory.clone(), self.reservation.clone());
         let (device, ptr, bytes) = (reservation.0.device, self.ptr, self.bytes);
         let unmap = move |driver: &dyn Driver| {

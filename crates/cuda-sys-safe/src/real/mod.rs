@@ -10,8 +10,8 @@
 //! # Environment variables
 //! `libcuda` itself obeys `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `CUDA_LAUNCH_BLOCKING` and
 //! `CUDA_MODULE_LOADING`. This module reads `WARPLINE_LIBCUDA`, and checks that the paths in
-//! `WARPLINE_CUBLAS` and `WARPLINE_NVML` exist. If no device is visible, the error contains the
-//! value of `CUDA_VISIBLE_DEVICES`. Device indices count only visible devices.
+//! `WARPLINE_CUBLAS`, `WARPLINE_CUDNN` and `WARPLINE_NVML` exist. If no device is visible, the error
+//! contains the value of `CUDA_VISIBLE_DEVICES`. Device indices count only visible devices.
 //!
 //! # Contexts
 //! Each device's primary context is retained on first need and never released, so objects may be

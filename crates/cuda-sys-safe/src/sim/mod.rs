@@ -67,8 +67,8 @@
 //!
 //! **Errors.** An error that occurs when work runs loses the device. The first call that notices
 //! returns the error; later calls return [`DeviceLost`](crate::DriverError::DeviceLost). Queued
-//! work is dropped. Releases succeed with any arguments. All other devices of the process are lost,
-//! too, as on hardware, unless [`SimConfig::isolate_faults`] is set.
+//! work is dropped. Releases succeed with any arguments. All other devices of the driver are lost,
+//! too (on hardware, all devices of the process), unless [`SimConfig::isolate_faults`] is set.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
 //! Peer access of a device to itself is `PEER_ACCESS_UNSUPPORTED`.

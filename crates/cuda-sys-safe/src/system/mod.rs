@@ -10,7 +10,8 @@
 //! | elevated rights | `AT_SECURE` | `issetugid` | never: a program has the rights of its caller |
 //! | libraries | `dlopen` | `dlopen` | never from the current folder; `PATH` and `CUDA_PATH` are searched |
 //!
-//! Outside this module, only the names of libraries, and tests, depend on the system.
+//! Outside this module, only these depend on the system: the names and folders of libraries, the handles by which
+//! processes share memory, the wait for NCCL at the end of a process, and tests.
 //!
 //! # Forks
 //!

@@ -227,7 +227,7 @@ pub(crate) fn has_elevated_rights() -> bool {
 }
 
 /// Returns folders that the environment adds to the search for libraries. There are none, because
-/// the loader searches its own.
+/// the loader searches its own folders.
 pub(crate) fn library_folders() -> Vec<PathBuf> {
     Vec::new()
 }

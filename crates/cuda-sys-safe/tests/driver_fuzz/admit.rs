@@ -281,8 +281,8 @@ impl Model {
         if s.legacy { self.before(s) } else { s.clock }
     }
 
-    /// Returns `true` if the result of a query is determined: all work is done, or `own` is held
-    /// back.
+    /// Returns `true` if the result of a query is determined: the work of `all` is done, or the
+    /// work of `own` is held back.
     fn decided(&self, all: &crate::order::Clock, own: &crate::order::Clock) -> bool {
         self.host.covers(all) || self.behind_gate(own)
     }

@@ -19,14 +19,14 @@ const BATCH: u64 = 16;
 /// difference, and while a program is shrunk.
 const PATIENCE: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_secs(2), Duration::from_millis(200)];
-/// Time limits for shrinking, in total and per difference. The second pair applies if each attempt
-/// needs a new process.
+/// Time limits for shrinking, in total and per difference. The second pair applies to sticky
+/// programs, because each attempt needs a new process.
 const SHRINKING: [[Duration; 2]; 2] = [
     [Duration::from_secs(30), Duration::from_secs(2)],
     [Duration::from_secs(10), Duration::from_secs(4)],
 ];
-/// Time limit for shrinking a difference that a simulator shows. The simulator may run on a slow
-/// machine.
+/// Time limit for shrinking one difference if the campaign overrides the reference driver. That
+/// driver is a simulator, which may run on a slow machine.
 const SIMULATOR_SHRINKING: Duration = Duration::from_secs(10);
 
 /// Time limit for rerunning the programs that a process ran before it ended.

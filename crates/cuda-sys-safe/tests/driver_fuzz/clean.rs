@@ -34,7 +34,7 @@ impl Subject {
                 }
             }
             // Destroy streams with a capture that cannot be ended. No synchronization succeeds
-            // before.
+            // while such a stream exists.
             self.streams.retain(|&id, stream| {
                 let captured = id >= FIRST_STREAM
                     && d.capture_status(*stream).is_ok_and(|s| s != CaptureStatus::None);

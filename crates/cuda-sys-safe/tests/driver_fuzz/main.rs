@@ -12,9 +12,9 @@
 //!
 //! # Not compared
 //!
-//! - Waits of another device's stream for interprocess events, because the driver (580) crashes;
-//!   and waits for interprocess events that were never recorded, which keep a stream busy for a
-//!   moment.
+//! - Waits of another device's stream for interprocess events, because the NVIDIA driver 580
+//!   crashes; and waits for interprocess events that were never recorded, which keep a stream busy
+//!   for a moment.
 //! - Bytes that a copy reads from page-locked memory, if only the rule of the default stream orders
 //!   the write before the copy. The driver was seen to read a few bytes too early.
 //! - Whether a graph launch waits if the graph copies pageable memory, or copies from host to host.
@@ -28,8 +28,8 @@
 //! - Calls that wait on the real driver and not on the simulator. Only their duration shows this,
 //!   so they are printed as `late` and do not fail a campaign. The opposite is compared: a call
 //!   that returns while the stream is held back has not waited.
-//! - Destroying a pool with live memory. This is allowed, but the driver (580) crashes when another
-//!   pool is destroyed later.
+//! - Destroying a pool with live memory. This is allowed, but the NVIDIA driver 580 crashes when
+//!   another pool is destroyed later.
 //! - Instantiating a graph with work on freed memory, because the real driver may crash.
 //! - Capturing a memset of memory that the device cannot access. The real driver accepts the memset
 //!   and checks the access at an unspecified later time.

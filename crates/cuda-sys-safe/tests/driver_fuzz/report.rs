@@ -7,7 +7,7 @@ use crate::campaign::Campaign;
 use crate::run::LATE;
 use crate::step::Step;
 
-/// Class of a worker process that ended.
+/// Class of a program in which the worker process ended.
 pub(crate) const PROCESS_ENDED: &str = "the process ended";
 /// Largest number of classes that are investigated.
 const CLASSES: usize = 60;

@@ -58,7 +58,7 @@ impl Progress {
 }
 
 /// Runs `steps` on all drivers, completes the program, and returns the differences from the
-/// reference driver, which is the first. Afterwards the reference driver has no objects, unless the
+/// reference driver, `subjects[0]`. Afterwards the reference driver has no objects, unless the
 /// result is `dirty`.
 pub(crate) fn run(
     steps: &[Step],

@@ -170,7 +170,7 @@ impl Step {
         }
     }
 
-    /// Returns the group of the step, which `--without` can exclude.
+    /// Returns the group of the step. The setting `without` can exclude groups.
     pub(crate) fn group(&self) -> &'static str {
         use Step::*;
         match self {

@@ -6,8 +6,9 @@
 //!
 //! The process prints `@ready` when its driver is open. The answer about each program is a line of
 //! tab-separated fields: `@same SEED`, `@diff SEED clean|dirty CLASS TEXT ...`, `@last SEED`, or
-//! `@hang SEED STEP LANE`. The process ends after `@last`, `@hang` and a dirty `@diff`. `@at STEP`
-//! precedes each step on the real driver, because the process may crash in the step.
+//! `@hang SEED STEP LANE`, where `LANE` is the index of the driver that hangs. The process ends
+//! after `@last`, `@hang` and a dirty `@diff`. `@at STEP` precedes each step on the real driver,
+//! because the process may crash in the step.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ pub(crate) fn library(name: &str) -> PathBuf {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let built = folder.join(format!("libfake_{name}.so"));
-    // Renaming is atomic, so that other tests never load an incomplete library.
+    // Renaming is atomic, so other tests never load an incomplete library.
     std::fs::rename(out, &built).unwrap();
     built
 }

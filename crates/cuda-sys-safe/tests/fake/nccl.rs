@@ -1,6 +1,7 @@
 //! A fake NCCL, compiled by `fake_nccl.rs`. It computes nothing, and ranks do not meet. It records
 //! the calls on each communicator, uses of freed communicators, and concurrent calls. Communicators
-//! are numbered in order of creation. The count of a collective is the index of the device.
+//! are numbered in order of creation. Tests pass the index of the device as the count of a
+//! collective.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};

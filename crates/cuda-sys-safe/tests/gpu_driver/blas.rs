@@ -41,7 +41,7 @@ fn gpu_cublas_multiplies_matrices() {
             })
             .into();
         let workspace = (dtype == BlasType::F32).then_some((workspace.ptr(), workspace.bytes()));
-        // The matrices are row-major, so the operands are swapped (see the module's documentation).
+        // The matrices are row-major, so the operands are swapped (see `src/blas/mod.rs`).
         let args = GemmArgs {
             dtype,
             result: dtype,
@@ -128,7 +128,7 @@ fn gpu_cublas_multiplies_matrices() {
     assert!(matches!(error, DriverError::LibraryCall { .. }), "{error}");
 }
 
-/// Encodes small integers and their sums in each type. `half` is not a dependency of this test.
+/// Encodes small integers as elements of `dtype`.
 fn encode(dtype: BlasType, values: &[f32]) -> Vec<u8> {
     let bytes = |&v: &f32| -> Vec<u8> {
         match dtype {

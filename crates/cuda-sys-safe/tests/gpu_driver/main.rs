@@ -225,7 +225,7 @@ fn gpu_copies_of_every_kind() {
     let values = ramp(n);
     let a = DeviceMemory::new(&driver, 0, bytes).unwrap();
     let b = DeviceMemory::new(&driver, 0, bytes).unwrap();
-    // Copies from pageable memory to a device, between two places of the device, and back.
+    // Copies from pageable memory to a device, between two allocations of the device, and back.
     upload(&stream, a.ptr(), &values);
     copy(&stream, on(0, b.ptr()), on(0, a.ptr()), bytes);
     assert_eq!(download(&stream, b.ptr(), n), values);

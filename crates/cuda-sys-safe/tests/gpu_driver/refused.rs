@@ -86,8 +86,8 @@ fn gpu_refused_releases_can_be_retried() {
 }
 
 /// Destroys a pool together with its last memory, while the free of that memory is pending. The
-/// driver (580) crashed in `cuMemPoolDestroy` when a pool had been destroyed before its memory was
-/// freed.
+/// NVIDIA driver 580 crashed in `cuMemPoolDestroy` when a pool had been destroyed before its memory
+/// was freed.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_pools_are_destroyed_after_their_memory() {

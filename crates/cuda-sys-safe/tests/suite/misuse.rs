@@ -57,7 +57,7 @@ fn a_wait_does_not_make_a_stream_join_a_capture_implicitly() {
     assert!(is_refused(&other.join_capture(&event, TOKEN)));
 }
 
-/// The driver would crash in this wait.
+/// A real driver would crash in this wait.
 #[test]
 fn an_interprocess_event_is_not_waited_for_on_another_device() {
     let sim = SimConfig::new(2).build();

@@ -183,7 +183,8 @@ fn an_asynchronous_fault_loses_every_device() {
     }
 }
 
-/// The first call on any device returns the fault's code. All later calls report a lost device.
+/// The first call after a fault returns the fault's code, whatever its device. All later calls
+/// report a lost device.
 #[test]
 fn the_first_call_on_any_device_returns_the_fault() {
     let (sim, driver) = sim(2, Schedule::Lazy);

@@ -315,7 +315,7 @@ fn an_overrun_of_pool_memory_is_reported_before_the_lost_device() {
     assert!(matches!(later, DriverError::DeviceLost { .. }), "{later}");
 }
 
-/// The driver would read beyond the given parameters without an error.
+/// A real driver would read beyond the given parameters without an error.
 #[test]
 fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
     const PTX: &str = "\

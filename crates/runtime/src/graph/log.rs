@@ -61,7 +61,7 @@ struct LoggedStorage {
 
 /// A graph's reference to a storage.
 pub(super) enum GraphStorage {
-    /// A storage that replays use and that was created outside the capture.
+    /// A storage outside the graph's pool. The graph keeps it alive for the replays.
     External(Storage),
     /// A storage in the graph's pool. The pool keeps its memory, so the storage may be dropped.
     Pooled(WeakStorage),

@@ -5,13 +5,14 @@
 //! op: it waits for other streams' uses of these storages, and later uses wait for it. Captured
 //! work never waits for work from before the capture.
 //!
-//! The graph keeps storages from outside the capture. If the captured work uses a storage that was made in another
+//! The graph keeps storages from outside its pool. If the captured work uses a storage that was made in another
 //! capture, that capture's graph must have been replayed first.
 //!
-//! Tensors made in the capture lie in the graph's [`GraphPool`] and may be dropped during the capture. The pool has one
-//! small storage with the seed and offset from which random ops of a replay start (PyTorch's `PhiloxCudaState`). Each
-//! replay writes this storage, so the replays of all graphs of the pool run one after another. When a tensor of the
-//! pool is dropped, this storage takes over the uses of the tensor, so later replays wait for them.
+//! Tensors made in the capture lie in the graph's [`GraphPool`], unless the program routes their memory to a pool of
+//! its own, and may be dropped during the capture. The graph's pool has one small storage with the seed and offset from
+//! which random ops of a replay start (PyTorch's `PhiloxCudaState`). Each replay counts as a write of this storage, so
+//! the replays of all graphs of the pool run one after another. When a tensor of the pool is dropped, this storage
+//! takes over the uses of the tensor, so later replays wait for them.
 //!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
@@ -127,7 +128,7 @@ impl Capturing {
             None
         };
         let mut kept = Vec::new();
-        // Every replay writes the pool's state.
+        // Every replay counts as a write of the pool's state.
         let state = &self.log.philox_state;
         let (storage, write) = (state.downgrade(), true);
         let mut members =
@@ -182,13 +183,13 @@ impl std::fmt::Debug for Capturing {
 }
 
 /// Captured work (`torch.cuda.CUDAGraph`). A graph keeps the memory of its pool and the storages from outside the
-/// capture that its work uses. A replay in progress completes even if the graph is dropped.
+/// pool that its work uses. A replay in progress completes even if the graph is dropped.
 pub struct Graph {
     /// The driver's graph, if it is kept.
     template: Option<owned::Graph>,
     /// Set at the end of the capture if `template` is `None`, otherwise when it is first needed.
     exec: OnceLock<GraphExec>,
-    /// Storages from outside the capture. The flag is set if replays write the storage.
+    /// Storages from outside the pool. The flag is set if replays write the storage.
     _kept: Vec<(Storage, bool)>,
     /// The page-locked storages of `_kept`. The flag is set if replays write the storage.
     pinned: Vec<(Storage, bool)>,
@@ -293,8 +294,8 @@ impl Graph {
         // A graph with collectives must not wait here: other ranks may wait for work that this
         // thread enqueues next.
         if self.communicators.is_empty() && self.checks.has_failed() {
-            // Every replay writes the state, so a wait for a write of the state waits for all
-            // replays.
+            // Every replay counts as a write of the state, so a wait for a host write of the state
+            // waits for all replays.
             self.log.philox_state.wait_for_host(true)?;
         }
         let site = Site { op: OP, location };
@@ -337,7 +338,7 @@ impl Graph {
             numbers,
         };
         // SAFETY: `GraphLog` has recorded all storages and communicators of the captured work. The graph keeps
-        // the storages from outside the capture, the pool, the communicators, and the runtime, which keeps the
+        // the storages from outside the pool, the pool, the communicators, and the runtime, which keeps the
         // modules.
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);

@@ -24,8 +24,8 @@ struct GraphPoolInner {
     device: usize,
     /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
     devices_id: u64,
-    /// Seed and offset from which random ops of a replay start. Each replay writes them, so the
-    /// uses of this storage order all graphs of the pool.
+    /// Seed and offset from which random ops of a replay start. Each replay counts as a write of this
+    /// storage, so the uses of the storage order all graphs of the pool.
     philox_state: OnceLock<Storage>,
     /// The stream for captures that have no stream of their own. All of them use the same stream,
     /// because the allocator keeps free memory per stream.

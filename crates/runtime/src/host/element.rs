@@ -48,7 +48,8 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     fn sub(self, b: Self) -> Self;
     /// `self * b`.
     fn mul(self, b: Self) -> Self;
-    /// `self / b` for floats. Integers return 0 for a division by zero.
+    /// `self / b`. Integers return 0 for a division by zero and for a quotient that overflows. Bools
+    /// return `self`.
     fn div(self, b: Self) -> Self;
     /// Returns whether the value is a NaN.
     fn is_nan(self) -> bool;

@@ -70,7 +70,7 @@ pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
     }
 }
 
-/// `out = value()` for every element.
+/// `out = v` for every element.
 ///
 /// # Safety
 /// `out` must be valid for writes at every offset of `index`, and no other thread may access it

@@ -30,8 +30,8 @@ pub const KERNELS: &[&str] = &["flat", "strided"];
 pub const CONVERTING_KERNELS: &[&str] = &["flat", "strided", "converting"];
 
 /// Number of threads per block. The kernels of this layer process one element, vector or run per
-/// thread. A kernel that loops over elements, as in `docs/custom-ops.md`, then runs its loop once.
-/// Such a kernel would also work with a smaller grid.
+/// thread. A kernel may also contain a loop over elements, as in `docs/custom-ops.md`; with the grids
+/// of this layer, each thread runs the loop's body at most once.
 pub const BLOCK: u32 = 256;
 
 /// Returns the number of elements of `size` bytes that a flat kernel processes at a time: as many

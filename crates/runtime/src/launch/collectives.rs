@@ -1,4 +1,4 @@
-//! Collectives: launches that enqueue themselves, on real and on simulated devices.
+//! Collectives: launches that make calls on a communicator, on real and on simulated devices.
 
 use std::fmt;
 use std::sync::Arc;

@@ -19,6 +19,8 @@ use crate::{ErrorKind, Result, Site, Storage};
 /// - [`crate::ErrorKind::IndexCheck`], [`crate::ErrorKind::Collective`] or
 ///   [`crate::ErrorKind::PeerGone`] if the bytes depend on work that failed.
 /// - [`crate::ErrorKind::InvalidArgument`] inside a closure that holds locks of host memory.
+/// - [`crate::ErrorKind::Race`] if the access races with device work under
+///   [`SyncPolicy::Manual`](crate::SyncPolicy).
 /// - Errors of the wait ([`Stream::host_wait`](crate::Stream::host_wait)).
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {

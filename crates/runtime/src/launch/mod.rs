@@ -8,8 +8,9 @@
 //!
 //! # Steps on a device
 //!
-//! 1. Refuse a stream or storage of another runtime, and memory that the device cannot reach.
-//! 2. Find the kernel. After the first launch this takes no lock and compares no string.
+//! 1. Refuse a stream of another runtime, and find the kernel. After the first launch this takes no
+//!    lock and compares no string.
+//! 2. Refuse memory that the device cannot reach, and storages of another runtime.
 //! 3. Lock the `Uses` of the distinct storages, in the order of their addresses.
 //! 4. Collect the work that the op's inputs depend on (`result_marks.rs`), and refuse the op if such work
 //!    is known to have failed.

@@ -123,9 +123,9 @@ where
     Ok(op)
 }
 
-/// Waits for the work of a blocking launch. If an index check of the launch failed, returns this
-/// failure instead of an error of the wait, because the error of the wait may come from earlier
-/// work.
+/// Waits for the work of a blocking launch. If an index check or a collective of the launch failed,
+/// returns this failure instead of an error of the wait, because the error of the wait may come from
+/// earlier work.
 #[cold]
 #[track_caller]
 pub(super) fn wait_for_own(

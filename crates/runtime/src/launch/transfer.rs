@@ -1,8 +1,8 @@
 //! Copies and memsets of bytes, ordered like launches.
 //!
 //! A copy is one driver call where possible. Between linked devices the peer link is opened on
-//! first need, for copies only. Copies of pageable memory are staged (`pageable.rs`), and so are
-//! copies between devices without a link (`unlinked.rs`).
+//! first need, for copies only. Large copies of pageable memory are staged (`pageable.rs`), and so
+//! are all copies between devices without a link (`unlinked.rs`).
 
 use std::ops::Range;
 use std::panic::Location;
@@ -35,8 +35,8 @@ const PIECE_GROWTH: usize = 16;
 /// If both ends are page-locked or device memory, the function returns once the copy is enqueued,
 /// and waits for it only if a host end is involved and `non_blocking` is `false`. If one end is
 /// pageable memory, the function returns when the copy is complete. Copies between devices use
-/// their peer link, which is opened on first need. Without a link, and from and to pageable memory,
-/// they go through page-locked memory ([`crate::Staging`]).
+/// their peer link, which is opened on first need. Copies between devices without a link, and large
+/// copies from and to pageable memory, go through page-locked memory ([`crate::Staging`]).
 ///
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storages.

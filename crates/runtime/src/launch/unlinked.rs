@@ -125,8 +125,8 @@ impl UnlinkedCopy<'_> {
         (Some(stream.last_op()), ran)
     }
 
-    /// Enqueues the piece that starts at byte `start`, through slot `slot` of the ring. The slot's
-    /// last use is operation `read` of `into`, which becomes the read of this piece.
+    /// Enqueues the piece that starts at byte `start`, through slot `slot` of the ring. `read` is the
+    /// operation on `into` that last read the slot; the call replaces it by the read of this piece.
     ///
     /// # Safety
     /// The conditions of [`UnlinkedCopy::run`].

@@ -63,7 +63,7 @@ impl KernelCache {
     }
 
     /// Returns a variant's PTX, compiled ahead of time or now. Simulated devices run no PTX. If
-    /// there is no compiler, or the source has no kernels, simulated devices receive PTX that only
+    /// there is no compiler, or the source lacks a kernel, simulated devices receive PTX that only
     /// names the kernels.
     fn code(
         &self,

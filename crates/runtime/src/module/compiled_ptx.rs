@@ -13,7 +13,8 @@ use warpline_sync::{LazyLock, Mutex, MutexGuard};
 use super::{Compiler, Program, artefact, disk};
 use crate::{Error, ErrorKind, Result};
 
-/// PTX by the hash of its source. A device looks up a kernel once, before it loads it.
+/// PTX by the hash of its source. Lookups are rare, because each device looks up a kernel's PTX only
+/// once, when it loads the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Compiled(Mutex<HashMap<String, PtxCell>>);
 

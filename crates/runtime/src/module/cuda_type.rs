@@ -165,7 +165,8 @@ pub const fn is_report<S, T: CudaType>(_of: fn(S) -> T) -> bool {
 /// let source = Source::new().with::<Args<u32, u64>>();
 /// ```
 ///
-/// For a struct that is declared elsewhere, `cuda_struct!(Args { scale, sizes })` names all its fields.
+/// `cuda_struct!(Args { scale, sizes })` implements `CudaType` for a struct that is declared elsewhere. It must name
+/// all fields of the struct.
 #[macro_export]
 macro_rules! cuda_struct {
     (

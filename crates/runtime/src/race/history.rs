@@ -52,9 +52,9 @@ impl RecordedAccess {
 
 /// The accesses to a storage, and to earlier memory at its addresses.
 ///
-/// A later access replaces an earlier one if it is ordered after it, touches all of its bytes, and
-/// conflicts with every access that the earlier one conflicts with. Every race with the earlier
-/// access is then also a race with the later access.
+/// A later access replaces an earlier access if it is ordered after the earlier access, touches all
+/// bytes of the earlier access, and conflicts with every access that the earlier access conflicts
+/// with. Every race with the earlier access is then also a race with the later access.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) accesses: Vec<RecordedAccess>,

@@ -68,7 +68,7 @@ impl Race {
         }
     }
 
-    /// Returns a drawing of the two streams side by side, with time from left to right.
+    /// Returns a drawing of the two streams, one above the other, with time from left to right.
     #[must_use]
     pub fn picture(&self) -> String {
         let (above, below) = (self.first.stream_name(), self.second.stream_name());

@@ -81,8 +81,7 @@ impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
 
 /// `run` bytes at each address `start + Σ index · step`, with every index below its count.
 ///
-/// Adjacent runs are joined, and steps ascend. If possible, each step is also longer than the reach
-/// of all smaller steps. Dense memory is one run without dimensions.
+/// Adjacent runs are joined, and steps ascend. Dense memory is one run without dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Signed like all numbers here, because part of a span may have no valid address after the

@@ -170,11 +170,11 @@ pub struct OwnSemaphore {
     signalled: Mutex<LastSignal>,
 }
 
-/// The number of the last signal, and its place.
+/// The number of the last signal, and the operation that made it.
 #[derive(Debug)]
 struct LastSignal {
     number: u32,
-    /// The stream of the last signal, and the signal's operation there.
+    /// The stream of the last signal, and the number of the signal's operation on that stream.
     last: Option<(Stream, u64)>,
 }
 

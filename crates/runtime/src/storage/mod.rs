@@ -356,8 +356,9 @@ impl Storage {
     /// Blocks the host until device work that a host access conflicts with is complete.
     ///
     /// # Errors
-    /// The failure of that work, if the work has failed. [`ErrorKind::Driver`] for page-locked
-    /// memory in a forked child.
+    /// - The failure of that work, if the work has failed.
+    /// - [`ErrorKind::TimedOut`] as for [`Storage::wait_for_peers`].
+    /// - [`ErrorKind::Driver`] in a forked child, except for pageable memory.
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, StorageMemory::Pageable(_)) {

@@ -3,9 +3,9 @@
 //!
 //! Invariant: the cost of passing a dependency on does not grow with the number of launches in
 //! flight. Bytes depend on at most a few [`CheckedLaunch`]es. An operation that would depend on
-//! more creates a *union*, which shares its inputs. A settled union drops its inputs, so only work
-//! in flight stays in memory. A pending union is examined again only if the number of all known
-//! failures has changed.
+//! more creates a *union*, which shares its inputs. A union drops its inputs once its outcome is
+//! known, so only work in flight stays in memory. Until its operation is known to be complete, a
+//! pending union is examined again only if the number of all known failures has changed.
 
 mod resolve;
 
@@ -179,7 +179,7 @@ impl CheckedLaunch {
         Self::new(Some(at), LaunchKind::Union(union))
     }
 
-    /// Returns the given kernels of this replay.
+    /// Returns a launch that stands for the given kernels of this replay only.
     #[must_use]
     pub fn of_kernels(&self, kernels: &KernelSet) -> Self {
         Self { node: Arc::clone(&self.node), kernels: Some(kernels.clone()) }
@@ -260,7 +260,8 @@ impl CheckedLaunch {
         self.node.at.as_ref().is_none_or(|at| at.is_known_done() || is_complete(at))
     }
 
-    /// Visits the failures of a launch or replay that has an outcome. Visits nothing for a union.
+    /// Visits the failures of a launch or replay that has an outcome. Visits nothing for a union or a
+    /// check on the host.
     pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<FailedCheck>)) {
         match &self.node.kind {
             LaunchKind::Launch(launch) => {

@@ -141,8 +141,8 @@ impl StreamInner {
         }
     }
 
-    /// Returns an op event after all work enqueued outside a capture, numbered or not. `None` if
-    /// that work is complete.
+    /// Returns an op event after all work enqueued outside a capture, numbered or not. `None` if the
+    /// stream is not captured and that work is complete.
     #[track_caller]
     fn event_after_all(&self) -> Result<Option<(Arc<PooledEvent>, StreamPoint)>> {
         let mut state = self.lock();
@@ -152,7 +152,7 @@ impl StreamInner {
             }
             self.record_op_event(&mut state)?;
         }
-        // For a captured stream, this is the op event that was recorded when its capture began.
+        // For a captured stream, this is the op event that was recorded when it entered the capture.
         match state.op_events.latest().cloned() {
             Some(OpEventRecord { op, before, event }) => {
                 Ok(Some((event, self.point_at(op, before))))

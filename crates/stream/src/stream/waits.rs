@@ -3,7 +3,7 @@
 //! The problem: each use of a tensor on another stream may need a wait, but most of these waits
 //! repeat an order that already holds. The approach: a wait for an operation first asks the
 //! waiting stream's vector clock (`clock.rs`), and returns without a driver call if the clock covers
-//! the operation. Otherwise the wait enqueues an event: the op event after the operation
+//! the operation. Otherwise the driver's stream waits for an event: the op event after the operation
 //! (`order.rs`), or a new event if the wait covers all work of a stream. Then the waiting stream's
 //! clock takes over the clock of the event. A host wait marks the operation, and all work before it,
 //! as complete.
@@ -28,12 +28,13 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
     /// - [`ErrorKind::Capturing`] if `other` is captured and has no op event at or after `op`.
-    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `op` is not part of its
-    ///   capture.
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured, or is a twin, and `op` is not part
+    ///   of its capture.
     /// - [`ErrorKind::CapturedEvent`] if `op` is part of a capture that has ended.
     /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if `op` is captured and this
     ///   stream cannot join the capture.
-    /// - [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::NotCapturing`] if this stream is a twin in the capture of `op`, and that capture
+    ///   has ended.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for(&self, other: &Stream, op: OpNumber) -> Result<()> {
@@ -75,12 +76,12 @@ impl Stream {
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` is not part of its
-    ///   capture.
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured, or is a twin, and `other` is not
+    ///   part of its capture.
     /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if `other` is captured and this
     ///   stream cannot join the capture.
     /// - [`ErrorKind::CapturedEvent`] if the capture of `other` ends during the call.
-    /// - [`ErrorKind::NotCapturing`] if one of the streams is the twin of a capture that has ended.
+    /// - [`ErrorKind::NotCapturing`] if `other` is the twin of a capture that has ended.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
@@ -96,12 +97,13 @@ impl Stream {
     }
 
     /// Makes later work on this stream wait, on the GPU, for all work enqueued on `other` outside a capture. Captured
-    /// work of `other` is left out, and this stream joins no capture. Does nothing if all of that work is complete.
+    /// work of `other` is left out, and this stream joins no capture. Does nothing if `other` is not captured and all
+    /// its work is complete.
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if `other` belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and `other` has work to wait for.
-    /// - [`ErrorKind::NotCapturing`] if this stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured, or is a twin, and `other` is captured or has
+    ///   incomplete work.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_for_all(&self, other: &Stream) -> Result<()> {
@@ -121,11 +123,12 @@ impl Stream {
     ///
     /// # Errors
     /// - [`ErrorKind::RuntimeMismatch`] if the event belongs to other [`Devices`](crate::Devices).
-    /// - [`ErrorKind::OutsideCapture`] if this stream is captured and the record is not part of its capture.
+    /// - [`ErrorKind::OutsideCapture`] if this stream is captured, or is a twin, and the record is not part of its
+    ///   capture.
     /// - [`ErrorKind::CapturedEvent`] if the record is part of a capture that has ended.
     /// - [`ErrorKind::CannotCapture`] or [`ErrorKind::WrongDevice`] if the record is captured and
     ///   the stream cannot join the capture.
-    /// - [`ErrorKind::NotCapturing`] if the stream is the twin of a capture that has ended.
+    /// - [`ErrorKind::NotCapturing`] if this stream is a twin in the record's capture, and that capture has ended.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
@@ -215,7 +218,7 @@ impl Stream {
     /// Returns whether all work on this stream is complete (`Stream.query`).
     ///
     /// # Errors
-    /// - [`ErrorKind::Capturing`] if the stream is captured.
+    /// - [`ErrorKind::Capturing`] if the stream is captured or is a twin.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
     ///   asynchronous work.
     #[track_caller]
@@ -235,7 +238,7 @@ impl Stream {
     /// # Errors
     /// - [`ErrorKind::IndexCheck`], once, if an index was out of range in a launch of this thread,
     ///   or of a thread that has ended.
-    /// - [`ErrorKind::Capturing`] if the stream is captured.
+    /// - [`ErrorKind::Capturing`] if the stream is captured or is a twin.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] if the driver reports a failure, including one of earlier
     ///   asynchronous work.
     #[track_caller]

@@ -225,8 +225,8 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     let later: Vec<_> = (0..10).map(|_| clock.probe(&from).0).collect();
     to.wait_for(&from, used.1).unwrap();
     let consumer = clock.probe(&to).0;
-    // The producer runs only its first operation and the op event that follows. The two items
-    // of each later operation stay in the queue.
+    // The producer runs its work up to the awaited operation and that operation's op event. The two
+    // items of each later operation, its work and its op event, stay in the queue.
     driver.drain(from.raw().handle(), 2 * later.len());
     driver.run_alone(to.raw().handle());
     assert!(used.0.ran_before(&consumer));

@@ -44,7 +44,8 @@ fn ending() -> DriverError {
 }
 
 /// Registers [`end`], to be called when the process ends. Handlers run in reverse order of
-/// registration, so `end` runs before the handlers of all libraries loaded so far.
+/// registration, so `end` runs before the handlers of all libraries loaded so far. Does nothing on
+/// Windows, which has no NCCL.
 pub(super) fn register() {
     #[cfg(unix)]
     // SAFETY: `end` takes no arguments and does not unwind.

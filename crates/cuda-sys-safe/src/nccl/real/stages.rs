@@ -77,7 +77,7 @@ impl CommStages {
     /// Returns the communicators of a handle.
     ///
     /// # Safety
-    /// The communicator lives longer than the result is used.
+    /// The communicator stays alive while the result is in use.
     pub(super) unsafe fn of<'a>(comm: CommHandle) -> &'a Self {
         // SAFETY: the stages live as long as the communicator, which the caller keeps alive.
         unsafe { &*Self::pointer(comm) }

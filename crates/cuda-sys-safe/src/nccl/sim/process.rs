@@ -21,7 +21,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 64;
 /// Largest number of connections.
 const MAX_CONNECTIONS: usize = 1024;
-/// Largest size of a message in bytes. A message holds the operands of one launch.
+/// Largest size of a message in bytes. The longest messages hold the inputs of one group.
 const MAX_MESSAGE: u64 = 4 << 30;
 
 /// Returns the port at which other processes reach the hubs of this process, or `None` if no socket

@@ -12,7 +12,7 @@ use crate::*;
 const MAX_PARAMS: usize = 4096;
 
 impl SimDriver {
-    /// Makes a launch that enqueues its own work.
+    /// Makes a launch. `enqueue` enqueues its work, a group of collectives.
     pub(super) fn launch_collective(
         &self,
         stream: StreamHandle,

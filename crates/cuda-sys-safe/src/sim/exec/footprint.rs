@@ -21,7 +21,7 @@ const READ: u8 = 1;
 
 const WRITE: u8 = 2;
 
-/// The two patterns of bytes that must not be read.
+/// The values of bytes that must not be read, one value for each of the two trials.
 const POISON: [u8; 2] = [0x7e, 0x81];
 
 /// A range of addresses that operands cover without a gap. It is copied as a whole, so that

@@ -35,7 +35,7 @@ impl SimState {
     }
 
     /// Ends a group: writes its outputs, and returns the time that the group took. Returns `None`
-    /// while other ranks have not begun theirs.
+    /// while other ranks have not begun their groups.
     pub(super) fn end_group(
         &mut self,
         device: usize,

@@ -66,7 +66,8 @@ impl RunningReplay {
         Self { waits, ready, begun: Vec::new(), time: 2.0 }
     }
 
-    /// Records the end of a node. Returns the number of visited nodes.
+    /// Records the end of a node. Returns the number of steps: one for the node, and one for each
+    /// edge to a later node.
     pub(crate) fn end(&mut self, graph: &GraphNodes, node: usize, time: f64) -> usize {
         self.time += time;
         for &next in &graph.followers[node] {

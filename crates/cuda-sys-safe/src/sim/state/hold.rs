@@ -1,9 +1,9 @@
-//! A place in a stream that holds back later work.
+//! A marker in a stream that holds back later work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A place in a stream that holds back later work. [`Hold::open`] lets the work run. A call that
+/// A marker in a stream that holds back later work. [`Hold::open`] lets the work run. A call that
 /// must wait for the work also lets it run. [`Hold::was_needed`] returns `true` after such a call.
 ///
 /// ```

@@ -59,7 +59,7 @@ pub(crate) struct SimState {
     pub(crate) faults: Faults,
     pub(crate) calls: BTreeMap<CallKind, u64>,
     pub(crate) host_waits: u64,
-    /// Number of nodes that replays have visited.
+    /// Number of nodes and edges that replays have visited.
     pub(crate) graph_steps: usize,
     pub(crate) violations: Vec<FootprintViolation>,
     pub(crate) overruns: Vec<Overrun>,

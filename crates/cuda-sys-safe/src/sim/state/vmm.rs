@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::MemAccess;
 use crate::sim::backing::SharedFile;
 
-/// Granularity of sizes and offsets, in bytes. A shared file of device memory has a multiple of
-/// this size. A shared file of host memory (`owned::SharedHostMemory`) never has.
+/// Granularity of sizes and offsets, in bytes. The size of a shared file of device memory is a
+/// multiple of it. The size of a shared file of host memory (`owned::SharedHostMemory`) never is.
 pub(crate) const GRANULARITY: usize = crate::system::HUGE;
 
 /// Physical memory, without a device address: a piece of the driver's file, or a separate file.

@@ -42,8 +42,8 @@ impl Subject {
             params: &params.map(u32::to_ne_bytes).concat(),
             location: Location::caller(),
         };
-        // SAFETY: the caller guarantees that the kernel may access the addresses. The arguments are
-        // those of the kernel.
+        // SAFETY: the caller guarantees that the kernel may access the addresses. The arguments
+        // match the parameters of the kernel.
         unsafe { self.driver.launch(stream, &launch) }
     }
 

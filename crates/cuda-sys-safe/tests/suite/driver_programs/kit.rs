@@ -143,8 +143,8 @@ pub(crate) fn launch_add(
         params: &params,
         location: std::panic::Location::caller(),
     };
-    // SAFETY: programs keep the memory until the work is done. The arguments are those of the
-    // kernel.
+    // SAFETY: programs keep the memory until the work is done. The arguments match the
+    // parameters of the kernel.
     unsafe { stream.driver().launch(stream.handle(), &launch) }
 }
 

@@ -23,7 +23,8 @@ impl Rank {
         (0..ranks).map(|rank| given(dtype, op, ranks, rank, count)).collect()
     }
 
-    /// Makes a call with these elements at the start of the memory. Returns the elements at `recv`.
+    /// Enqueues `calls` with the elements `send` at the start of the memory. Returns the bytes at
+    /// `recv`, which is an offset and a number of elements.
     fn result(
         &self,
         dtype: NcclType,

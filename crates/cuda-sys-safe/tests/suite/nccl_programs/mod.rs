@@ -1,6 +1,6 @@
 //! Small programs of collectives, each with the transcript that NCCL produces on every rank. Every
 //! program runs on the simulated NCCL under several schedules, with ranks as threads and as
-//! processes, and on the library with two GPUs. All runs must produce the transcript.
+//! processes, and on the real NCCL with two GPUs. All runs must produce the transcript.
 
 /// Defines programs: name, possible numbers of ranks, body of a rank, and expected transcript. Each
 /// program becomes one test with simulated ranks as threads, one with processes, and one on two

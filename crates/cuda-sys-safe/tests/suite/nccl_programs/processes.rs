@@ -66,7 +66,8 @@ pub(crate) fn without_multicast(test: &str, body: fn()) {
     assert!(process.succeeds(), "{test} failed in its own process, or took {PROCESS_LIMIT:?}");
 }
 
-/// Runs a program with ranks in two and three processes, if the program allows that number.
+/// Runs a program with each rank in its own process, with two ranks and with three, if `counts`
+/// contains these numbers.
 pub(crate) fn simulated(test: &str, counts: &[usize], program: Program, expected: &[&str]) {
     if let Ok(text) = std::env::var(RANK) {
         let words: Vec<&str> = text.split(' ').collect();

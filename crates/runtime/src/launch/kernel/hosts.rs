@@ -32,7 +32,8 @@ impl<P> Hosts<P> {
     /// parameters. It is never called, and only lets the compiler check that its parameters are a `P`.
     ///
     /// # Safety
-    /// `host` does nothing but call `_typed` with its own argument and the [`params`](crate::host::params) of this.
+    /// `host` does nothing but call `_typed` with its own argument and the [`params`](crate::host::params) of that
+    /// argument.
     #[doc(hidden)]
     #[must_use]
     pub const unsafe fn with(
@@ -152,7 +153,7 @@ macro_rules! hosts {
     (@add $hosts:expr, $t:ident => $f:expr, $($dtype:ident = $ty:ty),+) => {{
         let hosts = $hosts;
         $(
-            #[allow(unused_unsafe)] // in an unsafe block
+            #[allow(unused_unsafe)] // the macro may be called in an unsafe block
             let hosts = {
                 #[allow(dead_code)] // a function may be the same for all types
                 type $t = $ty;

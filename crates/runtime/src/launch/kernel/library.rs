@@ -10,7 +10,8 @@ use super::{DTYPES, Hosts};
 use crate::module::CudaType;
 use crate::{CudaDevice, DType, ErrorKind, Operand, Result, Site};
 
-/// An op with `N` operands and the parameters `P` that a library computes on a GPU. The CPU and a simulated GPU run the CPU implementation.
+/// An op with `N` operands and the parameters `P` that a library computes on a GPU. The CPU and a simulated GPU run the
+/// CPU implementation.
 #[derive(Clone, Copy, Debug)]
 pub struct LibraryOp<P, const N: usize> {
     /// Indexed by dtype of the first operand.

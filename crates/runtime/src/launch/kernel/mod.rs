@@ -275,7 +275,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// # Errors
     /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the
     ///   selecting operand.
-    /// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x.
+    /// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x or the
+    ///   stream is a twin, and on the CPU inside a closure that holds locks of host memory.
     /// - [`ErrorKind::RuntimeMismatch`] if operands, device or stream belong to different runtimes.
     /// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access.
     /// - [`ErrorKind::SharedHostMemory`] on the CPU if other processes may write to an operand.
@@ -284,6 +285,9 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// - [`ErrorKind::NoGpuCode`] if a real device has no code for the op.
     /// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if the driver refuses the launch, also
     ///   because of earlier work.
+    /// - [`ErrorKind::Driver`] on the CPU if an operand is in device memory.
+    /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] on the CPU if device work that it waits for
+    ///   has failed.
     /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if an
     ///   operand depends on work that is known to have failed.
     /// - [`ErrorKind::IndexCheck`] on the CPU if the op's own check fails.
