@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::calls::{SaveCall, remove, run};
 
-/// Maximum number of retries with another temporary name. A random 64-bit name is in use only if another process guesses
-/// names.
+/// Maximum number of retries with another temporary name. A random 64-bit name is in use only if another process
+/// guesses names.
 const ATTEMPTS: usize = 16;
 
 /// A new file that [`commit`](NewFile::commit) moves to its path. Before the commit the file has a temporary name in

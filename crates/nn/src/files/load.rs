@@ -94,8 +94,8 @@ impl fmt::Debug for LoadOptions<'_> {
 }
 
 /// Loads the tensors of a safetensors file (`safetensors.torch.load_file`). `options` is `()`, a device, or
-/// [`LoadOptions`]. If the extension of `path` is `json`, loads the tensors that this index names from its files. Names,
-/// dtypes and shapes are those in the files.
+/// [`LoadOptions`]. If the extension of `path` is `json`, loads the tensors that this index names from its files.
+/// Names, dtypes and shapes are those in the files.
 ///
 /// ```
 /// use warpline_nn::{Linear, Module, load_file, save_file};

@@ -3,8 +3,8 @@
 //! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer`, a
 //! `Training` flag or a module) with its name to a visitor. The derive macro writes both methods, with one line per
 //! field in declaration order. `visit` shows a module before its own members, `visit_mut` after them. All other methods
-//! are built on these two. A visit cannot fail: operations that can fail run before or after the visit, on the collected
-//! members.
+//! are built on these two. A visit cannot fail: operations that can fail run before or after the visit, on the
+//! collected members.
 //!
 //! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
 //! plain `Tensor` is not a module, so that no tensor is forgotten.
@@ -323,10 +323,10 @@ pub trait Module: Any + tree::AsDyn {
     /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
     /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`].
     ///
-    /// A clone of the module, and a module that shares some of its parameters, have the old tensors until `to` is called
-    /// on them too. Then they share the new tensors, with the dtype and the values that the last module gave them. If a
-    /// new tensor no longer exists, because the other module was dropped, `to` gives the parameter a new tensor with the
-    /// old values. To train the two modules separately, first give one of them new parameters
+    /// A clone of the module, and a module that shares some of its parameters, have the old tensors until `to` is
+    /// called on them too. Then they share the new tensors, with the dtype and the values that the last module gave
+    /// them. If a new tensor no longer exists, because the other module was dropped, `to` gives the parameter a new
+    /// tensor with the old values. To train the two modules separately, first give one of them new parameters
     /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors

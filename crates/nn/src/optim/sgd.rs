@@ -51,8 +51,8 @@ impl Settings for SGDOptions {
 impl Rule for SGDOptions {
     const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
-    /// Returns `false` for the first step with dampening, which has a formula of its own. The kernel cannot tell whether
-    /// all earlier steps were skipped, so the host must decide.
+    /// Returns `false` for the first step with dampening, which has a formula of its own. The kernel cannot tell
+    /// whether all earlier steps were skipped, so the host must decide.
     fn fuses(&self, state: &ParamState) -> bool {
         self.momentum == 0.0 || self.dampening == 0.0 || state.tensors[0].is_some()
     }

@@ -24,8 +24,8 @@ enum CellKind {
 }
 
 impl CellKind {
-    /// Returns the kind with the given activation, or the kind itself for `None`. Fails for an activation other than tanh
-    /// and ReLU, and for any activation if the kind is not that of an Elman network.
+    /// Returns the kind with the given activation, or the kind itself for `None`. Fails for an activation other than
+    /// tanh and ReLU, and for any activation if the kind is not that of an Elman network.
     #[track_caller]
     fn with_nonlinearity(
         self,
