@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
     let (rank, ranks, device) = (group.rank(), group.world_size(), group.device());
     let (learned, held_out) = digits()?;
 
-    let mut net = DistributedDataParallel::new(network(device)?, group.clone(), ())?; // PyTorch needs this line, too
+    let mut net = DistributedDataParallel::new(network(device)?, group.clone(), ())?; // PyTorch also needs this additional line
     let mut optimizer = AdamW::new(net.parameters(), AdamWOptions::new().lr(args.lr))?;
     for epoch in 0..args.epochs {
         let sampler = DistributedSampler::new(learned.1.numel(), ranks, rank)?;
