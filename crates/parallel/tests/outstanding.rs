@@ -37,8 +37,9 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BLOCK: usize = 512;
 const BLOCKS: usize = 128;
-/// Largest growth of an item's processor time, in percent. A search through one word per outstanding item made items 4
-/// to 36 times as long (replays on two streams in turns: 1.8 times). Without it, no item became 1.6 times as long.
+/// Largest processor time of a late item, in percent of an early item's time. A search through one word per outstanding
+/// item made items 4 to 36 times as long (replays on two streams in turns: 1.8 times). Without it, no item became 1.6
+/// times as long.
 const MAX_GROWTH: u128 = 250;
 
 /// Returns the processor time of this thread.
