@@ -106,8 +106,8 @@ impl NewFile {
     }
 }
 
-/// Returns the `NAME` of a temporary file `.NAME.RANDOM.part` of a [`NewFile`], or `None` if the file's name has another
-/// form. If the name at the path has more than 100 bytes, `NAME` is its beginning.
+/// Returns the `NAME` of a temporary file `.NAME.RANDOM.part` of a [`NewFile`], or `None` if the file's name has
+/// another form. If the name at the path has more than 100 bytes, `NAME` is its beginning.
 #[must_use]
 pub fn name_of_temporary(file_name: &str) -> Option<&str> {
     let (name, random) = file_name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;

@@ -2,12 +2,12 @@
 //! [`warpline::amp`].
 //!
 //! Small gradients are zero in `float16`. A [`GradScaler`] multiplies the loss, and with it all gradients, by a scale,
-//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is skipped
-//! and the scale becomes smaller; after many good steps it grows.
+//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is
+//! skipped and the scale becomes smaller; after many good steps it grows.
 //!
 //! The scale and the marks of overflows stay in device memory. A step of [`SGD`](crate::optim::SGD),
-//! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there, so
-//! that the host does not wait. For other optimizers the host waits once in each step.
+//! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there,
+//! so that the host does not wait. For other optimizers the host waits once in each step.
 //!
 //! ```
 //! use warpline::amp::autocast;
@@ -58,8 +58,8 @@ warpline::__options! {
         backoff_factor: f64 = 0.5, f64;
         /// Sets the number of consecutive steps without an overflow after which the scale grows. Default: 2000.
         growth_interval: i64 = 2000, i64;
-        /// Sets whether the scaler does anything. With `false`, [`GradScaler::step`] is the optimizer's step, and the other
-        /// methods do nothing. Default: true.
+        /// Sets whether the scaler does anything. With `false`, [`GradScaler::step`] is the optimizer's step, and the
+        /// other methods do nothing. Default: true.
         enabled: bool = true, bool;
     }
 }

@@ -386,9 +386,10 @@ pub trait Module: Any + tree::AsDyn {
 ///
 /// Every module of this crate implements this trait by calling its inherent `forward`, which has the code. The inherent
 /// method takes references and several arguments, so that a program calls `self.fc.forward(&x)?` and
-/// `loss.forward(&y, &target)?` without an import. The trait alone could not offer these calls: a generic `Input` does not
-/// coerce a `&Parameter` to a `&Tensor`, several inputs would be a tuple, and a wrong argument would be reported as a
-/// missing implementation instead of a mismatched type. A module of your own needs this trait only for generic callers.
+/// `loss.forward(&y, &target)?` without an import. The trait alone could not offer these calls: a generic `Input` does
+/// not coerce a `&Parameter` to a `&Tensor`, several inputs would be a tuple, and a wrong argument would be reported as
+/// a missing implementation instead of a mismatched type. A module of your own needs this trait only for generic
+/// callers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no forward pass that takes `{Input}`",
     label = "expected a module that implements `Forward<{Input}>`, or a function",

@@ -180,9 +180,9 @@ impl<M> DataParallel<M> {
         if self.device_ids.len() == 1 {
             return self.module.forward(inputs.swap_remove(0));
         }
-        // Own the copies instead of holding the lock, because clones and gathers run the program's code. A concurrent or
-        // nested forward pass makes its own copies. Keep the copies until the outputs are gathered, because an output
-        // may be one of them.
+        // Own the copies instead of holding the lock, because clones and gathers run the program's code. A concurrent
+        // or nested forward pass makes its own copies. Keep the copies until the outputs are gathered, because an
+        // output may be one of them.
         let mut copies = std::mem::take(&mut *self.cached());
         copies.resize_with(self.workers.len(), DeviceCopies::default);
         let streams = &streams[..inputs.len()];
