@@ -10,7 +10,8 @@
 //! 3. `policy/` gets memory from the backend. [`Policy`](crate::Policy) selects the rules.
 //!
 //! Limits: a free block serves another stream than its shard's only as the last attempt of a miss, after the policy has
-//! failed. The default policy moves free pages between streams before that (`policy/pages/migrate.rs`). Reading consistent statistics locks all shards.
+//! failed. The default policy moves free pages between streams before that (`policy/pages/migrate.rs`). Reading
+//! consistent statistics locks all shards.
 
 use std::fmt;
 use std::panic::Location;

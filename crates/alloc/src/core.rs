@@ -38,7 +38,7 @@ use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
     /// The policies for getting memory. Locked by misses, `empty_cache`, reports of segments, and
-    /// the begin of a capture. A miss holds the lock during backend calls that allocate, map, free
+    /// the start of a capture. A miss holds the lock during backend calls that allocate, map, free
     /// or wait. A free that returns its segment to the backend does not take the lock.
     ///
     /// Cache-miss callbacks and out-of-memory observers run without the lock. Observers of moves

@@ -1,8 +1,10 @@
 //! A block-splitting caching allocator for GPU memory, with PyTorch's rules, over any backend.
 //!
 //! [`CachingAllocator`] serves the memory of one device, [`HostCache`] page-locked host memory.
-//! Both are ordered by streams: freed memory serves requests for the stream of its allocation at
-//! once, and other requests only after all streams recorded as using it have completed their work.
+//! Both take the order of streams into account. Freed device memory serves later requests for the
+//! stream of its allocation at once, unless other streams are recorded as using it: then it is
+//! reused after these streams have completed their work. Freed host memory is reused after all
+//! streams recorded as using it have completed their work.
 //! A [`Backend`] allocates the memory; with the feature `cuda` (on by default), [`cuda`] has a
 //! backend over the CUDA driver.
 //!

@@ -146,10 +146,10 @@ impl<B: Backend> CachingAllocator<B> {
         PoolRoute { shared: Arc::clone(shared), number, capture: true }
     }
 
-    /// Serves from `pool` all requests for `stream`, which is being captured. Drop the returned
-    /// route after the capture to end this. Until then, nothing is released to the backend, no event
-    /// is queried or recorded on a captured stream, and memory used by several streams is not
-    /// reused.
+    /// Serves from `pool` all requests for `stream`, which is being captured, until the returned
+    /// route is dropped. Drop the route after the capture. Until then, nothing is released to the
+    /// backend, no event is queried or recorded on a captured stream, and memory used by several
+    /// streams is not reused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture_to(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
         self.shared().core.begin_capture();

@@ -14,8 +14,8 @@ pub struct OutOfMemory {
     pub device: String,
     /// Requested size.
     pub requested: usize,
-    /// Size of the segment that PyTorch's rules give the request; the block's size if nothing is
-    /// cached.
+    /// Size of the segment that PyTorch's rules give the request; the block's size if caching is
+    /// off.
     pub segment: usize,
     /// Free memory of the device, if known.
     pub free: Option<usize>,

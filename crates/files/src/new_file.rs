@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::calls::{SaveCall, remove, run};
 
-/// Maximum number of temporary names to try. A random 64-bit name is in use only if another process guesses names.
+/// Maximum number of retries with another temporary name. A random 64-bit name is in use only if another process
+/// guesses names.
 const ATTEMPTS: usize = 16;
 
 /// A new file that [`commit`](NewFile::commit) moves to its path. Before the commit the file has a temporary name in
@@ -105,8 +106,8 @@ impl NewFile {
     }
 }
 
-/// Returns the `NAME` of a temporary file `.NAME.RANDOM.part` of a [`NewFile`], or `None` if the file's name has another
-/// form. If the name at the path has more than 100 bytes, `NAME` is its beginning.
+/// Returns the `NAME` of a temporary file `.NAME.RANDOM.part` of a [`NewFile`], or `None` if the file's name has
+/// another form. If the name at the path has more than 100 bytes, `NAME` is its beginning.
 #[must_use]
 pub fn name_of_temporary(file_name: &str) -> Option<&str> {
     let (name, random) = file_name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
@@ -137,7 +138,8 @@ fn previous_permissions(path: &Path) -> Option<fs::Permissions> {
     cfg!(unix).then(|| previous.permissions())
 }
 
-/// Creates a file that nobody can open who could not open a file with these permissions.
+/// Creates a file for writing. With `permissions`, its mode has at most those of the owner, so that the new file is
+/// never more accessible than the previous file.
 fn create_new(path: &Path, permissions: Option<&fs::Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -290,7 +292,7 @@ mod tests {
         assert_eq!(fs::read_to_string(victim).unwrap(), "untouched");
     }
 
-    /// The next random name is tried.
+    /// The save tries the next random name.
     #[test]
     fn a_taken_temporary_name_is_not_the_end_of_a_save() {
         let folder = Folder::new();

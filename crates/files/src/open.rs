@@ -1,4 +1,4 @@
-//! Opens files and locks folders without blocking.
+//! Opens files without blocking, and locks folders with a time limit.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;

@@ -2,12 +2,12 @@
 //! [`warpline::amp`].
 //!
 //! Small gradients are zero in `float16`. A [`GradScaler`] multiplies the loss, and with it all gradients, by a scale,
-//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is skipped
-//! and the scale becomes smaller; after many good steps it grows.
+//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is
+//! skipped and the scale becomes smaller; after many good steps it grows.
 //!
 //! The scale and the marks of overflows stay in device memory. A step of [`SGD`](crate::optim::SGD),
-//! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there, so
-//! that the host does not wait. For other optimizers the host waits once in each step.
+//! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there,
+//! so that the host does not wait. For other optimizers the host waits once in each step.
 //!
 //! ```
 //! use warpline::amp::autocast;
@@ -43,7 +43,7 @@ use warpline_kernels::optim as kernels;
 use crate::StateDict;
 use crate::optim::{GradScaling, Optimizer, is_capturing};
 
-/// The most elements of a gradient that a kernel checks as one tensor.
+/// Elements per piece of a gradient that the kernels do not take whole.
 const PIECE: usize = 1 << 30;
 
 warpline::__options! {
@@ -58,8 +58,8 @@ warpline::__options! {
         backoff_factor: f64 = 0.5, f64;
         /// Sets the number of consecutive steps without an overflow after which the scale grows. Default: 2000.
         growth_interval: i64 = 2000, i64;
-        /// Sets whether the scaler does anything. With `false`, [`GradScaler::step`] is the optimizer's step, and the other
-        /// methods do nothing. Default: true.
+        /// Sets whether the scaler does anything. With `false`, [`GradScaler::step`] is the optimizer's step, and the
+        /// other methods do nothing. Default: true.
         enabled: bool = true, bool;
     }
 }
@@ -85,7 +85,7 @@ pub struct GradScaler {
 struct CheckedOptimizer {
     first: Tensor,
     stage: Stage,
-    /// One mark for each device of gradients: not zero if one of them is infinite or NaN.
+    /// One mark per device, not zero if a gradient on that device is infinite or NaN.
     found_inf: Vec<Tensor>,
 }
 
@@ -118,7 +118,7 @@ impl GradScaler {
         Ok(Self { options, init_growth_tracker: 0, tensors: None, optimizers: Vec::new() })
     }
 
-    /// Returns a loss times the scale. The loss itself if the scaler is disabled.
+    /// Returns a loss times the scale, or the loss itself if the scaler is disabled.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the first call is captured; errors of
@@ -149,8 +149,8 @@ impl GradScaler {
     /// [`step`](Self::step), such as to clip them. The host does not wait.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer was
-    /// unscaled or stepped since the last update, or if a gradient has dtype `float16`;
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer has
+    /// no parameters or was unscaled or stepped since the last update, or if a gradient has dtype `float16`;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
     #[track_caller]
     pub fn unscale_(&mut self, optimizer: &dyn Optimizer) -> Result<()> {
@@ -179,7 +179,7 @@ impl GradScaler {
     }
 
     /// Takes the optimizer's step with unscaled gradients, unless a gradient is infinite or NaN. Unscales the gradients
-    /// first if [`unscale_`](Self::unscale_) did not. After the step, the gradients are unscaled.
+    /// first if [`unscale_`](Self::unscale_) did not. After a step that is not skipped, the gradients are unscaled.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
@@ -224,8 +224,8 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Multiplies the scale by the backoff factor if a step since the last update was skipped, or by the growth factor
-    /// after enough steps without an overflow. The host does not wait.
+    /// Multiplies the scale by the backoff factor if a gradient that was checked since the last update is infinite or
+    /// NaN, or by the growth factor after `growth_interval` updates without an overflow. The host does not wait.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no gradients were checked since the last

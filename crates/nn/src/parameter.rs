@@ -146,8 +146,8 @@ impl Deref for Buffer {
     }
 }
 
-/// Makes a parameter or buffer usable as the operand of an op or a formula, as an index, in a list of tensors, and as an
-/// optional tensor argument.
+/// Makes a parameter or buffer usable as the operand of an op or a formula, as an index, in a list of tensors, and as
+/// an optional tensor argument.
 macro_rules! as_tensor {
     ($($name:ident $other:ident),*) => {$(
         impl<'a> FormulaOperand for &'a $name {

@@ -1,8 +1,8 @@
 //! Measures the host's cost of a collective while other collectives are outstanding.
 //!
 //! `cargo bench -p warpline-parallel --bench outstanding` runs on a driver that completes nothing. With
-//! `WARPLINE_DRIVER=cuda` it runs on the machine's GPUs, in a group with one rank, a thread, for each of them. The times
-//! are those of rank 0.
+//! `WARPLINE_DRIVER=cuda` it runs on the machine's GPUs, in a group with one rank per GPU. Each rank is a thread. The
+//! times are those of rank 0.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -12,7 +12,8 @@ use super::device::Device;
 use super::run::{Watch, failure};
 use super::trace::{Op, Trace};
 
-/// Pieces of a block start at page boundaries, so that two pieces on the same page differ.
+/// A block is divided into pieces at multiples of this size, in bytes. Each piece has its own pattern, so that a page
+/// that is mapped twice in one block shows as wrong bytes.
 const PAGE: usize = 2 << 20;
 /// Largest piece that is read as a whole, in bytes.
 const WHOLE: usize = 64 << 10;

@@ -23,7 +23,8 @@ use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, StreamFlags};
 use super::run::{Watch, failure};
 use super::trace::{Late, Trace};
 
-/// Default of the longest time that a tick blocks. A tick reaches this limit only if a call of the replay waits for it.
+/// Default of the longest time that a tick blocks. A tick reaches this limit only if a call of the
+/// replay waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Holds back completions during one replay.

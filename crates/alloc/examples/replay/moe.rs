@@ -1,5 +1,5 @@
 //! Generates traces of mixture-of-experts models from a seed. The number of tokens of each expert, and so the size of
-//! its buffers, changes at random in each step and layer: no size recurs. `moe:SHAPE:SEED` names a trace, and
+//! its buffers, changes at random in each step and layer: these sizes rarely recur. `moe:SHAPE:SEED` names a trace, and
 //! `moe:SHAPE:SEED:STEPS` a trace with this number of steps.
 
 use std::fmt::Write;

@@ -76,7 +76,7 @@ pub struct Late {
 /// An error of [`Trace::open`] or [`Trace::read`].
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file does not exist or cannot be read.
+    /// The file cannot be opened.
     #[error("{name}: cannot be opened: {source}")]
     Open {
         /// The file's name.
@@ -89,7 +89,7 @@ pub enum TraceError {
     Generate {
         /// The `moe:…` name.
         name: String,
-        /// The error in the name or line.
+        /// The error in the name.
         reason: String,
     },
     /// A line that is not part of a trace.
@@ -99,7 +99,7 @@ pub enum TraceError {
         name: String,
         /// The line, from 1.
         line: usize,
-        /// The error in the name or line.
+        /// The error in the line, or the reason why it cannot be read.
         reason: String,
     },
 }

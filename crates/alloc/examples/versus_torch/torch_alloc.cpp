@@ -1,5 +1,5 @@
-// What PyTorch's caching allocator costs when compiled code calls it, as JSON lines. `work.rs`
-// does the same to ours, with the same random numbers.
+// Measures PyTorch's caching allocator from compiled code and prints JSON lines. `work.rs` does the
+// same work with this crate's allocator, with the same random numbers.
 //
 //   torch_alloc ROUNDS TIMES cached,threads,mixed,trace,fresh [TRACE.csv ...]
 
@@ -42,7 +42,7 @@ struct Random {
     return state;
   }
 
-  // From 512 bytes to 32 MiB, as often of each power of two.
+  // Returns a size from 512 bytes to 32 MiB. Each power of two is equally frequent.
   size_t size() {
     uint64_t power = 9 + next() % 16;
     uint64_t least = 1ull << power;
@@ -63,7 +63,7 @@ static double median(std::vector<double> times) {
   return (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;
 }
 
-// The median of some measurements after one that does not count, per operation.
+// Returns the median time per operation over the rounds. A first round is not counted.
 static double measure(const Options& options, size_t operations, const std::function<double()>& run) {
   run();
   std::vector<double> times;
@@ -82,7 +82,7 @@ static double cached(cudaStream_t stream, size_t bytes, size_t times) {
   return nanoseconds(start, Clock::now());
 }
 
-// From when all threads have started until the last has ended.
+// Returns the time from the first start to the last end. The threads start when all are ready.
 static double threads(const std::vector<cudaStream_t>& streams, size_t bytes, size_t times) {
   std::atomic<size_t> ready{0};
   std::vector<std::pair<Clock::time_point, Clock::time_point>> spans(streams.size());
@@ -111,7 +111,7 @@ static double threads(const std::vector<cudaStream_t>& streams, size_t bytes, si
   return nanoseconds(start, end);
 }
 
-// Blocks of mixed sizes, of which one at a time is freed and another allocated in its place.
+// Live blocks of mixed sizes. Each step frees one block and allocates another in its place.
 struct Mixed {
   cudaStream_t stream;
   std::vector<void*> live;
@@ -196,7 +196,7 @@ static Trace read(const std::string& path) {
   return trace;
 }
 
-// The time from one of its events on.
+// Replays a trace. Returns the time from the event `from` on.
 static double replay(const Trace& trace, size_t from = 0) {
   std::vector<void*> live(trace.slots, nullptr);
   auto start = Clock::now();
@@ -305,7 +305,7 @@ int main(int count, char** arguments) {
   Options options{
       std::atoi(arguments[1]), static_cast<size_t>(std::atoll(arguments[2])), arguments[3]};
   try {
-    // Registers what c10 asks PyTorch of devices, and makes the allocator.
+    // Registers PyTorch's CUDA functions that c10 calls, and creates the allocator.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     run(options, std::vector<std::string>(arguments + 4, arguments + count));
   } catch (const std::exception& error) {

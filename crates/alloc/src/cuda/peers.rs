@@ -76,8 +76,8 @@ impl TrackedMapping {
     /// # Errors
     /// The mapping, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        // The mapping is not in the table during the release. Hold the lock until then, so that a
-        // concurrent `allow` does not miss it.
+        // The mapping is not in the table during the release. Hold the lock until the release is
+        // done, so that a concurrent `allow` does not miss a mapping whose release is refused.
         let mut state = self.all.lock();
         let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
         if let Err(refused) = mapping.release() {

@@ -43,7 +43,7 @@ pub(crate) use record::{Record, Status};
 use crate::trace::{TraceAction, TraceStep, Tracer};
 use crate::{Policy, PoolKind};
 
-/// A number that no record has: there is no record.
+/// Means that there is no record. No record has this number.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// A segment or an arena: adjacent addresses, covered by a chain of records.

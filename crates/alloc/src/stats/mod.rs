@@ -72,7 +72,7 @@ pub struct MemoryStats {
     pub oversize_segments: Stat,
     /// The option `max_split_size`, in bytes. −1 if there is no limit.
     pub max_split_size: i64,
-    /// Number of requests that the backend refused until cached memory was released.
+    /// Number of times that all cached memory was released to try a request again.
     pub num_alloc_retries: i64,
     /// Number of requests that failed because memory was exhausted.
     pub num_ooms: i64,

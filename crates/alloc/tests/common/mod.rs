@@ -39,7 +39,7 @@ pub struct World {
     pub capacity: usize,
     /// Live allocations: size by address.
     pub live: BTreeMap<u64, usize>,
-    /// Sizes of all allocation requests, in order.
+    /// Sizes of all allocations so far, in order.
     pub asked: Vec<usize>,
     /// Number of pages refused because memory was exhausted.
     pub refused: usize,

@@ -6,7 +6,7 @@ use crate::common::{Fake, FakeError, MIB, PAGE, check_state};
 
 const EXPANDABLE: &str = "expandable_segments:True";
 /// Creates an allocator with `count` free pages between live blocks of stream 0. The reserved
-/// memory is so far above the peak that there is no headroom for new pages.
+/// memory equals the peak of the requests, so the headroom allows only two new pages.
 fn fragmented(
     fake: &Fake,
     count: usize,

@@ -304,7 +304,7 @@ fn a_wait_for_many_completions_takes_no_longer_than_for_one() {
         ids.map(|id| format!("c,{id},,\na,{},8,0\n", 200 + id)).collect(),
     ];
     let trace = read(&text.concat());
-    // A wait for each completion takes 50 seconds.
+    // One wait after another for all completions would take 50 seconds.
     let patience = Duration::from_millis(500);
     let start = Instant::now();
     let error = honoured(&trace, patience);

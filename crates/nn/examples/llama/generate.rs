@@ -49,7 +49,7 @@ pub(crate) struct Generator<'a> {
     model: &'a Llama,
     sampling: Sampling,
     caches: Vec<KvCache>,
-    /// Number of tokens that the caches hold.
+    /// Number of tokens for which the caches have room.
     capacity: usize,
     /// The newest token, `[1, 1]`, which each step replaces by its successor.
     token: Tensor,

@@ -142,7 +142,8 @@ pub(crate) fn read_tokenizer(folder: &Path) -> Result<Tokenizer> {
     })
 }
 
-/// Returns the tokens of a text. The token that begins a text is the first.
+/// Returns the tokens of a text, with the special tokens that the tokenizer adds. Without any tokens, returns the token
+/// that begins a text.
 pub(crate) fn tokens(tokenizer: &Tokenizer, text: &str, config: &Config) -> Result<Vec<i64>> {
     let encoding = tokenizer.encode(text, true).map_err(anyhow::Error::from_boxed)?;
     let mut tokens: Vec<i64> = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();

@@ -16,7 +16,7 @@ pub(crate) struct DecoderSizes {
     pub(crate) hidden: usize,
     pub(crate) layers: usize,
     pub(crate) vocabulary: usize,
-    /// Positions that the cache holds.
+    /// Number of positions for which the cache has room.
     pub(crate) capacity: usize,
 }
 

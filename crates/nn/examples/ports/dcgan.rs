@@ -112,7 +112,8 @@ impl Discriminator {
     }
 }
 
-/// Trains for at most `steps` batches. `small` has smaller batches and fewer channels.
+/// Trains for `steps` batches, rounded up to whole epochs if they need more than one epoch. `small` has
+/// smaller batches and fewer channels.
 pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::Result<()> {
     let steps = steps.unwrap_or(usize::MAX);
     warpline::manual_seed(1);

@@ -109,7 +109,8 @@ fn test(model: &mut Net, device: Device, test_loader: &Loader) -> Result<()> {
     Ok(())
 }
 
-/// Trains for at most `steps` batches. `small` has smaller batches.
+/// Trains for `steps` batches, rounded up to whole epochs if they need more than one epoch. `small` has
+/// smaller batches.
 pub(crate) fn run(device: Device, steps: Option<usize>, small: bool) -> anyhow::Result<()> {
     let steps = steps.unwrap_or(usize::MAX);
     warpline::manual_seed(1);

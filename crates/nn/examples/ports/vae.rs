@@ -121,7 +121,7 @@ fn test(model: &mut VAE, device: Device, test_loader: &Loader) -> Result<()> {
     Ok(())
 }
 
-/// Trains for at most `steps` batches.
+/// Trains for `steps` batches, rounded up to whole epochs if they need more than one epoch.
 pub(crate) fn run(device: Device, steps: Option<usize>, _small: bool) -> anyhow::Result<()> {
     let steps = steps.unwrap_or(usize::MAX);
     warpline::manual_seed(1);

@@ -1,8 +1,8 @@
 //! Loads tensors from files.
 //!
-//! All headers are checked against the lengths of their files before any memory is allocated. Then several threads read
-//! chunks of 8 MiB into page-locked memory (`launch::fill_bytes`). Each thread has two buffers: the device copies from
-//! one buffer while the thread fills the other.
+//! All headers are checked against the lengths of their files before any tensor is allocated. Then several threads read
+//! chunks of up to 8 MiB (`launch::fill_bytes`): on the CPU into the tensors themselves, for a GPU into page-locked
+//! memory. In the latter case each thread has two buffers: the device copies from one while the thread fills the other.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ use super::FileError;
 use super::header::{SafetensorsFile, UniqueMap};
 use crate::StateDict;
 
-/// Bytes per read, and size of a thread's page-locked buffers.
+/// Maximum number of bytes per read, and of a page-locked buffer.
 const CHUNK_BYTES: usize = 8 << 20;
 /// Maximum number of reading threads. One thread copies about 8 GB/s from the page cache.
 const MAX_THREADS: usize = 8;
@@ -94,8 +94,8 @@ impl fmt::Debug for LoadOptions<'_> {
 }
 
 /// Loads the tensors of a safetensors file (`safetensors.torch.load_file`). `options` is `()`, a device, or
-/// [`LoadOptions`]. If the extension of `path` is
-/// `json`, loads the tensors of all files in that index. Names, dtypes and shapes are those in the files.
+/// [`LoadOptions`]. If the extension of `path` is `json`, loads the tensors that this index names from its files.
+/// Names, dtypes and shapes are those in the files.
 ///
 /// ```
 /// use warpline_nn::{Linear, Module, load_file, save_file};
@@ -113,7 +113,7 @@ impl fmt::Debug for LoadOptions<'_> {
 /// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the device is not a device name;
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Io`] if a file
 /// cannot be opened or read or is not a regular file, [`FileError::Invalid`] or [`FileError::DType`] if it is not a
-/// valid safetensors file, [`FileError::Tensor`] if memory cannot be allocated.
+/// valid safetensors file, [`FileError::Tensor`] if memory cannot be allocated or a copy to the device fails.
 #[track_caller]
 pub fn load_file<'a>(
     path: impl AsRef<Path>,

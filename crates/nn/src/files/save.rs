@@ -137,8 +137,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The index is replaced atomically, as by [`save_file`], after all files that it names. These files have names that no
 /// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the previous index stays valid until it is replaced.
 /// Afterwards all files that have such a name and are not in the new index are removed: files of the previous save, and
-/// files and temporary files of killed saves. Saves to the same folder take turns; each waits up to ten minutes. On a file system without locks
-/// nothing is removed.
+/// files and temporary files of killed saves. Saves to the same folder take turns; each waits up to ten minutes. On a
+/// file system without locks, no files of other saves are removed.
 ///
 /// # Errors
 /// The same as [`save_file`]; [`FileError::Io`] with the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if other

@@ -3,7 +3,8 @@
 //! Two functions that compute the identity stand in the graph, one after the module's inputs and
 //! one after its outputs. In a backward pass, [`AfterOutput`] runs first and keeps the gradients of
 //! the outputs. [`AfterInput`] runs later and calls the hooks with the gradients of the inputs and
-//! of the outputs. Tensors that require no gradient pass through neither function.
+//! of the outputs. If no input requires a gradient, [`AfterOutput`] calls the hooks itself. Tensors
+//! that require no gradient pass through neither function.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -128,7 +129,7 @@ fn spread(count: usize, indices: &[usize], grads: &Grads) -> Vec<Option<Tensor>>
     all
 }
 
-/// The identity of the inputs. Calls the hooks.
+/// The identity function on the inputs. Its backward pass calls the hooks.
 struct AfterInput {
     pass: Arc<HookedPass>,
     indices: Vec<usize>,
@@ -162,7 +163,7 @@ impl Function for AfterInput {
     }
 }
 
-/// The identity of the outputs. Keeps their gradients for the hooks.
+/// The identity function on the outputs. Its backward pass keeps their gradients for the hooks.
 struct AfterOutput {
     pass: Arc<HookedPass>,
     /// Number of tensors of the output.

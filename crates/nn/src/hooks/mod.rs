@@ -213,8 +213,8 @@ where
     /// `None` if the tensor requires no gradient or none arrived. If no input requires a gradient, the hook runs when
     /// the gradients of the outputs have arrived, and must return `None`.
     ///
-    /// A forward pass uses the hooks that are registered when it runs. Hooks are not called for a forward pass without
-    /// gradients. If a module has backward hooks, do not change its inputs or outputs in place.
+    /// A forward pass uses the hooks that are registered when it runs. A forward pass that records no gradients
+    /// (`no_grad`) has no backward hooks. If a module has backward hooks, do not change its inputs or outputs in place.
     ///
     /// ```
     /// use warpline::ones;

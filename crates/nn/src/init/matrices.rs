@@ -43,7 +43,7 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
 }
 
 /// Fills a matrix with a (semi-)orthogonal matrix times `gain`. A tensor with more than two dimensions is treated as a
-/// matrix whose columns are all dimensions but the first, flattened.
+/// matrix whose columns are all dimensions but the first, flattened. Default of `gain`: 1.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor has fewer than two dimensions;
@@ -96,7 +96,7 @@ fn orthonormalise(vectors: &mut [Vec<f64>]) {
 }
 
 /// Fills a matrix from the normal distribution with mean 0 and standard deviation `std`, then sets random elements of
-/// each column to zero: the fraction `sparsity` of the rows, rounded up.
+/// each column to zero: the fraction `sparsity` of the rows, rounded up. Default of `std`: 0.01.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the tensor does not have two dimensions;

@@ -1,17 +1,17 @@
 //! Modules: named parameters and buffers that are moved, trained and saved together.
 //!
-//! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer` or a
-//! `Training` flag) with its name to a visitor. The derive macro writes both methods, with one line per field in
-//! declaration order; the members of a field that is a module come after the module itself. All other methods are built
-//! on these two. A visit cannot fail: operations that can fail run
-//! before or after the visit, on the collected members.
+//! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer`, a
+//! `Training` flag or a module) with its name to a visitor. The derive macro writes both methods, with one line per
+//! field in declaration order. `visit` shows a module before its own members, `visit_mut` after them. All other methods
+//! are built on these two. A visit cannot fail: operations that can fail run before or after the visit, on the
+//! collected members.
 //!
 //! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
 //! plain `Tensor` is not a module, so that no tensor is forgotten.
 //!
-//! Invariant: a parameter with several names stays one parameter. Two parameters are the same if they are one tensor, also
-//! in replicas; two tensors over one memory are different. `parameters` lists such a parameter once, `state_dict` lists it
-//! under each name, and `to` and `share_memory` make one copy of it.
+//! Invariant: a parameter with several names stays one parameter. Two names have the same parameter if they have the
+//! same tensor (`Tensor::id`); two tensors that share memory are different parameters. `parameters` lists a parameter
+//! with several names once, `state_dict` lists it under each name, and `to` and `share_memory` make one copy of it.
 //!
 //! Invariant: a state with mismatched names or shapes changes nothing. `load_state_dict` first compares all names and
 //! shapes. Then it copies into the module's own tensors, so an optimizer's references to the parameters stay valid.
@@ -82,7 +82,8 @@ pub trait Module: Any + tree::AsDyn {
     /// Shows all members to `visitor`, always in the same order.
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 
-    /// Shows all members to `visitor`, which may replace them. The order is that of [`Module::visit`].
+    /// Shows all members to `visitor`, which may replace them. The order is that of [`Module::visit`], except that a
+    /// module comes after its own members.
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>);
 
     /// Returns the module that [`Module::modules`] lists for this field: the module itself, or the module in an
@@ -170,8 +171,8 @@ pub trait Module: Any + tree::AsDyn {
         all
     }
 
-    /// Calls `f` with all modules in this module, each after its children, and with this module at last
-    /// (`Module.apply`). Ends at the first error.
+    /// Calls `f` with all modules in this module, each after its children, and finally with this module
+    /// (`Module.apply`). Does not call `f` again after an error.
     ///
     /// ```
     /// use warpline_nn::init::{xavier_uniform_, zeros_};
@@ -320,16 +321,19 @@ pub trait Module: Any + tree::AsDyn {
     /// Build the optimizer after the move. A parameter that already has the requested properties stays the same tensor.
     /// The other parameters are replaced, unlike in PyTorch: their hooks and gradients pass to the new tensors,
     /// parameters that are tied inside the module stay tied, and the old tensors are marked as moved. An optimizer step
-    /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`]. A clone of
-    /// the module, and a module that shares some of its parameters, have the old tensors until `to` is called on them
-    /// too, after which they share the new tensors, with the dtype and the values that the last module gave them. If no
-    /// new tensor exists any more, because the other module was dropped, `to` gives the parameters new tensors with
-    /// their own values. To train both apart, first give one of them new parameters
+    /// on an old tensor, a new hook on it, and a gradient that arrives there fail with [`ErrorKind::Moved`].
+    ///
+    /// A clone of the module, and a module that shares some of its parameters, have the old tensors until `to` is
+    /// called on them too. Then they share the new tensors, with the dtype and the values that the last module gave
+    /// them. If a new tensor no longer exists, because the other module was dropped, `to` gives the parameter a new
+    /// tensor with the old values. To train the two modules separately, first give one of them new parameters
     /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point. [`ErrorKind::Moved`] if another module has
-    /// converted a shared parameter to a different dtype, which may have rounded the values. Errors of [`Tensor::to`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype is not floating point. [`ErrorKind::InvalidDeviceString`] if the
+    /// device is not a device name. [`ErrorKind::Moved`] if another module has converted a shared parameter to a dtype
+    /// that this call would convert again, because the first conversion may have rounded the values. Errors of
+    /// [`Tensor::to`].
     #[track_caller]
     fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
     where
@@ -380,11 +384,12 @@ pub trait Module: Any + tree::AsDyn {
 /// The forward pass of a module, for generic callers such as [`Apply::apply`], `DataParallel` and
 /// [`Sequential`](crate::Sequential). `Input` is a tuple if there are several inputs.
 ///
-/// Every module of this crate implements this trait by a call of its inherent `forward`, which has the code. The inherent
+/// Every module of this crate implements this trait by calling its inherent `forward`, which has the code. The inherent
 /// method takes references and several arguments, so that a program calls `self.fc.forward(&x)?` and
-/// `loss.forward(&y, &target)?` without an import. The trait alone could not offer these calls: a generic `Input` does not
-/// coerce a `&Parameter` to a `&Tensor`, several inputs would be a tuple, and a wrong argument would be reported as a
-/// missing implementation instead of a mismatched type. A module of your own needs this trait only for generic callers.
+/// `loss.forward(&y, &target)?` without an import. The trait alone could not offer these calls: a generic `Input` does
+/// not coerce a `&Parameter` to a `&Tensor`, several inputs would be a tuple, and a wrong argument would be reported as
+/// a missing implementation instead of a mismatched type. A module of your own needs this trait only for generic
+/// callers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no forward pass that takes `{Input}`",
     label = "expected a module that implements `Forward<{Input}>`, or a function",

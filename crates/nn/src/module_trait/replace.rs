@@ -1,4 +1,4 @@
-//! Replaced tensors of modules: each tensor once, also if it has several names.
+//! Replaces the tensors of modules. A tensor with several names is replaced by one new tensor.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};

@@ -67,7 +67,7 @@ activations! {
     "x - tanh(x)" Tanhshrink tanhshrink;
 }
 
-/// Defines activations that have options. A number converts into options with one setter.
+/// Defines activations that have options.
 macro_rules! with_options {
     ($($doc:literal $name:ident $function:ident $options:ident [$($field:ident)*] $repr:literal;)*) => {$(
         #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]

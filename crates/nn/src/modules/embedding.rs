@@ -17,7 +17,7 @@ pub struct Embedding {
     padding_idx: Option<isize>,
 }
 
-/// Returns the row of a setter.
+/// Converts the argument of the setter `padding_idx`.
 fn row(index: impl Integer) -> Option<isize> {
     Some(index.into_isize())
 }
@@ -34,7 +34,7 @@ impl Embedding {
     /// Creates a table of `entries` vectors, drawn from the standard normal distribution.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is none of the entries;
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding_idx` is out of range;
     /// errors of [`randn`].
     #[track_caller]
     pub fn new(

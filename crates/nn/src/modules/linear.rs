@@ -28,8 +28,8 @@ parameter_options! {
 }
 
 impl Linear {
-    /// Creates a map of `inputs` to `outputs` features. Parameters are drawn uniformly from ±1/√`inputs`, with PyTorch's
-    /// values for a seed.
+    /// Creates a map of `inputs` to `outputs` features. Parameters are drawn uniformly from ±1/√`inputs`, with
+    /// PyTorch's values for a seed.
     ///
     /// ```
     /// use warpline::DType;

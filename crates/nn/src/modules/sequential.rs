@@ -14,7 +14,7 @@ pub trait Layer: Module + Send + Sync {
     /// Returns a clone that shares parameters and buffers.
     fn boxed_clone(&self) -> Box<dyn Layer>;
 
-    /// Calls [`Forward::forward`], located in this file.
+    /// Calls [`Forward::forward`] without the caller's location, which the inherent `forward` restores.
     #[doc(hidden)]
     fn forward_boxed(&self, x: Tensor) -> Result<Tensor>;
 }
@@ -33,7 +33,7 @@ where
 }
 
 impl dyn Layer {
-    /// Computes the output. The method belongs to the trait object and not to the trait, so that an error has the
+    /// Computes the output. The method belongs to the trait object and not to the trait, so that an error names the
     /// caller's line.
     ///
     /// # Errors

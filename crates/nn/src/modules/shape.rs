@@ -56,8 +56,8 @@ pub struct Unflatten {
 }
 
 impl Unflatten {
-    /// Creates a module that splits dimension `dim`, counted from the end if negative. One of the sizes may be -1, which
-    /// is inferred.
+    /// Creates a module that splits dimension `dim`, counted from the end if negative. One of the sizes may be -1,
+    /// which is inferred.
     #[must_use]
     pub fn new(dim: impl Integer, sizes: impl IntoSizes) -> Self {
         Self { dim: dim.into_isize(), sizes: sizes.into_sizes().into_vec() }

@@ -170,7 +170,7 @@ impl TransformerEncoderLayer {
         let hidden = match self.activation {
             None => relu(&hidden)?,
             Some(activation) => {
-                // The program's function has errors of its own.
+                // Errors of the program's function must name its own ops and lines, not those of this call.
                 let _own = CallScope::none();
                 activation(&hidden)?
             }

@@ -115,7 +115,8 @@ impl AdamStep {
         } else {
             move_counts_to_host(slots)?;
         }
-        // Parameters with the same step count share a counter tensor.
+        // Group by step count. If the device counts, the counter's address stands for the count, because parameters
+        // that have always stepped together share a counter.
         let (buckets, others) = buckets(slots, |slot| {
             (slot.state.step, slot.state.counter.as_ref().map(Tensor::data_ptr))
         });

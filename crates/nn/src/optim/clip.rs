@@ -75,7 +75,7 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
     no_grad(run).map_err(|e: Error| e.of("clip_grad_value_").at(location))
 }
 
-/// Returns the norm of all elements of `tensors` as one vector, on the device of the first tensor
+/// Returns the norm of the vector of all elements of `tensors`, on the device of the first tensor
 /// (`torch.nn.utils.get_total_norm`). 0 if there are no tensors.
 ///
 /// # Errors
@@ -139,7 +139,7 @@ fn group_for_launches(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
     (buckets, others)
 }
 
-/// Returns the 2-norm of tensors of one device and dtype as one vector.
+/// Returns the 2-norm of the vector of all elements of tensors that have the same device and dtype.
 #[track_caller]
 fn two_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let views: Vec<_> = tensors.iter().map(|tensor| tensor.as_view()).collect();

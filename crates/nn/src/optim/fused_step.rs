@@ -1,8 +1,9 @@
 //! Updates of several parameters in one launch.
 //!
-//! Contiguous parameters of equal device, dtype and step count are updated in launches of sixteen. The kernels of
-//! `warpline_kernels::optim` take each tensor as a separate operand, so ordering and race detection work as for any op.
-//! Other parameters are updated with tensor ops, which compute the same formula.
+//! Contiguous parameters of the same device and dtype are updated in launches of sixteen. Some rules separate them
+//! further: Adam does so by step count. The kernels of `warpline_kernels::optim` take each tensor as a separate
+//! operand, so ordering and race detection work as for any op. Other parameters are updated with tensor ops, which
+//! compute the same formula.
 
 use warpline::{DType, Device, Result, Tensor};
 use warpline_kernels::optim::{self as kernels, Tensors};
@@ -18,7 +19,7 @@ pub struct GradScaling {
     pub grad_scale: Option<Tensor>,
 }
 
-/// Parameters that one launch can update, with their common device, dtype and `K`.
+/// Parameters with the same device, dtype and `K`, which the kernels update in launches of sixteen.
 pub(super) struct Bucket<'a, 'p, K> {
     key: (Device, DType, K),
     pub(super) slots: Vec<&'a mut Slot<'p>>,

@@ -25,8 +25,8 @@ pub trait Optimizer {
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
-    /// Returns whether [`step_scaled`](Self::step_scaled) can take the next step (`_step_supports_amp_scaling`). Default:
-    /// false.
+    /// Returns whether [`step_scaled`](Self::step_scaled) can take the next step (`_step_supports_amp_scaling`).
+    /// Default: false.
     fn supports_grad_scaling(&self) -> bool {
         false
     }
@@ -36,8 +36,8 @@ pub trait Optimizer {
     /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, and [`step`](Self::step) otherwise.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it; errors
-    /// of [`step`](Self::step).
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it;
+    /// errors of [`step`](Self::step).
     #[track_caller]
     fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
         let _ = scaling;

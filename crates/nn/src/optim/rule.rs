@@ -35,8 +35,8 @@ pub trait Rule: Settings {
         false
     }
 
-    /// Updates parameters that have a gradient. Gets a `scaling` only if [`fuses`](Self::fuses) returned true for all of
-    /// them; then a step that the scaling skips changes nothing.
+    /// Updates parameters that have a gradient. Gets a `scaling` only if [`fuses`](Self::fuses) returned true for all
+    /// of them; then a step that the scaling skips changes nothing.
     ///
     /// # Errors
     /// The errors of the in-place ops that update the parameters and their state

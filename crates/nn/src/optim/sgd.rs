@@ -51,7 +51,8 @@ impl Settings for SGDOptions {
 impl Rule for SGDOptions {
     const TENSORS: &'static [&'static str] = &["momentum_buffer"];
 
-    /// Only the host can know whether a step with dampening is the first one that is not skipped.
+    /// Returns `false` for the first step with dampening, which has a formula of its own. The kernel cannot tell
+    /// whether all earlier steps were skipped, so the host must decide.
     fn fuses(&self, state: &ParamState) -> bool {
         self.momentum == 0.0 || self.dampening == 0.0 || state.tensors[0].is_some()
     }
@@ -61,8 +62,8 @@ impl Rule for SGDOptions {
         let (buckets, others) = buckets(slots, |slot| slot.state.tensors[0].is_none());
         for mut bucket in buckets {
             let is_new = *bucket.key();
-            // A skipped step does not write the buffer, so it begins with zeros. Without dampening, a step from zeros
-            // equals a first step.
+            // A skipped step does not write the buffer, so the buffer begins with zeros. Without dampening, a step from
+            // zeros equals a first step.
             let first = is_new && scaling.is_none();
             if self.momentum != 0.0 && is_new {
                 for slot in &mut bucket.slots {

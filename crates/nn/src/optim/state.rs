@@ -154,8 +154,9 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     if known != saved.state.len() {
         return invalid("the state has parameters that are in none of its groups".into());
     }
-    // Copy into the existing tensors, because captured steps read that memory. If parameters
-    // share a counter of steps and their numbers of steps differ in the loaded state, each gets its own counter.
+    // Copy into the existing tensors, because captured steps read that memory. Of parameters that share a step counter,
+    // the first keeps it, with those that have the same count in the loaded state. The others get a new counter in the
+    // next step.
     let mut states = states.into_iter();
     let mut counted: Vec<(u64, u64)> = Vec::new();
     for (group, formers) in groups.iter().zip(&mut optimizer.states) {

@@ -6,8 +6,8 @@ use super::fused_step::GradScaling;
 use super::optimizer::{check_not_capturing, is_capturing};
 use super::rule::{ParamState, Slot};
 
-/// Counts a step of each parameter on the device, unless the scaling skips the step. Parameters that have always stepped
-/// together share a counter.
+/// Counts a step of each parameter on the device, unless the scaling skips the step. Parameters that have always
+/// stepped together share a counter.
 #[track_caller]
 pub(super) fn count_steps_on_device(
     slots: &mut [Slot<'_>],

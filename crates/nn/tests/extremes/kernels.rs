@@ -96,10 +96,10 @@ fn pooled(at: &str, window: &Window, places: Regions) -> Result<Tensor> {
     })
 }
 
-/// A rank of two.
+/// The first of two ranks.
 const MEMBER: GroupMember = GroupMember { device: Device::Cpu, rank: 0, ranks: 2 };
 
-/// Checks that two elements are gathered to four.
+/// Checks a gather of two elements per rank to four elements.
 fn gathered(member: GroupMember) -> Result<()> {
     let (input, output) = (zeros([2], "cpu")?, zeros([4], "cpu")?);
     let gather = CollectiveOp::AllGather { input: input.as_view(), output: output.as_view() };

@@ -97,7 +97,7 @@ impl Net {
         Ok(Self { layers: vec![first, second] })
     }
 
-    /// Registers a hook on the shared weight. Returns the number of its calls.
+    /// Registers a hook on the shared weight. Returns a counter of the hook's calls.
     fn count_hook_calls(&self) -> Result<Arc<AtomicUsize>> {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);

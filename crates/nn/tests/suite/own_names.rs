@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::common::sources;
 
 /// The names of PyTorch's functions, methods, classes and constants: all definitions without a leading underscore in
-/// `torch` (2.11), its type stubs, `torch.amp`, `autograd`, `backends.cuda` and `cudnn`, `cuda`, `distributed`, `linalg`, `multiprocessing`, `nn`, `optim`,
-/// `special` and `utils.data`, and the hooks of `DistributedDataParallel`.
+/// `torch` (2.11), its type stubs, `torch.amp`, `autograd`, `backends.cuda` and `cudnn`, `cuda`, `distributed`,
+/// `linalg`, `multiprocessing`, `nn`, `optim`, `special` and `utils.data`, and the hooks of `DistributedDataParallel`.
 const PYTORCH: &str = include_str!("../names/pytorch.txt");
 
 /// Public names that users do not need, so the guide does not list them. Each has its reason.

@@ -285,8 +285,9 @@ fn a_save_writes_syncs_renames_and_syncs_the_folder_in_this_order() {
     assert_eq!(order, expected);
 }
 
-/// Injects a failure at each call of a save. Afterwards the former or the new model can be loaded, and no other file is
-/// left.
+/// Injects a failure at each call of a save, except removals of files. Afterwards the former model can be loaded, and
+/// no other file is left. If only the last sync of the folder fails, the new model can be loaded, and the former shards
+/// are left too.
 #[test]
 fn a_call_that_fails_leaves_one_whole_model_and_no_other_file() {
     let folder = Folder::new("failing");

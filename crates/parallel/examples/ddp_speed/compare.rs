@@ -11,7 +11,7 @@ use super::launch::{Folder, pytorch, warpline};
 /// Largest relative difference of a loss from PyTorch's.
 const TOLERANCE: f64 = 1e-5;
 
-/// The name of a framework, and the tokens per second and rank of its run on one rank.
+/// The name of a framework, and the tokens per second of its run with one rank, if there was one.
 type Side = (&'static str, Option<f64>);
 
 pub(super) fn speed(args: &Args) -> anyhow::Result<()> {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! With `--nproc`, the program starts its ranks as `warpline-run` does, and PyTorch's ranks with `torchrun`. The output
-//! is a line for each number of ranks and framework, or with `--json` a JSON object for each number of ranks. A rank of
-//! one is trained without `DistributedDataParallel`, for the scaling.
+//! is a line for each number of ranks and framework, or with `--json` a JSON object with the settings and one for each
+//! number of ranks. A single rank trains without `DistributedDataParallel`; the scaling is relative to this run.
 //!
 //! `--check` trains two layers in float32 for 20 steps, with the same weights and tokens in both frameworks. It fails
 //! if a loss differs from PyTorch's by more than a relative 1e-5.
@@ -83,7 +83,7 @@ impl Args {
         self.layers.unwrap_or(if self.check { 2 } else { 12 })
     }
 
-    /// Returns the settings that PyTorch's ranks need, too.
+    /// Returns the settings for the ranks of both frameworks.
     fn settings(&self) -> Value {
         json!({
             "check": self.check, "graph": self.graph, "cpu": self.cpu, "layers": self.layers(), "width": self.width,

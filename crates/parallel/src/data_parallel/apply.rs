@@ -63,8 +63,8 @@ impl Worker {
         let _ = self.messages.send(WorkerMessage::Ready);
     }
 
-    /// Returns an error if the caller cannot use the thread. A forked child does not have the threads of its parent.
-    /// The thread itself would wait for its own job.
+    /// Returns an error if the caller cannot use the thread. A forked child does not have the threads of its parent. A
+    /// caller that runs on the thread itself would wait for its own job.
     #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
         let reason = if self.process != std::process::id() {

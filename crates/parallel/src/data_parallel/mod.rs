@@ -136,8 +136,9 @@ impl<M> DataParallel<M> {
     /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
     /// [`DataParallelError::WrongDevice`] if a parameter or buffer is not on the first GPU,
     /// [`DataParallelError::Replica`] for the first replica that failed, after all replicas have ended,
-    /// [`DataParallelError::Thread`] in a forked child, and in a replica on another GPU than the first that calls the
-    /// `DataParallel` itself. A replica must not wait for another thread that calls the `DataParallel`.
+    /// [`DataParallelError::Thread`] in a forked child, if the thread of a GPU has ended, and if a replica on any GPU
+    /// but the first calls the `DataParallel` itself. A replica must not wait for another thread that calls the
+    /// `DataParallel`.
     /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a parameter or buffer belongs to another
     /// runtime; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) during a capture, with several GPUs;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the [`Scatter`] of a program's own type
@@ -179,9 +180,9 @@ impl<M> DataParallel<M> {
         if self.device_ids.len() == 1 {
             return self.module.forward(inputs.swap_remove(0));
         }
-        // Own the copies instead of holding the lock, because clones and gathers run the program's code. A concurrent or
-        // nested forward pass makes its own copies. Keep the copies until the outputs are gathered, because an output
-        // may be one of them.
+        // Own the copies instead of holding the lock, because clones and gathers run the program's code. A concurrent
+        // or nested forward pass makes its own copies. Keep the copies until the outputs are gathered, because an
+        // output may be one of them.
         let mut copies = std::mem::take(&mut *self.cached());
         copies.resize_with(self.workers.len(), DeviceCopies::default);
         let streams = &streams[..inputs.len()];

@@ -62,7 +62,9 @@ impl Work {
         self.seq
     }
 
-    /// Returns the tensors of the call: first those that it writes, then those that it reads.
+    /// Returns the tensors of the call: first those that it writes, then those that it reads. The tensors of
+    /// [`batch_isend_irecv`](crate::distributed::ProcessGroup::batch_isend_irecv) are in the order of its sends and
+    /// receives.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

@@ -1,5 +1,5 @@
-//! Tests of process groups, their stores and launcher, and `DataParallel`. They are one program, so that only one
-//! program is linked.
+//! Tests of process groups, their stores and launcher, `DistributedDataParallel` and `DataParallel`. They are one
+//! program, so that only one program is linked.
 
 #[path = "../group_support/mod.rs"]
 mod group_support;

@@ -122,7 +122,7 @@ fn survives(group: ProcessGroup, victim: usize) {
     println!("rank {rank} has survived");
 }
 
-/// Returns a launcher of a part as processes.
+/// Returns a launcher whose ranks are processes that run the program `part`.
 pub(crate) fn launcher(driver: &str, ranks: usize, part: &str) -> Launcher {
     let mut launch = Launcher::new(std::env::current_exe().unwrap(), ranks);
     for arg in [

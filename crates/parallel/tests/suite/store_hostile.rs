@@ -35,7 +35,7 @@ fn attack(address: SocketAddr, number: usize, wrong_proof: &[u8]) -> std::io::Re
         3 => stream.write_all(wrong_proof)?,
         // Close the sending half.
         4 => stream.shutdown(Shutdown::Write)?,
-        // Send a greeting, then the length of a huge message.
+        // Send a greeting and a wrong proof, then the length of a huge message.
         _ => stream.write_all(&[&GREETING[..], &[0; 32], &[0xff; 40]].concat())?,
     }
     Ok(stream)

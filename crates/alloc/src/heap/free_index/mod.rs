@@ -165,8 +165,8 @@ impl FreeIndex {
     }
 
     /// Finds the smallest tree that contains this block and has one side much heavier than the
-    /// other, and rebuilds this tree, as a scapegoat tree does. It needs rebuilding again only after many
-    /// insertions, so rebuilding costs a few steps per insertion on average.
+    /// other, and rebuilds this tree, as a scapegoat tree does. A rebuilt tree needs another rebuild only
+    /// after many insertions, so rebuilding costs a few steps per insertion on average.
     #[cold]
     fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
         let (mut root, mut size) = (block, 1);

@@ -1,5 +1,5 @@
-//! PyTorch's expandable segments: a reserved range per stream and pool. Pages are mapped at its
-//! end, and free pages are released when the cache is emptied.
+//! PyTorch's expandable segments: a reserved range per stream and pool. Pages are mapped at the
+//! first place in the range that fits, and free pages are released when the cache is emptied.
 
 use std::collections::BTreeSet;
 

@@ -9,10 +9,11 @@
 //! 1. Reuse a *window* ([`windows`]) whose memory is all free. A window is a range of addresses at
 //!    which pages are mapped a second time.
 //! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
-//! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), or create pages, until enough
-//!    memory is free here. Pages with a former home here come first, because they are still mapped
-//!    there, then other pages, then new pages. Before it uses pages of another stream, the
-//!    request's stream waits, on the device, for that stream.
+//! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), and create pages, until enough
+//!    memory is free here. New pages come first: as many as the headroom still allows, or more if
+//!    there are too few free pages. Then come pages with a former home here, because they are still
+//!    mapped there, and then other pages. Before it uses pages of another stream, the request's
+//!    stream waits, on the device, for that stream.
 //! 4. Make the block an *alias* ([`alias`]): map pieces of free memory a second time, next to each
 //!    other, in a new window.
 //!

@@ -2,7 +2,7 @@
 //! pytorch/examples.
 //!
 //! `main.py`, `model.py` and `data.py` have 333 lines without comments. Shakespeare's plays replace Wikitext-2.
-//! A step is an epoch. The encoder layer is written out, because there is no `TransformerEncoderLayer`.
+//! A step is an epoch.
 
 mod data;
 mod model;

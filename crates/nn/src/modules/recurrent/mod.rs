@@ -24,8 +24,8 @@ enum CellKind {
 }
 
 impl CellKind {
-    /// Returns the kind with the given activation. Fails if the kind is not that of an Elman network, or the activation
-    /// is neither tanh nor ReLU.
+    /// Returns the kind with the given activation, or the kind itself for `None`. Fails for an activation other than
+    /// tanh and ReLU, and for any activation if the kind is not that of an Elman network.
     #[track_caller]
     fn with_nonlinearity(
         self,
@@ -117,7 +117,7 @@ impl CellWeights {
         })
     }
 
-    /// Returns the numbers of inputs and hidden features, and the bias if there is none, in PyTorch's notation.
+    /// Returns the numbers of inputs and hidden features, and `bias=False` if there is no bias.
     fn describe(&self) -> String {
         let bias = if self.bias_ih.is_some() { "" } else { ", bias=False" };
         format!("{}, {}{bias}", size(&self.ih, 1), size(&self.hh, 1))
@@ -144,7 +144,7 @@ impl CellWeights {
         x.new_zeros(sizes, ())
     }
 
-    /// Shows the parameters with PyTorch's names and the suffix `end`.
+    /// Shows the parameters with PyTorch's names, followed by `suffix`.
     fn visit<'m>(&'m self, suffix: &str, visitor: &mut Visitor<'m, '_>) {
         visitor.member(&format!("weight_ih{suffix}"), &self.ih);
         visitor.member(&format!("weight_hh{suffix}"), &self.hh);

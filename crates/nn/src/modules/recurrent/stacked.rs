@@ -42,8 +42,8 @@ struct RecurrentStack {
     training: Training,
 }
 
-/// The last layer's hidden states at all times, the final hidden state of each layer, and the final cell state of each
-/// layer of an LSTM.
+/// The last layer's hidden states at all times, the final hidden state of each layer and direction, and for an LSTM
+/// also the final cell state of each.
 type StackedOutput = (Tensor, Tensor, Option<Tensor>);
 
 impl RecurrentStack {

@@ -11,7 +11,7 @@ use super::{LBFGS, dot, largest};
 const C1: f64 = 1e-4;
 /// Largest part of the initial slope that may remain.
 const C2: f64 = 0.9;
-/// Smallest interval, as a change of a parameter.
+/// Size of the interval below which the search ends, as the largest change of a parameter across the interval.
 const TOLERANCE_CHANGE: f64 = 1e-9;
 
 /// A point on the line.
@@ -103,8 +103,8 @@ pub(super) fn strong_wolfe(
             break;
         }
         let mut t = cubic_interpolate(&bracket[0], &bracket[1], (min, max));
-        // If two trials in a row are close to a boundary, or a trial is not between the boundaries, move
-        // the trial inwards by a tenth of the bracket.
+        // If two trials in a row are close to a boundary, or a trial is not between the boundaries, place
+        // the trial a tenth of the bracket inside the nearer boundary.
         let margin = 0.1 * (max - min);
         let is_close = (max - t).min(t - min) < margin;
         if is_close && (insufficient_progress || t >= max || t <= min) {

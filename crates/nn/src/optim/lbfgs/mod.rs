@@ -63,7 +63,7 @@ struct LBFGSMemory {
     old_dirs: VecDeque<Tensor>,
     /// Differences of parameters, oldest first.
     old_stps: VecDeque<Tensor>,
-    /// Reciprocals of the dot products of both.
+    /// Reciprocals of the dot products of `old_dirs` and `old_stps`, entry by entry.
     ro: VecDeque<f64>,
     /// Diagonal of the initial approximation of the inverse Hessian.
     h_diag: f64,
@@ -162,7 +162,7 @@ impl LBFGS {
         Ok(first_loss)
     }
 
-    /// Calls the closure with recording.
+    /// Calls the closure with gradients enabled, outside the scope of this call.
     fn call(&self, closure: &mut impl FnMut(&Self) -> Result<Tensor>) -> Result<Tensor> {
         let _outside = CallScope::none();
         let _grad = ModeGuard::enable_grad();

@@ -1,5 +1,5 @@
-//! Saved state of L-BFGS: the tensors of the first parameter, as in PyTorch. The entries of a list have the list's name
-//! and their index, as in `old_dirs.0`.
+//! Saved state of L-BFGS. As in PyTorch, the first parameter has the whole state. The entries of a list have the list's
+//! name and their index, as in `old_dirs.0`.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -176,7 +176,8 @@ pub struct Cosine {
 /// A function of the epoch.
 type Lambda = Arc<dyn Fn(i64) -> f64 + Send + Sync>;
 
-/// Returns a function that is dropped in turn, because it may own a scheduler of functions, to any depth.
+/// Wraps a function in a [`Reclaimed`], so that drops do not recurse: the function may own a scheduler with further
+/// functions, to any depth.
 #[expect(clippy::redundant_closure, reason = "the closure owns the function that it calls")]
 fn shared(lambda: impl Fn(i64) -> f64 + Send + Sync + 'static) -> Lambda {
     let lambda = Reclaimed::new(lambda);

@@ -94,7 +94,7 @@ impl Scheduler for CosineAnnealingWarmRestarts {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         check_groups(NAME, optimizer, self.base_lrs.len())?;
-        // `step_to` accepts any epoch.
+        // Saturate, because `step_to` may have set the largest epoch.
         self.last_epoch = self.last_epoch.saturating_add(1);
         self.t_cur += 1.0;
         if self.t_cur >= self.t_i as f64 {

@@ -98,7 +98,7 @@ fn lbfgs_runs_twenty_steps_as_in_pytorch() {
     worlds(1, |_| runs(Device::cuda(0)));
 }
 
-/// Takes steps on Rosenbrock's function from a fixed point.
+/// Takes a step on Rosenbrock's function. Returns the loss before the step.
 fn step(optimizer: &mut LBFGS, x: &Tensor) -> Result<f64> {
     let loss = optimizer.step(|optimizer| {
         optimizer.zero_grad()?;

@@ -27,11 +27,12 @@
 //!
 //! # Invariants
 //!
-//! - All ranks call the same collectives in the same order. The constructor compares everything that determines this
-//!   order: options, names, shapes and dtypes. The order of rebuilt buckets is that of rank 0.
+//! - All ranks call the same collectives in the same order. With `init_sync`, the constructor compares everything that
+//!   determines this order: options, names, shapes and dtypes. The order of rebuilt buckets is that of rank 0.
 //! - A mean is a division followed by a sum, as in PyTorch, so that sums in half precision do not overflow.
-//! - In a captured iteration the host never waits. In other iterations it waits only for the rebuilding of buckets and
-//!   the exchange of unused parameters. Capture after a few iterations, as in PyTorch.
+//! - In a captured iteration the host never waits. In other iterations it waits only for the rebuilding of buckets, the
+//!   exchange of unused parameters, and the numbers of ranks that `join` reads. Capture after a few iterations, as in
+//!   PyTorch.
 
 mod buckets;
 mod error;
@@ -103,9 +104,9 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Compares the models of all ranks, copies the parameters and buffers of rank 0 to the other ranks in pieces of
-    /// 250 MiB, and registers a hook on each parameter. All ranks must call this function, in the same order relative
-    /// to their other calls on the group.
+    /// Compares the models of all ranks and copies the parameters and buffers of rank 0 to the other ranks, in pieces
+    /// of about 250 MiB, unless [`DdpOptions::init_sync`] is off. Registers a hook on each parameter that requires a
+    /// gradient. All ranks must call this function, in the same order relative to their other calls on the group.
     ///
     /// # Errors
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a [`DdpError`] as its source:
@@ -184,9 +185,10 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     /// The errors of `forward`. [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source
-    /// [`DdpError::NotReduced`] if parameters got no gradient in the previous iteration;
-    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a move of the module has replaced a parameter; errors of the
-    /// collectives ([`ProcessGroup::all_reduce`]).
+    /// [`DdpError::NotReduced`] if parameters got no gradient in the previous iteration, or
+    /// [`DdpError::EarlyTermination`] within [`DistributedDataParallel::join`] if its options ask for this error and a
+    /// rank has left the loop; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a move of the module has replaced a
+    /// parameter; errors of the collectives ([`ProcessGroup::all_reduce`]).
     #[track_caller]
     pub fn call<T: TensorTree>(&self, forward: impl FnOnce(&M) -> Result<T>) -> Result<T> {
         let records = is_grad_enabled();
@@ -265,7 +267,8 @@ impl<M> DistributedDataParallel<M> {
     }
 
     /// Returns the names of the parameters of each bucket. The buckets of the first iteration are rebuilt once, before
-    /// the second forward pass (the third with [`DdpOptions::static_graph`]).
+    /// the second forward pass (the third with [`DdpOptions::static_graph`]). With
+    /// [`DdpOptions::find_unused_parameters`] and without a static graph, they are not rebuilt.
     #[must_use]
     pub fn bucket_names(&self) -> Vec<Vec<String>> {
         let name = |index: usize| self.reducer.parameters[index].name.clone();

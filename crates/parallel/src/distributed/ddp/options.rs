@@ -17,8 +17,9 @@ warpline::__options! {
     DdpOptions [] [] {
         /// Sets whether each forward pass begins by copying the buffers of rank 0 to the other ranks. Default: `true`.
         broadcast_buffers: bool = true, bool;
-        /// Sets whether the constructor compares the parameters of all ranks and copies those of rank 0 to the other
-        /// ranks. If it does not, the program must give all ranks the same parameters. Default: `true`.
+        /// Sets whether the constructor compares the models and options of all ranks and copies the parameters and
+        /// buffers of rank 0 to the other ranks. If it does not, the program must give all ranks the same model.
+        /// Default: `true`.
         init_sync: bool = true, bool;
         /// Sets the capacity of a bucket, in MiB. A bucket is full once the gradients in it reach the capacity.
         /// Default: 25, and 1 for the first bucket.

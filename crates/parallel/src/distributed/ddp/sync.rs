@@ -7,7 +7,7 @@ use super::super::ProcessGroup;
 use super::DdpError;
 use super::buckets::{TensorSize, assign_buckets};
 
-/// Largest piece of a broadcast, in bytes.
+/// Size from which a piece of a broadcast takes no more tensors, in bytes.
 pub(super) const BROADCAST_PIECE: usize = 250 << 20;
 
 /// Compares a text line by line between the ranks. Each rank reports its first difference from each other rank.
@@ -38,8 +38,8 @@ pub(super) fn check_equal(group: &ProcessGroup, lines: &[String]) -> Result<()> 
     if differing.is_empty() { Ok(()) } else { Err(DdpError::Differs { rank, differing }.into()) }
 }
 
-/// Copies the tensors of rank `src` to the other ranks, in flat pieces of at most `BROADCAST_PIECE` bytes, unless a
-/// single tensor is larger.
+/// Copies the tensors of rank `src` to the other ranks, in flat pieces. A piece takes whole tensors until it has
+/// `BROADCAST_PIECE` bytes or more.
 #[track_caller]
 pub(super) fn broadcast_coalesced(
     group: &ProcessGroup,

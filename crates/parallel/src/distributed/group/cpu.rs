@@ -1,9 +1,9 @@
 //! Collectives between CPU tensors, through the group's store.
 //!
-//! A collective is one or two exchanges. In an exchange, each rank sends one message to each peer and receives one from
-//! each peer; a message holds the parts of all calls of the collective, in their order. The first exchange brings the
-//! ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines the inputs in the
-//! order of ranks and sends the result to all ranks, so every rank has the same bits.
+//! A collective is one or two exchanges. In an exchange, each rank sends at most one message to each peer and receives
+//! at most one from each peer. A message holds the parts of all calls of the collective, in their order. The first
+//! exchange brings the ranks' inputs to the ranks that need them. All-reduces have a second exchange: rank 0 combines
+//! the inputs in the order of ranks and sends the result to all ranks, so every rank has the same bits.
 //!
 //! A channel leads from one rank to another. Its messages are cut into pieces, which are numbered per channel. The
 //! receiver deletes a piece and acknowledges it; the sender writes a piece only after the acknowledgement of the

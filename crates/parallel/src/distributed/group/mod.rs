@@ -54,11 +54,11 @@ pub(super) use transport::Transport;
 /// [`init_process_group`](super::init_process_group) forms groups and has an example.
 ///
 /// All ranks must make the same calls in the same order, each with tensors on its own device. A call returns before the
-/// collective is done. Without `async_op` the collective is enqueued on the current stream, like any op. With
-/// `async_op` it is enqueued on the group's own stream, after the earlier work on the current stream. [`Work::wait`]
-/// then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that use the
-/// collective's tensors also wait without that call. With [`Backend::Cpu`], a call returns only when the collective is
-/// done, even if `async_op` is set.
+/// collective is done. Without `async_op`, which is the default, the collective is enqueued on the current stream, like
+/// any op. With `async_op` it is enqueued on the group's own stream, after the earlier work on the current stream.
+/// [`Work::wait`] then makes the current stream wait for the collective. Under [`warpline::SyncPolicy::Auto`], ops that
+/// use the collective's tensors also wait without that call. With [`Backend::Cpu`], a call returns only when the
+/// collective is done, even if `async_op` is set.
 ///
 /// A call without `async_op` may be captured in a graph, which keeps the group alive. Each replay counts as one call,
 /// with the same timeout.

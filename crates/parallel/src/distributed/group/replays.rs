@@ -1,9 +1,9 @@
 //! Replays of graphs that hold captured calls of a group.
 //!
 //! A graph keeps the groups of its calls (`CollectiveWatcher`) and launches its replays through these groups. On each
-//! group, a replay counts as one call. This call is done when the entire replay is done. The results of the captured
-//! calls are marked with its number. Replays are not compared between ranks, because their calls were compared when
-//! they were captured.
+//! group, a replay counts as one call, which is done when the entire replay is done. The results of the captured calls
+//! are marked with the number of the replay's call. Replays are not compared between ranks, because their calls were
+//! compared when they were captured.
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};

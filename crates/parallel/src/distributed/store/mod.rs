@@ -60,9 +60,9 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] if the key has more than [`MAX_KEY`] bytes or the value more than [`MAX_VALUE`];
-    /// [`StoreError::Full`] if the store has no room for the value; [`StoreError::Lost`] or [`StoreError::NotAStore`]
-    /// if the server of a [`TcpStore`] cannot be used; [`StoreError::File`] if the file of a [`FileStore`] cannot be
-    /// used.
+    /// [`StoreError::Full`] if the store has no room for the value; [`StoreError::Lost`], [`StoreError::NotAStore`] or
+    /// [`StoreError::WrongSecret`] if the server of a [`TcpStore`] cannot be used; [`StoreError::File`] if the file of
+    /// a [`FileStore`] cannot be used.
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
 
     /// Returns the value of a key. Waits until the key is set.
@@ -144,7 +144,7 @@ pub enum StoreError {
         "{op}: the store has no room for this value, because it may hold at most {max} bytes; delete keys"
     )]
     Full {
-        /// Name of the operation, such as `get`.
+        /// Name of the operation, such as `set`.
         op: &'static str,
         /// The limit, in bytes.
         max: usize,

@@ -96,7 +96,7 @@ impl Reducer {
         self.launch_ready()
     }
 
-    /// Takes part in the reductions of an iteration without gradients, after this rank's inputs have ended.
+    /// Contributes zeros to the reductions of an iteration, after this rank's inputs have ended.
     pub(in crate::distributed::ddp) fn shadow(&self) -> Result<()> {
         let (count, divisor) = {
             let mut state = self.state();

@@ -7,8 +7,8 @@
 //! a different order. `launch_ready` launches a bucket only after all buckets before it.
 //!
 //! Invariant: no code of the program, such as a communication hook or the `Drop` of a value that a tensor owns, runs
-//! while `state` is locked. The exceptions are observers of the allocator, and the store of the program's own type, which
-//! collectives call while a bucket is rebuilt or usage is exchanged.
+//! while `state` is locked. The exceptions are observers of the allocator, and a `Store` that the program implements,
+//! which collectives call while buckets are rebuilt or usage is exchanged.
 
 mod finish;
 
@@ -27,7 +27,8 @@ use super::buckets::{
 use super::hooks::{CommHook, GradBucket, mean};
 use super::{DdpError, DdpOptions};
 
-/// The locked state. Values that are dropped meanwhile are dropped after the lock: fields are dropped in their order.
+/// The locked state. Values that this thread drops meanwhile, and that graphs or hooks own, are kept until after the
+/// unlock, because fields are dropped in the order of their declaration.
 struct StateGuard<'a> {
     state: MutexGuard<'a, ReducerState>,
     _drops: DeferredDrops,
@@ -81,7 +82,7 @@ struct ReducerState {
     /// Number of gradients of each parameter that have not arrived in this iteration.
     outstanding: Vec<usize>,
     first_iteration: bool,
-    /// The number by which sums are divided.
+    /// The number by which gradients are divided before they are summed.
     divisor: usize,
 }
 
@@ -155,7 +156,7 @@ impl Reducer {
         drop(former);
     }
 
-    /// Sets the number by which sums are divided, until the next call.
+    /// Sets the number by which gradients are divided, until the next call.
     pub(super) fn set_divisor(&self, divisor: usize) {
         self.state().divisor = divisor;
     }
@@ -266,7 +267,7 @@ impl Reducer {
         let addresses: std::collections::HashSet<_> =
             leaves.iter().map(|leaf| std::ptr::from_ref(leaf.storage())).collect();
         let reached = |parameter: &NamedParameter| {
-            // Compare tensors only if the addresses match, so that the search is linear.
+            // All handles of a tensor have its `Storage` at one address. A set of addresses makes the search linear.
             addresses.contains(&std::ptr::from_ref(parameter.tensor.storage()))
         };
         (0..self.parameters.len()).filter(|index| !reached(&self.parameters[*index])).collect()

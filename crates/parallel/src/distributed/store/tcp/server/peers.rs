@@ -1,6 +1,6 @@
-//! Connections by peer address, so that no address uses all slots, and no host with many addresses all unauthenticated
-//! slots. The hosts of a local network may share the first 64 bits of their IPv6 addresses, and a single host may have
-//! all addresses of such a range.
+//! Limits connections by peer address: no address can use all slots, and a host with many addresses cannot use all
+//! unauthenticated slots. The hosts of a local network may share the first 64 bits of their IPv6 addresses, and a
+//! single host may have all addresses of such a range.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -42,9 +42,9 @@ impl StorePeers {
         self.unauthenticated.len() >= MAX_UNAUTHENTICATED
     }
 
-    /// Returns the unauthenticated connection to evict: of the network with the most connections, of its address with the
-    /// most, the oldest. A flood from one host thus evicts only its own connections, even if a client elsewhere takes long
-    /// for its proof; if the host uses many addresses, connections of its network.
+    /// Returns the unauthenticated connection to evict: the oldest connection of the address with the most connections,
+    /// in the network with the most connections. A flood from one address thus evicts only its own connections, even if
+    /// a client elsewhere takes long for its proof. A flood from many addresses evicts only connections of its network.
     pub(super) fn unauthenticated_to_evict(&self) -> Option<usize> {
         let (mut networks, mut addresses) = (HashMap::new(), HashMap::new());
         for &address in self.unauthenticated.values() {
