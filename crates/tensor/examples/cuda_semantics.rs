@@ -1,6 +1,6 @@
 //! Checks rules of PyTorch's note on CUDA semantics: devices, streams, memory, new tensors, page-locked memory and
-//! loading. Each part runs on real GPUs if there are enough, otherwise on three simulated GPUs. Exits with a failure
-//! if a rule does not hold.
+//! loading. Most parts run on real GPUs if there are enough, otherwise on three simulated GPUs. Exits with a failure if
+//! a rule does not hold.
 
 #![allow(clippy::duplicate_mod)] // each example has its own copy of `support`
 

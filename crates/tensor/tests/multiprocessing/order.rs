@@ -467,9 +467,9 @@ fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Resu
     Ok(())
 }
 
-/// Kills the peer at four points: with its work running before and after the tensor was received, after
-/// its work was complete, and as the receiver. A real GPU may still complete running work of the killed
-/// peer; the simulator never does.
+/// Kills the peer in four cases: with running work, after and before its tensor was received; with
+/// complete work; and as the receiver, with running work. A real GPU may still complete running work
+/// of the killed peer; the simulator never does.
 fn kills(spec: &str, world: &Runtime) -> Result<()> {
     let sim = spec.starts_with("sim");
     let killed = |peer: &mut Peer| {
