@@ -29,7 +29,7 @@ struct Cli {
 enum Command {
     /// Compile the CUDA source of every op to the committed PTX, or check that source and PTX agree
     Ptx(ptx::Args),
-    /// Check layers, dependencies, file headers, file lengths, locks, links and the use of unsafe
+    /// Check layers, dependencies, file headers, file lengths, locks, links, pages' samples and rows, and unsafe
     Tidy,
     /// Count words that make comments and pages hard to read
     Prose(prose::Args),

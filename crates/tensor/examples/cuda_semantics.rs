@@ -1,5 +1,6 @@
-//! Checks every rule of PyTorch's note on CUDA semantics: on real GPUs if there are enough, otherwise on three
-//! simulated GPUs. Exits with a failure if a rule does not hold.
+//! Checks rules of PyTorch's note on CUDA semantics: devices, streams, memory, new tensors, page-locked memory and
+//! loading. Most parts run on real GPUs if there are enough, otherwise on three simulated GPUs. Exits with a failure if
+//! a rule does not hold.
 
 #![allow(clippy::duplicate_mod)] // each example has its own copy of `support`
 

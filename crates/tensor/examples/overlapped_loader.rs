@@ -35,7 +35,7 @@ fn main() -> Result<()> {
             weight.add_scaled_(&gradient, -1.0 / 64.0)?;
             loss = (loss + error.square()?.mean(())?)?;
         }
-        // The only wait of the host.
+        // The host waits for the GPU only here, once per epoch.
         println!("epoch {epoch}: loss {:.6}", loss.item::<f32>()? / loader.len() as f32);
     }
     let off = (weight.cpu()? - truth)?.abs()?.amax(())?.item::<f32>()?;

@@ -34,7 +34,7 @@ struct Options {
     /// The Python interpreter that has PyTorch
     #[arg(long)]
     python: Option<String>,
-    /// Compare with NumPy instead of PyTorch; `--python` has NumPy
+    /// Compare with NumPy instead of PyTorch; `--python` names an interpreter that has NumPy
     #[arg(long, requires = "python", requires = "cpu")]
     numpy: bool,
     /// Measure ops on the CPU instead of a GPU

@@ -160,7 +160,7 @@ fn time(seconds: f64) -> String {
     if us < 1000.0 { format!("{} µs", digits(us)) } else { format!("{} ms", digits(us / 1e3)) }
 }
 
-/// Formats a number with at least three significant digits.
+/// Formats a number with at least three significant digits, or below 1 with three decimals.
 fn digits(v: f64) -> String {
     let decimals = match v {
         100.0.. => 0,

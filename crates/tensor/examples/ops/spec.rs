@@ -146,7 +146,7 @@ impl Spec {
         self.random(&[self.sizes[0], 1, self.sizes[2]])
     }
 
-    /// Makes indices of rows in random order.
+    /// Makes one random row index per row. Indices may repeat.
     pub(crate) fn index(&self) -> Result<Tensor> {
         let n = self.sizes[0];
         randint(0, n as i64, [n], (DType::I64, self.device()))

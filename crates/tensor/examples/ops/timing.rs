@@ -8,7 +8,7 @@ use warpline::cuda::{self, CudaGraph, Event, EventFlags};
 use super::spec::{Spec, Timing};
 use super::table::{Call, Op};
 
-/// Maximum number of calls enqueued without a wait. With more, the host waits for the device.
+/// Maximum number of calls in a measurement of host time. With more calls enqueued, the host would wait for the device.
 const MOST_ENQUEUED: f64 = 500.0;
 
 /// A row that is being measured.
@@ -46,7 +46,7 @@ impl Row {
         })
     }
 
-    /// Returns the seconds per call, measured over as many calls as fill the target time.
+    /// Returns the seconds per call, measured over enough calls to fill the target time, up to a maximum.
     pub(crate) fn measure(&mut self) -> Result<f64> {
         let reps = match self.reps {
             Some(reps) => reps,

@@ -56,8 +56,8 @@ pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Re
     with_runtime(&simulated(3)?, f)
 }
 
-/// Runs `f` in a new runtime with the same devices and other settings. Some settings cannot change after a
-/// runtime is made.
+/// Runs `f` in a new runtime with the settings `config`, because some settings cannot change after a runtime is made.
+/// Uses the machine's GPUs if `device_count` is at least `devices`, otherwise three simulated GPUs.
 pub(crate) fn with_config<R>(
     devices: usize,
     config: &warpline::RuntimeConfig,

@@ -32,7 +32,7 @@ struct Side {
 }
 
 impl Side {
-    /// Makes the simulator hold back all later work of the current stream.
+    /// Makes the simulator hold back all later work of the default stream of device 0.
     fn hold(&self) -> Hold {
         self.sim.hold(StreamHandle::default_of(0)).unwrap()
     }
@@ -467,8 +467,9 @@ fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Resu
     Ok(())
 }
 
-/// Kills the peer while its work is running. A real GPU may still complete this work; the simulator
-/// never does.
+/// Kills the peer in four cases: with running work, after and before its tensor was received; with
+/// complete work; and as the receiver, with running work. A real GPU may still complete running work
+/// of the killed peer; the simulator never does.
 fn kills(spec: &str, world: &Runtime) -> Result<()> {
     let sim = spec.starts_with("sim");
     let killed = |peer: &mut Peer| {

@@ -277,7 +277,7 @@ pub(crate) fn program(seed: u64) -> Vec<Step> {
     let rows = ops::table();
     let mut random = Random::new(seed);
     let (mut model, mut steps, mut next) = (Model::default(), Vec::new(), 0);
-    // Each program uses mainly a few of the rows, so that these are often combined.
+    // About a third of a program's calls are of eight rows, so that these rows are often combined.
     let focus: Vec<usize> = (0..8).map(|_| weighted(&mut random, rows)).collect();
     let mut calls = 0;
     while calls < CALLS {

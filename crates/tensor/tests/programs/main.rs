@@ -18,7 +18,7 @@
 //!
 //! - A call has the predicted outcome: sizes, dtype, device, strides, offset, shared memory and
 //!   `requires_grad` of its results, or one of the kinds of error.
-//! - No call panics, crashes or hangs, and a failed call changes no tensor.
+//! - No call panics, crashes or hangs. On the CPU, a failed call changes no tensor.
 //! - Values are the same bits under both schedules. Between CPU and GPU they are the same bits or,
 //!   after a sum, equal up to rounding. Values computed from rounded values are not compared.
 //! - Gradients are the same bits under both schedules.

@@ -272,7 +272,7 @@ fn a_parameter_that_a_replay_changes_is_converted_again() {
 }
 
 /// Under `SyncPolicy::Manual`, a stream reads only conversions that it made itself. Otherwise the
-/// simulator would report a race.
+/// race detector would report a race.
 #[test]
 fn a_stream_does_not_read_what_another_one_converted() {
     schedules(1, SyncPolicy::Manual, |world| {
@@ -319,7 +319,7 @@ fn a_checkpoint_recomputes_in_the_region_of_the_forward_pass() -> Result<()> {
     Ok(())
 }
 
-/// Multiplies by a matrix, and reports the dtypes of its passes.
+/// Squares a matrix. The backward pass asserts the dtype of its product.
 struct Product<const CAST: bool>;
 
 impl<const CAST: bool> Function for Product<CAST> {

@@ -166,7 +166,6 @@ fn gradients_of_resizing_and_folding_agree_with_differences() {
     });
 }
 
-/// Output sizes follow PyTorch's rounding.
 #[test]
 fn output_sizes_of_windows_follow_pytorchs_rounding() {
     common::cpu(|_| {

@@ -120,8 +120,8 @@ fn non_blocking(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests sizes around the limit from which copies of pageable memory are staged in page-locked
-/// memory.
+/// Tests copies of one to six MiB between pageable memory and a device, and between devices. The
+/// driver's own copies of pageable memory are used, because staging begins at 8 MiB.
 fn large(world: &World) -> Result<()> {
     for elements in [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 700_001] {
         let expected: Vec<i64> = (0..elements).collect();

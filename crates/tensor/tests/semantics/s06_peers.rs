@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use crate::boxes::{SimBox, schedules};
 use crate::common;
 
-/// Allocator policies with mapped pages, with segments, and with expandable segments.
+/// Allocator policies: mapped pages, segments, expandable segments, and the driver's stream-ordered pool.
 const POLICIES: [&str; 4] = [
     "policy:default",
     "policy:torch",

@@ -1,6 +1,7 @@
 //! Tests of row S8: an index out of range is an error that names the index and the line of the
-//! call. On the CPU, the call itself fails. On a GPU, each read of the result fails, and so does
-//! the next `synchronize` of the thread that made the call. The device remains usable.
+//! call. On the CPU, the call itself fails. On a GPU, each read of the result fails. The next
+//! `synchronize` of the thread that made the call also fails, unless a call of this thread has
+//! already returned the error. The device remains usable.
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{

@@ -139,7 +139,7 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
         cuda::synchronize(0)?;
         assert_eq!(pin()?.data_ptr(), address, "nobody uses it any more");
         drop(other);
-        // The same for a copy that the device writes.
+        // The same holds for the host memory that a copy from the device writes.
         let pending = device.cpu_async()?;
         let before = lazy.sim.usage().host_allocations;
         drop(pending);

@@ -52,7 +52,7 @@ fn one_each(world: &World) -> Result<()> {
             assert_eq!(first, workspace()?, "the stream's first product");
             assert_eq!(allocates(device, || multiply(stream, &a))?, 0, "the same workspace");
         }
-        // Products by other kernels need none.
+        // Products that Warpline's own kernels compute need no workspace.
         let (small, integers) = (ones([4, 4], device)?, ones([N, N], (DType::I32, device))?);
         let third = cuda::exclusive_stream(device, 0)?;
         assert_eq!(allocates(device, || multiply(&third, &small))?, 0);

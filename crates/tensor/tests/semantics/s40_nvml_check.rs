@@ -1,17 +1,17 @@
-//! S40: with `PYTORCH_NVML_BASED_CUDA_CHECK=1`, the question for GPUs leaves CUDA usable in forked children.
+//! S40: with `PYTORCH_NVML_BASED_CUDA_CHECK=1`, a check for GPUs leaves CUDA usable in children that are forked later.
 
 use std::process::Command;
 
 use warpline::{Result, cuda, ones};
 
-/// Set in the process that asks and forks.
+/// Environment variable that is set in the process that checks for GPUs and forks.
 const ROLE: &str = "WARPLINE_TEST_NVML_CHECK";
 const CHECK: &str = "PYTORCH_NVML_BASED_CUDA_CHECK";
 
 /// Exit status of a forked child that may not use CUDA.
 const REFUSED: i32 = 7;
 
-/// The program of the other process: asks for GPUs, forks, and uses a GPU in the forked child.
+/// The program of the other process: checks for GPUs, forks, and uses a GPU in the forked child.
 #[test]
 fn program_that_asks_and_forks() {
     if std::env::var_os(ROLE).is_none() {
@@ -57,7 +57,7 @@ fn s40_a_child_forked_after_the_question_uses_cuda() {
     assert_eq!(asked("sim:2", &[(CHECK, "1")]), "2 devices, status 0");
     let hidden = [(CHECK, "1"), ("CUDA_VISIBLE_DEVICES", "1")];
     assert_eq!(asked("sim:2", &hidden), "1 devices, status 0");
-    // Without the setting, the question uses the driver.
+    // Without the setting, the check uses the driver.
     for settings in [&[][..], &[(CHECK, "0")]] {
         assert_eq!(asked("sim:2", settings), format!("2 devices, status {REFUSED}"));
     }

@@ -17,8 +17,8 @@ fn indexed(d: &mut Draw<'_>, count: Option<usize>) {
     d.fresh(DType::I64, value.place, own, &[count]);
 }
 
-/// Checks that all indices are known to be in range, because the tensor of indices was made with
-/// this modulus. A corrupted call may have other numbers.
+/// Returns the indexed dimension. Fails if the dimension, or the device or dtype of the indices, is
+/// wrong. Does not check the values of the indices, which `indexed` draws in range.
 fn indices(t: &[Value], n: &[i64]) -> Result<usize, Kinds> {
     let mut wrong: Vec<Kinds> = Vec::new();
     wrong.extend(dim(&t[0], n[0]).err());

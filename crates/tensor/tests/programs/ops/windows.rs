@@ -39,8 +39,8 @@ fn pool(t: &[Value], n: &[i64]) -> Predict {
     let size = |d: usize| places(t[0].sizes[d], n[d - 1], n[2], n[3]);
     match (size(1), size(2)) {
         (Some(h), Some(w)) => {
-            // A dilation has no effect if the window has one element. A stride or dilation beyond
-            // 32 bits may be refused if it has an effect.
+            // A stride or dilation beyond 32 bits has no effect: since the window fits, the window
+            // has only one position or only one element.
             let sizes = [t[0].sizes[0], h as usize, w as usize];
             if n[2] >= 1 << 31 || n[3] >= 1 << 31 {
                 return new(&t[0], t[0].dtype, &sizes);

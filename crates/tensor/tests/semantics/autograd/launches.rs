@@ -115,10 +115,10 @@ fn a_residual_block_takes_as_many_launches_in_each_memory_format() {
                 y.add(&x)?.relu()
             })?;
             let ((), backward) = enqueued(&sim, || y.backward_with(&grad))?;
-            // Forward: two convolutions, two launches for each norm, and two activations, one of
-            // which also adds the residual. Backward: two launches for each convolution and each
-            // norm, two activations, and three sums of two gradients: those of the image, of the
-            // weight and of the bias.
+            // Forward: two convolutions, two launches for each norm, two activations, and the sum with
+            // the residual. Backward: two launches for each convolution and each norm, two
+            // activations, and three sums of two gradients: of the image, and of the weight and the
+            // bias that both norms share.
             assert_eq!((forward, backward), (9, 13), "{format:?}");
         }
         Ok(())

@@ -24,7 +24,8 @@ fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     Ok([apart(0)?, apart(1)?, apart(2)?])
 }
 
-/// Computes attention with separate ops. If `is_causal` is true, applies a mask.
+/// Computes attention with a boolean mask, which operands in `f64` compute with separate ops. The mask is
+/// causal if `is_causal` is true, otherwise it hides nothing.
 fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
     let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
     let mask = ones(sizes, (DType::Bool, q.device()))?;

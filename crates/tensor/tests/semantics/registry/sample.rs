@@ -17,7 +17,7 @@ enum Fill {
     Plain,
     /// Numbers of the entry's dtype in a range, spread evenly.
     Within(Range<f64>),
-    /// Numbers of the entry's dtype, each larger than the one before.
+    /// Numbers of the entry's dtype, in ascending order.
     Ascending,
     /// Indices of `int64`.
     Indices(Vec<i64>),
@@ -43,7 +43,7 @@ pub(super) fn within(sizes: &[usize], range: Range<f64>) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Within(range) }
 }
 
-/// Returns an argument with numbers of the entry's dtype, each larger than the one before.
+/// Returns an argument with numbers of the entry's dtype, in ascending order.
 pub(super) fn ascending(sizes: &[usize]) -> Arg {
     Arg { sizes: sizes.to_vec(), fill: Fill::Ascending }
 }
