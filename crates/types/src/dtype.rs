@@ -91,9 +91,10 @@ impl DType {
     /// ```
     ///
     /// # Panics
-    /// If `last` is declared two or more places before `first`. In a constant this is a compile error.
+    /// If `last` is declared before `first`. In a constant this is a compile error.
     #[must_use]
     pub const fn suffixes(first: Self, last: Self) -> &'static [&'static str] {
+        assert!(first as usize <= last as usize, "`first` is after `last`");
         let (upto_last, _) = Self::SUFFIXES.split_at(last as usize + 1);
         upto_last.split_at(first as usize).1
     }

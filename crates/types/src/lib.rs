@@ -1,4 +1,4 @@
-//! The types that all layers of Warpline share: dtypes, numbers, device names, call sites, and the error.
+//! The types that the layers of Warpline from streams upwards share: dtypes, numbers, device names, call sites, and the error.
 //!
 //! Streams, storage, kernels, tensors, modules and process groups all return [`Error`], so `?` works on any mix of
 //! calls in one function or closure. The other crates re-export these types.

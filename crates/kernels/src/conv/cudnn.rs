@@ -148,7 +148,7 @@ pub(super) fn run(
             let mut plans = plans(if by_trial { MAX_TRIED_PLANS } else { 1 })?;
             let best = match plans.len() {
                 0 | 1 => 0,
-                _ => fastest(&plans, || stream.synchronize(), |p| launch.run(Some((&handle, p))))?,
+                _ => fastest(&plans, || stream.synchronize(), |p| launch.run(Some((&handle, p)))),
             };
             let plan = (best < plans.len()).then(|| plans.swap_remove(best));
             keep(plan.clone(), by_trial);
@@ -216,27 +216,23 @@ fn has_fault(version: (u32, u32, u32), of: &Convolution) -> bool {
         || is_large && version < (9, 3, 0)
 }
 
-/// Returns the index of the plan whose calls take the least time. Skips plans whose first call
-/// fails, for example for want of memory. If all plans fail, returns 0.
+/// Returns the index of the plan whose calls take the least time. Skips plans of which a call fails, for example
+/// because memory is exhausted. If all plans fail, returns 0.
 fn fastest(
     plans: &[ConvolutionPlan],
     wait: impl Fn() -> Result<()>,
     launch: impl Fn(&ConvolutionPlan) -> Result<()>,
-) -> Result<usize> {
-    let mut best = (Duration::MAX, 0);
-    for (i, plan) in plans.iter().enumerate() {
-        if launch(plan).is_err() {
-            continue;
-        }
+) -> usize {
+    let time = |plan| -> Result<Duration> {
+        launch(plan)?;
         wait()?;
         let start = Instant::now();
-        for _ in 0..TIMED {
-            launch(plan)?;
-        }
+        (0..TIMED).try_for_each(|_| launch(plan))?;
         wait()?;
-        best = best.min((start.elapsed(), i));
-    }
-    Ok(best.1)
+        Ok(start.elapsed())
+    };
+    let times = plans.iter().enumerate().filter_map(|(i, plan)| Some((time(plan).ok()?, i)));
+    times.min().map_or(0, |(_, i)| i)
 }
 
 /// Returns the order of dimensions of the computed operand, if it has no gaps: row-major, or with

@@ -380,8 +380,8 @@ fn launch<const N: usize>(
     (tensors, rates, scaling): Inputs<'_>,
 ) -> Result<()> {
     let lists = N / TENSORS;
+    let Some(&Tensors { param: first, .. }) = tensors.first() else { return Ok(()) };
     for tensors in tensors.chunks(TENSORS) {
-        let first = tensors[0].param;
         let mut params = *update;
         let mut operands = [first.untouched(); N];
         for ((part, of), own) in

@@ -334,6 +334,20 @@ fn bad_input_is_an_error() {
         assert!(matches!(wrong(Some(p.view()), None).kind(), ErrorKind::OverlappingOperands));
         assert!(wrong(None, None).to_string().contains("operand 1 of a parameter is missing"));
         assert!(wrong(Some(g.view()), Some(p.view())).to_string().contains("`float64` elements"));
+        // A launch takes 16 parameters. The last one here is in the second launch.
+        let many: Vec<_> = (0..32).map(|_| t(F32, &[3])).collect();
+        let mut tensors: Vec<_> = many
+            .chunks(2)
+            .map(|pair| Tensors {
+                param: pair[0].view(),
+                grad: Some(pair[1].view()),
+                state: [None; 3],
+            })
+            .collect();
+        let other = t(F64, &[3]);
+        tensors.push(Tensors { param: wide.view(), grad: Some(other.view()), state: [None; 3] });
+        let mixed = step(target, &rule, &tensors, None, None).unwrap_err();
+        assert!(matches!(mixed.kind(), ErrorKind::DTypeMismatch { .. }), "{mixed}");
         let repeated = Layout::contiguous(&[1]).unwrap().expand(&[3]).unwrap();
         let repeated = View { layout: &repeated, ..g.view() };
         assert!(wrong(Some(repeated), None).to_string().contains("contiguous"));

@@ -207,7 +207,7 @@ macro_rules! int_numbers {
             // A division by zero must not panic.
             #[inline(always)]
             fn div(self, b: Self) -> Self {
-                self.checked_div(b).unwrap_or_default()
+                if b == 0 { 0 } else { self.wrapping_div(b) }
             }
             #[inline(always)]
             fn is_nan(self) -> bool {

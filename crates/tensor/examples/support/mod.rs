@@ -63,11 +63,9 @@ pub(crate) fn with_config<R>(
     config: &warpline::RuntimeConfig,
     f: impl FnOnce(&Runtime) -> Result<R>,
 ) -> Result<R> {
-    let runtime = if warpline::cuda::device_count()? >= devices {
-        warpline::open("cuda", config)?
-    } else {
-        warpline::open("sim:3", config)?
-    };
+    let is_cuda = warpline::runtime().driver().is_ok_and(|driver| driver.name() == "cuda");
+    let has_enough = is_cuda && warpline::cuda::device_count()? >= devices;
+    let runtime = warpline::open(if has_enough { "cuda" } else { "sim:3" }, config)?;
     with_runtime(&runtime, || f(&runtime))
 }
 

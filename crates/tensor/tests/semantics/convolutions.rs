@@ -206,6 +206,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
             fails(&weight(4, 3)?, default.groups(0)),
             fails(&weight(4, 3)?, default.stride([0, 1])),
             fails(&weight(4, 3)?, default.stride([2, 1]).padding(Padding::Same)),
+            fails(&weight(4, 0)?, default.padding(Padding::Same)),
             fails(&weight(4, 3)?.to(DType::F64)?, default),
             conv2d(&x, &weight(4, 3)?, Some(&randn([5], ())?), default).unwrap_err(),
         ];

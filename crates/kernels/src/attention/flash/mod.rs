@@ -382,7 +382,7 @@ fn check(
         });
         others && sums && params.keys > 0 && is_supported_width(width, WIDTHS[1])
     });
-    params.ok_or_else(|| refused(op, [q, k, v], mask, WIDTHS[1]))
+    params.ok_or_else(|| refused(op, [q, k, v], mask, (WIDTHS[1], 1)))
 }
 
 /// Returns the error for operands with unsupported sizes or strides.
@@ -392,13 +392,13 @@ fn refused(
     op: &'static str,
     [q, k, v]: [View<'_>; 3],
     mask: Option<View<'_>>,
-    widest: usize,
+    (widest, fewest_keys): (usize, usize),
 ) -> Error {
     let mask = mask.map_or(String::new(), |mask| format!(", the mask sizes {:?}", mask.sizes()));
     let reason = format!(
         "the queries have sizes {:?} and strides {:?}, the keys {:?} and {:?}, the values {:?} and \
          {:?}{mask}; all must have the same width, a multiple of {VECTOR} up to {widest}, all \
-         other strides must be multiples of {VECTOR}, and there must be 1 to 2³¹ − 1 keys",
+         other strides must be multiples of {VECTOR}, and there must be {fewest_keys} to 2³¹ − 1 keys",
         q.sizes(),
         q.strides(),
         k.sizes(),

@@ -196,12 +196,12 @@ fn forward<const D: usize>(
                 let reason = "padding as `Same` needs a stride of 1";
                 return Err(Error::invalid(op, reason));
             }
-            Padding::Same => {
+            Padding::Same if kernel[d] > 0 => {
                 begin[d] = (reach - 1) / 2;
                 continue;
             }
             Padding::Zeros(zeros) => begin[d] = zeros[d],
-            Padding::Valid => {}
+            Padding::Same | Padding::Valid => {}
         }
         let padded = begin[d].saturating_mul(2).saturating_add(sizes[d]);
         if padded < reach || kernel[d] == 0 {

@@ -203,7 +203,7 @@ fn check(
             && common.group.saturating_mul(common.queries) <= MAX_ROWS
             && lengths.is_none_or(|lengths| lengths.sizes() == [common.outer as usize])
     });
-    let common = common.ok_or_else(|| refused(OP, [q, k, v], mask, widest))?;
+    let common = common.ok_or_else(|| refused(OP, [q, k, v], mask, (widest, 0)))?;
     Ok(FewQueries {
         common: Attention { out: Steps::of(&out), ..common },
         has_lengths: lengths.is_some().into(),
