@@ -262,7 +262,7 @@ impl<B: Backend> CachingAllocator<B> {
         }
     }
 
-    /// Attaches a text to all entries recorded from now on
+    /// Attaches `text` to all entries recorded from now on
     /// (`torch.cuda.memory._set_memory_metadata`).
     pub fn set_memory_metadata(&self, text: &str) {
         self.shared.core.tracer.ring().set_metadata(text);

@@ -1,4 +1,4 @@
-//! The state behind a cache's lock: the choice of memory for blocks, and of segments to release.
+//! The locked state of a host cache, which chooses the memory of blocks and the segments to release.
 
 use std::sync::Arc;
 use std::time::Duration;

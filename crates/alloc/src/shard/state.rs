@@ -1,4 +1,4 @@
-//! The state behind a shard's lock: its heap, the uses by other streams, and its counters. A hit
+//! The locked state of a shard: its heap, the uses by other streams, and its counters. A hit
 //! and a free happen entirely here. The only backend calls from here record and query events.
 
 use std::panic::Location;

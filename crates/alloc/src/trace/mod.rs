@@ -182,7 +182,7 @@ impl TraceRing {
         self.push(step, text.into());
     }
 
-    /// Attaches a text to all later entries (`torch.cuda.memory._set_memory_metadata`).
+    /// Attaches `text` to all later entries (`torch.cuda.memory._set_memory_metadata`).
     pub(crate) fn set_metadata(&mut self, text: &str) {
         self.metadata = text.into();
     }

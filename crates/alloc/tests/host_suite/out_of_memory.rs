@@ -154,8 +154,8 @@ fn oversize_segments_are_released_first() {
     let allocator = fake.allocator("max_split_size_mb:40");
     drop([50, 60].map(|mib| allocator.malloc(mib * MIB, &0).unwrap()));
     drop(allocator.malloc(20 * MIB, &0).unwrap());
-    // 130 MiB are cached and 70 MiB are free. The request and `max_split_size` need 60 + 50 MiB
-    // released, not the 20.
+    // 130 MiB are cached and 70 MiB of device memory are free. The oversize segments of 60 and 50 MiB
+    // are released, because their total suffices for the request. The segment of 20 MiB stays.
     let block = allocator.malloc(100 * MIB, &0).unwrap();
     let stats = allocator.memory_stats();
     assert_eq!((stats.num_device_free, stats.num_alloc_retries), (2, 0));

@@ -71,7 +71,7 @@ fn threads_free_blocks_while_the_allocator_is_dropped() {
     }
 }
 
-/// A device, its allocator until it is dropped, and its blocks.
+/// A device, its allocator (`None` after the allocator is dropped), and its blocks.
 type Device = (Fake, Option<CachingAllocator<Fake>>, Vec<Block<Fake>>);
 
 /// Creates and drops allocators, each with its own device and with blocks that outlive it. Shard

@@ -32,10 +32,11 @@ pub use cudnn::{clear_plans, plans_kept};
 pub use crate::window::Window;
 use cudnn::Conv;
 
-/// Bytes of columns that are made at a time on the CPU, unless one image needs more. They fit the
-/// caches.
+/// Maximum size of the columns that are made at a time on the CPU, in bytes. Exceeded only if one
+/// image needs more. Columns of this size fit the caches.
 const CPU_COLUMNS: usize = 4 << 20;
-/// Bytes of columns that are made at a time on a GPU, unless one image needs more.
+/// Maximum size of the columns that are made at a time on a GPU, in bytes. Exceeded only if one image
+/// needs more.
 const CUDA_COLUMNS: usize = 256 << 20;
 
 /// Convolves a batch of images (`torch.nn.functional.conv2d`).

@@ -277,10 +277,11 @@ pub fn layer_norm(
 }
 
 /// Computes the gradient of [`layer_norm`] with respect to its rows into `out`. `grad` is the
-/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass. If
-/// `other` is given, adds it as a further gradient of the rows: the gradient of the sum, if the forward
-/// pass added a view. `grad`, `other` and `out` have the input's dtype and number of
-/// elements.
+/// gradient of the forward result. `norm.mean` and `norm.scale` are those of the forward pass. `grad`,
+/// `other` and `out` have the input's dtype and number of elements.
+///
+/// If the forward pass got `added`, `norm.input` must be the sum that it wrote. `other` is then the
+/// gradient of this sum as a result, which is added to the gradient of the rows.
 ///
 /// # Errors
 /// The errors of [`layer_norm`]. The conditions on `out` also hold for `grad` and `other`.

@@ -138,9 +138,9 @@ unsafe fn reduce_range<F: Fold<T>, T: ReduceElement>(
         F::make(unsafe { source.read(row + k as isize * step) }, i + k)
     };
     if range.len() <= inner.min(LANES) {
-        // For so few elements, merging all lanes would take longer than the reduction itself. The
-        // range lies in one run: a range this short is the last of its result, so it ends with a
-        // run, and it is not longer than a run.
+        // For so few elements, merging all lanes would take longer than the reduction itself. All
+        // elements lie in the last run of the result: only the last range of a result can be this
+        // short, and it is not longer than a run.
         let mut accs = [F::identity(); SHORT_LANES];
         let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
         for k in 0..range.len() {

@@ -18,7 +18,7 @@ use crate::{DType, Error, ErrorKind, Operand, Result, Site, Target, View};
 /// results, in the elements' own types, at the positions that they receive. They write every
 /// element of the results. The results are the last [`RESULTS`](Self::RESULTS) views.
 pub unsafe trait HostLoop<A, const N: usize> {
-    /// Name of the program's variant for the same types of elements.
+    /// Name of the program's variant that has this loop's element types.
     const VARIANT: &'static str;
     /// Number of results. Default: 1.
     const RESULTS: usize = 1;
@@ -26,10 +26,10 @@ pub unsafe trait HostLoop<A, const N: usize> {
     /// Runs over operands that are contiguous.
     ///
     /// # Safety
-    /// The operands of `launch` have the loop's element types and the elements of `space`. No other
+    /// The operands of `launch` have the loop's element types, and `space` covers their elements. No other
     /// code writes to these elements during the call.
     unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, args: &A) {
-        // SAFETY: the index has the elements of `space`, which the caller guarantees to be the operands'.
+        // SAFETY: the index covers the elements of `space`, which the caller guarantees to be the operands'.
         unsafe { Self::strided(launch, &space.index(), args) }
     }
 
@@ -275,7 +275,7 @@ impl<A: Pod, const N: usize> Variant<A, N> {
         let Widths { vector, run } = self.widths;
         if let Some(converting) = converting {
             let index = plan.index(site.op)?;
-            // SAFETY: `index` has the elements of the views, which the caller has checked.
+            // SAFETY: `index` covers the elements of the views. The caller has checked the views.
             return unsafe { self.enqueue(target, site, converting, operands, index, args, numel) };
         }
         let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(vector);
@@ -283,14 +283,14 @@ impl<A: Pod, const N: usize> Variant<A, N> {
             // The number of elements is below 2³¹, because the plan fits.
             let space = Flat { numel: numel as u32 };
             let threads = numel.div_ceil(vector);
-            // SAFETY: `space` has the elements of the views, which the caller has checked.
+            // SAFETY: `space` covers the elements of the views. The caller has checked the views.
             return unsafe {
                 self.enqueue(target, site, self.flat, operands, space, args, threads)
             };
         }
         let index = plan.in_runs(site.op, run, views[N - 1].layout.offset())?;
         let threads = index.runs().threads();
-        // SAFETY: `index` has the elements of the views, which the caller has checked.
+        // SAFETY: `index` covers the elements of the views. The caller has checked the views.
         unsafe { self.enqueue(target, site, self.strided, operands, index, args, threads) }
     }
 
@@ -298,7 +298,7 @@ impl<A: Pod, const N: usize> Variant<A, N> {
     /// blocks that loop.
     ///
     /// # Safety
-    /// `space` has the elements of the operands. The operands lie in their storages, overlap only
+    /// `space` covers the elements of the operands. The operands lie in their storages, overlap only
     /// as the kernels allow, and have the dtypes that `code` accesses.
     #[track_caller]
     #[allow(clippy::too_many_arguments)]
@@ -320,7 +320,7 @@ impl<A: Pod, const N: usize> Variant<A, N> {
         let params = bytemuck::bytes_of(&params);
         let call = Call { op, operands, params, checks_indices, host, code, location };
         // SAFETY: the caller of `new` guarantees that kernel and loop take these parameters and access only the
-        // operands. The caller of this function guarantees that `space` has the operands' elements.
+        // operands. The caller of this function guarantees that `space` covers the operands' elements.
         unsafe { launch::run(target, &call) }
     }
 }

@@ -72,11 +72,11 @@ fn run(options: &Options) -> Result<()> {
 
 /// Times of one chain, in microseconds.
 struct Times {
-    /// Until the call returns, on an idle device.
+    /// Time until the call returns, on an idle device.
     host: f64,
-    /// Until the device has finished, on an idle device.
+    /// Time until the device has finished, on an idle device.
     whole: f64,
-    /// Until the device has finished many chains in a row, per chain.
+    /// Time per chain when many chains are enqueued in a row, until the device has finished all of them.
     in_a_row: f64,
 }
 

@@ -135,7 +135,7 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Adds an entry with a text to the history of all devices.
+/// Adds an entry that holds `text` to the history of every device.
 ///
 /// # Errors
 /// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
@@ -149,7 +149,7 @@ pub fn annotate(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Attaches a text to all entries recorded from now on, on all devices
+/// Attaches `text` to all entries recorded from now on, on all devices
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors

@@ -156,7 +156,7 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
             _ => Ok(input.clone()),
         };
     }
-    // Intermediate results are `float32`, so that half-width floats are rounded only once.
+    // Half-width floats are interpolated in `float32`, so that the result is rounded only once.
     let wide = if is_smooth { input.widened()? } else { input.clone() };
     let mut out = wide.clone();
     for (d, (&size, &scale)) in sizes.iter().zip(&scales).enumerate().rev() {

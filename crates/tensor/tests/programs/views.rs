@@ -227,8 +227,8 @@ fn as_strided(t: &[Value], n: &[i64]) -> Predict {
             Err(UNKNOWN)
         };
     }
-    // The model does not know the size of every storage, but that of a contiguous tensor at offset
-    // 0 is at least its number of elements.
+    // The model does not know the size of every storage, but the storage of a contiguous tensor at
+    // offset 0 has at least as many elements as the tensor.
     if t[0].contiguous() && n[4] as i128 + last < t[0].numel() as i128 && t[0].offset == 0 {
         return view(sizes, strides, n[4] as usize);
     }

@@ -365,7 +365,7 @@ fn s08_copies_without_a_link_are_marked() {
     }
 }
 
-/// The staging pieces are so small that the copy of this tensor is staged.
+/// Here, copies of one byte or more are staged (by default, from 8 MiB on), in pieces of at most 64 bytes.
 #[test]
 fn s08_staged_copies_are_marked() {
     let staging = Staging { from: 1, chunk: 64, threads: 2 };

@@ -112,7 +112,7 @@ fn products(device: usize) -> Result<Vec<[Tensor; 2]>> {
     all.collect()
 }
 
-/// Products on four streams have the bits that they have on one stream, however the streams overlap.
+/// Products on four streams have the same bits as on one stream, however the streams overlap.
 fn repeat(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let operands = products(device)?;

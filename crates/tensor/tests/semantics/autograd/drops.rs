@@ -251,7 +251,7 @@ fn chains_of_every_kind_are_dropped_without_recursion() {
 }
 
 /// Makes a chain that mixes ownership by closures, fields and gradients. Returns the last tensor
-/// and a weak reference to the first.
+/// and a weak reference to a value that a hook of the first tensor owns.
 fn mixed_chain(length: usize) -> Result<(Tensor, Weak<()>)> {
     let others = ["op", "in-place op", "saved tensor"];
     let links: Vec<_> = LINKS.iter().filter(|(kind, _)| !others.contains(kind)).collect();

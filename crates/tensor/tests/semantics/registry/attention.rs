@@ -1,4 +1,4 @@
-//! Entries of attention, and of the rotation of queries and keys.
+//! Entries for attention, and for the rotation of queries and keys.
 
 use warpline::Tensor;
 use warpline::functional::{

@@ -1,4 +1,4 @@
-//! Entries of convolutions, transposed convolutions, and columns of images.
+//! Entries for convolutions, transposed convolutions, and columns of images.
 
 use warpline::Tensor;
 use warpline::functional::*;

@@ -1,4 +1,4 @@
-//! Entries of the table of elementwise ops, and of its methods with one and two operands.
+//! Entries for the table of elementwise ops, and for its methods with one and two operands.
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Scalar, Tensor, TensorOrScalar, apply_elementwise};

@@ -1,4 +1,4 @@
-//! Entries of functions that make constants and sequences. The argument of a sample gives only the
+//! Entries for functions that make constants and sequences. The argument of a sample gives only the
 //! dtype and the device, and has no gradient.
 
 use warpline::{

@@ -1,4 +1,4 @@
-//! Entries of elementwise ops in place. Each is applied to a copy of its first argument, because a
+//! Entries for in-place elementwise ops. Each op is applied to a copy of its first argument, because a
 //! leaf cannot be changed in place.
 
 use warpline::functional::HardtanhOptions;

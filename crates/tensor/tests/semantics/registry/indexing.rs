@@ -1,4 +1,4 @@
-//! Entries of ops that read and write elements at indices and masks.
+//! Entries for ops that read and write elements at indices and masks.
 
 use warpline::embedding;
 use warpline::functional::{self, one_hot};

@@ -1,4 +1,4 @@
-//! Entries of losses.
+//! Entries for losses.
 
 use warpline::functional::*;
 use warpline::{DType, Result, Tensor};

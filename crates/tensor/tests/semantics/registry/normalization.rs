@@ -1,4 +1,4 @@
-//! Entries of normalizations of layers, groups and batches.
+//! Entries for layer, group and batch normalization.
 
 use warpline::functional::*;
 

@@ -1,4 +1,4 @@
-//! Entries of elementwise methods with parameters, or with operands of different kinds.
+//! Entries for elementwise methods with parameters, or with operands of different kinds.
 
 use warpline::functional::{HardtanhOptions, SoftplusOptions, silu_mul};
 use warpline::{DType, IsCloseOptions, RoundingMode, where_cond};

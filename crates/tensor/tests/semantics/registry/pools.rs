@@ -1,4 +1,4 @@
-//! Entries of pools, resizing, padding, and pixel shuffles.
+//! Entries for pools, resizing, padding, and pixel shuffles.
 
 use warpline::functional::*;
 use warpline::{Result, Scalar, Tensor};

@@ -1,4 +1,4 @@
-//! Entries of products of matrices and vectors, and of sums of products.
+//! Entries for products of matrices and vectors, and for sums of products.
 
 use warpline::functional::linear;
 use warpline::{AddmmOptions, Result, Tensor, einsum};

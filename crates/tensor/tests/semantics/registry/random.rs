@@ -1,4 +1,4 @@
-//! Entries of random ops. As in PyTorch, the CPU and a GPU draw different numbers.
+//! Entries for random ops. As in PyTorch, the CPU and a GPU draw different numbers.
 
 use warpline::functional::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{DType, Device, Result, Tensor, manual_seed, rand, randint, randn, randperm};

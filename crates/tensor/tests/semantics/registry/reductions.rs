@@ -1,4 +1,4 @@
-//! Entries of reductions over dimensions, and of softmax.
+//! Entries for reductions over dimensions, and for softmax.
 
 use warpline::functional::softmin;
 use warpline::{Result, Tensor};

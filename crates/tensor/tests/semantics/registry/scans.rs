@@ -1,4 +1,4 @@
-//! Entries of cumulative sums, products and extremes.
+//! Entries for cumulative sums, products and extremes.
 
 use super::entry::{Entry, every};
 use super::in_place::on_copy;

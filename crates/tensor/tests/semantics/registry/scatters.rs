@@ -1,4 +1,4 @@
-//! Entries of ops that write at indices along a dimension.
+//! Entries for ops that write at indices along a dimension.
 
 use warpline::ScatterReduce;
 use warpline::Tensor;

@@ -1,4 +1,4 @@
-//! Entries of views, and of functions that join, repeat and split tensors.
+//! Entries for views, and for functions that join, repeat and split tensors.
 
 use warpline::{
     DiagEmbedOptions, MemoryFormat, MeshIndexing, Result, Tensor, block_diag, cat, dstack, hstack,

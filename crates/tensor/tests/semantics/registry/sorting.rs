@@ -1,4 +1,4 @@
-//! Entries of sorting, selection, search, and ops that reverse or shift elements.
+//! Entries for sorting, selection, search, and ops that reverse or shift elements.
 
 use warpline::{SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 

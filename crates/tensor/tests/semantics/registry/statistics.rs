@@ -1,4 +1,4 @@
-//! Entries of variances, norms, distances, and counts.
+//! Entries for variances, norms, distances, and counts.
 
 use warpline::functional::{cosine_similarity, normalize};
 use warpline::{

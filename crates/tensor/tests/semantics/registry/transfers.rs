@@ -1,4 +1,4 @@
-//! Entries of copies, and of conversions of dtype and device.
+//! Entries for copies, and for conversions of dtype and device.
 
 use warpline::autograd::GradcheckOptions;
 use warpline::cuda::is_available;

@@ -27,8 +27,8 @@ use super::buckets::{
 use super::hooks::{CommHook, GradBucket, mean};
 use super::{DdpError, DdpOptions};
 
-/// The locked state. Values that this thread drops meanwhile, and that graphs or hooks own, are kept until after the
-/// unlock, because fields are dropped in the order of their declaration.
+/// The locked state. While the guard lives, `_drops` defers the drops of values that graphs and hooks own, so that user
+/// code does not run under the lock. `state` is declared first, so that the lock is released before the deferred drops.
 struct StateGuard<'a> {
     state: MutexGuard<'a, ReducerState>,
     _drops: DeferredDrops,
