@@ -29,7 +29,7 @@ const SLOTS_PER_PAGE: usize = 512;
 /// All mailboxes of the devices of one driver.
 #[derive(Debug, Default)]
 pub(crate) struct CheckReports {
-    /// Whether a mailbox exists. Until then, no wait locks the list.
+    /// Whether a mailbox exists. Without one, waits do not lock the list.
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,

@@ -28,8 +28,8 @@ thread_local! {
     /// One entry per `Devices`. Entries of dropped `Devices` are removed when an entry is added.
     static CURRENT: RefCell<Vec<ThreadState>> = const { RefCell::new(Vec::new()) };
 
-    /// Whether the thread has ever set a device or a stream. Until then it never initializes
-    /// `CURRENT`, which needs a destructor.
+    /// Whether the thread has ever added an entry to `CURRENT`. If not, lookups do not access
+    /// `CURRENT`, because the first access registers a destructor.
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
 }
 

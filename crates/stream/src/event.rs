@@ -13,8 +13,8 @@ use crate::{ErrorKind, Result};
 
 /// A marker in a stream (`torch.cuda.Event`). Clones share the event.
 ///
-/// The first [`Event::record`] creates the driver's event and binds it to the stream's device. Each
-/// record replaces the previous record.
+/// The first [`Event::record`] takes a driver's event from a pool, or creates one, and binds the
+/// event to the stream's device. Each record replaces the previous record.
 #[derive(Clone, Debug, Default)]
 pub struct Event(Arc<EventInner>);
 

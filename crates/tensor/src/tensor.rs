@@ -205,8 +205,8 @@ impl Tensor {
         self.0.storage.is_pinned()
     }
 
-    /// Tells the allocator that the tensor is in use on `stream`. When the tensor is freed, its memory is reused only
-    /// after the work that is on `stream` by then is complete. Needed only under [`crate::SyncPolicy::Manual`];
+    /// Tells the allocator that the tensor is in use on `stream`. After the tensor is freed, its memory is reused only
+    /// when the work enqueued on `stream` before the free is complete. Needed only under [`crate::SyncPolicy::Manual`];
     /// otherwise every op does this itself. Has no effect on pageable host memory and on memory shared with other
     /// processes.
     ///

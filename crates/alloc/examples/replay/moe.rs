@@ -58,8 +58,8 @@ const BASE: Shape = Shape {
     steps: 80,
 };
 
-/// All shapes: few large experts and many small ones, in each layout, with and without a backward
-/// pass.
+/// All shapes. They differ in the number and size of the experts, in their layout, and in whether a
+/// step has a backward pass.
 const SHAPES: [Shape; 7] = [
     Shape { name: "coarse", ..BASE },
     Shape { name: "fine", count: 64, top_k: 6, inner: 1408, layers: 6, steps: 50, ..BASE },

@@ -13,7 +13,7 @@ use crate::{Policy, PoolKind};
 pub(crate) struct Expansion {
     /// The record that covers the addresses.
     block: u32,
-    /// Addresses and sizes of the free blocks among the addresses, by address.
+    /// Addresses and sizes of the free blocks that `block` covers, by address.
     free: Vec<(u64, usize)>,
     /// Gaps without memory, by address.
     pub(crate) missing: Vec<Pages>,

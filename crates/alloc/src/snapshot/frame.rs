@@ -25,7 +25,8 @@ impl From<&Location<'_>> for Frame {
 
 impl Frame {
     /// Returns the frames of a captured backtrace, innermost first, starting at the program's call
-    /// at `site`. The first call resolves symbols, which takes long.
+    /// at `site`. Slow when a backtrace is converted for the first time, because its symbols are
+    /// resolved then.
     pub(crate) fn of_backtrace(backtrace: &Backtrace, site: Option<&Location<'_>>) -> Vec<Self> {
         let mut frames = parse(&backtrace.to_string());
         let first = site

@@ -89,8 +89,8 @@ impl Snapshot {
         Self { segments, device_traces, allocator_settings, external_annotations }
     }
 
-    /// Adds the snapshot of another device, so that one file shows both. The options of `self`
-    /// stay.
+    /// Adds the snapshot of another device, so that one file shows both. Keeps the options of
+    /// `self`.
     pub fn merge(&mut self, other: Self) {
         self.segments.extend(other.segments);
         self.segments.sort_by_key(|segment| (segment.device, segment.address));

@@ -288,8 +288,8 @@ impl Tracer {
         self.ring().record(step);
     }
 
-    /// Returns a copy of the history. Formatting backtraces takes long, and no other thread waits
-    /// while those of a copy are formatted.
+    /// Returns a copy of the history, so that its backtraces can be formatted without the lock.
+    /// Formatting takes long.
     pub(crate) fn copy(&self) -> TraceRing {
         self.ring().clone()
     }

@@ -94,7 +94,8 @@ pub fn check_disjoint<'a>(blocks: impl IntoIterator<Item = &'a Block<Fake>>) {
     }
 }
 
-/// Physical memory, independent of its address: page (0 outside of pages), start and end offset.
+/// Pieces of physical memory: page, start and end offset in the page. Memory outside of pages has
+/// page 0, and its addresses as offsets.
 pub type Physical = Vec<(u64, u64, u64)>;
 
 pub fn physical(fake: &Fake, address: u64, size: usize) -> Physical {

@@ -356,7 +356,7 @@ fn a_pool_that_goes_stays_counted() {
         allocator.backend().launch_on(2, &block);
         let bytes = block.size() as i64;
         drop(pool);
-        // The block is pending from here on, because stream 2 completes its work only below.
+        // The block counts as active until stream 2 completes its work below, even after the drop.
         let thread = thread::spawn(move || drop(block));
         let other = allocator.malloc(2 * MIB, &3).unwrap();
         thread.join().unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-/// The file. Empty lines separate its definitions. Each use of a macro also counts as a definition.
+/// Text of `functions.cuh`. Empty lines separate its definitions. Each use of a macro also counts as a definition.
 const FILE: &str = include_str!("functions.cuh");
 
 /// A definition in the file.

@@ -43,7 +43,8 @@ cuda_struct! {
 }
 
 impl<const N: usize> Walk<N> {
-    /// Creates a walk of these dimensions, from the innermost out. Merges neighbours.
+    /// Creates a walk of these dimensions, from the innermost out. Merges neighbouring dimensions
+    /// that are contiguous for all operands.
     ///
     /// # Errors
     /// [`ErrorKind::TooManyDims`] if there are more dimensions than a kernel supports.

@@ -212,8 +212,8 @@ pub(super) fn pageable_in_capture(op: &'static str) -> Error {
     )
 }
 
-/// Enqueues work that cannot be captured, as [`enqueue`] does. `distinct` has each storage once, in
-/// lock order.
+/// Enqueues work after conflicting uses of its storages. Fails if the stream is captured. `distinct`
+/// has each storage once, in lock order.
 #[track_caller]
 pub(super) fn enqueue_now<F>(
     stream: &Stream,
@@ -242,9 +242,9 @@ pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), Error> 
     Ok(())
 }
 
-/// Enqueues work that cannot be captured, as [`enqueue`] does. The work may consist of several
-/// operations, and `f` may wait for it. `f` returns an operation that completes after all of the
-/// work.
+/// Enqueues work that cannot be captured, after conflicting uses of its storages. The work may
+/// consist of several operations, and `f` may wait for it. `f` must fail if the stream is captured,
+/// and otherwise returns an operation that completes after all of the work.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,

@@ -32,11 +32,11 @@ const PIECE_GROWTH: usize = 16;
 /// must be device memory. The copy runs on `stream`, in order with every other use of both
 /// storages.
 ///
-/// If both ends are page-locked or device memory, the function returns once the copy is enqueued,
-/// and waits for it only if a host end is involved and `non_blocking` is `false`. If one end is
-/// pageable memory, the function returns when the copy is complete. Copies between devices use
-/// their peer link, which is opened on first need. Copies between devices without a link, and large
-/// copies from and to pageable memory, go through page-locked memory ([`crate::Staging`]).
+/// If both ends are page-locked or device memory, the function enqueues the copy, and waits for it
+/// only if one end is host memory and `non_blocking` is `false`. If one end is pageable memory, the
+/// function always waits until the copy is complete. Copies between devices use their peer link,
+/// which is opened on first need. Copies between devices without a link, and large copies from and
+/// to pageable memory, go through page-locked memory ([`crate::Staging`]).
 ///
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storages.

@@ -121,9 +121,10 @@ impl Layout {
         Self::dense(&self.sizes, &self.by_stride())
     }
 
-    /// Returns the layout of an elementwise op's result. The operands have the result's sizes. The
-    /// result is row-major if all operands are. Otherwise its dimensions have the order of the
-    /// first operand that determines it.
+    /// Returns the layout of an elementwise op's result. The operands have the result's sizes. If all
+    /// operands have the same strides and are dense, the result has these strides. If all operands
+    /// are row-major, so is the result. Otherwise the strides of the operands order its dimensions:
+    /// for two dimensions, the first operand that distinguishes them decides.
     #[must_use]
     pub fn of_result(operands: &[&Self]) -> Self {
         let Some((first, others)) = operands.split_first() else { return Self::dense(&[], &[]) };
@@ -177,7 +178,7 @@ fn order_of(sizes: &[usize], operands: &[&Layout]) -> SmallVec<[usize; 6]> {
     order
 }
 
-/// Returns whether dimension `a` lies outside of `b`. `None` if no operand determines it.
+/// Returns whether dimension `a` lies outside of `b`. `None` if no operand distinguishes them.
 fn goes_outside(sizes: &[usize], operands: &[&Layout], a: usize, b: usize) -> Option<bool> {
     for operand in operands {
         let [x, y] = [a, b].map(|d| operand.strides[d].unsigned_abs());

@@ -5,20 +5,22 @@ use std::fmt::Write;
 use super::{CudaType, Definitions};
 use crate::DType;
 
-/// Element types in memory and in arithmetic, conversions, and scalar operands.
+/// CUDA source of element types in memory and in arithmetic, of conversions, and of scalar operands.
 pub const ELEMENT: &str = include_str!("../cuda/element.cuh");
-/// The function `check_index`. A kernel reports failed checks with this function, and the kernel's
-/// parameters begin with a [`Report`](crate::launch::Report).
+/// CUDA source of the function `check_index`. A kernel reports failed checks with this function, and
+/// the kernel's parameters begin with a [`Report`](crate::launch::Report).
 pub const REPORT: &str = include_str!("../cuda/report.cuh");
-/// The elements that a kernel of the iteration layer visits. Include it after [`ELEMENT`].
+/// CUDA source of functions that find the elements that a kernel of the iteration layer visits. Push
+/// it after [`ELEMENT`].
 pub const SPACE: &str = include_str!("../cuda/space.cuh");
 
-/// The positions of the elements of a [`Walk`](crate::iter::Walk).
+/// CUDA source of the function `walk`, which computes offsets from a [`Walk`](crate::iter::Walk).
 pub const WALK: &str = include_str!("../cuda/walk.cuh");
-/// The starting point of random ops, computed from a [`PhiloxState`](crate::graph::PhiloxState).
+/// CUDA source of the function `resolve`, which computes the starting point of a random op from a
+/// [`PhiloxState`](crate::graph::PhiloxState).
 pub const PHILOX: &str = include_str!("../cuda/philox.cuh");
 
-/// Start of every source: Rust's names of number types, and the codes of dtypes.
+/// CUDA source at the start of every [`Source`]: Rust's names of number types.
 const TYPES: &str = include_str!("../cuda/types.cuh");
 
 /// CUDA source without includes: type names, generated structs, then text in the order of

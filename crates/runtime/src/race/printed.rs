@@ -27,7 +27,7 @@ pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
     read()
 }
 
-/// Returns the line for which this thread is printing.
+/// Returns the line of the program that is printing a tensor in this thread. `None` if there is none.
 pub(super) fn current() -> Option<Arc<str>> {
     PRINTED.try_with(|printed| printed.borrow().clone()).ok().flatten()
 }

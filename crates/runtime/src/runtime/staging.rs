@@ -9,8 +9,8 @@ pub struct Staging {
     /// Minimum size of a staged pageable copy, in bytes. Smaller copies are left to the driver.
     /// Default: 8 MiB.
     pub from: usize,
-    /// Maximum size of a piece, in bytes, clamped to the range from 1 byte to 1 GiB. Smaller copies
-    /// are cut so that all threads get pieces. Default: 4 MiB.
+    /// Maximum size of a piece, in bytes, clamped to the range from 1 byte to 1 GiB. A copy that is
+    /// too small for two such pieces per thread has smaller pieces. Default: 4 MiB.
     pub chunk: usize,
     /// Number of threads that copy between pageable and page-locked memory, clamped to the range
     /// from 1 to 256. Default: the number of cores, up to 8.

@@ -39,9 +39,10 @@ impl AwaitedSignal {
         self.is_of(&other.semaphore) && reaches(self.number, other.number)
     }
 
-    /// Waits for the number, for at most `limit`. Call it before the host waits for a stream that
-    /// waits for the number, because that wait has no limit. Succeeds if the other process is gone:
-    /// the stream is then released, and reads return the failure.
+    /// Waits for the number, for at most `limit`. Does nothing if there is no limit. Call it before
+    /// the host waits for a stream that waits for the number, because that wait has no limit.
+    /// Succeeds if the other process is gone: the stream is then released, and reads return the
+    /// failure.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the number does not arrive in time.

@@ -326,9 +326,9 @@ impl Storage {
         }
     }
 
-    /// Tells the allocator that the memory is in use on `stream`. After the free, the memory is not
-    /// reused before the work enqueued there by then is complete (`Tensor.record_stream`). Under
-    /// [`crate::SyncPolicy::Auto`] launches do this themselves.
+    /// Tells the allocator that the memory is in use on `stream`. After the storage is freed, its
+    /// memory is reused only when the work enqueued on `stream` before the free is complete
+    /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] launches do this themselves.
     ///
     /// # Errors
     /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
@@ -533,7 +533,7 @@ impl Storage {
                     block.record_use(stream.raw());
                 }
             }
-            // Shared memory has no allocator. `drop` retires it until these streams are done.
+            // Shared memory has no allocator. `drop` keeps it mapped until the recorded streams are done.
             StorageMemory::Shared(_) | StorageMemory::SharedHost(_) => {
                 uses.add_allocator_stream(stream);
             }

@@ -8,8 +8,8 @@ use super::replay_uses::Attachment;
 use crate::Site;
 use crate::race::History;
 
-/// Operation number for uses of the previous storage in this memory. A wait for this number waits
-/// for all work that the stream has received by then.
+/// Operation number for uses of the previous storage in this memory. A wait for this number covers
+/// all work enqueued on the stream before the wait.
 pub(crate) const PRIOR_STORAGE: OpNumber = OpNumber::MAX;
 
 /// A use of a storage by an operation on a stream.

@@ -299,7 +299,7 @@ fn a_replay_covers_the_earlier_replays_that_it_overlaps() {
     let _ = stream.synchronize();
     assert_eq!((failed_index(&one), failed_index(&other)), (None, Some(7)));
 
-    // Replays of a later period or on another stream have reports of their own.
+    // A replay covers neither replays of an earlier period nor replays on another stream.
     let third = replay(&stream);
     assert!(absorbs(&third, &second).is_none());
     let apart = devices.get(0).unwrap().exclusive_stream(0).unwrap();
@@ -330,7 +330,7 @@ fn failures_of_many_ended_threads_are_bounded() {
 #[test]
 fn shared_inputs_of_unions_are_examined_once() {
     let (stream, other) = (stream(), stream());
-    // This launch stays pending, on a stream that `stream` has no order with.
+    // This launch stays pending, because nothing waits for its stream.
     let (open, _) = launch(&other);
     let mut last = [open.clone(), open.clone(), open];
     for _ in 0..60 {

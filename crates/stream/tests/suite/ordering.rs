@@ -77,13 +77,13 @@ fn a_stream_soon_records_the_events_of_late_waits_that_keep_coming() {
     let growing = [0, 64, 128, 256, 512, 1000].map(|records| (records, records == 1000));
     assert_eq!(steps[..6], growing);
     assert!(steps[6..].iter().all(|step| *step == (1000, true)), "{steps:?}");
-    // Late waits that are far apart make few records each.
+    // Late waits that are far apart cause few records each.
     for _ in 0..3 {
         (0..200_000).for_each(|_| _ = work(&from, || ()));
         step();
         assert_eq!(step().0, 64);
     }
-    // An event right after such an old operation would have been recycled, so the wait does not cause new events.
+    // More operations follow `old` than op events are kept, so a wait for `old` does not cause new events.
     let old = from.last_op() + 10;
     (0..200_000).for_each(|_| _ = work(&from, || ()));
     to.wait_for(&from, old).unwrap();

@@ -122,8 +122,8 @@ impl Arenas {
 
     // ---- addresses ----------------------------------------------------------------------
 
-    /// Reserves addresses for a request of at least `bytes` bytes. `None` if the addresses are
-    /// exhausted.
+    /// Reserves addresses for a request of at least `bytes` bytes. `None` if the request is larger
+    /// than an arena, or if the backend's addresses are exhausted.
     pub(super) fn reserve<B: Backend>(
         &mut self,
         miss: &Miss<'_, B>,

@@ -33,12 +33,12 @@ const FRAGMENTED_DIVISOR: usize = 32;
 /// Number of requests, hits included, that allow one remapping without growth of the headroom. A
 /// mapping takes about 41 µs, which is 160 ns per request.
 const REQUESTS_PER_REMAP: u64 = 256;
-/// Number of further remappings per page, on average, before the headroom grows by a quarter. By then, mappings have
-/// taken a tenth of a second per GiB, and the program has not reached a state that repeats. Recorded programs, which
-/// repeat themselves, remap each page less than once.
+/// Number of remappings per page, on average, before the headroom grows by a quarter. Does not count remappings that
+/// [`REQUESTS_PER_REMAP`] allows. After this number, mappings have taken a tenth of a second per GiB, and the program
+/// has not reached a state that repeats. Recorded programs, which repeat themselves, remap each page less than once.
 const REMAPS_PER_STEP: usize = 8;
 /// Minimum and maximum number of remappings before the headroom grows, for any number of pages.
-/// That many remappings take about three seconds.
+/// The maximum takes about three seconds.
 const REMAPS_PER_STEP_BOUNDS: [usize; 2] = [1 << 10, 1 << 16];
 /// Maximum number of times that the headroom grows. By then, the headroom is sixteen times the
 /// needed memory.

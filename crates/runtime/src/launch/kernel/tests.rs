@@ -1,4 +1,4 @@
-//! Tests of declared kernels: the code that names and dtypes select, and the launches.
+//! Tests of declared kernels: selection of their code by name and dtype, and launches.
 
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostLaunch, StreamHandle};
 
