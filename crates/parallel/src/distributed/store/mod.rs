@@ -101,7 +101,7 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// [`StoreError::TooLarge`] if there are more than [`MAX_KEYS`] keys or they are larger than [`MAX_VALUE`] in total;
+    /// [`StoreError::TooLarge`] if there are more than [`MAX_KEYS`] keys, or if their total size exceeds [`MAX_VALUE`];
     /// the other errors are those of [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()>;
 
