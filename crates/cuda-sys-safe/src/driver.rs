@@ -349,8 +349,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// (`cuMemPoolTrimTo`).
     unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()>;
 
-    /// Sets the access of devices to a pool's memory, both present and future
-    /// (`cuMemPoolSetAccess`). The pool's own device can always read and write.
+    /// Sets the access of devices to a pool's memory (`cuMemPoolSetAccess`). Applies to the pool's
+    /// present and future allocations. The pool's own device can always read and write.
     unsafe fn mempool_set_access(
         &self,
         pool: MemPoolHandle,

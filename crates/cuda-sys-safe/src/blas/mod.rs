@@ -151,7 +151,7 @@ pub struct GemmArgs {
     pub stride_c: i64,
     /// Number of products.
     pub batch: usize,
-    /// Losses of precision that are allowed.
+    /// Reduced precision that is allowed.
     pub precision: GemmPrecision,
     /// Scratch memory on the stream's device, 256-byte aligned, and its size in bytes. No other
     /// stream may use the memory at the same time. If `None`, cuBLAS uses a workspace of its own,

@@ -1,10 +1,10 @@
-//! Losses of precision that products trade for speed.
+//! Reduced precision that products may use for speed.
 
 use cudarc::cublas::sys::{cublasComputeType_t, cublasMath_t};
 
 use super::{BlasType, GemmArgs};
 
-/// Losses of precision that a product may trade for speed.
+/// Reduced precision that a product may use for speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmPrecision {
     /// Whether factors of `f32` may be rounded to TF32, which has 10 bits of mantissa.

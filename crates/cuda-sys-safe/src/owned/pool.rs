@@ -49,7 +49,7 @@ impl MemPool {
             .map_err(|e| e.at(location))
     }
 
-    /// Sets the access of other devices to the pool's memory, both present and future.
+    /// Sets the access of other devices to the pool's present and future allocations.
     ///
     /// # Errors
     /// Errors of the [driver call](Driver#errors), such as for a device that cannot access this

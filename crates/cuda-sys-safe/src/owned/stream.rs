@@ -112,8 +112,8 @@ impl Stream {
         }))
     }
 
-    /// Returns a slot for the layer that numbers the stream's work. All wrappers of the stream
-    /// share the slot, for as long as the stream exists.
+    /// Returns a slot for the layer that numbers the stream's work. All wrappers of a stream share
+    /// the slot while one of them exists. For a default stream, only clones share it.
     #[must_use]
     pub fn numbering(&self) -> &OnceLock<Arc<dyn Any + Send + Sync>> {
         &self.0.numbering

@@ -4,7 +4,7 @@ use warpline::{Result, Tensor};
 
 use super::shape_error;
 
-/// The fan that Kaiming initialisation divides the variance by.
+/// The fan by which Kaiming initialisation divides the variance of a weight's elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FanMode {
     /// Fan-in: preserves the variance of activations in the forward pass.

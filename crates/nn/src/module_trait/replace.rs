@@ -59,8 +59,8 @@ impl Replacements {
                     if !own.contains(&present.id()) && is_converted(tensor) && is_converted(&new) {
                         check_not_moved("", tensor)?;
                     }
-                    // The replacement of a moved parameter is gone, and the module's own tensor is as requested. A
-                    // moved tensor cannot be used, so give the parameter a new one.
+                    // If the parameter was moved, its replacement was dropped, and the module's own tensor already
+                    // has the requested properties, create a new tensor: a moved tensor cannot be used.
                     if new.is_same(&present) && check_not_moved("", &present).is_err() {
                         new = like(&present, present.detach(), present.grad())?;
                     }
@@ -104,7 +104,7 @@ pub(super) fn replacement(
     like(tensor, new, grad)
 }
 
-/// Returns a leaf with these data and this gradient, which requires a gradient if `tensor` does.
+/// Returns a leaf with the given data and gradient. The leaf requires a gradient if `tensor` does.
 fn like(tensor: &Tensor, data: Tensor, grad: Option<Tensor>) -> Result<Tensor> {
     // A frozen parameter keeps the gradient that it had.
     if !tensor.requires_grad() && grad.is_none() {

@@ -108,7 +108,8 @@ impl<const D: usize> ConvOptions<D> {
         text + &described_end(self.groups, has_bias) + mode
     }
 
-    /// Pads the image in a mode other than zeros. Returns the padded image and the options without the padding.
+    /// Pads the image if the padding mode is not zeros. Returns the image and the options for the convolution, whose
+    /// padding is 0 if this function has padded the image.
     #[track_caller]
     fn pad_input(
         &self,

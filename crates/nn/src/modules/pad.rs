@@ -38,7 +38,8 @@ macro_rules! pads {
             /// dimension, beginning with the last dimension.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for another count of numbers.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding` has another number of
+            /// elements.
             #[track_caller]
             pub fn new(padding: impl IntoSizes) -> Result<Self> {
                 Ok(Self { padding: sides(stringify!($name), padding, $dims)? })
@@ -87,7 +88,8 @@ macro_rules! constant_pads {
             /// dimension, beginning with the last dimension.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) for another count of numbers.
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `padding` has another number of
+            /// elements.
             #[track_caller]
             pub fn new(padding: impl IntoSizes, value: impl Into<Scalar>) -> Result<Self> {
                 Ok(Self { padding: sides(stringify!($name), padding, $dims)?, value: value.into() })

@@ -36,7 +36,7 @@ pub trait Rule: Settings {
     }
 
     /// Updates parameters that have a gradient. Gets a `scaling` only if [`fuses`](Self::fuses) returned true for all
-    /// of them; then a step that the scaling skips changes nothing.
+    /// of them. A step that the scaling skips must change nothing.
     ///
     /// # Errors
     /// The errors of the in-place ops that update the parameters and their state

@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Option<Value>> {
     Ok((group.rank() == 0).then_some(row))
 }
 
-/// A model that a single rank trains directly, and several ranks with `DistributedDataParallel`.
+/// A model. A single rank trains it directly; several ranks wrap it in `DistributedDataParallel`.
 enum Net {
     Alone(Gpt),
     Ddp(DistributedDataParallel<Gpt>),
@@ -176,7 +176,8 @@ fn check(args: &Args, group: &ProcessGroup) -> Result<Value> {
     let (device, rank) = (group.device(), group.rank());
     let mut net = Gpt::new(sizes(args))?;
     net.to(device)?;
-    // The weights of GPT-2. The default initialization would give losses of several hundred.
+    // Draw the weights with a standard deviation of 0.02, as GPT-2 does. The default initialization would give losses
+    // of several hundred.
     for parameter in net.parameters().iter().filter(|parameter| parameter.dim() > 1) {
         let values = randn(parameter.size(), device)?.mul(0.02)?;
         no_grad(|| parameter.copy_(&values, false).map(drop))?;

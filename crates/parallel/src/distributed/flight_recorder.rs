@@ -171,9 +171,9 @@ fn count_done<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PublishedCall {
     pub(super) seq: u64,
-    /// For a send or receive, the other rank and whether this rank sends.
+    /// For a send or receive, the other rank and the direction (`true`: this rank sends).
     pub(super) peer: Option<(usize, bool)>,
-    /// Description of the call. Equal on all ranks if the calls match.
+    /// Description of the call. The descriptions of a collective are equal on all ranks if the calls match.
     pub(super) text: String,
     pub(super) location: String,
     pub(super) done: bool,

@@ -11,7 +11,8 @@ use warpline_runtime::CallNames;
 /// A dtype, and the sizes if they must be equal on all ranks.
 type TensorSignature = (&'static str, Option<SmallVec<[usize; 4]>>);
 
-/// The properties of a call that must be equal on all ranks.
+/// The properties of a call that are compared between ranks. Those of a collective must be equal on all ranks, except
+/// the parts. A send must match the other rank's receive ([`Signature::content`]).
 #[derive(Clone, Debug)]
 pub(super) struct Signature {
     pub(super) op: &'static str,
@@ -19,7 +20,8 @@ pub(super) struct Signature {
     tensors: SmallVec<[TensorSignature; 2]>,
     reduce: Option<ReduceOp>,
     root: Option<usize>,
-    /// For a send or receive, the other rank and whether this rank sends. The rank is `usize::MAX` for several peers.
+    /// For a send or receive, the other rank and the direction (`true`: this rank sends). The rank is `usize::MAX` for
+    /// several peers.
     pub(super) peer: Option<(usize, bool)>,
     /// Description of the tensors' content, such as the parameters of a bucket.
     label: Option<Arc<str>>,

@@ -136,7 +136,7 @@ fn cpu_groups_work_over_every_store() {
     let _ = std::fs::remove_file(&path);
 }
 
-/// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
+/// A timeout that is short, so that hanging calls fail soon, and longer than matching calls take on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
 
 #[test]

@@ -42,7 +42,7 @@ fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
     });
 }
 
-/// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
+/// A timeout that is short, so that hanging calls fail soon, and longer than matching calls take on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
 
 #[test]

@@ -7,7 +7,7 @@ use warpline::cuda::{self, CudaGraph};
 use warpline::{Result, Tensor, with_runtime};
 use warpline_parallel::distributed::{GroupError, P2p, ProcessGroup, ReduceOp, ReduceOptions};
 
-/// A timeout that hanging replays reach soon, but matching calls do not, even on a busy machine.
+/// A timeout that is short, so that hanging replays fail soon, and longer than matching calls take on a busy machine.
 const SHORT: Duration = Duration::from_millis(1500);
 
 /// Captures the calls of `body` on a new stream.

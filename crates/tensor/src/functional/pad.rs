@@ -46,7 +46,7 @@ impl From<()> for PadMode {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `pad` has an odd count of numbers, or more than two per dimension; if more
+/// [`ErrorKind::InvalidArgument`] if `pad` has an odd number of elements, or more than two per dimension; if more
 /// elements are cut off than there are; if there are fewer elements than [`PadMode::Reflect`] or [`PadMode::Circular`]
 /// repeats, or none for [`PadMode::Replicate`]; or if the dtype cannot hold the number of [`PadMode::Constant`]. Errors
 /// of [every op](Tensor#errors-of-every-op).

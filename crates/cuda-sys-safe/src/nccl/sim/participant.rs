@@ -42,7 +42,7 @@ struct ParticipantState {
     next_op: u64,
     /// Unfinished operations, with the output of each call that is done.
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
-    /// The rank that made this rank by a split, and the number of the split.
+    /// The rank whose split created this rank, and the number of the split.
     origin: Option<(HubMember, u64)>,
     begun_splits: u64,
     /// The new ranks that this rank's unfinished splits create, oldest first.

@@ -100,8 +100,8 @@ impl SimState {
     }
 
     /// Returns the point of an event, for a query or a wait; `None` if the event was never
-    /// recorded. The rules that captures impose on the thread apply only to events outside
-    /// captures.
+    /// recorded. Returns an error if the event was last recorded in a capture. For other events,
+    /// returns an error if active captures forbid the call to this thread.
     pub(super) fn event_point(
         &mut self,
         call: CallKind,

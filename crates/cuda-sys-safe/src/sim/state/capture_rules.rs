@@ -125,8 +125,8 @@ impl SimState {
         }
     }
 
-    /// Checks the captures of a stream to which a call gives work, before the call's other
-    /// arguments are checked.
+    /// Returns an error if the stream's capture is invalid, or if the call would make the legacy
+    /// default stream depend on a capture.
     pub(crate) fn check_captures(&mut self, key: StreamKey, call: CallKind) -> Result<()> {
         self.check_valid(key, call)?;
         self.check_implicit(key, call)
@@ -194,7 +194,8 @@ impl SimState {
     }
 
     /// Returns an error for a call on a stream that is being captured, and invalidates the capture.
-    /// On other streams, applies the rules that captures impose on this thread.
+    /// On other streams, makes the checks of [`Self::check_implicit`] and
+    /// [`Self::check_unsafe_call`].
     pub(crate) fn refuse_in_capture(&mut self, call: CallKind, key: StreamKey) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         let device = stream.device;

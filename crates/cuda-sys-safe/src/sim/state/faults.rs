@@ -74,7 +74,8 @@ impl Faults {
         self.0.clear();
     }
 
-    /// Counts a call on a device, or its work if `at_run`. Returns the code if the call fails.
+    /// Counts a call on a device or, if `at_run`, the run of the call's work. Returns the code of
+    /// the failure to inject, if there is one.
     pub(crate) fn hit(&mut self, call: CallKind, device: usize, at_run: bool) -> Option<CudaCode> {
         let mut hit = None;
         for fault in &mut self.0 {

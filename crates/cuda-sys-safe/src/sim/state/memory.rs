@@ -6,8 +6,8 @@ use std::fmt;
 use super::vmm::MappedRange;
 use crate::sim::backing::{HostMapping, MemoryFile, bytes_at, fill, in_pages};
 
-/// Each device's addresses start at a multiple of this number. The addresses are not canonical on
-/// any host, so host code that accesses a device address faults.
+/// Each device's addresses start at a multiple of this number. Hosts map no memory at such high
+/// addresses unless a program asks for it, so host code that accesses a device address faults.
 pub(crate) const DEVICE_SPACE: u64 = 1 << 50;
 
 /// Granularity of allocations, in bytes.

@@ -219,7 +219,8 @@ impl LBFGSMemory {
         let y = flat_grad.sub(&self.prev_flat_grad)?;
         let s = self.d.mul(self.t)?;
         let ys = dot(&y, &s)?;
-        // A pair of small or negative curvature would make the approximation indefinite.
+        // Skip a pair with small or negative curvature: negative curvature would make the approximation indefinite, and
+        // a small `ys` would make its inverse `ro` huge.
         if ys > 1e-10 {
             while self.old_dirs.len() >= options.history_size.max(1) {
                 self.old_dirs.pop_front();

@@ -335,13 +335,13 @@ pub struct LambdaLROptions {
 }
 
 impl LambdaLROptions {
-    /// Creates options in which all groups have the same function.
+    /// Creates options in which all groups have the argument `lambda` of `LambdaLR::new`.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the function of a group. Default: the function of the other groups.
+    /// Sets the function of a group. Default: the argument `lambda` of `LambdaLR::new`.
     #[must_use]
     pub fn group(
         mut self,

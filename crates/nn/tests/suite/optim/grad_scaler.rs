@@ -414,7 +414,8 @@ fn a_scaler_continues_from_its_saved_state() -> Result<()> {
         },
         expected
     );
-    // A scaler that has not scaled a loss yet loads the state into its own tensors.
+    // A scaler that has not scaled a loss has no tensors yet; its first `scale` creates them from the loaded state. The
+    // other scaler loads the state into its tensors.
     let mut early = GradScaler::new(())?;
     early.load_state_dict(&state)?;
     assert_eq!((early.get_scale()?, early.get_growth_interval()), (4.0, 3));

@@ -38,7 +38,7 @@ use super::{GroupShared, ProcessGroup};
 pub(in crate::distributed) struct CpuTransport {
     rank: usize,
     ranks: usize,
-    /// Number of pieces sent or received so far, by peer and whether this rank sends.
+    /// Number of pieces sent or received so far, by peer and direction (`true`: this rank sends).
     pieces: Mutex<HashMap<(usize, bool), u64>>,
 }
 

@@ -111,7 +111,8 @@ pub(super) struct GroupShared {
     wake: Condvar,
     barrier: OnceLock<Tensor>,
     subgroups: Mutex<u64>,
-    /// In debug mode, the count of compared sends and receives by peer and direction.
+    /// In debug mode, the count of compared sends and receives, by peer and direction (`true`: this rank
+    /// sends).
     compared: Mutex<HashMap<(usize, bool), u64>>,
     /// In debug mode, the sequence number of the last compared collective. Replays are not compared.
     last_compared: Mutex<Option<u64>>,

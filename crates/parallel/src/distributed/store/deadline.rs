@@ -27,7 +27,8 @@ impl Deadline {
         CALLS.get().at_most(CALL_TIMEOUT)
     }
 
-    /// Runs `f`. Store calls without a timeout that `f` makes end at this deadline, for the stores of this crate.
+    /// Runs `f`. For the stores of this crate, this deadline bounds each call in `f` that takes no timeout, such as
+    /// `set`.
     pub(in crate::distributed) fn bound<R>(self, f: impl FnOnce() -> R) -> R {
         struct RestoreDeadline(Deadline);
         impl Drop for RestoreDeadline {

@@ -101,13 +101,14 @@ pub trait Store: Any + Send + Sync + fmt::Debug {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// The same as [`Store::get`].
+    /// [`StoreError::TooLarge`] if there are more than [`MAX_KEYS`] keys, or if their total size exceeds [`MAX_VALUE`];
+    /// the other errors are those of [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()>;
 
     /// Returns `true` if all keys are set.
     ///
     /// # Errors
-    /// The same as [`Store::set`].
+    /// [`StoreError::TooLarge`] under the conditions of [`Store::wait`]; the other errors are those of [`Store::set`].
     fn check(&self, keys: &[&str]) -> StoreResult<bool>;
 }
 

@@ -87,7 +87,7 @@ fn modules_without_parameters_or_on_other_devices_are_refused() {
     });
 }
 
-/// A timeout that hanging calls reach soon, but matching calls do not, even on a busy machine.
+/// A timeout that is short, so that hanging calls fail soon, and longer than matching calls take on a busy machine.
 const SHORT: Duration = Duration::from_millis(2500);
 
 /// The points of a backward pass at which a rank leaves, in order: before the pass, and before each gradient.
@@ -165,8 +165,8 @@ fn a_rank_that_leaves_in_the_middle_of_a_step_is_named_with_bucket_and_parameter
     );
 }
 
-/// Rank 1 is slower than the timeout, or makes an additional call. The error on every rank names rank 1, or on rank 1
-/// another rank, and the bucket with a parameter.
+/// Rank 1 is slower than the timeout, or makes an additional call. Every rank gets an error that names the bucket and a
+/// parameter in it. The errors of the other ranks also name rank 1.
 fn a_rank_disturbs(ranks: &Ranks, slow: bool) {
     const ODD: usize = 1;
     let errors = ranks.timeout(SHORT).run(|group| {
