@@ -37,9 +37,9 @@ enum Command {
     GpuTest(Box<gpu_test::Args>),
     /// Package the crates, check the content of the packages, and build from them
     Package(package::Args),
-    /// Test projects that depend only on the allocator against its package
+    /// Test the allocator's package with projects that depend on no other crate of Warpline
     Outside(outside::Args),
-    /// Test a crate that defines its own op against the packages
+    /// Test the packages with a crate that defines its own op
     CustomOp(outside::Args),
     /// Bring former bugs back in a copy, and count the random programs that it takes to find each
     Mutants(mutants::Args),

@@ -52,8 +52,8 @@ fn alloc_alone(limit: Option<Duration>) -> CiStep {
     CiStep { limit, ..CiStep::new("projects with alloc alone", &["xtask", "outside"], &[]) }
 }
 
-/// Tests a crate's shared state under many thread schedules. Has its own target folder, because its `RUSTFLAGS` would
-/// invalidate the usual build.
+/// Tests a crate's shared state under many thread schedules. The step has its own target folder, because its
+/// `RUSTFLAGS` would invalidate the usual build.
 fn shuttle(crate_name: &'static str, schedules: &'static str) -> CiStep {
     let args = ["test", "-p", crate_name, "--test", "shuttle", "--target-dir", "target/shuttle"];
     let name = format!("thread schedules, {crate_name}");

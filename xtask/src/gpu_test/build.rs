@@ -57,8 +57,8 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
     Ok(binaries)
 }
 
-/// Returns whether the target is a library or an integration test with a GPU test in its files: a function with the
-/// name of a GPU test.
+/// Returns whether the target is a library or an integration test, and its files define a function with the name of a
+/// GPU test.
 fn has_gpu_tests(target: &CargoTarget) -> Result<bool> {
     let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
     let root = &target.src_path;

@@ -192,7 +192,7 @@ impl TestRunner {
     }
 }
 
-/// Adds the results of a run to the counts and removes tests with a result from `pending`.
+/// Adds the results of a run to the counts. Removes the tests that have a result from the list `pending`.
 fn add_run(
     counts: &mut TestCounts,
     pending: &mut Vec<String>,

@@ -24,7 +24,7 @@ pub(super) struct PtxModule {
     pub(super) text: String,
     /// The folder that contains all sources. Paths in the hash are relative to it.
     sources: PathBuf,
-    /// The included header files, direct and indirect, with their text. Each file occurs once.
+    /// The header files that are included directly or indirectly, with their text. Each file occurs once.
     headers: Vec<(PathBuf, String)>,
 }
 

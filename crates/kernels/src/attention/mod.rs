@@ -1,5 +1,6 @@
-//! Attention: one fused launch for half-width floats ([`attention`]), and for other dtypes two
-//! matrix products with a softmax of the scores between them ([`attention_weights`]).
+//! Attention. [`attention`] and [`few_queries`] compute it in one launch, for half-width floats.
+//! [`attention_weights`] computes the softmax of the scores between two matrix products, for all
+//! floats.
 
 mod flash;
 mod weights;

@@ -1,4 +1,4 @@
-//! Sums, products, quotients and extremes.
+//! Sums, products, quotients, extremes, negation and absolute values.
 
 use super::formula::{Condition, Expr};
 use crate::elementwise_ops as ops;

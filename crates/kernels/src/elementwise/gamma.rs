@@ -1,4 +1,4 @@
-//! Special functions: Γ, and relatives of the error function and the logarithm.
+//! Special functions: Γ, `sinc`, and relatives of the error function and the logarithm.
 
 use std::f64::consts::PI;
 

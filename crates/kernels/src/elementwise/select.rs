@@ -1,4 +1,4 @@
-//! Selection from two operands, interpolation, and multiply-add ops.
+//! Selection from two operands, interpolation, multiply-add ops, `copysign` and `nextafter`.
 
 use crate::elementwise_ops as ops;
 

@@ -1,5 +1,5 @@
 //! Matrix products. Large products use cuBLAS if it is installed, with the stream's [`Workspace`]. Small products,
-//! products of few rows (`few_rows.rs`), and products that cuBLAS does not support, use this crate's kernels.
+//! products of few rows (`few_rows.rs`), and products that cuBLAS does not support use this crate's kernels.
 
 mod blas;
 mod cpu;

@@ -52,7 +52,7 @@ kernels! {
         // kernels read the weight only if `is_weighted` is set, and the bias only if `is_biased` is
         // set.
         unsafe ROWS: [Kernel<Norm, 6>; 2] = float cpu::layer_norm[warp, block];
-        // SAFETY: the facts of `ROWS` hold. Each element of the sum is also written by one thread,
+        // SAFETY: the same as for `ROWS`. Each element of the sum is also written by one thread,
         // and read only by this thread, after the write.
         unsafe ADD_ROWS: [Kernel<Norm, 8>; 2] = float cpu::layer_norm_add[warp, block];
     }
@@ -61,15 +61,15 @@ kernels! {
     LAYER_NORM_BACKWARD = "layer_norm_backward", FLOATS, |_, ty| {
         source().push(&format!("LAYER_NORM_BACKWARD({ty})"))
     } => {
-        // SAFETY: the facts of `ROWS` hold.
+        // SAFETY: the same as for `ROWS`.
         unsafe ROWS_BACKWARD: [Kernel<Norm, 6>; 2] = float cpu::layer_norm_backward[warp, block];
-        // SAFETY: the facts of `ROWS` hold. The additional operand has the size of the rows.
+        // SAFETY: the same as for `ROWS`. The additional operand has the size of the rows.
         unsafe ADD_ROWS_BACKWARD: [Kernel<Norm, 7>; 2] =
             float cpu::layer_norm_backward_add[warp, block];
-        // SAFETY: the facts of `ROWS` hold. The scratch operand has a word for each counter and
+        // SAFETY: the same as for `ROWS`. The scratch operand has a word for each counter and
         // each partial sum; the CPU implementation does not use it.
         unsafe COLUMNS: Kernel<Norm, 7> = float cpu::layer_norm_backward_columns;
-        // SAFETY: the facts of `COLUMNS` hold. The kernel is launched only if rows are aligned to
+        // SAFETY: the same as for `COLUMNS`. The kernel is launched only if rows are aligned to
         // vectors.
         unsafe VECTORS: Kernel<Norm, 7> = float cpu::layer_norm_backward_vectors;
     }

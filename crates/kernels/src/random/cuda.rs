@@ -46,10 +46,10 @@ kernels! {
 /// One variant for each size of a draw, in bits.
 pub(super) static RANDINT: Program =
     Program::new("randint", &["u32", "u64"], &[""], any).with_ptx(committed);
-// SAFETY: the facts of the kernels above hold.
+// SAFETY: the same as for the kernels above.
 static FILL_RANDINT32: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: the facts of the kernels above hold.
+// SAFETY: the same as for the kernels above.
 static FILL_RANDINT64: Kernel<Draw, 2> =
     unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
 
@@ -69,9 +69,9 @@ fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
     of.push(&format!("RANDOM({name}_{variant}, {out}, ({name}<{variant}, {neighbours}>))"))
 }
 
-/// Returns the number of PyTorch's threads whose work one thread of this kernel does. With more of
-/// them, the code is longer and takes longer to compile. Doubles therefore have one, and half-width
-/// floats have four although more would be faster.
+/// Returns the number of PyTorch's threads whose work one thread of this kernel does. A larger number
+/// makes the code longer and slower to compile. The number is therefore 1 for doubles, and 4 for
+/// half-width floats although a larger number would be faster.
 const fn neighbours(double: bool) -> u64 {
     if double { 1 } else { 4 }
 }
@@ -92,7 +92,7 @@ cuda_struct! {
         philox: PhiloxState,
         /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
-        /// Number of times that each of these threads draws four words.
+        /// Number of times that a thread of PyTorch's grid draws four words.
         rounds: u64,
         /// Threads of this kernel per round.
         groups: u64,
@@ -192,7 +192,7 @@ fn factor(lambda: f64, double: bool) -> f64 {
 ///
 /// # Safety
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the result (`T`) and the
-/// generator's state. The state must be valid only in a graph; other launches do not read it.
+/// generator's state. In a graph, the state must be valid; other launches do not read it.
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     p: &Draw,

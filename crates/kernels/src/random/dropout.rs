@@ -36,9 +36,9 @@ cuda_struct! {
         philox: PhiloxState,
         /// Threads of PyTorch's grid, each of which has a random sequence.
         threads: u64,
-        /// Number of times that each of these threads draws four random words.
+        /// Number of times that a thread of PyTorch's grid draws four random words.
         rounds: u64,
-        /// Neighbouring elements that each of these threads processes at a time.
+        /// Neighbouring elements that a thread of PyTorch's grid processes at a time.
         vec: u64,
         /// Probability of keeping an element.
         p: f64,
@@ -114,7 +114,7 @@ pub fn dropout(
 ///
 /// # Safety
 /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input (`T`), `out` (`T`), `kept`
-/// (`bool`) and the generator's state. The state must be valid only in a graph; other launches do not read it.
+/// (`bool`) and the generator's state. In a graph, the state must be valid; other launches do not read it.
 unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
     let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
     let kept = SharedPtr::<bool>::operand(launch, 2);

@@ -236,7 +236,8 @@ unsafe fn side_by_side<F: Fold<T>, T: ReduceElement>(
     }
 }
 
-/// Reduces the elements `range` of the neighbouring results from `output` on.
+/// Reduces the elements `range` of each of several neighbouring results, the first of which is
+/// `output`. Merges them into `accs`, which has one accumulator per result.
 ///
 /// # Safety
 /// The source is valid for reads of all elements of the plan.

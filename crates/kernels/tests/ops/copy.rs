@@ -123,7 +123,8 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
     });
 }
 
-/// Sizes around vectors and tiles, transposed operands, and views that begin inside a vector.
+/// Tests sizes near those of vectors and tiles, transposed operands, and views that begin inside a
+/// vector.
 fn runs_and_tiles(target: Target<'_>) {
     use warpline_kernels::elementwise::{ADD, apply};
     for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
@@ -131,7 +132,7 @@ fn runs_and_tiles(target: Target<'_>) {
             [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)]
         {
             for start in [0, 1, 3] {
-                // Memory with an additional element per dimension, which the views leave out.
+                // The last two dimensions have 4 more elements than the views.
                 let memory = [2, columns + 4, rows + 4];
                 let n = memory.iter().product();
                 let values: Vec<f64> = (0..n).map(|i| (i * 7 % 101) as f64).collect();

@@ -23,9 +23,9 @@ fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     mix_on(stream, &storages[1], &dropped, 3, 0).unwrap();
     drop(dropped);
     let graph = capturing.end().unwrap();
-    // The second capture reuses memory that the first capture dropped.
     let first = Captured { graph, does: vec![(2, 0, 0, 11), (1, 2, 3, 0)] };
 
+    // The second capture reuses the memory of `dropped`.
     let capturing = Capturing::begin(runtime, stream, &pool).unwrap();
     let other = Storage::device(runtime, BYTES, stream).unwrap();
     mix_on(stream, &other, &storages[1], 0, 5).unwrap();

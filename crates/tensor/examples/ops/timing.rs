@@ -24,7 +24,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Makes the operands and calls twice, because the first call loads kernels.
+    /// Makes the operands and calls the op twice to warm up; the first call loads kernels.
     pub(crate) fn new(op: &Op, spec: &Spec) -> Result<Self> {
         let mut call = op.call(spec)?;
         call()?;

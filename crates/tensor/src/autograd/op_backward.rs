@@ -136,7 +136,7 @@ impl IncomingGrad for [Option<Tensor>] {
     }
 }
 
-/// The saved state of an op, with the information of each tensor in it.
+/// The saved state of an op, with the [`SavedTensorInfo`] of each tensor in it.
 struct RecordedOp<S, G: ?Sized> {
     saved: S,
     infos: SmallVec<[SavedTensorInfo; 2]>,

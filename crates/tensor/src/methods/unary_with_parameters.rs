@@ -1,4 +1,4 @@
-//! Activations with parameters (`torch.nn.functional`).
+//! Elementwise functions with parameters: activations (`torch.nn.functional`) and `torch.logit`.
 
 use warpline_kernels::elementwise as table;
 

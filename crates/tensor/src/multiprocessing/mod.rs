@@ -35,10 +35,10 @@
 //! - **Order.** Work on a tensor that the sender has enqueued before [`Channel::send`] runs before all work of
 //!   the receiver on it. So the receiver reads the values that this work wrote, never earlier values. Streams
 //!   wait for each other on the GPU; the hosts do not wait. A process that already has the received
-//!   memory gets the same storage. After that, each process orders only its own work. With [`Channel::send_event`] and
-//!   [`Channel::recv_event`], a process signals that it has finished with a tensor for now. Work of two
-//!   processes on the same bytes that is not ordered gives wrong data, as between unordered streams. Such races
-//!   are not reported.
+//!   memory gets the same storage. After the receipt, each process orders only its own work. With
+//!   [`Channel::send_event`] and [`Channel::recv_event`], a process signals that it has finished with a tensor
+//!   for now. Work of two processes on the same bytes that is not ordered gives wrong data, as between unordered
+//!   streams. Such races are not reported.
 //! - **Kills.** Work that a process had enqueued when it was killed may never complete. Streams that wait for
 //!   the work continue. From then on, each host read of such a tensor, or of a tensor computed from it, fails
 //!   with [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), because its contents are unknown and kernels of

@@ -33,7 +33,8 @@ impl Model {
             Ok(outs) => outs,
             Err(UNKNOWN) => return None,
             Err(ANY) => return Some(Expect::Either(ANY)),
-            // The error of a call with two mistakes may name either mistake.
+            // If a tensor requires a gradient, a write with a wrong argument may be refused for either
+            // reason.
             Err(_) if row.effect == Effect::Writes && self.graphs => return None,
             Err(kinds) => return Some(Expect::Err(kinds)),
         };

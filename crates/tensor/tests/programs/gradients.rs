@@ -9,7 +9,7 @@ use crate::generate::Draw;
 use crate::model::{Kinds, Out, Predict, Track, UNKNOWN, Value};
 use crate::row::{Effect, Row, row};
 
-/// Draws a tensor that requires a gradient, if there is one.
+/// Draws a tensor that may require a gradient, or any tensor of floats if there is none.
 fn tracked(d: &mut Draw<'_>) {
     if !d.model.values.values().any(Value::tracked) {
         d.float();

@@ -27,7 +27,8 @@ pub(crate) struct Planned {
 pub(crate) struct Plan {
     pub(crate) steps: Vec<Planned>,
     pub(crate) groups: Vec<Range<usize>>,
-    /// Live tensors at the end, and the agreement of their values between CPU and GPU.
+    /// Tensors that are live at the end, by step and result, each with the predicted agreement of
+    /// its values between CPU and GPU.
     pub(crate) live: Vec<((usize, usize), Blur)>,
     /// Whether the gradients of the CPU and the GPU agree up to rounding.
     pub(crate) close_gradients: bool,

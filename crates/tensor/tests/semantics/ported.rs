@@ -164,7 +164,7 @@ fn free_memory_is_the_drivers_figure() {
     });
 }
 
-/// PyTorch's test `cuda_init_race`: threads may use devices for the first time at once.
+/// PyTorch's test `cuda_init_race`: several threads may use devices for the first time at the same time.
 #[test]
 fn devices_may_be_used_first_at_once() {
     for seed in 0..8 {

@@ -1,4 +1,5 @@
-//! Attention, fused and by weights. This file has the cases that both share.
+//! Tests of attention in one launch and of attention weights. This file has the tests that both
+//! share.
 
 mod few_queries;
 mod flash;

@@ -44,13 +44,19 @@ options! {
 /// shapes are `[.., queries, width]`, `[.., keys, width]` and `[.., keys, values]`; the result is
 /// `[.., queries, values]`. A query that may attend to no key gets zeros.
 ///
-/// Scores of half-width floats are computed in `f32`. Without dropout, half-width floats whose width is a multiple of
-/// 8, up to 128, use one kernel that stores no weights (FlashAttention; on GPUs of compute capability 8.0 or higher),
-/// with or without a mask; keys and values are not repeated for grouped heads. Without a recorded gradient, up to 64
-/// queries per head of keys use a kernel that splits the keys over the GPU, for widths up to 256. Other operands
-/// with equal batch dimensions and without a mask use a few kernels and store the weights in their dtype. In all other
-/// cases, such as dropout, a recorded gradient of the mask, or a mask with widths that the first two kernels do not
-/// support, half-width floats are computed in `f32` throughout.
+/// Scores of half-width floats are computed in `f32`. Half-width floats use the first of these implementations that
+/// supports the operands; the other floats use the last two:
+///
+/// - One kernel that splits the keys over the GPU, for up to 64 queries per head of keys and widths up to 256, without
+///   a recorded gradient.
+/// - One kernel that stores no weights (FlashAttention), for widths up to 128, without a recorded gradient of the mask.
+/// - A few kernels that store the weights in the dtype of the operands, for equal batch dimensions, without a mask,
+///   `key_lengths` and dropout.
+/// - Separate ops, which compute half-width floats in `f32` throughout.
+///
+/// The first two need a width that is a multiple of 8 and is the same for keys and values, at most two batch
+/// dimensions, no dropout, and on a GPU compute capability 8.0 or higher. They do not repeat keys and values for
+/// grouped heads.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};

@@ -1,4 +1,4 @@
-//! Products of matrices and vectors by PyTorch's names, and sums of products.
+//! Products of matrices and vectors under PyTorch's names, and sums of products.
 
 mod contract;
 mod einsum;
