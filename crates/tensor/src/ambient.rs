@@ -4,11 +4,11 @@
 //! |---|---|
 //! | `WARPLINE_DRIVER` | `cuda` (default): the driver of the machine. `sim:N` and options: N simulated GPUs |
 //! | `CUDA_VISIBLE_DEVICES` | the visible devices, in their order |
-//! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` every launch waits for its end and reports its own failure |
+//! | `CUDA_LAUNCH_BLOCKING` | `0` (default) or `1`. With `1` the host waits for each launch, which then reports its own failure |
 //! | `CUBLAS_WORKSPACE_CONFIG` | the size of cuBLAS's workspace per stream, as pairs `:SIZE:COUNT` with sizes in KiB. `:0:0`: none. Empty or unset: [`CudaDevice::cublas_workspace_bytes`](warpline_runtime::CudaDevice::cublas_workspace_bytes) |
 //! | `PYTORCH_NVML_BASED_CUDA_CHECK` | `1`: before the runtime is in use, the number of devices is read without the CUDA driver, so that forked children can use CUDA |
 //! | `WARPLINE_CACHE` | the folder that keeps the code compiled by NVRTC for later processes. Empty: none. Default: `warpline` in the user's cache folder |
-//! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
+//! | `WARPLINE_ALLOC_CONF`, PyTorch's names for it, and `PYTORCH_NO_CUDA_MEMORY_CACHING` | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
 //! A program with more rights than its caller (a setuid program) neither keeps compiled code nor reads it. A
 //! variable with an invalid value, and an unknown name that begins with `WARPLINE_`, leave a runtime without
@@ -77,8 +77,8 @@ pub fn runtime() -> Runtime {
     CurrentRuntime::get().clone()
 }
 
-/// Runs `f` with another runtime in this thread. Runtimes share no devices and no caches. Threads that `f`
-/// starts do not inherit the runtime; they call `with_runtime` themselves.
+/// Runs `f` with another runtime in this thread. Runtimes share no tensors, streams or memory caches, although two of
+/// them may use the same GPU. Threads that `f` starts do not inherit the runtime; they call `with_runtime` themselves.
 ///
 /// The previous runtime is restored afterwards, even if `f` panics.
 #[doc(alias = "simulate")]
@@ -150,6 +150,8 @@ pub fn simulated(options: impl IntoOptions<SimulatedOptions>) -> Result<Runtime>
 ///
 /// # Errors
 /// [`ErrorKind::Driver`](crate::ErrorKind::Driver) if the driver cannot be loaded or has no device.
+/// [`ErrorKind::InvalidVariable`](crate::ErrorKind::InvalidVariable) if an environment variable such as
+/// `WARPLINE_LIBCUDA` names a library that cannot be loaded.
 /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `spec` is not empty, not `"cuda"`, and does not
 /// specify simulated GPUs.
 #[track_caller]
@@ -164,8 +166,8 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
-/// Returns the number of devices without the driver, if `PYTORCH_NVML_BASED_CUDA_CHECK` asks for it and no runtime is
-/// in use yet. Apart from this variable, reads only the settings that choose the devices.
+/// Returns the number of devices without the CUDA driver, if `PYTORCH_NVML_BASED_CUDA_CHECK` asks for it and no runtime
+/// is in use yet. Apart from this variable, reads only the settings that choose the devices.
 pub(crate) fn count_devices_before_use() -> Option<usize> {
     let unused = || PROCESS.get().is_none() && OVERRIDE.with(|own| own.borrow().is_none());
     let read = |name| std::env::var(name).ok();

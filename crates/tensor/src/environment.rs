@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-/// Variables that a program reads. `docs/settings.md` describes their values.
+/// Variables that users set. `docs/settings.md` describes their values.
 const SETTINGS: &[&str] = &[
     "WARPLINE_ALLOC_CONF",
     "WARPLINE_CACHE",
@@ -18,8 +18,8 @@ const SETTINGS: &[&str] = &[
     "WARPLINE_SECRET",
 ];
 
-/// Variables that launchers, builds and tests of this workspace set. Names that begin with `WARPLINE_TEST_`
-/// are also accepted.
+/// Variables that the launcher, the builds and the tests of this workspace use. Names that begin with
+/// `WARPLINE_TEST_` are also accepted.
 const INTERNAL: &[&str] = &[
     "WARPLINE_CUDA_INCLUDE",
     "WARPLINE_FUZZ",
@@ -78,8 +78,8 @@ pub(crate) fn cublas_workspace(value: &str) -> Option<usize> {
     })
 }
 
-/// Returns whether a value of `CUDA_VISIBLE_DEVICES` is a common way to hide all devices. Other values, such
-/// as `all` or `cuda:1`, also hide all devices, but by mistake.
+/// Returns whether a value of `CUDA_VISIBLE_DEVICES` that hides all devices is a common way to do so. Values such as
+/// `all` or `cuda:1` hide all devices by mistake.
 pub(crate) fn hides_on_purpose(value: &str) -> bool {
     let value = value.trim();
     value.is_empty()
@@ -123,7 +123,8 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     }
 }
 
-/// Parses an index by the rules of C's `strtol`, as CUDA does.
+/// Parses the index at the beginning of an entry, like C's `strtol`, which CUDA uses: an optional `+` and digits. The
+/// rest of the entry is ignored.
 fn index(entry: &str) -> Option<usize> {
     let digits = entry.strip_prefix('+').unwrap_or(entry);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

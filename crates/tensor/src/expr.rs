@@ -1,11 +1,12 @@
-//! Operands of the formulas of [`expr!`](crate::expr!), and literals of [`tensor!`](crate::tensor!).
+//! Operands, comparisons and values in the formulas of [`expr!`](crate::expr!).
 //!
 //! A program that only writes formulas needs nothing from this module. A program's own type becomes an operand if it
 //! implements [`FormulaOperand`].
 
 use crate::{Result, Scalar, Tensor};
 
-/// A type besides numbers that can be an operand in [`expr!`](crate::expr!): a [`Tensor`], or a reference to one.
+/// A type besides numbers that can be an operand in [`expr!`](crate::expr!), such as a [`Tensor`], a reference to a
+/// tensor, or a reference to a module's parameter.
 ///
 /// ```
 /// use warpline::expr::FormulaOperand;
@@ -92,8 +93,8 @@ numbers!(half::f16, half::bf16, Scalar);
 /// A term of a formula, before it becomes an operand. The compiler takes the first of three methods that the type
 /// allows. The method of [`TensorTerm`] takes the term by value, the method of [`NumberTerm`] by reference, and the
 /// method of [`OtherTerm`] by mutable reference. The bound of [`OtherTerm`] fails with the message of
-/// [`FormulaOperand`]. Method lookup, unlike a single trait, also works for a literal whose type the compiler knows
-/// only to be a float.
+/// [`FormulaOperand`]. Method lookup, unlike a single trait, also works for a variable of which the compiler
+/// knows only that it is a float, such as a variable that was set to `2.0`.
 #[derive(Debug)]
 pub struct Term<T>(pub T);
 

@@ -1,4 +1,4 @@
-//! Random number generators on the host, and access to the state of the runtime's generators.
+//! Random number generators on the host, and access to the state of the runtime's CPU generator.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Example programs, and the page for users of PyTorch.
+//! Example programs, and the pages about PyTorch's names and about settings.
 //!
 //! Each program is an example of this crate. Run it with `cargo run --example kv_cache`, for instance, and on a
 //! simulated GPU with `WARPLINE_DRIVER=sim:1` before the command.
@@ -28,8 +28,8 @@ pub mod kv_cache {}
 #[doc = concat!("```no_run\n", include_str!("../examples/allocator_backend.rs"), "```")]
 pub mod allocator_backend {}
 
-// The page links to files of the repository. Markdown uses the first definition of a link, so these
-// definitions override the page's.
+// Both pages link to files of the repository. Markdown uses the first definition of a link, so the definitions here
+// override those of the page.
 /// [streams]: crate::SyncPolicy
 /// [settings]: crate::guide::settings
 ///
@@ -37,7 +37,7 @@ pub mod allocator_backend {}
 pub mod from_pytorch {}
 
 /// [streams]: crate::SyncPolicy
-/// [options]: warpline_alloc::AllocatorConfig
+/// [alloc]: warpline_alloc::AllocatorConfig
 ///
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {}

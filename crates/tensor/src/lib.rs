@@ -14,7 +14,8 @@
 //!
 //! Every function that can fail returns a [`Result`], and so does every operator. With `"cuda"` as the device,
 //! the same program runs on a GPU. With `WARPLINE_DRIVER=sim:3` in the environment, there are three simulated
-//! GPUs. A function with the name of a PyTorch function does the same as that function.
+//! GPUs. A function with the name of a PyTorch function does the same as that function, unless
+//! [`guide::from_pytorch`] lists a difference.
 //!
 //! # Further reading
 //!
@@ -31,7 +32,7 @@
 //! | errors | [`Error`], [`ErrorKind`] |
 //! | separate runtimes: simulated GPUs, other settings | [`open`], [`with_runtime`], [`RuntimeConfig`] |
 //! | several GPUs, several processes | the crate `warpline-parallel` |
-//! | custom ops; single layers | the crates `warpline-runtime`, `warpline-kernels`, `warpline-stream`, `warpline-alloc`, `warpline-cuda-sys-safe` |
+//! | custom ops; the layers below this crate | the crates `warpline-runtime`, `warpline-kernels`, `warpline-stream`, `warpline-alloc`, `warpline-cuda-sys-safe` |
 
 #![forbid(unsafe_code)]
 
@@ -138,7 +139,7 @@ struct MemoryPage;
 #[doc = include_str!("../docs/simulated-gpus.md")]
 struct SimulatedGpusPage;
 
-/// Compiles the programs of `docs/streams.md`.
+/// Compiles the programs of `docs/streams.md`, and runs the last one as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/streams.md")]
 struct StreamsPage;

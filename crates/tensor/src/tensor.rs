@@ -29,14 +29,16 @@ use crate::{ErrorKind, SyncPolicy};
 ///   already lost the device.
 /// - [`ErrorKind::Surfaced`] if the op waits for the device, and work on the device failed.
 /// - [`ErrorKind::IndexCheck`] and [`ErrorKind::Collective`] if an operand was computed by an op that is known
-///   to have failed.
-/// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`], if the op races with another.
+///   to have failed, and [`ErrorKind::PeerGone`] if it depends on work that another process left incomplete.
+/// - [`ErrorKind::Race`] under [`SyncPolicy::Manual`] with [`RaceReport::Error`](crate::RaceReport::Error), if the
+///   op races with another op.
 /// - [`ErrorKind::SharedHostMemory`] if an operand of an op on the CPU is in host memory that other processes
 ///   may write to.
 /// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph has not been replayed since.
 /// - [`ErrorKind::OverlappingWrite`] if an in-place op would write to a tensor that has several indices at one
 ///   address.
-/// - [`ErrorKind::Gradient`] if autograd does not allow an in-place op on its tensor.
+/// - [`ErrorKind::Gradient`] if autograd does not allow an in-place op on its tensor, or the op has to save a tensor
+///   that was made in inference mode.
 #[derive(Clone)]
 pub struct Tensor(Arc<TensorInner>);
 

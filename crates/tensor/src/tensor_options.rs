@@ -1,4 +1,5 @@
-//! Options of functions that make tensors: dtype, device, pinned memory, memory format.
+//! Options of functions that make tensors (dtype, device, pinned memory, memory format), and the types of arguments
+//! that may be absent or have a default.
 
 use std::borrow::Borrow;
 use std::panic::Location;
@@ -13,7 +14,7 @@ use crate::{DType, Device, Error, Integer, IntoDevice, MemoryFormat, Result, Sca
 /// `memory_format=`).
 ///
 /// Functions take `impl Into<TensorOptions>`, so most calls need no builder. Pass `()` for the defaults, a
-/// dtype, a device or its name, or `(dtype, device)`.
+/// dtype, a device or its name, a [`MemoryFormat`], or `(dtype, device)`.
 ///
 /// ```
 /// use warpline::{DType, TensorOptions, zeros};
@@ -153,8 +154,8 @@ impl From<&TensorOptions> for TensorOptions {
     }
 }
 
-/// A tensor that may be absent: `&t`, `Some(&t)`, `None`, or a reference to an `Option` of a tensor. Modules' parameters
-/// and buffers stand for tensors.
+/// A tensor that may be absent: `&t`, `Some(&t)`, `None`, or a reference to an `Option` of a tensor. A module's
+/// parameter or buffer can take the place of the tensor.
 ///
 /// ```
 /// # use warpline::functional::linear;

@@ -37,8 +37,8 @@ struct RegionCast {
 
 /// Drops the recorded conversions of this thread's region.
 pub(crate) fn drop_casts() {
-    // Drop the tensors outside the borrow, because a gradient function may drop a program's values. The thread may be
-    // ending, and then the casts are gone.
+    // Drop the tensors outside the borrow, because their gradient functions may own values of the program, whose `Drop`
+    // may run any code. The thread may be ending, and then the casts are gone.
     let casts = CASTS.try_with(|casts| std::mem::take(&mut *casts.borrow_mut()));
     drop(casts);
 }

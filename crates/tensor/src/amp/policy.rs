@@ -20,7 +20,8 @@ pub(super) enum Policy {
 use Policy::{F32, Keep, KeepAll, Low, Refuse, Widest};
 
 /// Name of an op, its policy on GPUs and its policy on the CPU, in the order of names. Ops that are missing here keep
-/// their operands. An op of another name that only calls ops of this list, such as `softmin`, needs no line.
+/// their operands. An op that computes by calling ops of this list, such as `softmin`, needs no line, because the
+/// called ops convert their operands.
 const POLICIES: &[(&str, Policy, Policy)] = &[
     ("acos", F32, Keep),
     ("adaptive_avg_pool3d", Keep, F32),

@@ -1,14 +1,14 @@
 //! Backward passes of elementwise ops in one launch, with the op's backward program.
 //!
-//! The problem: the gradient formulas of an op such as `mish` have many steps. Computed by tensor ops
-//! (`formula.rs`), each step would be a launch that reads and writes memory. The approach: kernels are
-//! committed that compute all gradients of an op at once (`kernels/src/elementwise/backward`). This module
-//! collects their inputs, which are the saved tensors and numbers that the wanted gradients read, chooses the
-//! dtype of the results, and launches the program with one result for each wanted gradient.
+//! The problem: the gradient formulas of an op such as `mish` have many steps. Computed by tensor ops (`formula.rs`),
+//! each step would be a launch that reads and writes memory. The approach: kernels are committed that compute all
+//! gradients of an op at once (`kernels/src/elementwise/backward`). This module collects their inputs, which are the
+//! incoming gradient and the saved values that the wanted gradients read, chooses the dtype of the results, and
+//! launches the program with one result for each wanted gradient.
 //!
 //! Limits: `formula.rs` computes gradients in four cases: in a pass with `create_graph`, because a launch cannot
-//! be differentiated; if the formulas take at most one launch anyway; if no kernel has the op's numbers of inputs
-//! and results; and if no input of the program is a tensor. The engine sums gradients over broadcast dimensions
+//! be differentiated; if the formulas take at most one launch anyway; if the program would have more than eight
+//! inputs and results; and if no input of the program is a tensor. The engine sums gradients over broadcast dimensions
 //! afterwards.
 
 use smallvec::SmallVec;
@@ -114,7 +114,7 @@ pub(super) fn evaluate(
     Ok(Some(wanted.iter().map(gradient).collect()))
 }
 
-/// Returns whether a comparison reads a leaf.
+/// Returns whether a comparison reads the leaf.
 fn is_compared(formula: &Formula, leaf: usize) -> bool {
     formula.steps().iter().any(
         |step| matches!(step, FormulaStep::Apply(op, _) if op.returns_bools() && step.reads().contains(&leaf)),

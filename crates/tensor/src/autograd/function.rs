@@ -60,8 +60,9 @@ pub trait Function: Send + Sync + Sized + 'static {
     const NAME: &'static str;
 
     /// The dtype to which [`Function::apply`] converts floating-point inputs in a region of
-    /// [`autocast`](crate::amp::autocast) (`cast_inputs` of `torch.amp.custom_fwd`). The function then computes outside the
-    /// region. With `None`, its ops choose their dtypes by the region. `backward` is in the region of `forward` either way.
+    /// [`autocast`](crate::amp::autocast) (`cast_inputs` of `torch.amp.custom_fwd`). The function then computes with
+    /// autocast disabled, and so does `backward`. With `None`, the ops in `forward` and `backward` choose their dtypes
+    /// by the region of `forward`.
     const CAST_INPUTS: Option<DType> = None;
 
     /// Whether `backward` runs in the region of `forward`. `false` for functions that run hooks of a program.
@@ -191,8 +192,8 @@ fn check(inputs: &NodeInputs<'_>, returned: &[Option<Tensor>]) -> Result<()> {
     Ok(())
 }
 
-/// Wraps an error of a custom function's gradient. The program calls the ops in the gradient, so the message
-/// includes their names and locations.
+/// Wraps an error of an op in a custom function's gradient that refused its arguments, and returns any other error
+/// unchanged. The program calls these ops, so the message includes their names and locations.
 fn failed(inputs: &NodeInputs<'_>, error: Error) -> Error {
     if !is_bad_argument(error.kind()) {
         return error;

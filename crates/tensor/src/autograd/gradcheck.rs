@@ -11,9 +11,9 @@ use crate::{DType, Error, Result, Tensor, tensor};
 pub struct GradcheckOptions {
     /// Step by which each element is increased and decreased. Default: 1e-6.
     pub eps: f64,
-    /// Absolute tolerance between gradient and difference. Default: 1e-5.
+    /// Absolute tolerance between gradient and finite difference. Default: 1e-5.
     pub atol: f64,
-    /// Tolerance relative to the difference. Default: 1e-3.
+    /// Tolerance relative to the finite difference. Default: 1e-3.
     pub rtol: f64,
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn has_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, name: &s
 fn for_each_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, mut f: impl FnMut(&GradNode)) {
     let mut stack: Vec<Arc<GradNode>> =
         roots.into_iter().filter_map(Tensor::edge).map(|edge| edge.node).collect();
-    // The stack and the graph keep the nodes alive, so addresses identify them.
+    // `roots` and the edges of the graph keep the nodes alive, so addresses identify them.
     let mut seen = HashSet::new();
     let roots = stack.clone();
     while let Some(node) = stack.pop() {

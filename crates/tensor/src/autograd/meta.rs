@@ -21,7 +21,8 @@ use super::{mode, views};
 use crate::amp::remember_converted;
 use crate::{DType, Result, Site, Tensor};
 
-/// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, and its base, if it is a view.
+/// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, its base, if it is a view, and whether it was
+/// made in inference mode.
 pub(crate) struct AutogradSlot {
     meta: OnceLock<Box<AutogradMeta>>,
     view_base: Option<ViewBase>,

@@ -20,7 +20,7 @@ pub(crate) struct AutocastModes {
     cpu: AutocastMode,
     cuda: AutocastMode,
     pub(crate) cache: bool,
-    /// Number of open regions, enabled or not.
+    /// Number of live guards of [`ModeGuard::autocast`]: of regions, enabled or not, and of ops that disable autocast.
     depth: u32,
 }
 

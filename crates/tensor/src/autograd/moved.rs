@@ -42,7 +42,8 @@ impl MovedMark {
 /// [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it without effect. `old`
 /// stays marked under its first name; marking it again only changes its replacement, [`moved_to`].
 ///
-/// `Module::to` of `warpline-nn` calls this function. A program needs it only for its own kinds of modules.
+/// `Module::to`, `Module::share_memory` and `Parameter::set_data` of `warpline-nn` call this function. A program needs
+/// it only for its own kinds of modules.
 ///
 /// ```
 /// use warpline::autograd::{check_not_moved, mark_moved};
@@ -65,8 +66,8 @@ pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
 /// Returns the tensor that replaced `leaf` in its module, after all moves. `None` if `leaf` was not moved, or if its
 /// replacement no longer exists.
 ///
-/// `Module::to` of `warpline-nn` calls this function, so that modules which share a parameter still share it after
-/// each of them was moved.
+/// `Module::to` and `Module::share_memory` of `warpline-nn` call this function, so that modules which share a parameter
+/// still share it after each of them was moved.
 #[must_use]
 pub fn moved_to(leaf: &Tensor) -> Option<Tensor> {
     let replacement = &leaf.moved()?.replacement;

@@ -3,9 +3,9 @@
 //! A tensor owns the node that computed it, its gradient and its hooks. A node owns the nodes of its inputs, its
 //! gradient function with the saved tensors, and its hooks. Gradient functions and hooks own user values, which may own
 //! further tensors. The length of such a chain is unbounded, so each drop moves its values to a list of the thread. The
-//! outermost drop of the thread then drops the listed values one at a time. Sources of memory pools, modules,
-//! schedulers and stores use the same list. If the `Drop` of a user value panics, the rest of the list is dropped
-//! before the panic continues.
+//! outermost drop of the thread then drops the listed values one at a time. With [`Reclaimed`], other values of the
+//! program use the same list, such as sources of memory pools, modules, hooks and schedulers. If the `Drop` of a user
+//! value panics, the rest of the list is dropped before the panic continues.
 //!
 //! Invariant: user values are dropped without a lock. Hooks, gradients and saved tensors are moved out
 //! of the locked structure first.
@@ -81,8 +81,8 @@ impl<T> Drop for Reclaimed<T> {
 }
 
 /// While this value lives, this thread keeps the values of dropped graphs and of dropped [`Reclaimed`]s. They are
-/// dropped together with this value. A lock that is released before this value is dropped is therefore not held when
-/// user code runs.
+/// dropped together with this value, or, if it is nested, at the end of the outermost drop or `DeferredDrops`. A lock
+/// that is released before this value is dropped is therefore not held when user code runs.
 #[derive(Debug)]
 #[must_use = "the values are dropped with this value"]
 pub struct DeferredDrops {

@@ -28,7 +28,8 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::Gradient`] if `requires_grad` is true and the dtype is not floating point or the tensor was made
     /// in inference mode, or if `requires_grad` is false and the tensor was computed from tensors that require a
-    /// gradient (use [`Tensor::detach`]). [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
+    /// gradient (use [`Tensor::detach`]). [`ErrorKind::Moved`] if `requires_grad` is true and the tensor is a parameter
+    /// whose module was moved.
     #[track_caller]
     pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
         let op = "requires_grad_";
@@ -76,7 +77,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::Gradient`] if `grad` differs from this tensor in its sizes, dtype or device.
-    /// [`ErrorKind::Moved`] if the tensor is a parameter whose module was moved.
+    /// [`ErrorKind::Moved`] if `grad` is a tensor and this tensor is a parameter whose module was moved.
     #[track_caller]
     pub fn set_grad<'a>(&self, grad: impl IntoOptionalTensor<'a>) -> Result<()> {
         let grad = grad.into_optional().cloned();
@@ -129,10 +130,10 @@ impl Tensor {
     /// ready. Each order is the same in every pass, but sums may be rounded differently in the two orders.
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor has several elements or requires no gradient, if a former pass has
-    /// freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a
-    /// parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and
-    /// errors of hooks.
+    /// [`ErrorKind::Gradient`] if the tensor does not have exactly one element or requires no gradient, if a former
+    /// pass has freed the graph, or if a saved tensor was changed in place. [`ErrorKind::Moved`] if a leaf is a
+    /// parameter whose module was moved. Errors of the gradients' ops, with the location of the forward op, and errors
+    /// of hooks.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(())
@@ -154,11 +155,11 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor has several elements and no gradient is given, if the gradient has
-    /// different sizes than this tensor, is not floating-point, or has dimensions and is on another device, if the
-    /// tensor requires no gradient, if a former pass has freed the graph, or if a saved tensor was changed in place.
-    /// [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients' ops, with
-    /// the location of the forward op, and errors of hooks.
+    /// [`ErrorKind::Gradient`] if the tensor does not have exactly one element and no gradient is given, if the
+    /// gradient has different sizes than this tensor, is not floating-point, or has dimensions and is on another
+    /// device, if the tensor requires no gradient, if a former pass has freed the graph, or if a saved tensor was
+    /// changed in place. [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients'
+    /// ops, with the location of the forward op, and errors of hooks.
     #[track_caller]
     pub fn backward_with<'a>(&self, options: impl IntoOptions<BackwardOptions<'a>>) -> Result<()> {
         let options = options.into_options();
@@ -314,11 +315,11 @@ crate::__options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] if an output has several elements and no gradient is given for it, if an output or
-/// an input requires no gradient, if the outputs do not depend on an input and `allow_unused` is not set, if a
-/// given gradient has different sizes, is not floating-point, or has dimensions and is on another device, if the lists
-/// differ in length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the
-/// gradients' ops, with the location of the forward op, and errors of hooks.
+/// [`ErrorKind::Gradient`] if an output does not have exactly one element and no gradient is given for it, if an output
+/// or an input requires no gradient, if the outputs do not depend on an input and `allow_unused` is not set, if a given
+/// gradient has different sizes, is not floating-point, or has dimensions and is on another device, if the lists differ
+/// in length, if a former pass has freed the graph, or if a saved tensor was changed in place. Errors of the gradients'
+/// ops, with the location of the forward op, and errors of hooks.
 #[track_caller]
 pub fn grad<'a>(
     outputs: &[&Tensor],
@@ -363,7 +364,7 @@ pub(super) fn grad_at(
 /// Runs [`Tensor::backward`] for several tensors in one pass (`torch.autograd.backward`).
 ///
 /// # Errors
-/// [`ErrorKind::Gradient`] if a tensor has several elements and no gradient is given for it, if a tensor
+/// [`ErrorKind::Gradient`] if a tensor does not have exactly one element and no gradient is given for it, if a tensor
 /// requires no gradient, if a given gradient has different sizes, is not floating-point, or has dimensions and is on
 /// another device, if the lists differ in length, if a former pass has freed the graph, or if a saved tensor was
 /// changed in place. [`ErrorKind::Moved`] if a leaf is a parameter whose module was moved. Errors of the gradients'

@@ -26,9 +26,10 @@ pub use warpline_kernels::conv::{clear_plans, plans_kept};
 /// Returns cuDNN's major, minor and patch version (`cudnn.version()`).
 ///
 /// # Errors
-/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) with the reason why cuDNN is not used: no library was found, the one
-/// that `WARPLINE_CUDNN` names does not load, it is older than 9.0, or it is built for another version of CUDA than
-/// cuBLAS.
+/// [`ErrorKind::Driver`](crate::ErrorKind::Driver) with the reason why cuDNN is not used: no library of cuDNN or cuBLAS
+/// was found, cuDNN is older than 9.0, or it is built for another major version of CUDA than cuBLAS.
+/// [`ErrorKind::InvalidVariable`](crate::ErrorKind::InvalidVariable) if `WARPLINE_CUDNN` or `WARPLINE_CUBLAS` names a
+/// library that cannot be used.
 #[track_caller]
 pub fn version() -> Result<(u32, u32, u32)> {
     match Cudnn::load() {
@@ -66,8 +67,8 @@ switches! {
     /// Returns whether the plan of a new convolution is chosen by trial (`cudnn.benchmark`). Default: `false`.
     benchmark
     /// Sets whether the plan of a new convolution is chosen by trial: its first call times up to ten plans, and waits
-    /// for the GPU. Otherwise cuDNN's heuristics choose. A plan is kept until
-    /// [`clear_plans`]. A call that is captured never waits.
+    /// for the GPU. Otherwise cuDNN's heuristics choose. The plans of the 4,096 convolutions that were used last are
+    /// kept until [`clear_plans`]. A call that is captured never waits.
     set_benchmark;
     /// Returns whether cuDNN uses only plans that give the same bits in each run (`cudnn.deterministic`). Default:
     /// `false`.

@@ -1,6 +1,7 @@
 //! Settings of libraries (`torch.backends`): how much precision products and convolutions may lose for speed.
 //!
-//! The precisions of `float32` form a tree. A part without a setting of its own uses the setting of its parent:
+//! The precisions of `float32` form a tree. A part that was never set, or was set to `none`, uses the setting of its
+//! parent. The defaults are for parts that were never set:
 //!
 //! | part | functions | default |
 //! |---|---|---|
@@ -35,8 +36,8 @@ use crate::{Result, runtime};
 /// Defines the functions that read and set the precision of a part.
 macro_rules! precision_functions {
     ($part:ident $what:literal $path:literal $words:literal) => {
-        #[doc = concat!("Returns the precision of ", $what, ": `ieee`, `tf32`, `bf16`, or `none` if neither")]
-        #[doc = concat!("it nor its parents are set (`", $path, ".fp32_precision`).")]
+        #[doc = concat!("Returns the precision of ", $what, " that is in effect: ", $words)]
+        #[doc = concat!("([how parts get their precision](crate::backends); `", $path, ".fp32_precision`).")]
         #[must_use]
         pub fn fp32_precision() -> &'static str {
             $crate::runtime().precision().fp32_precision(warpline_runtime::PrecisionOf::$part)

@@ -1,4 +1,4 @@
-//! Types of the driver's memory, for a custom source of a [`MemPool::over`](super::MemPool::over).
+//! Types for the `source` of [`MemPool::over`](super::MemPool::over): the driver, its error and its memory.
 
 pub use warpline_alloc::cuda::CudaMemory;
 pub use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory};

@@ -18,8 +18,9 @@ pub use warpline_runtime::graph::GraphPool;
 ///
 /// A replay runs the captured ops on the memory with which they were captured. Write new values to the inputs before
 /// the replay ([`copy_`](crate::Tensor::copy_)), and read the results from the tensors of the capture. The graph keeps
-/// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool). These tensors have no
-/// values before the first replay; until then, their use fails with [`ErrorKind::NotReplayed`].
+/// its inputs alive. Tensors made in the capture lie in the graph's [pool](CudaGraph::pool), or in the
+/// [`MemPool`](super::MemPool) that is in use. These tensors have no values before the first replay; until then, their
+/// use fails with [`ErrorKind::NotReplayed`].
 ///
 /// A capture records all work that is enqueued on its stream, and on streams of the same device that wait for its
 /// stream. Work of the host runs at once and is not recorded.
@@ -128,8 +129,9 @@ impl CudaGraph {
     /// Errors of `f`. [`ErrorKind::Capture`] if the current stream is captured already.
     /// [`ErrorKind::Driver`] if the driver invalidates the capture, or if under
     /// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) a stream joined the capture and the captured stream
-    /// did not wait for it at the end. [`ErrorKind::CudaUnavailable`] if there is no GPU. After an error, and
-    /// after a panic of `f`, the capture is over and the graph is empty.
+    /// did not wait for it at the end. [`ErrorKind::Alloc`] if there is no memory for the pool's state.
+    /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
+    /// After an error of `f` or of the driver, and after a panic of `f`, the capture is over and the graph is empty.
     #[track_caller]
     pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         self.capture_with((), f)
@@ -138,7 +140,8 @@ impl CudaGraph {
     /// Captures as [`CudaGraph::capture`] does. `options` is a pool that other graphs also use, or [`CaptureOptions`].
     ///
     /// # Errors
-    /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device.
+    /// The same as [`CudaGraph::capture`]. [`ErrorKind::DeviceMismatch`] if the pool belongs to another device,
+    /// and [`ErrorKind::RuntimeMismatch`] if it belongs to another runtime.
     #[track_caller]
     pub fn capture_with<R>(
         &mut self,

@@ -7,8 +7,8 @@
 //! # Invariants
 //!
 //! - A gradient never stops silently. The leaves that a callable uses besides its inputs are found in the captured
-//!   autograd graph, and are inputs of the node. A call with an input that requires a gradient is refused if the sample
-//!   required none.
+//!   autograd graph, and are inputs of the node. With gradients enabled, a call with an input that requires a gradient
+//!   is refused if the sample required none.
 //! - A callable has one set of intermediate results, which each call overwrites. A node remembers the number of its call,
 //!   and its backward pass fails after a later call.
 //! - Results of a call lie in memory that the next call overwrites. The overwrite changes the version of the storage, so
@@ -68,9 +68,10 @@ crate::__options! {
 }
 
 /// Captures the forward and the backward pass of each callable as graphs, and returns callables that replay them
-/// (`torch.cuda.make_graphed_callables`). Each takes the place of its function in a training step, for the host's cost of
-/// one launch and one copy per input. Other parts of the step run as before, also with autocast, a `GradScaler`, several
-/// backward passes and any optimizer.
+/// (`torch.cuda.make_graphed_callables`). Each takes the place of its function in a training step. A call costs the
+/// host one launch and one copy per input; its backward pass costs one launch and one copy per gradient of a result.
+/// Other parts of the step run as before, also with autocast, a `GradScaler`, several backward passes and any
+/// optimizer.
 ///
 /// A function is a closure over its parameters, such as a call of a module. Parameters that require a gradient get their
 /// gradients from the backward passes. The function may use tensors of one device only, must not wait for the GPU, and
@@ -102,8 +103,9 @@ crate::__options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if a sample input or a result is not on the GPU of the first sample input, if an input
-/// has no effect on the results and `allow_unused_input` is not set, or if a function uses a checkpoint.
+/// [`ErrorKind::InvalidArgument`] if a sample input or a result is not on the GPU of the first sample input, if a
+/// sample input that requires a gradient has no effect on the results and `allow_unused_input` is not set, or if a
+/// function uses a checkpoint.
 /// [`ErrorKind::Capture`], [`ErrorKind::Capturing`] or [`ErrorKind::OutsideCapture`] if a function waits for the GPU.
 /// Errors of the functions, and those of [`CudaGraph::capture`].
 #[track_caller]
@@ -333,8 +335,8 @@ impl PassLog {
         self.replays
     }
 
-    /// Returns whether the intermediate results of a forward replay may be overwritten. Passes that were captured
-    /// between the forward and the backward pass leave them alone.
+    /// Returns whether a later replay may have overwritten the intermediate results of forward replay `number`. Passes
+    /// that were captured between the forward and the backward pass leave these results alone.
     fn overwrote(&self, [forward, backward]: [usize; 2], number: u64) -> bool {
         let between = |position: usize| forward < position && position < backward;
         self.last.iter().enumerate().any(|(at, last)| *last > number && !between(at))
@@ -365,10 +367,11 @@ impl GraphedCallable {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the inputs differ from the sample inputs in number, sizes, dtype or device, or
-    /// if an input requires a gradient and its sample did not. [`ErrorKind::Moved`] if a module replaced a parameter.
-    /// [`ErrorKind::Capture`] in a capture. Errors of [every op](Tensor#errors-of-every-op). The backward pass fails with
-    /// [`ErrorKind::Gradient`] under `create_graph`, and if another call, or a pass of a callable that was captured
-    /// together with this one, has overwritten its intermediate results.
+    /// if gradients are enabled and an input requires a gradient that its sample did not require. [`ErrorKind::Moved`]
+    /// if a module replaced a parameter. [`ErrorKind::Capture`] in a capture. Errors of
+    /// [every op](Tensor#errors-of-every-op). The backward pass fails with [`ErrorKind::Gradient`] under
+    /// `create_graph`, and if another call, or a pass of a callable that was captured together with this one, has
+    /// overwritten its intermediate results.
     #[track_caller]
     pub fn call(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         const OP: &str = Replay::NAME;

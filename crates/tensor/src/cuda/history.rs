@@ -135,7 +135,8 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Adds an entry that holds `text` to the history of every device.
+/// Adds an entry that holds `text` to the history of every device. Has no effect while no history is recorded
+/// ([`record_memory_history`]).
 ///
 /// # Errors
 /// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an

@@ -13,9 +13,10 @@ use crate::autograd::Reclaimed;
 use crate::called::Called as _;
 use crate::{Result, runtime};
 
-/// A private pool in a device's allocator (`torch.cuda.MemPool`). Tensors made under [`use_mem_pool`] or
-/// [`with_mem_pool`] are allocated from the pool, and no other tensors are. Clones share the pool. Its memory
-/// is released to the driver once the pool and its last tensor are dropped.
+/// A private pool in a device's allocator (`torch.cuda.MemPool`). Tensors made on the device under [`use_mem_pool`] or
+/// [`with_mem_pool`] are allocated from the pool. No other tensors are, except with [`PoolOptions::use_on_oom`], if
+/// their allocation would otherwise fail. Clones share the pool. Its memory is released to the driver once the pool and
+/// its last tensor are dropped.
 ///
 /// ```
 /// use warpline::cuda::{MemPool, PoolOptions};
@@ -66,9 +67,9 @@ impl MemPool {
 
     /// Creates an empty pool of a device. `source` allocates the segments of the pool (`torch.cuda.MemPool(allocator)`
     /// with a `CUDAPluggableAllocator`). `source` is called with the driver, the index of the device, and the minimum
-    /// size in bytes. During this call, other requests that the cache cannot serve wait. Making a GPU tensor in
-    /// `source` is an error, and `source` must not use the allocator in other ways. The returned memory is released
-    /// when it is dropped.
+    /// size in bytes. During this call, other requests that the cache cannot serve wait. A GPU tensor can be made in
+    /// `source` only if the cache serves the request, and `source` must not use the allocator in other ways. The
+    /// returned memory is released when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;

@@ -1,7 +1,7 @@
 //! Statistics of the caching allocators, and their caches (`torch.cuda.memory`).
 //!
-//! Sizes are in bytes. *Allocated* memory belongs to tensors, and is rounded up by the allocator. *Reserved*
-//! memory was obtained from the driver, and is not available to other processes.
+//! Sizes are in bytes. *Allocated* memory belongs to tensors and to workspaces of cuBLAS, and is rounded up by the
+//! allocator. *Reserved* memory was obtained from the driver, and is not available to other processes.
 
 use warpline_alloc::{AllocatorConfig, MemoryStats};
 use warpline_cuda_sys_safe::{GpuProcess, MemInfo};
@@ -44,7 +44,7 @@ macro_rules! allocator_functions {
 }
 
 allocator_functions! {
-    /// Returns the memory that tensors occupy, in bytes (`torch.cuda.memory_allocated`).
+    /// Returns the memory that tensors and workspaces of cuBLAS occupy, in bytes (`torch.cuda.memory_allocated`).
     memory_allocated: usize = |a| a.memory_allocated();
     /// Returns the peak of [`memory_allocated`] since the start or the last [`reset_peak_memory_stats`], in bytes.
     max_memory_allocated: usize = |a| a.memory_stats().allocated_bytes.all.peak as usize;

@@ -1,7 +1,8 @@
 //! Devices, streams and memory, under PyTorch's names (`torch.cuda`).
 //!
-//! All functions apply to the [ambient runtime](crate::runtime). A device argument is a [`CudaDeviceArg`]: an
-//! index, a name, a [`Device`], or `()` for the current device.
+//! Functions apply to the [ambient runtime](crate::runtime). A graph or a memory pool belongs to the runtime in which
+//! it was made. A device argument is a [`CudaDeviceArg`]: an index, a name, a [`Device`], or `()` for the current
+//! device.
 //!
 //! ```no_run
 //! use warpline::{cuda, zeros};
@@ -108,7 +109,7 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
     }
 }
 
-/// Returns whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
+/// Returns whether there is a GPU to use (`torch.cuda.is_available`). Creates no driver context.
 ///
 /// After the first use of the driver, also by this function, children that the process forks cannot use CUDA. If the
 /// variable `PYTORCH_NVML_BASED_CUDA_CHECK` is `1`, this function and [`device_count`] ask NVML instead, as long as no
@@ -135,7 +136,7 @@ pub fn is_available() -> Result<bool> {
     Ok(device_count()? > 0)
 }
 
-/// Returns the number of visible GPUs (`torch.cuda.device_count`). Makes no context.
+/// Returns the number of visible GPUs (`torch.cuda.device_count`). Creates no driver context.
 ///
 /// # Errors
 /// The same as [`is_available`].
@@ -162,11 +163,12 @@ pub fn current_device() -> Result<usize> {
 }
 
 /// Sets this thread's current device (`torch.cuda.set_device`). [`device`] and [`with_device`] also restore the
-/// previous one.
+/// previous device.
 ///
 /// # Errors
 /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
 /// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
+/// [`ErrorKind::ThreadEnding`] if the thread is ending and its current device is gone.
 /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
 /// used.
 #[track_caller]
@@ -180,10 +182,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 /// Sets this thread's current device until the guard is dropped (`torch.cuda.device`).
 ///
 /// # Errors
-/// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
-/// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
-/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
-/// used.
+/// The same as [`set_device`].
 #[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = CurrentRuntime::get();
@@ -195,10 +194,7 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
 /// panics.
 ///
 /// # Errors
-/// Errors of `f`. Without running `f`: [`ErrorKind::NoSuchDevice`] if there is no GPU with this index.
-/// [`ErrorKind::InvalidArgument`] if the device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does
-/// not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`]
-/// if no GPU can be used.
+/// Errors of `f`. Without running `f`: the same as [`set_device`].
 #[track_caller]
 pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let call = CallScope::enter("with_device");
@@ -336,14 +332,14 @@ pub fn set_race_report(report: RaceReport) {
     runtime().set_race_report(report);
 }
 
-/// Returns the races noted under [`SyncPolicy::Manual`] since the last call, oldest first.
+/// Returns the races noted under [`SyncPolicy::Manual`] since the last call, oldest first. At most 1,024 are kept.
 #[must_use]
 pub fn take_races() -> Vec<Race> {
     runtime().take_races()
 }
 
-/// Returns the possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first. A race
-/// counts as possible if it takes too long to decide whether the elements of two strided views overlap
+/// Returns the possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first. At most 1,024 are
+/// kept. A race counts as possible if it takes too long to decide whether the elements of two strided views overlap
 /// ([`Race::certain`]).
 #[must_use]
 pub fn take_possible_races() -> Vec<Race> {

@@ -141,8 +141,8 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 ///
 /// # Errors
 /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another driver, or another runtime on the same
-/// driver uses the stream. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if
-/// no GPU can be used.
+/// driver uses the stream. [`ErrorKind::NoSuchDevice`] if the runtime has no GPU with the index of the stream's GPU.
+/// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
 #[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
@@ -155,8 +155,9 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 /// (`torch.cuda.set_stream`). [`stream`] and [`with_stream`] also restore the previous stream and device.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime. [`ErrorKind::CudaUnavailable`],
-/// [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be used.
+/// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime. [`ErrorKind::ThreadEnding`] if the thread
+/// is ending and its current streams are gone. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or
+/// [`ErrorKind::Driver`] if no GPU can be used.
 #[track_caller]
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();

@@ -132,8 +132,8 @@ impl<D: Dataset> DataLoader<D> {
         self
     }
 
-    /// Sets whether batches are returned in page-locked memory. `to` with `non_blocking` copies them
-    /// asynchronously from there. Default: `false`.
+    /// Sets whether batches are returned in page-locked memory. [`to_non_blocking`](crate::Tensor::to_non_blocking)
+    /// copies them asynchronously from there. Default: `false`.
     #[must_use]
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.pin_memory = pin_memory;
@@ -245,9 +245,9 @@ struct LoadJob<D> {
 type BatchOf<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
 impl<D: Dataset> LoadJob<D> {
-    /// Loads a batch. Errors that are created in this file get `location`, because `#[track_caller]` does not
-    /// work through threads and closures. Errors of a user-defined dataset or collation keep their own
-    /// locations.
+    /// Loads a batch. If collating or pinning fails with an error that is located in this file, the error gets
+    /// `location` instead, because `#[track_caller]` does not work through threads and closures. Errors of a
+    /// user-defined dataset or collation keep their own locations.
     fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<BatchOf<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);

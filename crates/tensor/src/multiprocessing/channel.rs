@@ -1,8 +1,8 @@
 //! A channel: a Unix socket that carries tensors.
 //!
-//! The message of a tensor has its layout, dtype and sizes, the UUID of its device, and the identifier of its
-//! memory. The memory's file descriptor is attached (`SCM_RIGHTS`). The receiver checks the message, then
-//! imports and maps the memory. End-of-file on the socket is reported as `PeerGone`.
+//! The message of a tensor has its layout and dtype, the size and identifier of its memory, the UUID of its device, and
+//! the signal of the sender's work. The memory's file descriptor is attached (`SCM_RIGHTS`). The receiver checks the
+//! message, then imports and maps the memory. End-of-file on the socket is reported as `PeerGone`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -84,11 +84,13 @@ impl Channel {
     /// A leaf that requires a gradient arrives as a leaf that requires a gradient. Gradients are not sent.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, or came from another process.
-    /// [`ErrorKind::Gradient`] if the tensor requires a gradient and is not a leaf. [`ErrorKind::PeerGone`] if
-    /// the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes.
-    /// [`ErrorKind::Capture`] if the stream is captured. [`ErrorKind::Driver`] if the system cannot export the memory.
-    /// The error of work on the tensor, if that work is known to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory, came from another process, has more than 64
+    /// dimensions, or has more elements than its storage has room for. [`ErrorKind::InvalidArgument`] if the socket
+    /// fails, or if an earlier call sent only a part of a message. [`ErrorKind::Gradient`] if the tensor requires a
+    /// gradient and is not a leaf. [`ErrorKind::PeerGone`] if the other process has ended or closed the channel.
+    /// [`ErrorKind::TimedOut`] if the timeout passes. [`ErrorKind::Capture`] if the stream is captured.
+    /// [`ErrorKind::Driver`] if the system cannot export the memory. The error of work on the tensor, if that work is
+    /// known to have failed.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send";
@@ -123,17 +125,18 @@ impl Channel {
     /// - A host read of the tensor, or of a tensor computed from it, fails with [`ErrorKind::TimedOut`] once
     ///   the channel's timeout has passed. The read can be repeated.
     ///
-    /// To give up, drop the channel: once the timeout has passed, all its streams continue.
+    /// To give up, drop the channel: once the timeout has passed, all streams that wait for the sender continue.
     ///
     /// # Errors
     /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if the
     /// timeout passes. [`ErrorKind::CannotShare`] if the tensor's GPU is not visible here, or the memory belongs to
     /// another driver than this runtime. [`ErrorKind::Driver`] if the memory cannot be mapped.
-    /// [`ErrorKind::InvalidArgument`] if the message does not describe a tensor, comes from a different version, has a
-    /// different length than its contents or comes without memory; if it has an unknown dtype, more than 64 dimensions
-    /// or more elements than the memory, or requires a gradient for a dtype that is not floating point; if it has a
-    /// signal for memory of the host; or if its semaphores are announced out of order or in excess, or its signal's
-    /// number is not above the last number. [`ErrorKind::OutOfStorage`] if the tensor reaches outside the memory.
+    /// [`ErrorKind::InvalidArgument`] if the socket fails or an earlier call received only a part of a message; if the
+    /// message does not describe a tensor, comes from a different version, has a different length than its contents or
+    /// comes without memory; if it has an unknown dtype, more than 64 dimensions or more elements than the memory, or
+    /// requires a gradient for a dtype that is not floating point; if it has a signal for memory of the host; or if its
+    /// semaphores are announced out of order or in excess, or its signal's number is not above the last number.
+    /// [`ErrorKind::OutOfStorage`] if the tensor reaches outside the memory.
     #[track_caller]
     pub fn recv(&self) -> Result<Tensor> {
         const OP: &str = "recv";
@@ -175,10 +178,10 @@ impl Channel {
     /// The work runs before all work of the other process on the tensor after [`Channel::recv_event`].
     ///
     /// # Errors
-    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory. [`ErrorKind::PeerGone`] if the other
-    /// process has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes.
-    /// [`ErrorKind::Capture`] if the stream is captured. The error of work on the tensor, if that work is known
-    /// to have failed.
+    /// [`ErrorKind::CannotShare`] if the tensor is not in shared memory. [`ErrorKind::PeerGone`] if the other process
+    /// has ended or closed the channel. [`ErrorKind::TimedOut`] if the timeout passes. [`ErrorKind::Capture`] if the
+    /// stream is captured. [`ErrorKind::InvalidArgument`] if the socket fails, or if an earlier call sent only a part
+    /// of a message. The error of work on the tensor, if that work is known to have failed.
     #[track_caller]
     pub fn send_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send_event";
@@ -193,8 +196,8 @@ impl Channel {
     /// # Errors
     /// [`ErrorKind::PeerGone`] if the other process has ended or closed the channel. [`ErrorKind::TimedOut`] if
     /// the timeout passes. [`ErrorKind::CannotShare`] if the tensor is not in shared memory.
-    /// [`ErrorKind::InvalidArgument`] if the other process sent another message, or the signal of another
-    /// tensor.
+    /// [`ErrorKind::InvalidArgument`] if the other process sent another or an invalid message, or the signal of another
+    /// tensor, if the socket fails, or if an earlier call received only a part of a message.
     #[track_caller]
     pub fn recv_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "recv_event";

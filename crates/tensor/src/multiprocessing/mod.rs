@@ -44,10 +44,11 @@
 //!   with [`ErrorKind::PeerGone`](crate::ErrorKind::PeerGone), because its contents are unknown and kernels of
 //!   the killed process may still write to it. A process that ends by itself drops its channels first, and the
 //!   drop of a channel waits for the work that the channel has signalled.
-//! - **Waits of the host.** The sender's host waits if the tensor is in host memory, if the policy is
-//!   [`SyncPolicy::Manual`](crate::SyncPolicy), if the driver's streams cannot wait for a value in memory, and if
-//!   the tensor depends on an index check or a collective that is not complete, or on the work of a third process.
-//!   The receiver's host waits if its stream is captured.
+//! - **Waits of the host.** The sender's host waits if the tensor is in host memory, if the sender's policy is
+//!   [`SyncPolicy::Manual`](crate::SyncPolicy), if the driver's streams cannot signal through memory, and if the tensor
+//!   depends on an index check or a collective that is not complete, or on the work of a third process. The receiver's
+//!   host waits for the sender's unfinished work if the receiver's policy is `Manual`, if its launches are blocking, if
+//!   its stream is captured, and if its streams cannot wait for a value in memory.
 //! - **Visibility.** The receiver sees exactly the storage of the sent tensor. The storage shares its pages
 //!   with no other memory, and was zeroed when it was made. A view is sent with its whole storage, as in
 //!   PyTorch.
@@ -77,7 +78,8 @@
 //!
 //! Shared memory of a GPU is allocated in pages of 2 MiB, without the caching allocator, and is not counted by
 //! [`cuda::memory_allocated`](crate::cuda::memory_allocated). Memory that was dropped while work used it is
-//! released by the next call in this module, or by [`cuda::ipc_collect`](crate::cuda::ipc_collect).
+//! released by later calls of `share_memory` and `recv`, a part of it by each call, or all at once by
+//! [`cuda::ipc_collect`](crate::cuda::ipc_collect).
 
 mod channel;
 mod message;

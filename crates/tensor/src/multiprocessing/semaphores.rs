@@ -22,7 +22,7 @@
 //!
 //! - for host memory;
 //! - under `SyncPolicy::Manual`;
-//! - for a captured stream of the receiver;
+//! - for a captured stream of the receiver, and in a receiver with blocking launches;
 //! - on a driver whose streams cannot wait for a value in memory;
 //! - before sending a tensor that depends on an unfinished index check or collective, or on work of a third process,
 //!   because the receiver would not learn that this work failed.
@@ -46,7 +46,7 @@ use super::socket::Deadline;
 use crate::ErrorKind;
 use crate::Result;
 
-/// Semaphores that this process signals, one per device.
+/// Semaphores that this process signals, one per runtime and device.
 #[derive(Debug, Default)]
 pub(super) struct OwnSemaphores {
     semaphores: Vec<OwnSemaphore>,
@@ -124,7 +124,7 @@ enum ImportState {
     Unavailable,
 }
 
-/// Maximum number of semaphores that a peer may announce for one device: one per runtime of the peer. An
+/// Maximum number of semaphores that a peer may announce for one device. A peer announces one per runtime. An
 /// announced semaphore costs a descriptor, and an imported semaphore a page of memory and a stream.
 const MAX_PER_DEVICE: usize = 4;
 
