@@ -36,8 +36,8 @@ thread_local! {
     static OVERRIDE: RefCell<Option<Rc<Runtime>>> = const { RefCell::new(None) };
 }
 
-/// A handle to the current runtime for the duration of a call. The override has a reference count that is not
-/// atomic, so a call costs no atomic operation.
+/// A handle to the current runtime for the duration of a call. The reference count of the override is not atomic, so
+/// taking a handle changes no atomic counter.
 pub(crate) enum CurrentRuntime {
     Override(Rc<Runtime>),
     Process(&'static Runtime),

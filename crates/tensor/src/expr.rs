@@ -160,7 +160,7 @@ impl<T> OtherTerm<T> for Term<T> {
     }
 }
 
-/// The traits whose methods the code of [`expr!`](crate::expr!) calls.
+/// The traits whose methods the code of [`expr!`](crate::expr!) calls by method syntax.
 pub mod traits {
     pub use super::{NumberTerm as _, OtherTerm as _, TensorTerm as _, UnwrapValue as _};
 }
