@@ -7,7 +7,7 @@ pub(super) enum Policy {
     Low,
     /// Converts halves to `float32`.
     F32,
-    /// Converts `float32` and halves to the widest dtype among them.
+    /// Converts `float32` and halves to the dtype to which they promote together.
     Widest,
     /// Fails, because the op is not safe in the region's dtype.
     Refuse,

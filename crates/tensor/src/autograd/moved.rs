@@ -36,7 +36,7 @@ impl MovedMark {
 }
 
 /// Marks the leaf `old` as moved: from now on `new` has its place in a module, under the name `name`. Hooks of
-/// `old` go to `new`, where their handles remove them.
+/// `old` also become hooks of `new`, and their handles still remove them.
 ///
 /// From then on, a gradient that arrives at `old`, a new hook on it, and [`check_not_moved`] fail with
 /// [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it without effect. `old`

@@ -14,8 +14,8 @@ pub mod matmul {
     /// older interface to [`fp32_precision`]. Default: false.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
-    /// current [`fp32_precision`] differ, because the program also called [`set_fp32_precision`].
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the current
+    /// [`fp32_precision`] differ, because the program also called a `set_fp32_precision`.
     #[track_caller]
     pub fn allow_tf32() -> Result<bool> {
         runtime().precision().matmul_allow_tf32()

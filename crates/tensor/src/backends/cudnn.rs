@@ -87,9 +87,8 @@ precision_functions! {
 /// is PyTorch's older interface to [`conv::fp32_precision`] and [`rnn::fp32_precision`]. Default: true.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the last call of [`set_allow_tf32`] and the
-/// current precisions of convolutions and recurrent layers differ, because the program also called a
-/// `set_fp32_precision`.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the current precision of
+/// convolutions or of recurrent layers differ, because the program also called a `set_fp32_precision`.
 #[track_caller]
 pub fn allow_tf32() -> Result<bool> {
     runtime().precision().cudnn_allow_tf32()

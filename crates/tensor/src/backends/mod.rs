@@ -15,8 +15,8 @@
 //! [`with_runtime`](crate::with_runtime). A captured product keeps the precision of its capture.
 //!
 //! [`set_float32_matmul_precision`] and `set_allow_tf32` are PyTorch's older interface to these settings. A program
-//! should use either them or `set_fp32_precision`: if it sets a precision by both and the two differ, reading the older
-//! setting fails.
+//! should use either them or `set_fp32_precision`: after a call of `set_fp32_precision`, reading an older setting fails
+//! if its value and the precision in the tree differ.
 //!
 //! ```
 //! use warpline::backends;
