@@ -38,9 +38,10 @@ impl MovedMark {
 /// Marks the leaf `old` as moved: from now on `new` has its place in a module, under the name `name`. Hooks of
 /// `old` also become hooks of `new`, and their handles still remove them.
 ///
-/// From then on, a gradient that arrives at `old`, a new hook on it, and [`check_not_moved`] fail with
-/// [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it without effect. `old`
-/// stays marked under its first name; marking it again only changes its replacement, [`moved_to`].
+/// From then on, accumulating or setting a gradient of `old`, a new hook on `old`, `requires_grad_(true)` and
+/// [`check_not_moved`] fail with [`ErrorKind::Moved`]. So an optimizer that holds `old` fails instead of training it
+/// without effect. `old` stays marked under its first name; marking it again only changes its replacement,
+/// [`moved_to`].
 ///
 /// `Module::to`, `Module::share_memory` and `Parameter::set_data` of `warpline-nn` call this function. A program needs
 /// it only for its own kinds of modules.
