@@ -140,7 +140,7 @@ pub enum ErrorKind {
         /// The cause.
         reason: &'static str,
     },
-    /// No capture that began on this stream is in progress.
+    /// No capture that began on this stream is in progress, or the stream is a twin whose capture has ended.
     #[error("no capture that began on this stream is in progress")]
     NotCapturing,
     /// The host would wait for captured work, which does not run during the capture.
@@ -284,7 +284,7 @@ pub enum ErrorKind {
         /// The requested dtype.
         asked: DType,
     },
-    /// `item` was called on a tensor that does not have exactly one element.
+    /// A tensor that is read as one number does not have exactly one element.
     #[error("a Tensor with {numel} elements cannot be converted to Scalar")]
     NotAScalar {
         /// The tensor's number of elements.
@@ -351,7 +351,8 @@ pub enum ErrorKind {
         /// The event that revealed the end of the peer.
         reason: String,
     },
-    /// The peer process of a channel did not respond within the channel's timeout. The call can be repeated.
+    /// The peer process of a channel did not respond within the channel's timeout, or earlier work of this process on
+    /// the received memory was not complete by then. The call can be repeated.
     #[error("timed out: {reason}")]
     TimedOut {
         /// The action that timed out.
@@ -383,7 +384,8 @@ pub enum ErrorKind {
     /// `DataParallel` failed. The source is a `DataParallelError`.
     #[error("DataParallel failed")]
     DataParallel,
-    /// A process group or its store failed. The source is a `GroupError` or a `StoreError`.
+    /// A process group, its store or `DistributedDataParallel` failed. The source is a `GroupError`, a `StoreError` or
+    /// a `DdpError`.
     #[error("the process group failed")]
     ProcessGroup,
     /// An argument is invalid for a reason that no other kind names.
