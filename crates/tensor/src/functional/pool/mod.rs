@@ -164,9 +164,9 @@ macro_rules! adaptive {
         /// # Errors
         /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
         /// number of spatial dimensions in the function's name, if a spatial size of the image is 0, or if the image or
-        /// the result is too large for 32-bit positions.
-        /// [`ErrorKind::InvalidArgument`] if an output size is negative. [`ErrorKind::UnsupportedDType`] if the input
-        /// is not floating point. Errors of [every op](Tensor#errors-of-every-op).
+        /// the result is too large for 32-bit positions. [`ErrorKind::InvalidArgument`] if an output size is negative.
+        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
+        /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
             let _call = CallScope::enter(stringify!($avg));
