@@ -61,7 +61,7 @@ pub fn unfold(
     batched::<2>(input, |batch| image_to_columns(batch, window))
 }
 
-/// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
+/// Adds up the columns of [`unfold`] in an image of `output_size` (`torch.nn.functional.fold`). This op is the
 /// transpose of [`unfold`]. `[batch, channels * window, positions]` gives `[batch, channels, height, width]`.
 /// An input without a batch gives a result without a batch.
 ///

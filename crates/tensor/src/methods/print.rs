@@ -8,7 +8,7 @@ use super::indexing::basic::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
 /// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each
-/// dimension that is longer than both edges.
+/// dimension with more than `2 * EDGE` indices.
 const THRESHOLD: usize = 1000;
 /// Number of elements that are printed at each edge.
 const EDGE: usize = 3;

@@ -55,8 +55,8 @@ options! {
 /// - Separate ops, which compute half-width floats in `f32` throughout.
 ///
 /// The first two need a width that is a multiple of 8 and is the same for keys and values, at most two batch
-/// dimensions, no dropout, and on a GPU compute capability 8.0 or higher. They do not repeat keys and values for
-/// grouped heads.
+/// dimensions, which are equal except for grouped heads, no dropout, and on a GPU compute capability 8.0 or higher.
+/// They do not repeat keys and values for grouped heads.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
