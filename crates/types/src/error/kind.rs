@@ -360,9 +360,9 @@ pub enum ErrorKind {
         /// The action that timed out.
         reason: String,
     },
-    /// Autograd cannot compute a gradient, or refuses a call: for example, an op has no gradient, the graph was freed, a
-    /// saved tensor was modified, or an in-place op would overwrite a leaf. The location of an error in a backward pass
-    /// is that of the forward op.
+    /// Autograd cannot compute a gradient, or refuses a call: for example, an op has no gradient, the graph was freed,
+    /// a saved tensor was modified, or an in-place op would overwrite a leaf. The location of an error in a backward
+    /// pass is that of the forward op.
     #[error("{reason}")]
     Gradient {
         /// The cause and the remedy.
