@@ -53,7 +53,7 @@ impl VisitMut for FormulaExpander {
                     quote_spanned! { span => ::warpline::expr::Value::into_value(#operand) },
                 );
             }
-            // `?` unwraps the result of the call itself.
+            // `?` already unwraps its operand, so only the parts of the operand are replaced.
             Expr::Try(tried) => visit_mut::visit_expr_mut(self, &mut tried.expr),
             Expr::Call(_) | Expr::MethodCall(_) | Expr::Macro(_) => {
                 visit_mut::visit_expr_mut(self, expr);
@@ -67,7 +67,7 @@ impl VisitMut for FormulaExpander {
         }
     }
 
-    // Constants and items are not part of the formula.
+    // Array lengths, patterns, types, generic arguments and items are not part of the formula.
     fn visit_expr_repeat_mut(&mut self, repeat: &mut ExprRepeat) {
         self.visit_expr_mut(&mut repeat.expr);
     }
@@ -165,7 +165,7 @@ fn operator_of(expr: &Expr) -> Option<(TokenStream, Span)> {
     Some((path, span))
 }
 
-/// Returns whether an expression consists of numeric literals, so that its type is not known yet.
+/// Returns whether an expression consists of numeric literals and operators only, so that its type may be unknown.
 fn is_literal(expr: &Expr) -> bool {
     match expr {
         Expr::Lit(literal) => matches!(literal.lit, Lit::Int(_) | Lit::Float(_)),

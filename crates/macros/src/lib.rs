@@ -19,8 +19,8 @@ pub fn expr(input: TokenStream) -> TokenStream {
 /// name (its index in a tuple struct), in declaration order. `#[module(name = "…")]` renames a member;
 /// `#[module(skip)]` leaves out the field. Each type parameter gets the bound `Module`.
 ///
-/// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
-/// own: its members have the names that they would have without the enum.
+/// An enum has the members of its current variant. If a tuple variant has one field, which is not renamed, that field
+/// adds no name of its own: its members have the names that they would have without the enum.
 ///
 /// `Display` writes the tree of modules. `#[module(extra_repr = path)]` on the type names a function that takes `&Self`
 /// and returns a `String` of settings, which is printed between the parentheses.

@@ -1,9 +1,9 @@
 //! The derive macro `Module`.
 //!
-//! Each field of a struct is a member with the field's name. The members of an enum are those of its current variant;
-//! if a tuple variant has one field, that field adds no name of its own. The generated code asserts once per field that
-//! the field is a module. The assertion has the span of the field's type, so the compiler reports each wrong field
-//! once, at its type.
+//! Each field of a struct is a member with the field's name, unless an attribute renames or skips the field. The
+//! members of an enum are those of its current variant; if a tuple variant has one field, which is not renamed, that
+//! field adds no name of its own. The generated code asserts once per member that its field is a module. The assertion
+//! has the span of the field's type, so the compiler reports each wrong field once, at its type.
 
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote, quote_spanned};
@@ -69,7 +69,7 @@ pub(crate) fn expand(mut input: DeriveInput) -> Result<Tokens, Error> {
     })
 }
 
-/// Returns a `match` of `self` with one arm per variant.
+/// Returns a `match` of `self` with one arm for the struct, or for each variant of the enum.
 fn body(arms: &[Arm<'_>], value: impl Fn(&Arm<'_>) -> Tokens) -> Tokens {
     if arms.is_empty() {
         return quote!(match *self {});
@@ -78,8 +78,8 @@ fn body(arms: &[Arm<'_>], value: impl Fn(&Arm<'_>) -> Tokens) -> Tokens {
     quote!(match self { #(#patterns => { #values })* })
 }
 
-/// Returns the methods of an enum. If the current variant has one unnamed field, the enum's module is the module of
-/// that field. The enum's name is the variant's name.
+/// Returns the methods of an enum. If the current variant has exactly one field, which is unnamed and neither renamed
+/// nor skipped, the enum's module is the module of that field. The enum's type name is the variant's name.
 fn enum_methods(arms: &[Arm<'_>]) -> Tokens {
     let as_module = |method: &str, by_self: &str| {
         let (method, by_self) = (format_ident!("{method}"), format_ident!("{by_self}"));
@@ -160,7 +160,8 @@ impl<'a> Arm<'a> {
         Ok(Self { path, variant, members })
     }
 
-    /// Returns the field whose module is the module of the enum, if the variant has exactly one unnamed field.
+    /// Returns the field whose module is the module of the enum, if the variant has exactly one field, which is unnamed
+    /// and neither renamed nor skipped.
     fn only_member(&self) -> Option<&ArmMember<'a>> {
         match &self.members[..] {
             [one] if self.variant.is_some() && one.name.is_empty() => Some(one),

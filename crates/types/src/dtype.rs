@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 /// The type of a tensor's elements (`torch.dtype`).
 //
-// As wide as a reference, so that a view, which contains both, has no padding and is copied word by word. Padding made
-// the dispatch of an op a fifth slower.
+// As wide as a reference, so that a `View`, which contains two references and a dtype, has no padding and is copied
+// word by word. Padding made the dispatch of an op a fifth slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u64)]
 pub enum DType {
@@ -219,7 +219,7 @@ fn integer<T: TryFrom<i64>>(scalar: Scalar) -> Option<T> {
 
 const TWO_63: f64 = 9_223_372_036_854_775_808.0;
 
-/// Converts between floats. Returns `None` if a finite value overflows to infinity.
+/// Converts a number to a float type. Returns `None` if a finite value overflows to infinity.
 fn float<T>(scalar: Scalar, convert: fn(f64) -> T, is_finite: fn(&T) -> bool) -> Option<T> {
     let value = scalar.to_f64();
     let converted = convert(value);
@@ -357,7 +357,7 @@ impl fmt::Display for Scalar {
 mod tests {
     use super::*;
 
-    /// Returns the dtypes that can hold a value.
+    /// Returns the dtypes other than `bool` that can hold a value.
     fn dtypes_holding(value: Scalar) -> Vec<DType> {
         let mut all = Vec::new();
         macro_rules! ask {

@@ -1,4 +1,5 @@
-//! The types that the layers of Warpline from streams upwards share: dtypes, numbers, device names, call sites, and the error.
+//! The types that the layers of Warpline from streams upwards share: dtypes, numbers, device names, call sites, records
+//! of launches, and the error.
 //!
 //! Streams, storage, kernels, tensors, modules and process groups all return [`Error`], so `?` works on any mix of
 //! calls in one function or closure. The other crates re-export these types.
@@ -19,7 +20,7 @@ pub use site::{CallId, CallScope, Site};
 /// The driver layer.
 pub use warpline_cuda_sys_safe as driver;
 
-/// Runs the examples of this crate's README as documentation tests.
+/// Runs examples in this crate's README, if it has any, as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;

@@ -97,7 +97,7 @@ impl Scope {
 }
 
 thread_local! {
-    /// The scope of the public call in progress on this thread, if there is one.
+    /// The innermost scope on this thread. `None` outside all scopes.
     static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
     /// The last identity that this thread took.
     static LAST_CALL: Cell<Option<CallId>> = const { Cell::new(None) };

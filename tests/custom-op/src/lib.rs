@@ -1,4 +1,4 @@
-//! Ops in a crate outside Warpline. `embedding_bag` needs only `warpline-runtime`.
+//! Ops in a crate outside Warpline. Of Warpline's crates, `embedding_bag` needs only `warpline-runtime`.
 
 pub mod embedding_bag;
 #[cfg(test)]

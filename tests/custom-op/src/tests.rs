@@ -1,4 +1,5 @@
-//! The op on tensors, on the CPU and on simulated devices.
+//! Tests of `embedding_bag` on tensors: on the CPU, on simulated devices and on a GPU. Also tests of the committed PTX
+//! and of the code in `docs/custom-ops.md`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ const WIDTH: usize = 5;
 const ROWS: usize = 150;
 const BAG: usize = 4;
 
-/// Compares every layout with the plain loop. Sums of these numbers are exact.
+/// Compares several layouts of the operands, and empty bags, with the plain loop. Sums of these numbers are exact.
 fn is_the_plain_loop(device: &str) -> Result<()> {
     let values: Vec<f64> = (0..SIZE * WIDTH).map(|i| (i as f64 - 11.0) / 4.0).collect();
     let indices: Vec<i64> = (0..ROWS * BAG).map(|i| (i * i % SIZE) as i64).collect();

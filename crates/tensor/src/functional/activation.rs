@@ -70,7 +70,7 @@ in_place! {
 }
 
 options! {
-    /// Options of [`leaky_relu`] and of the module `LeakyReLU`.
+    /// Options of [`leaky_relu`], [`leaky_relu_`] and the module `LeakyReLU`.
     #[derive(Clone, Copy, Debug)]
     LeakyReLUOptions [] [] {
         /// Sets the slope of negative elements. Default: 0.01.
@@ -79,7 +79,7 @@ options! {
 }
 
 options! {
-    /// Options of [`elu`] and of the module `ELU`.
+    /// Options of [`elu`], [`elu_`] and the module `ELU`.
     #[derive(Clone, Copy, Debug)]
     ELUOptions [] [] {
         /// Sets the factor of negative elements. Default: 1.
@@ -88,7 +88,7 @@ options! {
 }
 
 options! {
-    /// Options of [`celu`] and of the module `CELU`.
+    /// Options of [`celu`], [`celu_`] and the module `CELU`.
     #[derive(Clone, Copy, Debug)]
     CELUOptions [] [] {
         /// Sets the factor and the scale of negative elements. Default: 1.
@@ -126,7 +126,7 @@ options! {
 }
 
 options! {
-    /// Options of [`hardtanh`] and of the module `Hardtanh`.
+    /// Options of [`hardtanh`], [`hardtanh_`] and the module `Hardtanh`.
     #[derive(Clone, Copy, Debug)]
     HardtanhOptions [] [] {
         /// Sets the smallest result. Default: -1.

@@ -15,7 +15,7 @@ options! {
     /// Options of [`dropout`] and of the dropouts of channels. A number converts into options with that `p`.
     #[derive(Clone, Copy, Debug)]
     DropoutOptions [] [] {
-        /// Sets the probability of an element or channel to be set to zero, from 0 to 1. Default: 0.5.
+        /// Sets the probability that an element or channel is set to zero, from 0 to 1. Default: 0.5.
         p: f64 = 0.5, f64;
         /// Sets whether anything is dropped. Default: `true`.
         training: bool = true, bool;

@@ -39,10 +39,10 @@ options! {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or the window is larger than the
-/// padded image. [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a dilation is not positive, or if a
-/// padding is negative. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every
-/// op](Tensor#errors-of-every-op).
+/// [`ErrorKind::ShapeMismatch`] if the input does not have three or four dimensions, or if the window is larger than
+/// the padded image, or too large for 32-bit positions. [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a
+/// dilation is not positive, or if a padding is negative. [`ErrorKind::UnsupportedDType`] if the input is not floating
+/// point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn unfold(
     input: &Tensor,
@@ -61,13 +61,13 @@ pub fn unfold(
     batched::<2>(input, |batch| image_to_columns(batch, window))
 }
 
-/// Adds the columns of [`unfold`] to an image of `output_size` (`torch.nn.functional.fold`), which is the
+/// Adds up the columns of [`unfold`] in an image of `output_size` (`torch.nn.functional.fold`). This op is the
 /// transpose of [`unfold`]. `[batch, channels * window, positions]` gives `[batch, channels, height, width]`.
 /// An input without a batch gives a result without a batch.
 ///
 /// # Errors
-/// [`ErrorKind::ShapeMismatch`] if the input's sizes are not those of [`unfold`] for such an image. Otherwise the same
-/// as [`unfold`].
+/// [`ErrorKind::ShapeMismatch`] if the input's sizes are not those of the result of [`unfold`] for an image of
+/// `output_size`. [`ErrorKind::InvalidArgument`] if an output size is negative. Otherwise the same as [`unfold`].
 #[track_caller]
 pub fn fold(
     input: &Tensor,

@@ -97,9 +97,9 @@ impl From<&[f64]> for ScaleFactor {
 /// [`ErrorKind::InvalidArgument`] if not exactly one of `size` and `scale_factor` is set, if `recompute_scale_factor`
 /// is set with a `size`, if `align_corners` is set for a mode that is neither linear nor cubic, if the mode or the
 /// length of `size` or `scale_factor` does not match the number of spatial dimensions, or if a factor is not finite and
-/// positive. [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, or image or result has
-/// no elements. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every
-/// op](Tensor#errors-of-every-op).
+/// positive. [`ErrorKind::ShapeMismatch`] if the input does not have three to five dimensions, if a spatial size of
+/// image or result is 0, or if image or result is too large for 32-bit positions. [`ErrorKind::UnsupportedDType`] if
+/// the input is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn interpolate(
     input: &Tensor,

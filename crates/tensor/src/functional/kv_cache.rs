@@ -16,8 +16,9 @@ use crate::{CallScope, DType, Error, IntoShape, Result, Tensor, TensorOptions, z
 /// Work that needs the positions of a step, such as the choice of cosines for [`rotary_embedding`], must read the
 /// length of a layer before that layer appends.
 ///
-/// Positions from the length on hold zeros, unless a program has shortened the length. Attention over the whole capacity
-/// masks these positions: `arange(capacity) < length`. A clone shares the memory.
+/// Positions from the length on hold zeros, unless a program has shortened the length. Attention over the whole
+/// capacity must mask these positions: `arange(capacity) < length`, or [`KvCache::len`] as the option `key_lengths`. A
+/// clone shares the memory.
 ///
 /// PyTorch has no such type; its counterpart is `StaticCache` of `transformers`.
 ///
@@ -84,7 +85,8 @@ impl KvCache {
     /// size other than the number of positions. [`ErrorKind::InvalidArgument`] if `n`, the number of new positions, is
     /// more than the capacity. [`ErrorKind::DTypeMismatch`] if keys or values have a different dtype than the cache.
     /// [`ErrorKind::IndexCheck`] on the CPU if the length leaves no room for `n` positions. [`ErrorKind::Gradient`] if
-    /// keys or values require a gradient. Errors of [every op](Tensor#errors-of-every-op).
+    /// keys or values require a gradient. [`ErrorKind::OverlappingOperands`] if keys or values are views of the cache.
+    /// Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn append(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
         const OP: &str = "append";

@@ -23,7 +23,7 @@ use crate::{CallScope, Error, IntoOptionalTensor, Result, Tensor};
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `input` and `weight` have different dtypes; the
-/// message names the dtype of each operand. Errors of [`Tensor::matmul`] and [`Tensor::add`].
+/// message names the dtype of each operand. Errors of [`Tensor::t`], [`Tensor::matmul`] and [`Tensor::add`].
 #[track_caller]
 pub fn linear<'a>(
     input: &Tensor,
@@ -53,9 +53,9 @@ pub fn linear<'a>(
     }
 }
 
-/// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an
-/// addition and two views. Returns `None` unless the weight is one matrix and all operands have the same
-/// float dtype and device.
+/// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an addition and
+/// two views. Returns `None` unless the weight is a matrix, the input has at least two dimensions, the sizes fit, and
+/// all operands have the same float dtype and device.
 #[track_caller]
 fn linear_as_one_node(
     input: &Tensor,

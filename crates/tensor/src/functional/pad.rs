@@ -76,7 +76,7 @@ pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>)
             _ => pad_by_gather(&out, d, before, after, mode)?,
         };
     }
-    // Without positive padding, `out` is the tensor itself or a view. The result must be a new tensor.
+    // Without positive padding, `out` may be the tensor itself or a view of it. The result must be a new tensor.
     if pad.iter().all(|n| *n <= 0) { out.copy() } else { Ok(out) }
 }
 

@@ -19,9 +19,9 @@ options! {
     /// Options of [`rotary_embedding`].
     #[derive(Clone, Copy, Debug)]
     RotaryEmbeddingOptions [] [] {
-        /// Sets whether a pair consists of neighbours (elements 0 and 1, 2 and 3, …), as in Llama's paper. Otherwise
-        /// the first half of the rotated elements pairs with the second half, as in Hugging Face's `rotate_half`.
-        /// Default: `false`.
+        /// Sets whether a pair consists of neighbours (elements 0 and 1, 2 and 3, …), as in the RoFormer paper.
+        /// Otherwise the first half of the rotated elements pairs with the second half, as in Hugging Face's
+        /// `rotate_half`. Default: `false`.
         interleaved: bool = false, bool;
         /// Sets the number of elements at the start of each row that are rotated. It must be even. The remaining
         /// elements are copied. Default: the whole row.
@@ -36,12 +36,12 @@ options! {
 /// The input has shape `[.., positions, width]`. It need not be contiguous: `[batch, heads, positions, width]` may be a
 /// transposed view of `[batch, positions, heads, width]`. The result has the input's memory order.
 ///
-/// `cos` and `sin` have shape `[.., positions, width / 2]`. The shape may also be `[.., positions, width]` with each
-/// angle twice, as in `transformers`; only the first value of each angle is read. Their dimensions before the positions
-/// correspond to the first dimensions of the input: `[positions, n]` serves all batches and heads, and `[batch,
-/// positions, n]` all heads of an input with shape `[batch, heads, positions, width]`. Sizes of 1 broadcast. `cos` and
-/// `sin` have the dtype of the input. For an input of half-width floats they may also be `float32`; the rotation is
-/// then computed in `float32` and rounded once.
+/// `cos` and `sin` have shape `[.., positions, n]`, where `n` is the number of pairs in a row. The shape may also be
+/// `[.., positions, 2 * n]` with each angle twice, as in `transformers`; only the first value of each angle is read.
+/// The dimensions of `cos` and `sin` before the positions correspond to the first dimensions of the input: `[positions,
+/// n]` serves all batches and heads, and `[batch, positions, n]` all heads of an input with shape `[batch, heads,
+/// positions, width]`. Sizes of 1 broadcast. `cos` and `sin` have the dtype of the input. For an input of half-width
+/// floats both may also be `float32`. Half-width floats are computed in `float32` and rounded once.
 ///
 /// Only the input may require a gradient. The backward pass also takes one launch.
 ///

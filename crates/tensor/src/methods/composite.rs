@@ -6,7 +6,7 @@ use crate::autograd::should_record;
 use crate::{DType, Result, Scalar, Tensor};
 
 impl Tensor {
-    /// Converts the tensor to the dtype in which its elements are summed: `f32` for half-width floats.
+    /// Converts half-width floats to `f32`, in which their sums are computed. Returns a tensor of another dtype itself.
     #[track_caller]
     pub(crate) fn widened(&self) -> Result<Self> {
         match self.dtype() {

@@ -68,7 +68,8 @@ impl<'a, T: Into<TensorOrScalar<'a>>> IntoOperand<'a> for T {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `operands` does not have as many elements as the op has inputs, or if no operand
-/// is a tensor. Otherwise the same as [`Tensor::add`].
+/// is a tensor. [`ErrorKind::DTypeMismatch`] if a condition is not boolean. [`ErrorKind::CannotCast`] if an operand is
+/// a float number and the op computes in integers. Otherwise the same as [`Tensor::add`].
 #[track_caller]
 pub fn apply_elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
     apply(op, operands, common_dtype_of(op, operands))

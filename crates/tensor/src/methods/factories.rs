@@ -161,7 +161,7 @@ pub fn arange_start(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if `step` is zero or leads away from `end`, if an argument is not finite, if
-/// the range has too many elements, or if the requested dtype cannot hold them. [`ErrorKind::UnsupportedDType`]
+/// the range has too many elements, or if a requested integer dtype cannot hold them. [`ErrorKind::UnsupportedDType`]
 /// if bools are requested. Errors of [`empty()`] and of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn arange_start_step(
@@ -257,7 +257,8 @@ pub fn linspace(
 /// ```
 ///
 /// # Errors
-/// The same as [`linspace`].
+/// [`ErrorKind::InvalidArgument`] if a bound is not finite. Errors of [`empty()`] and of
+/// [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn logspace(
     start: impl Into<Scalar>,

@@ -180,14 +180,14 @@ fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
     }
 }
 
-/// Fails if a dtype cannot represent a value.
+/// Fails if a value is out of the range of a dtype. A fraction is valid for an integer dtype, because it is cut off.
 #[track_caller]
 pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     check_fits(op, value, dtype)?;
     check_float_fits(op, value, dtype)
 }
 
-/// Fails if a finite float is out of the range of a dtype. Infinities and NaN are valid for float dtypes.
+/// Fails if a float is out of the range of a dtype. Infinities and NaN are valid for float dtypes and `bool`.
 #[track_caller]
 fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     let v = match value {

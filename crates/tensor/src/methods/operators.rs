@@ -1,5 +1,5 @@
-//! Operators of tensors. `%` follows Python: the result has the sign of the divisor. `!` inverts the bits of
-//! integers, and negates bools.
+//! Operators of tensors, and the comparisons of `expr!`. `%` follows Python: the result has the sign of the divisor.
+//! `!` inverts the bits of integers, and negates bools.
 
 use warpline_kernels::elementwise as table;
 

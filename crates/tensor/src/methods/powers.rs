@@ -186,7 +186,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// `self + value * a * b` (`torch.addcmul`). Does not support bools.
+    /// `self + value * a * b` (`torch.addcmul`). Does not support bools. Default of `value`: 1.
     ///
     /// # Errors
     /// [`ErrorKind::CannotCast`] if `value` is a float and the tensors have an integer dtype. Otherwise the same as
@@ -222,7 +222,7 @@ impl Tensor {
         Ok(self)
     }
 
-    /// `self + value * a / b`. Floats only (`torch.addcdiv`).
+    /// `self + value * a / b`. Floats only (`torch.addcdiv`). Default of `value`: 1.
     ///
     /// # Errors
     /// The same as [`Tensor::add`].

@@ -8,7 +8,7 @@ use super::indexing::basic::row_major;
 use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
 /// Maximum number of elements that are printed in full. A larger tensor prints only the edges of each
-/// dimension.
+/// dimension with more than `2 * EDGE` indices.
 const THRESHOLD: usize = 1000;
 /// Number of elements that are printed at each edge.
 const EDGE: usize = 3;
@@ -55,7 +55,7 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Prints sizes, strides, dtype, device, and the gradient function, but no elements.
+/// Prints sizes, strides, dtype, device, and the gradient function or `requires_grad`, but no elements.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Tensor");
@@ -79,7 +79,8 @@ struct PrintedElements {
     cut: Vec<bool>,
 }
 
-/// Calls [`collect_elements`], so that race reports name the caller's line, not a line of this file.
+/// Calls [`collect_elements`]. If a race may be reported, calls it inside `printed`, so that the report names the
+/// line of the program that prints, not a line of this file.
 #[track_caller]
 fn collect_for_print(tensor: &Tensor) -> Result<PrintedElements> {
     let runtime = tensor.storage().runtime();

@@ -205,8 +205,8 @@ impl Tensor {
     /// `warpline::multiprocessing` sends the result to other processes.
     ///
     /// The memory of a CPU tensor is page-locked if there is a GPU. Other processes may write to this memory at
-    /// any time, which limits the use of the tensor. It can be copied: from and to GPUs without waiting, by
-    /// [`Tensor::copy`], and, if it is contiguous, by [`Tensor::copy_`]. It can be read by [`Tensor::to_vec`],
+    /// any time, which limits the use of the tensor. It can be copied: from and to GPUs without waiting, and by
+    /// [`Tensor::copy`]. If it is contiguous, [`Tensor::copy_`] can write to it. It can be read by [`Tensor::to_vec`],
     /// [`Tensor::item`] and printing, and it can be sent. Ops on the host refuse the tensor with
     /// [`ErrorKind::SharedHostMemory`].
     ///

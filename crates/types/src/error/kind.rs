@@ -140,7 +140,7 @@ pub enum ErrorKind {
         /// The cause.
         reason: &'static str,
     },
-    /// No capture that began on this stream is in progress.
+    /// No capture that began on this stream is in progress, or the stream is a twin whose capture has ended.
     #[error("no capture that began on this stream is in progress")]
     NotCapturing,
     /// The host would wait for captured work, which does not run during the capture.
@@ -196,12 +196,12 @@ pub enum ErrorKind {
         /// The shapes and the expected shapes.
         reason: String,
     },
-    /// The requested shape does not have the tensor's number of elements.
+    /// The requested shape does not have the number of elements of the tensor, or of the dimension that is split.
     #[error("shape '{shape:?}' is invalid for input of size {numel}{}", NegativeSizes(shape))]
     InvalidReshape {
         /// The requested shape.
         shape: Vec<isize>,
-        /// The tensor's number of elements.
+        /// The number of elements of the tensor, or of the dimension that is split.
         numel: usize,
     },
     /// The tensor's strides do not allow a view of the requested shape.
@@ -248,12 +248,13 @@ pub enum ErrorKind {
         /// The dtype.
         dtype: DType,
     },
-    /// A result's dtype cannot be converted to the dtype of the tensor that the op writes to.
+    /// A result's dtype cannot be converted to the dtype of the tensor that the op writes to, or a float number is an
+    /// operand of an op that computes in integers.
     #[error("a result of dtype {from} cannot be stored in a tensor of dtype {to}")]
     CannotCast {
-        /// The result's dtype.
+        /// The dtype of the result, or `float32` for a number.
         from: DType,
-        /// The tensor's dtype.
+        /// The dtype of the tensor, or of the computation.
         to: DType,
     },
     /// A tensor does not have the expected dtype.
@@ -284,7 +285,7 @@ pub enum ErrorKind {
         /// The requested dtype.
         asked: DType,
     },
-    /// `item` was called on a tensor that does not have exactly one element.
+    /// A tensor that is read as one number does not have exactly one element.
     #[error("a Tensor with {numel} elements cannot be converted to Scalar")]
     NotAScalar {
         /// The tensor's number of elements.
@@ -296,7 +297,8 @@ pub enum ErrorKind {
          tensor"
     )]
     OverlappingWrite,
-    /// An operand and the written-to tensor share some, but not all, of their memory.
+    /// An operand and the written-to tensor share memory. Ops that work in place allow an operand that has exactly the
+    /// elements of the written-to tensor.
     #[error(
         "an operand and the written-to tensor share some, but not all, of their memory; pass a `copy()` of the operand"
     )]
@@ -351,14 +353,16 @@ pub enum ErrorKind {
         /// The event that revealed the end of the peer.
         reason: String,
     },
-    /// The peer process of a channel did not respond within the channel's timeout. The call can be repeated.
+    /// The peer process of a channel did not respond within the channel's timeout, or earlier work of this process on
+    /// the received memory was not complete by then. The call can be repeated.
     #[error("timed out: {reason}")]
     TimedOut {
         /// The action that timed out.
         reason: String,
     },
-    /// A gradient cannot be computed: an op has no gradient, the graph was freed, or a saved tensor was modified. The
-    /// location of an error in a backward pass is that of the forward op.
+    /// Autograd cannot compute a gradient, or refuses a call: for example, an op has no gradient, the graph was freed,
+    /// a saved tensor was modified, or an in-place op would overwrite a leaf. The location of an error in a backward
+    /// pass is that of the forward op.
     #[error("{reason}")]
     Gradient {
         /// The cause and the remedy.
@@ -383,7 +387,8 @@ pub enum ErrorKind {
     /// `DataParallel` failed. The source is a `DataParallelError`.
     #[error("DataParallel failed")]
     DataParallel,
-    /// A process group or its store failed. The source is a `GroupError` or a `StoreError`.
+    /// A process group, its store or `DistributedDataParallel` failed. The source is a `GroupError`, a `StoreError` or
+    /// a `DdpError`.
     #[error("the process group failed")]
     ProcessGroup,
     /// An argument is invalid for a reason that no other kind names.

@@ -89,7 +89,7 @@ impl Drop for EndOfDrops {
 
 impl Error {
     /// Creates an error of the call at `site`. Inside a [`CallScope`](crate::CallScope), creates an error of the
-    /// scope's call instead.
+    /// scope's call instead, unless errors of this kind belong to an earlier call (such as [`ErrorKind::IndexCheck`]).
     #[cold]
     #[must_use]
     pub fn new(kind: ErrorKind, site: Site) -> Self {

@@ -7,7 +7,7 @@ use super::flash::{empty_result, expanded_mask, is_supported, with_supported_str
 use crate::autograd::should_record;
 use crate::{Result, Tensor};
 
-/// Computes the result if the kernel supports the operands and no gradient is recorded.
+/// Computes the result if the tensors are on a GPU, the kernel supports the operands, and no gradient is recorded.
 #[track_caller]
 pub(super) fn few_queries_attention(
     [query, key, value]: [&Tensor; 3],

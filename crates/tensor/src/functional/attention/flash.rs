@@ -1,5 +1,5 @@
 //! Attention of half-width floats in one launch, and its gradients in two. The kernels read rows as vectors,
-//! so operands with other strides are copied first.
+//! so operands whose rows are not aligned vectors are copied first.
 
 use warpline_kernels::attention::{
     ScoreOptions, attention, attention_backward, attention_takes, has_attention,
@@ -186,7 +186,7 @@ fn sum_of_groups(grad: &Tensor, own: &Tensor) -> Result<Tensor> {
     grad.reshape(&sizes)?.sum(heads + 1)
 }
 
-/// Returns the tensor, or a copy if the kernels do not support its strides.
+/// Returns the tensor, or a copy if the kernels do not support its strides or its offset.
 #[track_caller]
 pub(super) fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
     if attention_takes(t.as_view()) {
@@ -198,7 +198,7 @@ pub(super) fn with_supported_strides(t: &Tensor) -> Result<Tensor> {
 }
 
 /// Allocates a tensor with the dimension order of an operand. If the operand is a transposed view, the same
-/// transpose of the result is contiguous.
+/// transpose of the result is contiguous. The tensor is row-major if that order would not keep rows contiguous.
 #[track_caller]
 pub(super) fn empty_result(exec: &Exec<'_>, like: &Tensor) -> Result<Tensor> {
     let layout = like.layout().preserved();

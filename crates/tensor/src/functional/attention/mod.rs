@@ -55,8 +55,8 @@ options! {
 /// - Separate ops, which compute half-width floats in `f32` throughout.
 ///
 /// The first two need a width that is a multiple of 8 and is the same for keys and values, at most two batch
-/// dimensions, no dropout, and on a GPU compute capability 8.0 or higher. They do not repeat keys and values for
-/// grouped heads.
+/// dimensions, which are equal except for grouped heads, no dropout, and on a GPU compute capability 8.0 or higher.
+/// They do not repeat keys and values for grouped heads.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -72,9 +72,11 @@ options! {
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
 /// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
-/// if `key_lengths` is not an `int64` tensor, if `enable_gqa` is set and a tensor has fewer than three dimensions, if
-/// the number of heads of the keys and values does not divide the number of heads of the queries, or if `dropout_p` is
-/// not from 0 to 1. Otherwise the same as [`Tensor::matmul`].
+/// if `key_lengths` is not an `int64` tensor, or if `dropout_p` is not from 0 to 1. [`ErrorKind::InvalidArgument`] with
+/// `enable_gqa`, if the number of heads of the keys or values does not divide the number of heads of the queries, or if
+/// a tensor has fewer than three dimensions and the first two implementations do not support the operands.
+/// [`ErrorKind::BroadcastMismatch`] or [`ErrorKind::ExpandMismatch`] if the mask or `key_lengths` does not fit the
+/// scores. Otherwise the same as [`Tensor::matmul`].
 #[track_caller]
 pub fn scaled_dot_product_attention<'a>(
     query: &Tensor,
@@ -139,7 +141,7 @@ fn attention(
         return Ok(out);
     }
     let (q, k, v) = (query.widened()?, k.widened()?, v.widened()?);
-    // Scales the queries, which have fewer elements than the scores.
+    // Scales the queries, which usually have fewer elements than the scores.
     let scores = q.mul(scale)?.matmul(&k.transpose(-2, -1)?)?;
     let (scores, blind) = match &mask {
         None if score_options.is_causal => {
@@ -167,7 +169,8 @@ fn attention(
     out.to(query.dtype())
 }
 
-/// Returns a mask `[batch, .., queries, keys]`: whether a key is valid and, if `is_causal`, also not after the query.
+/// Returns a mask that broadcasts to `[batch, .., queries, keys]`: whether a key is valid and, if `is_causal`, also not
+/// after the query.
 #[track_caller]
 fn existing_keys(
     query: &Tensor,

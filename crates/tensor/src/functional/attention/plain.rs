@@ -1,5 +1,6 @@
-//! Attention without mask and dropout in few launches: three in the forward pass, and in the backward pass two plus one
-//! per gradient. Operands whose strides a matrix product does not support are copied first.
+//! Attention without mask and dropout in few launches: three in the forward pass, and in the backward pass one per
+//! gradient, plus two if queries or keys have a gradient. Operands whose strides a matrix product does not support are
+//! copied first.
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::attention::ScoreOptions;
@@ -17,7 +18,7 @@ const OP: &str = "scaled_dot_product_attention";
 pub(super) struct PlainAttention(pub(super) ScoreOptions);
 
 impl PlainAttention {
-    /// Computes the result if the kernels support the operands: floats on one device, with the same batch.
+    /// Computes the result if the kernels support the operands: floats on one device, with the same batch dimensions.
     #[track_caller]
     pub(super) fn fused(
         self,
@@ -44,7 +45,8 @@ impl PlainAttention {
             return Ok(None);
         }
         let count = checked_numel(batch)?;
-        // The backward pass copies nothing, because the gradients of these reshapes are views.
+        // Merging the batch dimensions costs the backward pass no copies, because the gradients of these reshapes are
+        // views.
         let (q, k, v) =
             (merge_batch(query, count)?, merge_batch(key, count)?, merge_batch(value, count)?);
         let exec = q.exec()?;

@@ -45,7 +45,7 @@ pub(super) fn convolution(
     )
 }
 
-/// Computes the gradient of the images from the gradient of the results. With a bias, computes a transposed
+/// Computes the gradient of the images from the gradient of the results, and adds the bias. This is also the transposed
 /// convolution.
 #[track_caller]
 pub(super) fn transposed(
@@ -143,15 +143,15 @@ impl OpBackward for WeightGradient {
     }
 }
 
-// Autograd does not record these methods.
+// Autograd records none of these methods but `bias_gradient`.
 impl ConvGeometry {
     /// Returns the shape of a batch: batch size, channels, and the last `dims` dimensions of `window`.
     fn sizes(&self, batch: usize, channels: usize, window: &[usize; 3]) -> Sizes {
         [batch, channels].iter().chain(&window[3 - self.dims..]).copied().collect()
     }
 
-    /// Returns the layout of a result in the memory format that the operands suggest. As in PyTorch, `float64` is always
-    /// row-major.
+    /// Returns the layout of a result in the memory format that the operands suggest. As in PyTorch, `float64` is
+    /// always row-major.
     #[track_caller]
     fn layout(&self, sizes: &[usize], operands: [&Tensor; 2]) -> Result<Layout> {
         if operands[0].dtype() == DType::F64 {

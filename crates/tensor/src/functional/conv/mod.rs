@@ -88,12 +88,13 @@ macro_rules! convolutions {
         /// [`ErrorKind::ShapeMismatch`] if `weight` does not have `D + 2` dimensions (`D`: the number of spatial
         /// dimensions), if `input` has neither `D + 1` nor `D + 2`, if the channels of `input` and `weight` do not
         /// match for `groups`, if `groups` does not divide the channels or outputs, if `bias` does not have one element
-        /// per output channel, or if the window is empty or larger than the padded image, or, for a transposed
-        /// convolution, if the padding leaves no elements. [`ErrorKind::InvalidArgument`] if a stride, a dilation or
-        /// `groups` is not positive, if a padding is negative, if the padding is [`Padding::Same`] and a stride is not
-        /// 1, or, for a transposed convolution, if an output padding is not smaller than the larger of stride and
-        /// dilation. [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`]
-        /// if the dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
+        /// per output channel, if the window is empty or larger than the padded image, if image, window or result is
+        /// too large for 32-bit positions, or, for a transposed convolution, if a spatial size of the input is 0 or the
+        /// padding leaves no elements. [`ErrorKind::InvalidArgument`] if a stride, a dilation or `groups` is not
+        /// positive, if a padding is negative, if the padding is [`Padding::Same`] and a stride is not 1, or, for a
+        /// transposed convolution, if an output padding is not smaller than the larger of stride and dilation.
+        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. [`ErrorKind::OperandDTypes`] if the
+        /// dtypes differ. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name<'a>(
             input: &Tensor,

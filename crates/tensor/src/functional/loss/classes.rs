@@ -18,8 +18,9 @@ use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 /// [`ErrorKind::ShapeMismatch`] if the target has neither the sizes of `input` without the classes nor, for
 /// probabilities, the sizes of `input`, if there is not one weight per class, or if `input` has no dimensions.
 /// [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for a target of at most one dimension),
-/// or if `label_smoothing` is not from 0 to 1. [`ErrorKind::IndexCheck`] if a class index is out of range, as described
-/// at [`Tensor::index_select`]. Otherwise the same as [`Tensor::log_softmax`].
+/// if `label_smoothing` is not from 0 to 1, or if the reduction is [`Reduction::BatchMean`]. [`ErrorKind::IndexCheck`]
+/// if a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
+/// [`Tensor::log_softmax`].
 #[track_caller]
 pub fn cross_entropy<'a>(
     input: &Tensor,
@@ -76,10 +77,10 @@ fn of_classes(
 }
 
 /// The negative log likelihood of class indices, for an `input` of log-probabilities (`torch.nn.functional.nll_loss`).
-/// In all other respects the same as [`cross_entropy`].
+/// Input and target have the sizes that [`cross_entropy`] describes. The target cannot hold probabilities.
 ///
 /// # Errors
-/// The same as [`cross_entropy`].
+/// The same as [`cross_entropy`] of class indices without label smoothing.
 #[track_caller]
 pub fn nll_loss<'a>(
     input: &Tensor,

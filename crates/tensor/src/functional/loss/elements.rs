@@ -48,7 +48,7 @@ impl Reduction {
         }
     }
 
-    /// Applies this reduction to weighted losses, whose dtype may be wider than the dtype of the final result.
+    /// Multiplies the losses by `weight`, if there is one, and applies this reduction.
     #[track_caller]
     fn of_weighted(
         self,
@@ -63,7 +63,8 @@ impl Reduction {
     }
 }
 
-/// Warns if the operands are broadcast, as PyTorch does. This is often a mistake, such as `[n]` and `[n, 1]`.
+/// Warns if the operands are broadcast, as PyTorch does. Different sizes, such as `[n]` and `[n, 1]`, are often a
+/// mistake.
 #[track_caller]
 fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
     if input.size() != target.size() {

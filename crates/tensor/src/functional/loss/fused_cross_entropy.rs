@@ -12,8 +12,9 @@ use crate::{DType, Result, Tensor};
 /// are faster.
 const MAX_ROWS: usize = 1 << 16;
 
-/// Computes the loss if the kernels support it: the input is a matrix, the loss is reduced, and the weight
-/// has the input's dtype and requires no gradient. The caller has checked all sizes.
+/// Computes the loss if the kernels support it: the input is a float matrix with at most [`MAX_ROWS`] rows, the classes
+/// are `int64`, the loss is reduced, there is no label smoothing, all operands are on one device, and the weight has
+/// the input's dtype and requires no gradient. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn fused_cross_entropy(
     input: &Tensor,

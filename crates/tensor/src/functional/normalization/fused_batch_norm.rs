@@ -13,7 +13,8 @@ use crate::autograd::{
 use crate::{MemoryFormat, Result, Tensor};
 
 /// Computes batch norm in training, and updates the running statistics. Returns `None` if the
-/// kernels do not support the dtypes or devices. The caller has checked all sizes.
+/// kernels do not support the operands, or the running statistics are not contiguous or would record the
+/// update. The caller has checked all sizes.
 #[track_caller]
 pub(super) fn in_training(
     input: &Tensor,
@@ -77,8 +78,8 @@ pub(super) fn with_statistics(
     Ok(Some(out))
 }
 
-/// Returns whether the kernels support a pair of parameters or statistics of channels. Each of the
-/// two may be missing.
+/// Returns whether the kernels support the input and a pair of parameters or statistics of its channels.
+/// Each of the two may be missing.
 fn fits(input: &Tensor, pair: [Option<&Tensor>; 2]) -> bool {
     let dtype = input.dtype();
     let one_dtype = match pair {
@@ -160,7 +161,7 @@ impl OpBackward for BatchNormState {
     }
 }
 
-/// The operands that are read, in the order that the kernels require.
+/// The operands that are read, in a memory order that the kernels support.
 struct DenseOperands {
     format: MemoryFormat,
     input: Tensor,

@@ -20,8 +20,7 @@ pub(super) struct RowNorm {
 }
 
 impl RowNorm {
-    /// Computes the result if weight and bias have the input's dtype and device. The caller has checked all
-    /// sizes.
+    /// Computes the result if the kernels support the operands (`fits`). The caller has checked all sizes.
     #[track_caller]
     pub(super) fn fused(
         self,
@@ -48,8 +47,8 @@ impl RowNorm {
         record(name, out, &inputs, saved).map(Some)
     }
 
-    /// Returns the normalized sum `input + residual`, then the sum. Returns `None` if the operands differ in dtype or
-    /// device. The caller has checked all sizes.
+    /// Returns the normalized sum `input + residual`, then the sum. Returns `None` if the kernels do not support the
+    /// operands (`fits`), or input and residual differ in dtype or device. The caller has checked all sizes.
     #[track_caller]
     pub(super) fn fused_with(
         self,
@@ -102,7 +101,8 @@ impl RowNorm {
     }
 }
 
-/// Returns whether the kernels support these operands.
+/// Returns whether the kernels support these operands: a float input with elements, a weight and a bias of the same
+/// dtype and device, and no bias without a weight.
 fn fits(input: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> bool {
     input.dtype().is_float()
         && input.numel() > 0

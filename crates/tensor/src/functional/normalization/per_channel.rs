@@ -44,9 +44,9 @@ options! {
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one element
-/// per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or if running
-/// statistics are missing outside training. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors
-/// of [every op](Tensor#errors-of-every-op).
+/// per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or if a running
+/// statistic is missing outside training. [`ErrorKind::UnsupportedDType`] in training, if the input is not floating
+/// point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
@@ -186,8 +186,9 @@ options! {
 /// `use_input_stats`, mean and variance are `running_mean` and `running_var`. Half-width floats are computed in `f32`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if there is only one value per channel with `use_input_stats`, or if running
-/// statistics are missing without `use_input_stats`. Otherwise the same as [`batch_norm`].
+/// With `use_input_stats`: [`ErrorKind::InvalidArgument`] if there is only one value per channel of a batch element, or
+/// if there are no channels, and [`ErrorKind::UnsupportedDType`] if the input is not floating point. Without it,
+/// [`ErrorKind::InvalidArgument`] if a running statistic is missing. Otherwise the same as [`batch_norm`].
 #[track_caller]
 pub fn instance_norm<'a>(
     input: &Tensor,

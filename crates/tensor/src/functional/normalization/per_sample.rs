@@ -133,7 +133,7 @@ impl OpBackward<[Option<Tensor>]> for Standardize {
 }
 
 options! {
-    /// Options of [`layer_norm`].
+    /// Options of [`layer_norm`] and [`add_layer_norm`].
     #[derive(Clone, Copy, Debug)]
     LayerNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
@@ -146,12 +146,13 @@ options! {
 }
 
 options! {
-    /// Options of [`rms_norm`].
+    /// Options of [`rms_norm`] and [`add_rms_norm`].
     #[derive(Clone, Copy, Debug)]
     RMSNormOptions ['a] ['a] {
         /// Sets the factor of each normalized element, of shape `normalized_shape`. Default: none.
         weight: Option<&'a Tensor> = None, impl IntoOptionalTensor<'a> => IntoOptionalTensor::into_optional;
-        /// Sets the number that is added to the mean square. Default: the machine epsilon of the input's dtype.
+        /// Sets the number that is added to the mean square. Default: the machine epsilon of the normalized tensor's
+        /// dtype.
         eps: Option<f64> = None, impl Into<Option<f64>> => Into::into;
     }
 }
@@ -253,7 +254,8 @@ fn by_row_of_sum(
 /// ```
 ///
 /// # Errors
-/// The same as [`layer_norm`]. [`ErrorKind::ShapeMismatch`] if the residual has different sizes than the input.
+/// The same as [`layer_norm`] of the sum. [`ErrorKind::ShapeMismatch`] if the residual has different sizes than the
+/// input.
 #[track_caller]
 pub fn add_layer_norm<'a>(
     input: &Tensor,
@@ -331,7 +333,8 @@ fn by_mean_square(input: &Tensor, shape: &[usize], options: RMSNormOptions<'_>) 
 /// ```
 ///
 /// # Errors
-/// The same as [`add_layer_norm`].
+/// The same as [`rms_norm`] of the sum. [`ErrorKind::ShapeMismatch`] if the residual has different sizes than the
+/// input.
 #[track_caller]
 pub fn add_rms_norm<'a>(
     input: &Tensor,

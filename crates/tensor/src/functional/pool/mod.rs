@@ -53,10 +53,11 @@ macro_rules! pools {
         ///
         /// # Errors
         /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
-        /// number of spatial dimensions in the function's name, or if the window is larger than the padded image.
-        /// [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a dilation is not positive, or if a padding is
-        /// negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not floating point.
-        /// Errors of [every op](Tensor#errors-of-every-op).
+        /// number of spatial dimensions in the function's name, if a spatial size is 0, if the window is larger than
+        /// the padded image (with `ceil_mode`, by at least the stride), or if the image or the result is too large for
+        /// 32-bit positions. [`ErrorKind::InvalidArgument`] if a kernel size, a stride or a dilation is not positive,
+        /// or if a padding is negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is
+        /// not floating point. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -116,10 +117,11 @@ macro_rules! averages {
         ///
         /// # Errors
         /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
-        /// number of spatial dimensions in the function's name, or if the window is larger than the padded image.
-        /// [`ErrorKind::InvalidArgument`] if a kernel size or a stride is not positive, if the divisor is zero, or if a
-        /// padding is negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`] if the input is not
-        /// floating point. Errors of [every op](Tensor#errors-of-every-op).
+        /// number of spatial dimensions in the function's name, if a spatial size is 0, if the window is larger than
+        /// the padded image (with `ceil_mode`, by at least the stride), or if the image or the result is too large for
+        /// 32-bit positions. [`ErrorKind::InvalidArgument`] if a kernel size or a stride is not positive, if the
+        /// divisor is zero, or if a padding is negative or exceeds half of the window. [`ErrorKind::UnsupportedDType`]
+        /// if the input is not floating point. Errors of [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $name(
             input: &Tensor,
@@ -161,9 +163,10 @@ macro_rules! adaptive {
         ///
         /// # Errors
         /// [`ErrorKind::ShapeMismatch`] if the input is neither `[batch, channels, …]` nor `[channels, …]` with the
-        /// number of spatial dimensions in the function's name, or if the image has no elements.
-        /// [`ErrorKind::InvalidArgument`] if an output size is negative. [`ErrorKind::UnsupportedDType`] if the input
-        /// is not floating point. Errors of [every op](Tensor#errors-of-every-op).
+        /// number of spatial dimensions in the function's name, if a spatial size of the image is 0, or if the image or
+        /// the result is too large for 32-bit positions. [`ErrorKind::InvalidArgument`] if an output size is negative.
+        /// [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of
+        /// [every op](Tensor#errors-of-every-op).
         #[track_caller]
         pub fn $avg(input: &Tensor, output_size: impl PerDimension<$d>) -> Result<Tensor> {
             let _call = CallScope::enter(stringify!($avg));

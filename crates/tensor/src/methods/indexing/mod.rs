@@ -1,4 +1,4 @@
-//! Indexing by tensors of indices or bools: reads, writes, counts.
+//! Indexing by numbers, ranges, and tensors of indices or bools: reads, writes, counts.
 
 mod advanced;
 pub(super) mod basic;

@@ -155,8 +155,8 @@ impl OpBackward for CumProd {
         let divided = reverse_cumsum(&where_cond(&none, &out.mul(grad)?, 0.0)?, *dim)?;
         let before = divided.div(&where_cond(&none, x, 1.0)?)?;
         let first = zero.logical_and(&one)?;
-        // The products with the first zero replaced by 1. Only the products before the second zero
-        // are used, which `one` selects.
+        // The products with the first zero, and all elements from the second zero on, replaced by 1.
+        // Only the products before the second zero are used, which `one` selects.
         let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(*dim)?;
         let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(*dim)?;
         Ok(smallvec![Some(where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?)])

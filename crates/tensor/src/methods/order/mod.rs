@@ -1,4 +1,5 @@
-//! The order of elements: cumulative sums and extremes, sorting, searching, reversing.
+//! The order of elements: cumulative sums, products and extremes, sorting, ranks, searching, distinct values, reversing
+//! and shifting. Also random indices.
 
 mod cumulative;
 mod flip;

@@ -1,4 +1,4 @@
-//! Products of matrices and vectors with a fixed number of dimensions.
+//! Products of matrices and vectors with a fixed number of dimensions, Kronecker products, and the trace.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use crate::functional::options::options;
 use crate::{CallScope, Error, ErrorKind, IntoOptions, Result, Scalar, Tensor};
 
 options! {
-    /// Options of [`Tensor::addmm`], [`Tensor::addmv`] and [`Tensor::baddbmm`].
+    /// Options of [`Tensor::addmm`], [`Tensor::addmv`] and [`Tensor::baddbmm`], and of these ops in place.
     #[derive(Clone, Copy, Debug)]
     AddmmOptions [] [] {
         /// Sets the factor of the tensor to which the product is added. Default: 1.

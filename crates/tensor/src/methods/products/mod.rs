@@ -1,4 +1,4 @@
-//! Products of matrices and vectors under PyTorch's names, and sums of products.
+//! Products of matrices and vectors under PyTorch's names, sums of products, and the trace.
 
 mod contract;
 mod einsum;

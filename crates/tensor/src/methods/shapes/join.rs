@@ -1,4 +1,4 @@
-//! Functions that join tensors. Some first add dimensions to tensors that have too few.
+//! Functions that join tensors, some of which first add dimensions to tensors that have too few, and `meshgrid`.
 
 use std::borrow::Borrow;
 

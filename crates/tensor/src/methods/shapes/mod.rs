@@ -1,5 +1,5 @@
-//! Shapes: views with other sizes and strides, and functions that repeat tensors, join tensors, and mask parts
-//! of matrices.
+//! Shapes: views with other sizes and strides, functions that split, join, repeat and rotate tensors, and diagonals and
+//! triangles of matrices.
 
 mod diagonals;
 mod join;

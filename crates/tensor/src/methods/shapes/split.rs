@@ -55,7 +55,8 @@ impl Tensor {
         self.split(total.div_ceil(chunks), dim)
     }
 
-    /// Splits the tensor into views of the given sizes along a dimension (`torch.split` with a list).
+    /// Splits the tensor into views of the given sizes along a dimension (`torch.split` with a list). Default of
+    /// `dim`: 0.
     ///
     /// ```
     /// # use warpline::arange;
@@ -84,7 +85,7 @@ impl Tensor {
     }
 
     /// Splits the tensor into `sections` views along a dimension (`torch.tensor_split` with a number). If the
-    /// size is not divisible, the first views have one index more.
+    /// size is not divisible, the first views have one index more. Default of `dim`: 0.
     ///
     /// ```
     /// # use warpline::arange;
@@ -117,7 +118,7 @@ impl Tensor {
     }
 
     /// Splits the tensor into views along a dimension at the given indices (`torch.tensor_split` with a list).
-    /// Negative indices count from the end, and indices beyond the dimension are clamped.
+    /// Negative indices count from the end, and indices beyond the dimension are clamped. Default of `dim`: 0.
     ///
     /// # Errors
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::InvalidArgument`] if the

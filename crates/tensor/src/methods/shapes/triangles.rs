@@ -87,7 +87,8 @@ impl Tensor {
                 format!("the tensor must have at least 2 dimensions, but has {}", self.dim()),
             ));
         };
-        // Clamp the diagonal to avoid overflow. All diagonals outside the matrix have the same effect.
+        // Clamp the diagonal to avoid overflow. All diagonals beyond the same corner of the matrix have the same
+        // effect.
         let most = rows.max(columns) as isize;
         let rows = self.arange_on_device(0, rows)?.unsqueeze(1)?;
         let columns = self.arange_on_device(-diagonal.clamp(-most, most), columns)?;
@@ -163,8 +164,7 @@ fn first_column_after(row: usize, offset: isize, columns: usize) -> usize {
         .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
-/// Creates the indices of `count` elements. Each row in `rows` has at least one element, except perhaps the
-/// first row of a lower triangle.
+/// Creates the indices of `count` elements. If `count` is not 0, each row in `rows` has at least one element.
 #[track_caller]
 fn indices(
     rows: Range<usize>,

@@ -1,4 +1,5 @@
-//! Reductions that ignore NaN, counts of nonzero elements, and differences of neighbours.
+//! Reductions that ignore NaN, pairs of the smallest and the largest element, counts of nonzero elements, and
+//! differences of neighbours.
 
 use crate::amp::keep_operands;
 use crate::functional::options::options;

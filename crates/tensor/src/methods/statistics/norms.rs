@@ -124,7 +124,8 @@ impl Tensor {
         norm.to(self.dtype())
     }
 
-    /// Raises non-negative elements to a power. The gradient at zero is 0.
+    /// Raises non-negative elements to a power. If the exponent is from 0 to 1, the gradient at zero is 0 instead of
+    /// infinite or NaN.
     #[track_caller]
     fn pow_zero_grad(&self, exponent: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&exponent) || !should_record(&[self]) {
