@@ -1,6 +1,6 @@
 //! Regression tests: safe programs, on the layers below the tensor crate, that once read or freed
-//! memory too early. The simulated devices are lazy: work runs only when something waits for it, so
-//! a missing wait is visible.
+//! memory too early. Most of the simulated devices are lazy: work runs only when something waits for
+//! it, so a missing wait is visible.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -284,8 +284,8 @@ fn memory_that_two_captures_used_waits_for_both() {
         copy(&joins, &seen, &made);
         drop(made);
         drop(other.end().unwrap());
-        // If this allocation reused the memory of `seen`, the fill would write it while a replay
-        // copies it.
+        // If this allocation reused the memory of `made`, the fill could write it before a replay
+        // copies it to `seen`.
         fill(&Storage::device(&runtime, N, &b).unwrap(), 9);
         capture.end().unwrap().replay(&a).unwrap();
         let pinned = Storage::pinned(&runtime, N).unwrap();
