@@ -304,7 +304,8 @@ fn dropping_memory_of_another_device_invalidates_no_capture() {
     copy_bytes(&two, (&copied, 0), (&seven, 0), N, true, Location::caller()).unwrap();
     let capture = Capturing::begin(&runtime, &two, &GraphPool::new(gpus[1])).unwrap();
     drop(seven);
-    // The drop makes the allocator query whether the captured stream has completed its uses.
+    // This allocation makes the allocator query whether the captured stream has completed its use of
+    // the dropped memory.
     drop(Storage::device(&runtime, N, &one).unwrap());
     capture.end().unwrap();
     let pinned = Storage::pinned(&runtime, N).unwrap();
