@@ -1,5 +1,5 @@
 //! Benchmarks of transcendental ops on 2²⁰ `f32` elements on the CPU, compared with a plain loop on
-//! one core that calls the system's math library.
+//! one core that calls the standard library's functions, or for erf the crate `libm`.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, V
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];
 
-/// An op, its name, and the function of the system's math library.
+/// An op, its name, and the function that the plain loop calls.
 type Op = (&'static elementwise::Op, &'static str, fn(f32) -> f32);
 
 const OPS: [Op; 6] = [

@@ -1,6 +1,6 @@
 //! Measures the bandwidth of Warpline's copies and, in the same run, of the driver's: from and to
-//! pageable and page-locked memory, and between two GPUs if there are two. Then measures a
-//! page-locked copy on one stream and matrix products on another, each alone and both together.
+//! pageable and page-locked memory, and between two GPUs if there are two. Then measures
+//! page-locked copies on one stream and matrix products on another, each alone and both together.
 //!
 //! `cargo run --release -p warpline-kernels --example copy_bandwidth -- [--json] [--max-mib N]`
 //!
@@ -139,7 +139,8 @@ impl Bench {
         let raw_dst = DeviceMemory::new(&self.driver, 1, bytes)?;
         let here = Location::caller();
         let ours = || Ok(launch::copy_bytes(&stream, (&dst, 0), (&src, 0), bytes, true, here)?);
-        // The first copy enables access between the GPUs, which the driver's copies also need.
+        // The first copy enables access between the GPUs if it is possible. The driver's copies use
+        // the access too.
         ours()?;
         let to = CopyEnd::Device { device: 1, ptr: raw_dst.ptr() };
         let from = CopyEnd::Device { device: 0, ptr: raw_src.ptr() };
@@ -190,7 +191,7 @@ impl Bench {
         );
     }
 
-    /// Measures a page-locked copy and matrix products, each alone and then both together.
+    /// Measures page-locked copies and matrix products, each alone and then both together.
     fn overlap(&self, bytes: usize) -> Answer {
         let (copying, computing) = (self.stream(0)?, self.stream(0)?);
         let device = self.runtime.device(0)?;

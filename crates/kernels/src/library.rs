@@ -12,7 +12,7 @@ pub(crate) fn is_usable<T>(
     device: &CudaDevice,
     load: fn() -> Result<T, DriverError>,
 ) -> Result<bool> {
-    // Every other driver runs the CPU implementation instead of the library call.
+    // Only the real driver calls the library. A simulated device runs the CPU implementation instead.
     if device.driver().name() != "cuda" {
         return Ok(true);
     }

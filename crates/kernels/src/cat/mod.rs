@@ -33,9 +33,9 @@ static CAT: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `join` makes all `Cat`s, with the sizes of the launch's operands. The operands are
-// contiguous and consist of whole units. Each source has its own columns of the result's rows, and
-// each unit is written by one thread.
+// SAFETY: `join` makes all `Cat`s, with the sizes of the launch's operands. The sources are contiguous,
+// and the result consists of columns of a contiguous tensor. All consist of whole units. Each source
+// has its own columns of the result's rows, and each unit is written by one thread.
 static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
     [
         Kernel::new(&CAT, "", hosts!(any cpu::cat::<u8>).in_variant("u8")),
@@ -84,8 +84,8 @@ cuda_struct! {
 }
 
 cuda_struct! {
-    /// The parameters for two sources that fill the rows of the result: the fields of [`Part`] for
-    /// both.
+    /// The parameters for two sources that fill the rows of the result: the fields of their
+    /// [`Part`]s that the kernel needs.
     struct CatPair {
         /// First block of the second source.
         first: u32,
@@ -117,8 +117,8 @@ impl CatPair {
 /// - [`ErrorKind::ShapeMismatch`] if an input differs from `out` in the number of dimensions or in
 ///   a size other than that of `dim`, or if the inputs' sizes in `dim` do not add up to that of
 ///   `out`.
-/// - [`ErrorKind::TooManyDims`] if an input that has to be converted or is not contiguous has more than 16 dimensions
-///   after merging.
+/// - [`ErrorKind::TooManyDims`] if an input and its part of `out` have more than 16 dimensions after merging, which
+///   happens only if the input has to be converted, or if the input or `out` is not contiguous.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.
 /// - [`ErrorKind::OverlappingOperands`] if `out` shares memory with an input.

@@ -35,7 +35,7 @@ pub enum CollectiveOp<'a> {
     },
     /// Copies the `input` of rank `root` to the `output` of every rank.
     Broadcast {
-        /// The elements that `root` sends. Ignored on other ranks.
+        /// The elements that `root` sends. Not read on other ranks.
         input: View<'a>,
         /// The received elements, as many as `input` has.
         output: View<'a>,
@@ -46,7 +46,7 @@ pub enum CollectiveOp<'a> {
     Reduce {
         /// This rank's contribution.
         input: View<'a>,
-        /// The combined elements, as many as `input` has. Ignored on ranks other than `root`.
+        /// The combined elements, as many as `input` has. Not written on ranks other than `root`.
         output: View<'a>,
         /// The operation that combines elements.
         op: ReduceOp,

@@ -2,8 +2,8 @@
 //!
 //! cuDNN takes batches of images without gaps, contiguous or with the channels innermost, in every
 //! floating-point dtype. Operands that are read and have another order are copied first. A
-//! convolution for which cuDNN has no plan, or whose result has another order, runs on this crate's
-//! kernels.
+//! convolution for which cuDNN has no plan or a known fault, or whose result has another order, runs
+//! on this crate's kernels.
 
 use std::num::NonZeroUsize;
 use std::sync::PoisonError;
@@ -120,7 +120,7 @@ pub(super) fn run(
     };
     let params = of.params(op, packed)?;
     let launch = Launch { op, target, operation, params, operands: packed, computed };
-    // Every other driver runs the CPU implementation, which has no plans.
+    // Only the real driver calls cuDNN. A simulated device runs the CPU implementation, which needs no plan.
     if device.driver().name() != "cuda" {
         return launch.run(None).map(|()| true);
     }
@@ -341,9 +341,9 @@ struct Call<'a> {
     plan: Option<(&'a CudnnHandle, &'a ConvolutionPlan)>,
 }
 
-// SAFETY: `run`, the only caller, launches with the operands that it described to cuDNN when it
-// made the plan, and with scratch memory of the plan's size. cuDNN reads two operands and writes
-// every element of the third.
+// SAFETY: `Launch::run` makes all `Call`s, and launches them with scratch memory of the plan's size.
+// The plan was made for this convolution or for one of the same description, so it fits the operands.
+// cuDNN reads two operands and writes every element of the third.
 unsafe impl LibraryCall<4> for Call<'_> {
     type Params = Conv;
 

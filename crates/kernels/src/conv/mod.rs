@@ -140,7 +140,7 @@ struct Geometry<'a> {
     batch: usize,
     channels: usize,
     groups: usize,
-    /// Rows of columns per group: window elements times channels. Saturates.
+    /// Rows of the columns of one group: window elements times the group's channels. Saturates.
     rows: usize,
     /// Result channels per group.
     outputs: usize,

@@ -89,7 +89,7 @@ where
 {
     let (from, to) = (S::DTYPE, D::DTYPE);
     let widest = if from.size() > to.size() { from.size() } else { to.size() };
-    // The same as the flat kernel's `V` and `EACH`.
+    // As in the kernels: `run` is `V`, and `vector` is `V * EACH` of the flat kernel.
     let run = vector_width(widest);
     let vector = if from.size() == 2 * to.size() { 2 * run } else { run };
     let (dtypes, widths) = ([from, to], Widths { vector, run });

@@ -61,7 +61,7 @@ ops! {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
     }, gradients(g) {
         x: {
-            // PyTorch rounds the quotient to `float32`; match it.
+            // PyTorch rounds `alpha` to `float32` before the division; match it.
             let over = 1.0 / alpha.single();
             g * x.le(0.0).select((below_zero(x) * over).exp() * (over * alpha), 1.0)
         }

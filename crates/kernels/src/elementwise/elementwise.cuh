@@ -1,5 +1,5 @@
-// Return the dtype of operand `K`, and whether the operand is a number (dtype `NUMBER`). The last
-// operand is the result.
+// Return the dtype of operand `K`, and whether it is `NUMBER`: the operand is then a number. Results
+// are numbered after the operands, and `NUMBER` marks an unwanted result.
 template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
     return numbers.dtypes >> 4 * K & 15;
 }

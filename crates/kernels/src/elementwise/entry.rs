@@ -21,7 +21,7 @@ pub struct Entry {
     pub inputs: &'static [Input],
     pub dtypes: DTypes,
     pub output: ResultDType,
-    /// CUDA's expression of the inputs, all of the compute type `C`.
+    /// CUDA's expression of the inputs. Conditions are `bool`, all others have the compute type `C`.
     pub cuda: &'static str,
     pub kernels: OpKernels,
     /// By dtype. `None` if the op is not computed in the dtype.

@@ -1,4 +1,4 @@
-//! Bounds, and extremes that ignore NaN.
+//! Bounds, extremes that ignore NaN, and the replacement of values that are not finite.
 
 use super::backward::Backward;
 use super::real::FloatFunctions;

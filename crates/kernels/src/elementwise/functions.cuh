@@ -20,8 +20,8 @@ FUNCTION(log10_of, log10)
     __device__ __forceinline__ f64 name(f64 x, f64 y) { return function(x, y); }
 FUNCTION_OF_TWO(with_sign, copysign)
 
-// Long functions are not inlined. An unrolled loop would contain eight copies, which the driver
-// compiles at first use.
+// Long functions are not inlined. An unrolled loop would contain up to eight copies, which the driver
+// would compile at first use.
 #define LONG_FUNCTION(name, function)                                                             \
     __device__ __noinline__ f32 name(f32 x) { return function##f(x); }                            \
     __device__ __noinline__ f64 name(f64 x) { return function(x); }

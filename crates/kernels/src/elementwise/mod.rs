@@ -20,9 +20,9 @@
 //! compare the two texts; the tests `gpu_every_op_of_the_table_is_right` and
 //! `gpu_a_gpu_agrees_with_the_cpu` do.
 //!
-//! A gradient has no such differences. It is a list of entries with four uses: CUDA prints it, the
-//! CPU runs it over slices, the tensor crate evaluates it with recorded ops, and [`Formula::uses`]
-//! finds the tensors to save.
+//! A gradient has no such differences. It is a list of steps ([`Formula`]) with four uses: it is
+//! printed as CUDA code, the CPU runs it over slices, the tensor crate evaluates it with recorded ops,
+//! and [`Formula::uses`] finds the tensors to save.
 
 mod activation;
 mod activation_backward;

@@ -92,7 +92,7 @@ fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
         }
 }
 
-/// Converts a condition to a number of the compute type.
+/// Returns 1 for a true condition and 0 for a false one.
 pub(super) fn truth(condition: Scalar) -> Scalar {
     Scalar::Int(condition.to_bool().into())
 }
@@ -106,9 +106,10 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     })
 }
 
-/// Computes `out = op(args)`. Each operand is converted to the dtype `common` as it is read, and
-/// the result to the dtype of `out` as it is written, without a copy, as in PyTorch's
-/// TensorIterator. Conditions are boolean. `out` may be one of the operands.
+/// Computes `out = op(args)`. Each operand is converted as it is read, to the dtype in which the op
+/// is computed for `common` ([`Op::dtypes`]). The result is converted to the dtype of `out` as it is
+/// written. Neither takes a copy, as in PyTorch's TensorIterator. Conditions are boolean. `out` may be
+/// one of the operands.
 ///
 /// As in PyTorch, arithmetic on half-width floats takes a number in `f32`. Comparisons, and ops
 /// with `rounds` in their entry, first round the number to `common`; with `rounds OnCpu`, an op does
@@ -117,7 +118,8 @@ pub(super) fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if the number of operands is not that of the op.
 /// - [`ErrorKind::UnsupportedDType`] if the op does not support `common`.
-/// - [`ErrorKind::CannotCast`] if an operand is a float number and the op is computed in integers.
+/// - [`ErrorKind::CannotCast`] if an operand is a float number and the op is computed in integers or
+///   bools.
 /// - [`ErrorKind::DTypeMismatch`] if a condition is not boolean.
 /// - [`ErrorKind::ShapeMismatch`] if an operand's sizes are not those of `out`.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -187,7 +189,7 @@ fn run<const I: usize, const N: usize>(
 }
 
 /// Returns an error for a condition that is not boolean, and for a float number if the op is
-/// computed in integers.
+/// computed in integers or bools.
 #[track_caller]
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
     for (input, arg) in op.entry.inputs.iter().zip(args) {

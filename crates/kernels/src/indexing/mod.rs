@@ -177,8 +177,8 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if `index` has a different number of dimensions than `input`, or is larger than
-///   `input` in a dimension other than `dim`, or if `out` has different sizes than `index`.
+/// - [`ErrorKind::ShapeMismatch`] if `out` has different sizes than `index`, or if `index` is not empty and has a
+///   different number of dimensions than `input`, or is larger than `input` in a dimension other than `dim`.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

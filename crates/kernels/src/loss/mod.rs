@@ -35,7 +35,7 @@ kernels! {
     }
 }
 
-/// Maximum number of threads of the forward kernel. It has only one block.
+/// Maximum number of threads of the forward kernel, which is launched with one block.
 const THREADS: usize = 1024;
 /// Threads per block of the backward kernel.
 const BACKWARD_THREADS: usize = 256;

@@ -161,8 +161,8 @@ pub(crate) fn silu(x: f64) -> f64 {
 #[inline(always)]
 pub(crate) fn gelu(x: f64) -> f64 {
     let tail = 0.5 * erfc(x.abs() * FRAC_1_SQRT_2);
-    // The last term is 0 except for infinities. PyTorch's CPU library returns NaN for both of them,
-    // and without the term only the negative one would give NaN.
+    // The last term is 0, or NaN for an infinity: PyTorch's CPU library returns NaN for both
+    // infinities. Without the term they would give infinities, because `tail` is never 0.
     x * (if x < 0.0 { tail } else { 1.0 - tail }) + 0.0 * x
 }
 

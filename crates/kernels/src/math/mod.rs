@@ -6,8 +6,9 @@
 //! The result for an element therefore does not depend on its position or on the processor, and the
 //! error is less than a unit in the last place.
 //!
-//! `f64` uses the system's library, element by element. Polynomials of the precision of `f64` would
-//! need twice as many terms, and sums in two parts, with half as many lanes.
+//! Functions of `f64` are those of the standard library and of `libm`, element by element. Polynomials
+//! of the precision of `f64` would need twice as many terms, and sums in two parts, with half as many
+//! lanes.
 
 pub(crate) mod functions;
 #[cfg(test)]

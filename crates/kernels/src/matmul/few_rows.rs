@@ -29,7 +29,8 @@ const MAX_ROWS: u64 = 16;
 const MIN_COLUMNS: u64 = 64;
 /// Bytes per load.
 const VECTOR: usize = 16;
-/// Exclusive bound of lengths and distances, so that the kernels' indices fit 32 bits.
+/// Exclusive bound of the length of the rows and of the distance between them, so that the kernels'
+/// indices fit 32 bits.
 const BOUND: u64 = 1 << 27;
 
 /// Columns of a block for half-width floats.
@@ -62,13 +63,15 @@ pub(super) static FEW_ROWS_FLOATS: Program =
     })
     .with_ptx(committed);
 
-// SAFETY: `matmul` makes all `Product`s, from the launch's operands. `FewRows::new` checks that rows
-// consist of whole, aligned vectors. Each element of the result is written by one thread.
+// SAFETY: `FewRows::new` chooses the kernel and the `Product`: that of `matmul`, or its transpose, for
+// which `launch` exchanges the operands. It checks that the rows of the left operand and the columns of
+// the right one consist of whole, aligned vectors. Each element of the result is written by one thread.
 static HALF: [Kernel<Product, 3>; 2] = unsafe {
     Kernel::array(&FEW_ROWS, ["narrow", "wide"], hosts!(F16 | BF16, T => cpu::halves::<T, T>))
 };
-// SAFETY: `matmul` makes all `Product`s, from the launch's operands. `FewRows::new` checks that rows
-// consist of whole, aligned vectors. Each element of the result is written by one thread.
+// SAFETY: `FewRows::new` chooses the kernel and the `Product`: that of `matmul`, or its transpose, for
+// which `launch` exchanges the operands. It checks that the rows of the left operand and the columns of
+// the right one consist of whole, aligned vectors. Each element of the result is written by one thread.
 static F32: [Kernel<Product, 3>; 4] = unsafe {
     Kernel::array(&FEW_ROWS_FLOATS, ["1", "4", "8", "16"], hosts!(F32, T => cpu::floats::<T>))
 };

@@ -46,8 +46,8 @@ pub(super) fn is_matrix_vector(p: &Product) -> bool {
     p.m == 1 || p.n == 1
 }
 
-/// Computes a matrix-vector product of floats. Only the sizes determine how sums are split, so
-/// results are the same on any number of threads.
+/// Computes a matrix-vector product of floats. Sizes and strides alone determine how sums are split,
+/// so results are the same on any number of threads.
 ///
 /// # Safety
 /// The operands, of `T`, and the result, of `R`, are valid for the sizes and strides of `p`.

@@ -69,8 +69,8 @@ kernels! {
         // SAFETY: the same as for `ROWS`. The scratch operand has a word for each counter and
         // each partial sum; the CPU implementation does not use it.
         unsafe COLUMNS: Kernel<Norm, 7> = float cpu::layer_norm_backward_columns;
-        // SAFETY: the same as for `COLUMNS`. The kernel is launched only if rows are aligned to
-        // vectors.
+        // SAFETY: the same as for `COLUMNS`. On a GPU, this kernel is launched only if rows are
+        // aligned to vectors.
         unsafe VECTORS: Kernel<Norm, 7> = float cpu::layer_norm_backward_vectors;
     }
 }

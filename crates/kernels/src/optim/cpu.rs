@@ -60,7 +60,7 @@ struct Hyperparameters<C> {
 
 impl<C: UpdateFloat> Hyperparameters<C> {
     /// Takes the numbers of `update`. If the flag [`RATES`] is set, replaces the first `rates` of
-    /// them by `rate(0)`, `rate(1)` and so on, which read device memory.
+    /// them by `rate(0)`, `rate(1)` and so on, which read the operand of the rates.
     fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
         let number = |k: usize| {
             let from_memory = k < rates && update.flags & RATES != 0;

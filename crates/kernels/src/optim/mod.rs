@@ -305,7 +305,8 @@ pub fn takes(view: View<'_>) -> bool {
 /// - [`ErrorKind::DTypeMismatch`] if a tensor has a different dtype than the first parameter.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes of a gradient or state differ from those of its
 ///   parameter.
-/// - [`ErrorKind::OverlappingOperands`] if tensors share memory.
+/// - [`ErrorKind::OverlappingOperands`] if a tensor that the step writes shares memory with another tensor of the same
+///   launch, which takes up to 16 parameters.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]

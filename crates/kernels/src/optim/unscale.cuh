@@ -1,4 +1,5 @@
-// Checks gradients for infinite and NaN elements, and divides them by the scale. One block per `CHUNK` elements.
+// Checks gradients for infinite and NaN elements. If `writes` is set, also multiplies them by the
+// reciprocal of the scale. One block per `CHUNK` elements.
 
 template <class T> union Words {
     Raw<16> raw;

@@ -43,7 +43,7 @@ cuda_struct! {
         tensors: [Part; GRADS],
         /// Blocks for all gradients together.
         blocks: u32,
-        /// 1: divide the gradients by the scale, in place. 0: only check them.
+        /// 1: multiply the gradients by the reciprocal of the scale, in place. 0: only check them.
         writes: u32,
     }
 }
@@ -155,6 +155,7 @@ pub fn check_and_unscale(
 /// - [`ErrorKind::InvalidArgument`] if `scale` or `found_inf` does not have exactly one `float32` element, or
 ///   `growth_tracker` exactly one `int32` element.
 /// - [`ErrorKind::OverlappingOperands`] if the tensors share memory.
+/// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - The errors of [`Kernel::launch`].
 #[track_caller]
 pub fn update_scale(

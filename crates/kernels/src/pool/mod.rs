@@ -1,8 +1,8 @@
 //! Max pools and average pools, with their gradients. A max pool also returns the index of each
 //! largest element.
 //!
-//! In a gradient, one thread per image element adds up the contributions of all windows that
-//! contain the element. Their order is fixed, so sums are the same in each run.
+//! In a gradient, a single thread adds up the contributions of all windows that contain an element
+//! of the image. Their order is fixed, so sums are the same in each run.
 
 mod cpu;
 
@@ -21,9 +21,9 @@ const BUSY: usize = 1 << 19;
 pub(crate) const PROGRAMS: &[&Program] = &[&MAX_POOL, &AVG_POOL];
 
 // SAFETY, for all kernels: only `check` makes `Pools`. It has checked that image and results have
-// the sizes of the window, and takes the strides from them. The kernels access no address outside
-// the image, because they skip an index outside the image. Each element of a result is written by
-// one thread.
+// the sizes of the window, and takes the strides from them. The kernels access nothing outside the
+// image, because they cut windows at its borders and skip an index outside. Each element of a result
+// is written by one thread.
 kernels! {
     MAX_POOL = "max_pool", FLOATS, |_, ty| {
         source().push(include_str!("max.cuh")).push(&format!("MAX_POOL({ty})"))

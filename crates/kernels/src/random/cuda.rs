@@ -110,8 +110,8 @@ cuda_struct! {
 }
 
 /// Returns the number of blocks of PyTorch's fill, and the number of values by which the random
-/// sequence advances. The values of a fill depend on both. `lanes` is the number of values that
-/// four random words give.
+/// sequence advances. The values of this fill depend on the first, those of later fills on the second.
+/// `lanes` is the number of values that four random words give.
 pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) -> (u64, u64) {
     let blocks_per_sm = u64::from(properties.max_threads_per_multiprocessor) / BLOCK;
     let numel = numel.max(1) as u64;

@@ -178,7 +178,7 @@ pub fn bernoulli(target: Target<'_>, out: View<'_>, p: f64) -> Result<()> {
 }
 
 /// Fills `out` with integers in `[low, high)` (`torch.randint`, `Tensor.random_(low, high)`).
-/// Supports every dtype that can represent `low` and `high - 1`.
+/// Supports every dtype whose range contains `low` and `high - 1`.
 ///
 /// # Errors
 /// - [`ErrorKind::InvalidArgument`] if `low >= high`, or if `low` or `high - 1` is out of the range

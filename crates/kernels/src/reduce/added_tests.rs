@@ -1,4 +1,4 @@
-//! Tests that one declaration adds a reduction.
+//! Tests that one declaration adds a reduction, and of reductions in two halves.
 
 use warpline_runtime::module::Program;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};

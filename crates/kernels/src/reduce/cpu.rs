@@ -1,5 +1,5 @@
-//! The CPU implementation of reductions. The sizes alone determine how the elements of a result are
-//! split, so results are the same on any number of threads.
+//! The CPU implementation of reductions. Sizes and strides alone determine how the elements of a
+//! result are split, so results are the same on any number of threads.
 
 use std::ops::Range;
 use std::slice::from_raw_parts;

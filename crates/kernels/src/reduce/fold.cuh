@@ -3,7 +3,8 @@
 // A fold `F` defines the accumulator of a thread (`Acc`), to which values are added with their
 // index. A thread has `CHAINS` accumulators, because several make sums more exact. Threads and
 // blocks merge `Part`s, and `put` stores the result. The driver compiles a kernel at first use, in
-// a time that grows with its length. The code therefore unrolls little, and nothing twice.
+// a time that grows with its length. The code therefore unrolls little, and loops instead of repeating
+// a call.
 
 // Type of a value within a fold: i32 for bools and short integers, otherwise the compute type.
 template <class T> struct ValueOf { typedef compute_t<T> type; };

@@ -5,8 +5,8 @@
 //! *columns* loads vectors of elements that belong to neighbouring results. *strided* loads single
 //! elements, for any strides and number of dimensions. Each program has a second kernel (`_split`)
 //! for blocks that share a result. The kernels are separate because the second is a third longer,
-//! and the driver takes a third longer to compile it. To keep the code short, the kernels load four
-//! vectors at a time but fold only one or two at a time, in a loop.
+//! and the driver takes a third longer to compile it. To keep the code short, the kernels load up to
+//! four vectors at a time but fold only one or two at a time, in a loop.
 //!
 //! The plan chooses three numbers: the threads per result, the blocks that share each run of a
 //! result, and the blocks that share the segments of a result. Blocks that share a result write

@@ -127,7 +127,7 @@ __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts
 // ---- runs of neighbouring elements ---------------------------------------------------------
 
 // Reduces runs of neighbouring elements. `lanes` threads share a result, and `across` of them share
-// a run. Blocks in y take turns within a run, and blocks in z have different segments.
+// a run. Blocks in y share each run, and blocks in z have different segments.
 template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;

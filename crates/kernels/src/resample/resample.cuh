@@ -1,4 +1,4 @@
-// Resizing of an image along one dimension, and the transpose. `cpu.rs` mirrors this file.
+// Resizing of an image along one dimension, and the transpose. `near` in `cpu.rs` mirrors `Near`.
 
 // The elements of the image that contribute to element `o`: up to four from `first` on, with their
 // weights. The nearest element inside stands for each position outside.

@@ -39,8 +39,9 @@ __device__ __forceinline__ void rotary(const T* x, const A* cos, const A* sin, T
         C c[V], s[V];
         fetch<A, V>(cos + i * p.steps[1], c);
         fetch<A, V>(sin + i * p.steps[2], s);
-        // The positions of the two groups of elements. Interleaved, both groups together have the
-        // pairs; otherwise, the first group has the first elements of all pairs.
+        // The positions of two groups of `V` elements. If pairs are interleaved, the groups lie side by
+        // side. Otherwise the first group has the first elements of the pairs, and the second group
+        // has the second elements.
         const i64 low = p.is_interleaved ? 2 * i : i, high = p.is_interleaved ? low + V : i + pairs;
         C from[2 * V], to[2 * V], half[V];
         fetch<T, V>(x + low * p.steps[0], half);

@@ -30,7 +30,7 @@ unsafe fn squares<T: HostElement>(launch: &HostLaunch<'_>, p: &Scan) {
 }
 
 fn compare_with_a_loop(target: Target<'_>) {
-    // Rows that a block scans, rows that a thread scans, rows longer than a tile, and empty rows.
+    // Rows that a block scans, rows longer than a tile, rows that a thread scans, and empty rows.
     for [a, b, c] in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 0, 3]] {
         for dtype in DType::ALL {
             let n = a * b * c;

@@ -78,7 +78,8 @@ __device__ __forceinline__ void rows(const T* in, T* out, i64* index, const Scan
     }
 }
 
-// Scans a row per thread, for neighbouring rows whose elements lie side by side.
+// Scans a row per thread. For many rows whose elements are not adjacent: neighbouring threads then
+// read elements of neighbouring rows.
 template <class Op, bool INDEXED, class T>
 __device__ __forceinline__ void columns(const T* in, T* out, i64* index, const Scan& p) {
     const u64 row = (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -171,8 +171,8 @@ cuda_struct! {
 /// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
 /// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
-/// - [`ErrorKind::ShapeMismatch`] if the numbers of dimensions differ, or `index` is larger than
-///   described above.
+/// - [`ErrorKind::ShapeMismatch`] if `index` is not empty, and the numbers of dimensions differ or
+///   `index` is larger than described above.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
 /// - [`ErrorKind::OverlappingWrite`] if elements of `out` overlap each other.

@@ -42,7 +42,7 @@ static ADD: [Kernel<IndexAdd, 3>; 2] =
     unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };
 
 /// Maximum number of index comparisons of all blocks together, for floats. Beyond this limit,
-/// atomics add up the slices.
+/// [`scatter`] adds the slices, which may take atomics.
 const MAX_COMPARISONS: usize = 1 << 33;
 /// The limit for integers. It is lower, because atomics give integers the same sums in any order.
 const MAX_INTEGER_COMPARISONS: usize = 1 << 26;
@@ -144,7 +144,7 @@ pub fn index_add_as(
 /// `out`, except that its first size is the number of indices.
 ///
 /// # Errors
-/// The errors of [`index_add`].
+/// The errors of [`index_add`]. [`ErrorKind::ShapeMismatch`] also if `index` has no dimensions.
 #[track_caller]
 pub fn embedding_backward(
     target: Target<'_>,
@@ -236,7 +236,7 @@ fn run(
 /// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
 /// source (`T`), the index (`i64`) and the result (`T`).
 unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
-    /// Number of columns that are added at a time, so that the sums stay in registers.
+    /// Minimum number of columns per task, because each task reads all indices.
     const COLUMNS: usize = 64;
     let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
     let index = SharedPtr::<i64>::operand(launch, 1);

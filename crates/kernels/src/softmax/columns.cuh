@@ -1,4 +1,4 @@
-// Softmax over a dimension that is not the innermost.
+// Softmax over a dimension that is not the innermost, and over rows with any strides.
 
 // Each thread has `V` neighbouring columns, and shares them with other threads of a block that is
 // `p.height` threads high. The elements are read once for the sums, and a second time from the end,

@@ -66,8 +66,7 @@ kernels! {
         //
         // SAFETY: only `rows` makes `Rows`, with the sizes and strides of the launch's operands, and
         // `schedule` chooses a kernel that stays within them. Source and result may be the same
-        // elements, so threads write a row of the result only after the row of the source has been
-        // read.
+        // elements, because no element is written before its last read.
         unsafe SCHEDULES: [Kernel<Rows, 2>; 10] = float cpu::softmax[
             short, warp, rows, long, short_shifted, rows_shifted, long_shifted, columns, odd, any
         ];
@@ -172,8 +171,8 @@ fn schedule(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Schedule, 
         let threads = size.min(256).next_power_of_two().max(32);
         return (Schedule::Any, Grid::linear(rows, threads as u32));
     }
-    // If a row does not consist of whole vectors, each lane also processes one element before and
-    // one after them.
+    // If a row does not consist of whole vectors, each lane also processes at most one of the
+    // elements before and after them, so there must be enough lanes.
     let whole =
         alike && aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };

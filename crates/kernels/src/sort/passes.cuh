@@ -1,4 +1,4 @@
-// Passes of a bitonic sort over rows of `padded` pairs, which are longer than a tile.
+// Passes of a bitonic sort over rows of `padded` pairs, which are at least as long as a tile.
 
 __device__ __forceinline__ bool ascends(u64 at, u64 size, const Pass& p) {
     return (at & (p.padded - 1) & size) == 0;

@@ -1,6 +1,6 @@
 //! Regression tests: safe programs, on the layers below the tensor crate, that once read or freed
-//! memory too early. The simulated devices are lazy: work runs only when something waits for it, so
-//! a missing wait is visible.
+//! memory too early. Most of the simulated devices are lazy: work runs only when something waits for
+//! it, so a missing wait is visible.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -284,8 +284,8 @@ fn memory_that_two_captures_used_waits_for_both() {
         copy(&joins, &seen, &made);
         drop(made);
         drop(other.end().unwrap());
-        // If this allocation reused the memory of `seen`, the fill would write it while a replay
-        // copies it.
+        // If this allocation reused the memory of `made`, the fill could write it before a replay
+        // copies it to `seen`.
         fill(&Storage::device(&runtime, N, &b).unwrap(), 9);
         capture.end().unwrap().replay(&a).unwrap();
         let pinned = Storage::pinned(&runtime, N).unwrap();
@@ -304,7 +304,8 @@ fn dropping_memory_of_another_device_invalidates_no_capture() {
     copy_bytes(&two, (&copied, 0), (&seven, 0), N, true, Location::caller()).unwrap();
     let capture = Capturing::begin(&runtime, &two, &GraphPool::new(gpus[1])).unwrap();
     drop(seven);
-    // The drop makes the allocator query whether the captured stream has completed its uses.
+    // This allocation makes the allocator query whether the captured stream has completed its use of
+    // the dropped memory.
     drop(Storage::device(&runtime, N, &one).unwrap());
     capture.end().unwrap();
     let pinned = Storage::pinned(&runtime, N).unwrap();

@@ -162,7 +162,7 @@ proptest! {
             let x = tensor(target, DType::I16, &sizes, &a, false);
             let size = sizes.get(dim).copied().unwrap_or(1) as i64;
             let index = tensor(target, DType::I64, &sizes, &b, true);
-            // Maps the random values in memory to valid indices.
+            // Maps the values in memory to valid indices.
             let wrapped = |v: f64| (v as i64).rem_euclid(size.max(1)) as f64;
             let values = index.floats(target).into_iter().map(wrapped);
             let in_range = Tensor::new(target, DType::I64, &sizes, &values.collect::<Vec<_>>());

@@ -34,8 +34,8 @@ fn cases() -> Vec<Case> {
         dilation: [1, 1, 2],
         ..one
     };
-    // On the CPU, the columns of two images reach the memory bound, so the batch has several
-    // chunks.
+    // On the CPU, the columns of only two images fit the memory bound, so the batch of five images
+    // has three chunks.
     let large = Window { input: [1, 1, 40_000], output: [1, 1, 39_998], kernel: [1, 1, 3], ..one };
     let volume = Window {
         input: [3, 4, 5],

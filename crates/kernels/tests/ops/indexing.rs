@@ -285,7 +285,7 @@ fn gpu_many_failed_indices_are_one_report() {
     on_gpu(many_out_of_range);
 }
 
-/// Offsets beyond 32 bits split the launch.
+/// Offsets beyond signed 32 bits split the launch.
 #[test]
 fn elements_far_apart_are_indexed() {
     let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };

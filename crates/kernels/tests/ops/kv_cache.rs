@@ -32,8 +32,8 @@ impl Cache {
     }
 }
 
-/// Appends several positions at once and then single positions, until the cache is full. Covers
-/// operands that are aligned to vectors and operands that are not.
+/// Appends none, one or several positions at a time, until the cache is full. Covers operands that
+/// are aligned to vectors and operands that are not.
 fn appended_positions(target: Target<'_>) {
     for dtype in DType::ALL {
         for width in [0, 1, 5, 16, 300] {

@@ -133,7 +133,7 @@ fn products_larger_than_a_block_are_right() {
 fn products_with_vectors_of_any_length_are_right() {
     on_every_target(|target| {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-            // Many rows, and few rows whose sums are split.
+            // Few rows, many rows, and few rows whose long sums are split.
             for [batch, m, k] in [[3, 2, 1030], [1, 2600, 37], [1, 1, 70_001], [2, 3, 70_001]] {
                 for kind in 0..6 {
                     let a = matrix(target, dtype, [batch, m, k], kind, 1);

@@ -89,8 +89,7 @@ fn every_float_and_size(target: Target<'_>) {
     }
 }
 
-/// Compares the kernels that add an operand with the kernels that do not, before or after a separate
-/// addition.
+/// Compares the kernels that add an operand with the other kernels and a separate addition.
 fn sums_of_every_float(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         let wide = LayerNorm::moment_dtype(dtype);

@@ -84,8 +84,7 @@ fn rules() -> Vec<UpdateRule> {
                 weight_decay,
                 maximize: flag,
             });
-            // The mean square must not be less than the squared mean, because the variance would be
-            // negative.
+            // Not centered, because the variance of these unrelated states could be negative.
             all.push(UpdateRule::RMSprop {
                 lr,
                 alpha: 0.75,

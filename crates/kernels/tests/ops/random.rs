@@ -1,4 +1,4 @@
-//! Tests that compare every fill with PyTorch's values.
+//! Tests of random fills and permutations: PyTorch's values, views, and refused arguments.
 
 use std::path::PathBuf;
 

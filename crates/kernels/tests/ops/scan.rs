@@ -1,4 +1,4 @@
-//! Tests of running sums and extremes, on every target.
+//! Tests of running sums, products and extremes, on every target.
 
 use warpline_kernels::scan::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
@@ -27,7 +27,7 @@ fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -
 }
 
 fn every_dtype_and_shape(target: Target<'_>) {
-    // Rows that a block scans, rows that a thread scans, rows longer than a tile, rows of one
+    // Rows that a block scans, rows longer than a tile, rows that a thread scans, rows of one
     // element, and empty rows.
     for sizes in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 1, 3], [2, 0, 3]] {
         for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ScanOp::ALL.map(|op| (d, op))) {

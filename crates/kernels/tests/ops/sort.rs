@@ -61,7 +61,7 @@ fn views(target: Target<'_>) {
     }
 }
 
-/// Tests rows that together have more pairs than the scratch memory holds at a time.
+/// Tests several long rows, which a GPU sorts as pairs in scratch memory.
 fn in_parts(target: Target<'_>) {
     let Target::Cuda(..) = target else { return };
     let (rows, n) = (3, 5000);

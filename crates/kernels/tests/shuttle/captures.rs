@@ -11,7 +11,7 @@ use super::*;
 /// numbers that it added.
 type Task = Box<dyn FnOnce() -> (Option<Graph>, i64) + Send>;
 
-/// Adds a number, unless a capture rejects the work. Returns the added number.
+/// Adds a number, unless a capture rejects the work. Returns the added number, or 0.
 fn add(stream: &Stream, to: &Storage, zero: &Storage, number: i64) -> i64 {
     match mix_on(stream, to, zero, 1, number) {
         Ok(()) => number,
@@ -59,8 +59,8 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        // Each thread adds to its own sum: one thread on the captured stream, one on the second
-        // stream.
+        // One thread adds to the first sum on the captured stream. The other adds to the second sum,
+        // as the capture does, on the second stream.
         let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
             let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());
             Box::new(move || {
@@ -80,8 +80,8 @@ fn work_of_other_threads_runs_or_is_captured() {
     });
 }
 
-/// A thread enqueues work on a joined stream until the capture ends, and afterwards. The stream
-/// joins with all its earlier work; otherwise the driver would invalidate the capture.
+/// A thread enqueues work on a joined stream until the capture ends, and afterwards. The end waits
+/// for all captured work of the stream; otherwise the driver would invalidate the capture.
 #[test]
 fn a_capture_ends_while_another_thread_uses_a_joined_stream() {
     check(|| {
@@ -221,8 +221,8 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
 }
 
 /// A thread allocates memory while another thread begins and ends a capture of the same stream.
-/// Memory that does not belong to the capture must not overlap memory that replays of the graph
-/// write.
+/// Memory that does not belong to the capture must not overlap memory that replays of an earlier
+/// graph of the pool write.
 #[test]
 fn memory_allocated_outside_a_capture_is_not_written_by_replays() {
     check(|| {

@@ -45,7 +45,7 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
 
 /// Each thread waits for its own work, but its wait may report the failure of another thread's
 /// work. Every failure is reported, by a wait or by a read of the failed op's result. Waits report
-/// each failure once, and report nothing else.
+/// no failure twice, and nothing else is reported.
 #[test]
 fn every_failed_index_is_reported_once() {
     check(|| {
@@ -136,7 +136,7 @@ fn failed_indices_of_a_shared_stream_are_reported() {
     });
 }
 
-/// Two threads replay a graph whose index check fails.
+/// Two threads replay a graph whose index check may fail.
 #[test]
 fn every_failed_replay_is_reported() {
     check(|| {

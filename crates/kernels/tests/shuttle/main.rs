@@ -3,7 +3,7 @@
 //!
 //! Run them with `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-kernels --test shuttle
 //! --target-dir target/shuttle`. The environment variable `WARPLINE_SHUTTLE` sets the number of
-//! schedules per test. Default: 1000.
+//! random schedules per test. Default: 1000.
 #![cfg(shuttle)]
 
 mod captures;

@@ -27,7 +27,7 @@ pub(crate) enum Step {
     Replay(usize),
 }
 
-/// A graph, and the `to`, `from`, `factor` and `add` of each `mix` in it.
+/// A graph, and the `to`, `from`, `factor` and `add` of calls of `mix` that have the same effect.
 pub(crate) struct Captured {
     pub(crate) graph: Graph,
     pub(crate) does: Vec<(usize, usize, i64, i64)>,

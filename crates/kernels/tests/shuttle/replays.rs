@@ -7,8 +7,8 @@ use warpline_runtime::graph::{Capturing, GraphPool};
 use super::program::{Captured, Shared, Step, run};
 use super::*;
 
-/// Captures two graphs of one pool. The first writes storage 2, which the second reads. Storage 2
-/// belongs to the pool; storages 0 and 1 do not.
+/// Captures two graphs of one pool, and replays the first. The first writes storage 2, which the
+/// second reads. Storage 2 belongs to the pool; storages 0 and 1 do not.
 fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
     let mut storages: Vec<Storage> =
         [1, 2].map(|value| device_memory(&streams[0], runtime, value)).into();

@@ -5,8 +5,8 @@ use warpline_runtime::Storage;
 use super::program::{Shared, run};
 use super::*;
 
-/// Runs ops on several threads. Each thread uses a random one of `threads` streams, so threads may share
-/// a stream.
+/// Runs ops on three device storages and `pinned` page-locked ones, in several threads. Each thread
+/// uses a random one of `threads` streams, so threads may share a stream.
 fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
     let (sim, runtime) = simulated_device();
     let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();

@@ -1,7 +1,7 @@
 // Gradients of attention. Both kernels recompute the weights from the scores and from the
 // logarithms of the forward pass. A block of the first kernel has 64 queries and loops over the
-// keys. A block of the second has 64 keys and loops over the queries. One block computes each
-// gradient, so no atomics are needed.
+// keys. A block of the second has 64 keys and loops over the queries. Each row of a gradient is
+// computed by one block, so no atomics are needed.
 
 // Computes the gradient of the queries. Stores in `delta` the dot product of each query's output
 // with its gradient, for `backward_keys`.

@@ -23,8 +23,8 @@
 //! # Limits
 //!
 //! Instructions that `compute_75` lacks stand in blocks that the module loader replaces
-//! (`module/newer.rs` of `warpline-runtime`). The code in the committed PTX traps in their place,
-//! and is never launched.
+//! (`module/newer.rs` of `warpline-runtime`). On an older device the kernels trap instead, so callers
+//! ask [`has_attention`] or [`has_few_queries`] first.
 
 mod cpu;
 mod few_queries;
@@ -82,9 +82,9 @@ fn each(name: &str, ty: &str) -> String {
     WIDTHS.map(|width| format!("{name}({ty}, {width})")).join("\n")
 }
 
-// SAFETY, for all kernels: `attention` and `attention_backward` make all `Attention`s with `check`.
-// Sizes and strides are those of the launch's operands, whose rows consist of whole vectors. Each
-// element is written by one block.
+// SAFETY, for all kernels: only `attention` and `attention_backward` launch them, with parameters from
+// `check`. Sizes and strides are those of the launch's operands, whose rows consist of whole vectors.
+// Each element of a result is written by one block.
 kernels! {
     pub(super) ATTENTION = "attention", HALVES, forward => {
         unsafe FORWARD: ByWidth<6> = F16 | BF16 cpu::attention[wide_64, wide_128];
@@ -410,7 +410,7 @@ fn refused(
 }
 
 /// Launches the kernel for the mask and the width, with one block per [`ROWS`] of the `rows` in each
-/// of `inner` inner batches.
+/// batch. There are `inner` batches for each outer batch; beyond 65,535 batches, a block takes several.
 #[track_caller]
 fn run<const N: usize>(
     target: Target<'_>,

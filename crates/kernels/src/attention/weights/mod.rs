@@ -1,8 +1,8 @@
 //! The weights of attention (the softmax of scaled scores) and the gradient of the scores, for
 //! attention that is computed as two matrix products with a softmax between them.
 //!
-//! The kernels apply the causal mask. Weights of half-width floats are stored in that dtype. Scores
-//! and the gradient of the weights are matrix products in `f32`.
+//! The kernels apply the causal mask. If the weights are half-width floats, the scores and the gradient
+//! of the weights are `f32`; otherwise all have the same dtype.
 
 mod cpu;
 

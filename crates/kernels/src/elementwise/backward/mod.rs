@@ -106,7 +106,7 @@ impl Backward {
     }
 }
 
-/// Returns the backward passes of the table that have programs.
+/// Returns the backward passes that have programs: those of the table and of [`extremes::OTHERS`].
 pub(super) fn fused() -> impl Iterator<Item = &'static Backward> {
     let all = table().filter_map(|op| op.backward()).chain(extremes::OTHERS.iter().copied());
     all.filter(|backward| backward.is_fused())

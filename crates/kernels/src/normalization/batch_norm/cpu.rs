@@ -1,5 +1,5 @@
-//! CPU implementations. Sums are in `f64`, in the order of the elements, so they are the same with
-//! any number of threads.
+//! CPU implementations of batch norm and its gradients. Sums are in `f64`, in the order of the
+//! elements, so they are the same with any number of threads.
 
 use std::ops::Range;
 

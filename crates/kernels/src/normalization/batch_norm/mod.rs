@@ -241,7 +241,7 @@ impl Channels {
         let has_vectors = at.is_multiple_of(VECTOR);
         plan.kernel += usize::from(has_vectors);
         let vector = if has_vectors { VECTOR / item } else { 1 };
-        // Blocks side by side, and vectors of a block's threads in a channel.
+        // Number of blocks side by side, and of vectors per thread if blocks do not split the channels.
         let (across, steps) = if self.is_last == 1 {
             let team = if has_vectors { VECTOR_TEAM } else { SINGLE_TEAM };
             let height = u64::from(THREADS) / team;

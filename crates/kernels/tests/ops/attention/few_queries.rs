@@ -110,7 +110,7 @@ fn agrees_with_definition(target: Target<'_>) {
                             Some(rows.with(|l| l.expand(&full)))
                         }
                     };
-                    // Lengths below, within and above the number of keys.
+                    // Lengths below the number of keys, of 0, and above the number of keys.
                     let lengths: Vec<f64> =
                         (0..outer).map(|o| [keys / 2 + 1, 0, keys + 5][o % 3] as f64).collect();
                     let of_lengths = Tensor::new(target, I64, &[outer], &lengths);

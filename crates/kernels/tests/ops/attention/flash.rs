@@ -117,14 +117,14 @@ fn expected(
     Expected { out, lse, grads }
 }
 
-/// A mask of tests.
+/// A mask of tests. All heads share it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MaskKind {
     None,
     Causal,
-    /// The same keys for all queries, and one query that attends to no key.
+    /// The same keys for all queries of a batch, except one query that attends to no key.
     Bools,
-    /// Numbers that all heads share.
+    /// Numbers that are added to the scores.
     Added,
 }
 
@@ -139,7 +139,7 @@ impl MaskKind {
         }
     }
 
-    /// Makes the mask of `[outer, inner, queries, keys]`.
+    /// Makes the mask of `[outer, inner, queries, keys]`. `None` if the mask needs no tensor.
     fn view(self, target: Target<'_>, dtype: DType, sizes: [usize; 4]) -> Option<Tensor> {
         let [outer, inner, queries, keys] = sizes;
         let dtype = match self {

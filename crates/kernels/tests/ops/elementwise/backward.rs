@@ -1,4 +1,4 @@
-//! The backward passes that the table declares.
+//! Tests of the formulas and fused kernels of backward passes.
 
 use warpline_kernels::elementwise::*;
 

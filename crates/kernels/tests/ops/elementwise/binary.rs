@@ -8,7 +8,7 @@ use warpline_runtime::{DType, ErrorKind, Layout, ResultExt as _, Scalar, Target}
 
 const OPS: [&Op; 12] = [&ADD, &SUB, &MUL, &DIV, &MAXIMUM, &MINIMUM, &EQ, &NE, &LT, &LE, &GT, &GE];
 
-/// Computes one op in exact arithmetic. Integers wrap when the result is stored.
+/// Computes one op in `f64`. The caller rounds the result to the dtype; integers wrap.
 fn reference(op: &str, dtype: DType, a: f64, b: f64) -> f64 {
     if dtype == DType::Bool {
         let (a, b) = (a != 0.0, b != 0.0);

@@ -1,4 +1,4 @@
-//! Ops of the table compared with plain arithmetic.
+//! Tests of elementwise ops and of the backward passes that the table declares.
 
 mod backward;
 mod binary;

@@ -86,7 +86,8 @@ fn every_layout(
     let context = format!("{} of {} {dtype}", op.name(), shape.name);
     compare(op, to, &run(&args), &expected(cpu, op, dtype, &values), &context);
 
-    // Do the same with a number in the place of each operand but one.
+    // Do the same with numbers in place of the last operand, of the last two, and so on. The first
+    // operand remains a tensor.
     for k in (0..op.inputs()).rev().take(op.inputs() - 1) {
         let number = match operand_dtype(op, k, dtype) {
             DType::Bool => Scalar::Bool(true),
@@ -216,7 +217,7 @@ fn ops_are_right_for_extreme_floats() {
     let x = [0.125, 2.5, -2.5, 1234.5, -0.04];
     assert_eq!(on(&ROUND_DECIMALS, &[&x, &[10.0; 5]]), [0.1, 2.5, -2.5, 1234.5, -0.0]);
     assert_eq!(on(&ROUND_DECIMALS, &[&x, &[-10.0; 5]]), [0.0, 0.0, -0.0, 1230.0, -0.0]);
-    // Log-sigmoid keeps the precision that the direct formula loses.
+    // Log-sigmoid is finite where the direct formula overflows.
     assert_eq!(on(&LOGSIGMOID, &[&[-1000.0]]), [-1000.0]);
     assert!(on(&LOGSIGMOID, &[&[nan]])[0].is_nan());
 }

@@ -1,5 +1,5 @@
-// Attention of few queries. Sixteen rows of the left operands are the queries of all heads that share
-// a head of keys. A block attends to the keys of one split, each warp to sixteen keys of a tile.
+// Attention of few queries. A block has sixteen rows: queries of the heads that share a head of keys.
+// The block attends to the keys of one split, each warp to sixteen keys of a tile.
 // Exponentials are relative to the largest score of the warp. The block combines its warps, and the
 // last block of a result combines the splits.
 

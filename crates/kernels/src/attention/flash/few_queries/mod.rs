@@ -2,15 +2,15 @@
 //!
 //! # Algorithm
 //!
-//! The kernel reads keys and values once, and this read takes most of its time. The queries of all
-//! heads that share a head of keys are the rows of one product on tensor cores, so keys and values
-//! are not repeated for grouped heads. If there are too few heads to occupy the device, blocks split
+//! Reading the keys and values takes most of the kernel's time. The queries of all heads that share a
+//! head of keys are the rows of one product on tensor cores, so keys and values are not read again for
+//! each head of queries. If there are too few heads to occupy the device, blocks split
 //! the keys. Each block writes its sums and its largest score to scratch memory, and the last block
 //! of a result combines them in the order of the keys, so sums are the same in each run.
 //!
 //! The mask, boolean or added, may have any strides and is not copied. The number of valid keys may be in device
 //! memory, so that a graph can attend to a cache that grows between replays. Blocks whose keys lie beyond this number
-//! read nothing.
+//! read no keys and no values.
 //!
 //! # Limits
 //!
