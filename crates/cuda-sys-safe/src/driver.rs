@@ -12,8 +12,8 @@ use crate::*;
 /// - No context is passed or current. Each handle knows its device, and a device's primary context
 ///   is created on first need.
 /// - After a sticky error on any device, every device of the process fails with
-///   [`DriverError::DeviceLost`] for good, because `libcuda` behaves in this way. (Simulated devices
-///   can be isolated from each other.) Releases then succeed without a driver call.
+///   [`DriverError::DeviceLost`] for good, because `libcuda` behaves in this way. (Simulated
+///   devices can be isolated from each other.) Releases then succeed without a driver call.
 ///
 /// # Errors
 /// All methods that return a [`Result`] share these errors:

@@ -82,8 +82,8 @@ impl Nvrtc {
     ///
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no library is found.
-    /// - [`DriverError::MissingSymbol`] if the library does not return its version, or lacks another
-    ///   function that this type uses.
+    /// - [`DriverError::MissingSymbol`] if the library does not return its version, or lacks
+    ///   another function that this type uses.
     pub fn load(path: Option<&Path>) -> Result<Self> {
         let named = path.map(Path::to_owned).or_else(|| SEARCH.named_in_env());
         let library = SEARCH.open(&SEARCH.candidates(named.as_deref()))?;

@@ -212,7 +212,8 @@ pub enum Collective {
 ///   an earlier call on the communicator failed.
 /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if a number is too large
 ///   for NCCL, if the stream is on a different device than the communicator, or if the process is
-///   ending. The simulated NCCL also returns it for invalid calls, such as one whose root is no rank.
+///   ending. The simulated NCCL also returns it for invalid calls, such as one whose root is no
+///   rank.
 /// - [`DriverError::CollectiveMismatch`](crate::DriverError::CollectiveMismatch) from the simulated
 ///   NCCL, if ranks made different calls before.
 /// - Errors of the [driver call](crate::Driver#errors) that makes the device current.

@@ -1,7 +1,7 @@
-//! A rank's end of an NCCL communicator. One thread at a time calls NCCL with it; only an abort does
-//! not wait for a call on another thread. A new communicator is polled until it is ready or a timeout
-//! has passed. Dropping the last clone aborts the communicator, on a new thread if the abort may take
-//! long.
+//! A rank's end of an NCCL communicator. One thread at a time calls NCCL with it; only an abort
+//! does not wait for a call on another thread. A new communicator is polled until it is ready or a
+//! timeout has passed. Dropping the last clone aborts the communicator, on a new thread if the
+//! abort may take long.
 
 use std::fmt;
 use std::panic::Location;
@@ -54,8 +54,8 @@ struct CommunicatorHandle {
     calling: Mutex<()>,
     /// Whether an abort has begun. Set without holding `calling`.
     aborted: AtomicBool,
-    /// Set when the abort is over: the communicator has been freed, or is leaked because it may still
-    /// be in use. A concurrent abort waits for this.
+    /// Set when the abort is over: the communicator has been freed, or is leaked because it may
+    /// still be in use. A concurrent abort waits for this.
     freed: OnceLock<()>,
 }
 
@@ -152,8 +152,8 @@ impl Communicator {
 
     /// Aborts the communicator without waiting for its collectives (`ncclCommAbort`). Enqueued
     /// collectives end without a result, a call that hangs on another thread returns an error, and
-    /// all later uses are refused. The other ranks must abort, too. A second abort only waits for the
-    /// first.
+    /// all later uses are refused. The other ranks must abort, too. A second abort only waits for
+    /// the first.
     ///
     /// If several ranks are threads of one process, the last of their aborts frees the resources of
     /// all these ranks, on all their devices. For this, the driver may need progress of the other

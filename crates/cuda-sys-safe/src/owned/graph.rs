@@ -98,8 +98,8 @@ impl Capture {
     /// capture's mode allows only the thread that began the capture to end it.
     ///
     /// # Errors
-    /// Errors of the [driver call](Driver#errors): a forbidden call invalidated the capture, a stream
-    /// that joined was not joined back, or this thread may not end the capture.
+    /// Errors of the [driver call](Driver#errors): a forbidden call invalidated the capture, a
+    /// stream that joined was not joined back, or this thread may not end the capture.
     #[track_caller]
     pub fn end(self) -> Result<Graph> {
         let location = Location::caller();

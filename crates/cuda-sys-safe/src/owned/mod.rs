@@ -14,16 +14,16 @@
 //!   capture.
 //! - Waiting on a captured event joins the capture only if the caller holds the token.
 //! - Replaying a graph is `unsafe`.
-//! - A driver's stream that is wrapped twice is one [`Stream`], unless it is a default stream, which
-//!   cannot be captured.
+//! - A driver's stream that is wrapped twice is one [`Stream`], unless it is a default stream,
+//!   which cannot be captured.
 //!
 //! # Refused releases
 //!
 //! A release that the driver refuses keeps the object, with everything that the object needs, in a
-//! list of the driver ([`Refused`]). The list counts refused releases by kind. They are retried when
-//! an object of the same kind is dropped, before most allocations of memory and addresses, and in
-//! [`retry_refused`]. A caller that must know at once, such as an allocator, calls `release` instead
-//! of dropping the object.
+//! list of the driver ([`Refused`]). The list counts refused releases by kind. They are retried
+//! when an object of the same kind is dropped, before most allocations of memory and addresses, and
+//! in [`retry_refused`]. A caller that must know at once, such as an allocator, calls `release`
+//! instead of dropping the object.
 
 use std::sync::Arc;
 

@@ -21,8 +21,8 @@ impl CudaDriver {
     /// Copies on a stream, or synchronously in the current context if there is no stream.
     ///
     /// # Safety
-    /// The same as [`crate::Driver::memcpy_async`]. `device`, which is the stream's device if there is
-    /// a stream, has been entered.
+    /// The same as [`crate::Driver::memcpy_async`]. `device`, which is the stream's device if there
+    /// is a stream, has been entered.
     pub(super) unsafe fn copy(
         &self,
         device: usize,

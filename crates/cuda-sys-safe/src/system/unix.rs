@@ -49,8 +49,8 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
 /// Releases addresses.
 ///
 /// # Safety
-/// The range is a mapping by [`map`], [`map_large`] or [`map_for_devices`], or whole pages of such a
-/// mapping, and is not in use.
+/// The range is a mapping by [`map`], [`map_large`] or [`map_for_devices`], or whole pages of such
+/// a mapping, and is not in use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };

@@ -207,8 +207,8 @@ pub(super) struct HubConnection {
 }
 
 impl HubConnection {
-    /// Connects to a hub. Returns `None` if the hub's process cannot be reached, for example because
-    /// it has ended.
+    /// Connects to a hub. Returns `None` if the hub's process cannot be reached, for example
+    /// because it has ended.
     pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
         let stream =
             TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), SOCKET_TIMEOUT).ok()?;

@@ -110,8 +110,8 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<CoveredRange> {
         .into_iter()
         .map(|(low, high, host)| {
             let bytes = (high - low) as usize;
-            // SAFETY: the operands lie in live memory, which no other code accesses while the kernel
-            // runs.
+            // SAFETY: the operands lie in live memory, which no other code accesses while the
+            // kernel runs.
             let before =
                 unsafe { std::slice::from_raw_parts(with_exposed_provenance(host), bytes) };
             CoveredRange { low, before: before.to_vec(), flags: vec![0; bytes], host }
