@@ -32,7 +32,7 @@ impl<H: Clone> DeviceHandles<H> {
             return Ok(handle.clone());
         }
         // Libraries use the current context. This driver call makes the device's context current,
-        // as every call for a device does. It also permits allocations during a capture.
+        // and permits allocations during a capture.
         let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
         let created = create();
         let restored = driver.exchange_capture_mode(device, mode);

@@ -8,12 +8,12 @@ use crate::*;
 
 /// A CUDA driver: the real one, a simulated one, or one that does nothing.
 ///
-/// The methods follow the driver API one to one, with two differences:
+/// The methods follow the driver API, with two differences:
 /// - No context is passed or current. Each handle knows its device, and a device's primary context
 ///   is created on first need.
 /// - After a sticky error on any device, every device of the process fails with
-///   [`DriverError::DeviceLost`] for good, because the hardware's driver behaves in this way.
-///   Releases then succeed without a driver call.
+///   [`DriverError::DeviceLost`] for good, because `libcuda` behaves in this way. (Simulated
+///   devices can be isolated from each other.) Releases then succeed without a driver call.
 ///
 /// # Errors
 /// All methods that return a [`Result`] share these errors:
@@ -158,7 +158,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Makes later work on the stream wait until the word is at least `value`
     /// (`cuStreamWaitValue32`). The comparison is cyclic: the wait ends when `word - value`, as a
     /// signed number, is not negative. The word is in page-locked host memory. Any thread or
-    /// process may write it.
+    /// process may write it, but only by 32-bit atomics.
     ///
     /// # Errors
     /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no such waits. A
@@ -227,9 +227,12 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
     // ---- modules and launches -----------------------------------------------------------
 
-    /// Loads a module (`cuModuleLoadData`) from PTX text or machine code. A trailing NUL is added
-    /// to text without one. The driver does not check machine code: a malformed image may end the
-    /// process.
+    /// Loads a module (`cuModuleLoadDataEx`) from PTX text or machine code. Text needs no trailing
+    /// NUL. The driver does not check machine code: a malformed image may end the process.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] if the image is empty, from the real driver. A simulated
+    /// driver returns [`DriverError::Cuda`] with [`CudaCode::INVALID_PTX`].
     unsafe fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle>;
 
     /// Unloads a module (`cuModuleUnload`).
@@ -424,7 +427,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no NCCL library is found.
     /// - [`DriverError::MissingSymbol`] if the library is older than NCCL 2.18.
-    /// - [`DriverError::InvalidArgument`] if this driver has no NCCL.
+    /// - [`DriverError::InvalidArgument`] if this driver has no NCCL, or if the process is ending.
     fn nccl(&self) -> Result<&dyn nccl::Nccl> {
         let reason = format!("the {} driver has no NCCL", self.name());
         Err(DriverError::InvalidArgument { call: "nccl", reason })

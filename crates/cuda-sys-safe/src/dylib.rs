@@ -1,7 +1,7 @@
 //! Finding shared libraries at run time, and tables of their functions.
 //!
-//! An opened library is never closed, because any thread may call its functions until the process
-//! ends.
+//! The library of a function table is never closed, because any thread may call its functions until
+//! the process ends.
 
 use std::ffi::{CStr, OsString, c_char, c_uint};
 use std::path::{Path, PathBuf};
@@ -176,7 +176,7 @@ macro_rules! function_table {
             $($vis $name: unsafe extern "C" fn($($arg),*) -> function_table!(@ret $($ret)?),)*
             $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::StatusCode>,)*
             /// The library's version, for error messages.
-            #[allow(dead_code)] // unused in tables without optional functions
+            #[allow(dead_code)] // only `Debug` reads it in tables without optional functions
             version: String,
         }
 

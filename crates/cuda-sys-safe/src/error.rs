@@ -306,7 +306,7 @@ pub enum DriverError {
         count: usize,
     },
     /// An earlier sticky error lost the device for good, and with it all other devices of the
-    /// process.
+    /// process (except simulated devices with isolated faults).
     #[error(
         "cuda:{device} is lost, and every other CUDA device of this process with it: the process has to end before CUDA can be used again (CPU tensors stay usable); the cause was: {cause}"
     )]
@@ -326,12 +326,13 @@ pub enum DriverError {
         /// Id of the process that initialised CUDA.
         parent: u32,
     },
-    /// An argument is invalid. No driver call was made.
+    /// An argument is invalid, or the operation is not allowed now, for example on a stream that is
+    /// being captured. The operation did not reach the driver.
     #[error("{call}: {reason}")]
     InvalidArgument {
         /// The operation.
         call: &'static str,
-        /// The rule that the argument breaks.
+        /// The rule that the argument or the operation breaks.
         reason: String,
     },
     /// A call of another CUDA library (cuBLAS, cuDNN, NVRTC, NCCL) failed. Statuses of these

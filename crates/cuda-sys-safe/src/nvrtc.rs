@@ -82,7 +82,8 @@ impl Nvrtc {
     ///
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no library is found.
-    /// - [`DriverError::MissingSymbol`] if the library is not NVRTC 12 or newer.
+    /// - [`DriverError::MissingSymbol`] if the library does not return its version, or lacks
+    ///   another function that this type uses.
     pub fn load(path: Option<&Path>) -> Result<Self> {
         let named = path.map(Path::to_owned).or_else(|| SEARCH.named_in_env());
         let library = SEARCH.open(&SEARCH.candidates(named.as_deref()))?;
@@ -110,7 +111,8 @@ impl Nvrtc {
     /// information. `options` are options of NVRTC, such as `--gpu-architecture=compute_75`.
     ///
     /// # Errors
-    /// - [`DriverError::LibraryCall`] with the compiler's log if the compilation fails.
+    /// - [`DriverError::LibraryCall`] if NVRTC refuses a call, with the compiler's log if the
+    ///   compilation fails.
     /// - [`DriverError::InvalidArgument`] if the source, the file name or an option contains a NUL.
     pub fn compile(&self, source: &str, file_name: &str, options: &[&str]) -> Result<String> {
         let program = self.compiled(source, file_name, options)?;

@@ -56,8 +56,8 @@ fn simulate(spec: &str, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
 /// is forked afterwards can still use the devices. Asks NVML for the machine's devices. `visible` is
 /// the value of `CUDA_VISIBLE_DEVICES`.
 ///
-/// Returns `None` if only [`open`] can tell: without NVML, with instances of partitioned devices
-/// (`MIG-…`) in `visible`, or with an invalid `spec`.
+/// Returns `None` if only [`open`] can tell: without NVML, if `visible` begins with an instance of
+/// a partitioned device (`MIG-…`), or if `spec` is invalid.
 #[must_use]
 pub fn count_devices(spec: Option<&str>, visible: Option<&str>) -> Option<usize> {
     match open_simulated(spec, visible) {

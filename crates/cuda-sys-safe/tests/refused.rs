@@ -78,7 +78,8 @@ fn a_capture_on_another_thread_makes_releases_wait() {
     assert!(sim.usage().all_released());
 }
 
-/// Creates and drops an object of each kind, with its dependencies.
+/// Creates and drops an object of each kind, except memory of other processes, with its
+/// dependencies.
 fn one_of_each(driver: &Arc<dyn Driver>) {
     let page = driver.mem_granularity(0).unwrap();
     let stream = Stream::new(driver, 0, StreamFlags { non_blocking: true, priority: 0 }).unwrap();
@@ -130,7 +131,7 @@ fn the_next_release_or_allocation_of_a_kind_retries() {
     refuse(&sim, CallKind::MemFree, 3);
     drop(a); // refused
     assert_eq!(driver.refused().all().count, 1);
-    drop(b); // retries the first release, and is refused, too
+    drop(b); // retries the first release; both are refused
     assert_eq!(driver.refused().all(), RefusedCount { count: 2, bytes: 2 * MIB });
     drop(HostMemory::pinned(&driver, 0, MIB).unwrap());
     assert_eq!(driver.refused().all().count, 2, "a release of another kind retries nothing");

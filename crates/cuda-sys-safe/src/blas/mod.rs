@@ -6,8 +6,8 @@
 //! `libcublas.so.12` and `libcublas.so` are looked for on the loader's path, then in
 //! `/usr/local/cuda/lib64`, `/usr/local/cuda-13/lib64`, `/usr/local/cuda-12/lib64`,
 //! `/usr/lib/x86_64-linux-gnu` and `/usr/lib64`. On Windows the names are `cublas64_13.dll` and
-//! `cublas64_12.dll`. Versions 12 and 13 are supported. The `libcublasLt` that cuBLAS needs is
-//! loaded from the same folder.
+//! `cublas64_12.dll`. Versions 12 and 13 are supported. If cuBLAS is found by its full path, the
+//! `libcublasLt` that it needs is loaded from the same folder.
 //!
 //! # Column-major
 //! cuBLAS stores matrices by columns. A row-major matrix is the transpose of the column-major
@@ -174,7 +174,7 @@ impl Blas {
     ///
     /// # Errors
     /// - [`DriverError::LibraryNotFound`] if no library is found.
-    /// - [`DriverError::InvalidVariable`] if `WARPLINE_CUBLAS` does not name a library that loads.
+    /// - [`DriverError::InvalidVariable`] if `WARPLINE_CUBLAS` does not name a usable library.
     /// - [`DriverError::MissingSymbol`] if the library is not cuBLAS 12 or newer.
     /// - [`DriverError::LibraryCall`] if cuBLAS does not return its version.
     pub fn load() -> Result<&'static Self> {
@@ -388,8 +388,8 @@ fn check(
     Err(DriverError::LibraryCall { call, status, detail: detail(), location: None })
 }
 
-/// Opens the `libcublasLt` beside the first candidate that exists. cuBLAS loads `libcublasLt` by
-/// name, and the loader may not search that folder.
+/// Opens the `libcublasLt` beside the first candidate with a full path that exists. cuBLAS loads
+/// `libcublasLt` by name, and the loader may not search that folder.
 fn open_lt_beside(candidates: &[PathBuf]) {
     let Some(path) = candidates.iter().find(|path| path.is_absolute() && path.is_file()) else {
         return;

@@ -27,7 +27,8 @@ fn extents_beyond_i32_are_refused() {
     assert!(error.to_string().contains("m is 2147483648"), "{error}");
 }
 
-/// The math mode of the handle, and the compute type and the first 16 bits of alpha of a product.
+/// The math mode that a product set, if it set one, and the product's compute type with the first
+/// 16 bits of alpha.
 type Settings = (Option<cublasMath_t>, Option<(cublasComputeType_t, u16)>);
 
 /// The settings of the last product that reached the fake cuBLAS.

@@ -122,9 +122,9 @@ const IDS: [i64; 3] = [1, 2, 3];
 
 impl CudnnHandle {
     /// Returns plans for a convolution, in the order of cuDNN's heuristics: the one expected to be
-    /// the fastest first. Returns an empty list if cuDNN supports no such convolution. At most
-    /// `most` plans are made, because making one may take a tenth of a second. Allowed while a
-    /// stream is captured.
+    /// the fastest first. Returns an empty list if no engine supports the convolution with its
+    /// restrictions. At most `most` plans are made, because making one may take a tenth of a
+    /// second. Allowed while a stream is captured.
     ///
     /// # Errors
     /// - [`DriverError::LibraryCall`] if cuDNN fails for a reason other than an unsupported
@@ -319,7 +319,8 @@ impl CudnnHandle {
         Ok(configs)
     }
 
-    /// Returns whether the convolution permits the arithmetic of an engine.
+    /// Returns whether the convolution permits an engine, by the engine's notes on its arithmetic
+    /// and determinism.
     fn permits(&self, of: &Convolution, config: &Descriptor) -> Result<bool> {
         let engine = self.descriptor(Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let ty = Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;

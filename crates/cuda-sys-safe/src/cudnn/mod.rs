@@ -175,8 +175,8 @@ impl Cudnn {
 #[derive(Debug)]
 struct RawHandle(cudnnHandle_t);
 
-// SAFETY: cuDNN allows calls from any thread, one at a time for each handle. Every call that uses
-// the handle holds the mutex around it.
+// SAFETY: cuDNN allows calls from any thread, one at a time for each handle. The mutex around the
+// handle is locked during every call that uses the handle.
 unsafe impl Send for RawHandle {}
 
 /// A cuDNN handle of one device. Clones share the handle, and any thread may use them.

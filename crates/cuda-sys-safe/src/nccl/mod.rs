@@ -2,7 +2,8 @@
 //!
 //! [`Nccl`] is the interface of NCCL, as [`Driver`](crate::Driver) is of the CUDA driver.
 //! [`Driver::nccl`](crate::Driver::nccl) returns the implementation that belongs to a driver: the
-//! NCCL library for the real driver, a simulated NCCL for the simulated driver.
+//! NCCL library for the real driver, a simulated NCCL for the simulated driver, and one that does
+//! nothing for the null driver.
 //!
 //! Making a communicator never blocks. A call that is still running reports
 //! [`CommState::InProgress`], and the caller polls [`Nccl::comm_state`]. A collective may block
@@ -211,7 +212,10 @@ pub enum Collective {
 ///   an earlier call on the communicator failed.
 /// - [`DriverError::InvalidArgument`](crate::DriverError::InvalidArgument) if a number is too large
 ///   for NCCL, if the stream is on a different device than the communicator, or if the process is
-///   ending.
+///   ending. The simulated NCCL also returns it for invalid calls, such as one whose root is no
+///   rank.
+/// - [`DriverError::CollectiveMismatch`](crate::DriverError::CollectiveMismatch) from the simulated
+///   NCCL, if ranks made different calls before.
 /// - Errors of the [driver call](crate::Driver#errors) that makes the device current.
 ///
 /// # Safety
@@ -228,7 +232,7 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     fn version(&self) -> Result<u32>;
 
     /// Creates an id for one communicator. The process that creates the id must live until all
-    /// ranks have joined.
+    /// ranks have joined, and with the simulated NCCL as long as the communicator is used.
     fn unique_id(&self) -> Result<UniqueId>;
 
     /// Begins to join a communicator of `ranks` ranks as rank `rank`. The communicator is usable
@@ -275,7 +279,8 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// one thread. Afterwards, only [`Nccl::comm_abort`] may be called.
     unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()>;
 
-    /// Ends and frees a communicator at once, in any state. Enqueued work ends without a result.
-    /// The handle is invalid afterwards.
+    /// Ends and frees a communicator, in any state. Enqueued work ends without a result. The NCCL
+    /// library waits until the graphs that hold calls of the communicator are destroyed. The handle
+    /// is invalid afterwards.
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()>;
 }

@@ -28,7 +28,7 @@ impl Hanging {
         DriverError::LibraryCall { call, status, detail: "interrupted".into(), location: None }
     }
 
-    /// Forgets an earlier communicator with the same handle.
+    /// Forgets that an earlier communicator with the same handle was interrupted.
     fn begin(&self, comm: CommHandle) {
         self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).remove(&comm);
     }

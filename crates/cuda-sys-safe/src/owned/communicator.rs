@@ -1,6 +1,7 @@
-//! A rank's end of an NCCL communicator. One thread at a time calls NCCL. A new communicator is
-//! polled until it is ready or a timeout has passed. Dropping the last clone aborts the
-//! communicator, on a new thread if the abort may take long.
+//! A rank's end of an NCCL communicator. One thread at a time calls NCCL with it; only an abort
+//! does not wait for a call on another thread. A new communicator is polled until it is ready or a
+//! timeout has passed. Dropping the last clone aborts the communicator, on a new thread if the
+//! abort may take long.
 
 use std::fmt;
 use std::panic::Location;
@@ -53,7 +54,8 @@ struct CommunicatorHandle {
     calling: Mutex<()>,
     /// Whether an abort has begun. Set without holding `calling`.
     aborted: AtomicBool,
-    /// Set when the communicator has been freed. A concurrent abort waits for this.
+    /// Set when the abort is over: the communicator has been freed, or is leaked because it may
+    /// still be in use. A concurrent abort waits for this.
     freed: OnceLock<()>,
 }
 
@@ -68,8 +70,8 @@ impl Communicator {
     /// have joined (`ncclCommInitRankConfig`). All ranks must pass the same `id`.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if `rank` is not less than `ranks`, or if `ranks` does
-    ///   not fit `i32`.
+    /// - [`DriverError::InvalidArgument`] if `rank` is not less than `ranks`, if `ranks` does not
+    ///   fit `i32`, or if the process is ending.
     /// - [`DriverError::LibraryCall`] if NCCL refuses the call, and with the status
     ///   `ncclInProgress` if not all ranks have joined within `timeout`.
     /// - Errors of [`Driver::nccl`], and of the [driver call](Driver#errors) that makes the device
@@ -104,10 +106,12 @@ impl Communicator {
     /// new communicator. All ranks must call this function.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if `color` or `key` does not fit `i32`. The simulated
-    ///   NCCL accepts such values.
+    /// - [`DriverError::InvalidArgument`] if `color` or `key` does not fit `i32`, or if the process
+    ///   is ending. The simulated NCCL accepts all values of `color` and `key`.
     /// - [`DriverError::LibraryCall`] if NCCL refuses the call, with the status `ncclInProgress` if
     ///   not all ranks have joined within `timeout`, and after [`Self::abort`].
+    /// - [`DriverError::CollectiveMismatch`] if ranks made different calls before. Only the
+    ///   simulated NCCL detects this.
     /// - Errors of the [driver call](Driver#errors) that makes the device current.
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: usize, timeout: Duration) -> Result<Option<Self>> {
@@ -138,6 +142,7 @@ impl Communicator {
     ///   waits for a rank that is gone, and after [`Self::abort`].
     /// - [`DriverError::CollectiveMismatch`] if ranks made different calls. Only the simulated NCCL
     ///   detects this.
+    /// - [`DriverError::InvalidArgument`] if the process is ending.
     #[track_caller]
     pub fn state(&self) -> Result<CommState> {
         let location = Location::caller();
@@ -145,9 +150,10 @@ impl Communicator {
         state().map_err(|e| e.at(location))
     }
 
-    /// Aborts the communicator at once (`ncclCommAbort`). Enqueued collectives end without a
-    /// result, a call that hangs on another thread returns an error, and all later uses are
-    /// refused. The other ranks must abort, too. A second abort does nothing.
+    /// Aborts the communicator without waiting for its collectives (`ncclCommAbort`). Enqueued
+    /// collectives end without a result, a call that hangs on another thread returns an error, and
+    /// all later uses are refused. The other ranks must abort, too. A second abort only waits for
+    /// the first.
     ///
     /// If several ranks are threads of one process, the last of their aborts frees the resources of
     /// all these ranks, on all their devices. For this, the driver may need progress of the other
@@ -174,7 +180,9 @@ impl Communicator {
     /// [`Self::abort`].
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if the stream is on another device.
+    /// - [`DriverError::InvalidArgument`] if the stream is on another device, or if the process is
+    ///   ending. The simulated NCCL also returns it for invalid calls, such as one whose root is no
+    ///   rank.
     /// - [`DriverError::LibraryCall`] if NCCL refuses a call, and after [`Self::abort`].
     /// - [`DriverError::CollectiveMismatch`] if ranks made different calls before. Only the
     ///   simulated NCCL detects this.
@@ -384,8 +392,8 @@ impl CommunicatorHandle {
         });
     }
 
-    /// Aborts the communicator without blocking the caller. NCCL's abort may take long, so it runs
-    /// on a new thread.
+    /// Aborts the communicator without blocking the caller for long. The abort of the NCCL library
+    /// may take long, so it runs on a new thread.
     fn abort_in_background(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
         if handle.is_aborted() || driver.name() != "cuda" {
             return handle.abort(&**driver);

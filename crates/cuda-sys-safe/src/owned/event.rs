@@ -18,7 +18,7 @@ pub struct Event {
     /// The capture in which the event was last recorded. Locked while the event is recorded or
     /// waited for, so that no record in a capture is taken for a record outside.
     recorded_in: Mutex<Option<Arc<Membership>>>,
-    /// Whether the event is shared with other processes.
+    /// Whether other processes can open the event, or one of them created it.
     interprocess: bool,
 }
 

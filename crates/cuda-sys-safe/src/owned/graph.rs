@@ -98,8 +98,8 @@ impl Capture {
     /// capture's mode allows only the thread that began the capture to end it.
     ///
     /// # Errors
-    /// Errors of the [driver call](Driver#errors): a forbidden call invalidated the capture, or a
-    /// stream that joined was not joined back.
+    /// Errors of the [driver call](Driver#errors): a forbidden call invalidated the capture, a
+    /// stream that joined was not joined back, or this thread may not end the capture.
     #[track_caller]
     pub fn end(self) -> Result<Graph> {
         let location = Location::caller();
@@ -201,10 +201,11 @@ impl GraphExec {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enqueues one replay. Replays of the same executable run one after another.
+    /// Enqueues one replay. Replays of the same executable graph run one after another.
     ///
     /// # Errors
-    /// Errors of the [driver call](Driver#errors).
+    /// - [`DriverError::InvalidArgument`] if the stream belongs to another driver.
+    /// - Errors of the [driver call](Driver#errors).
     ///
     /// # Safety
     /// A replay runs the captured kernels on the captured addresses, even if that memory has

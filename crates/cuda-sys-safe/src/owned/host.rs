@@ -9,7 +9,7 @@ use super::pages::MappedPages;
 use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{Driver, DriverError, HostFlags, Result};
 
-/// Alignment of pageable host memory: a cache line, and more than any vector load needs.
+/// Alignment of pageable host memory: a cache line, and as much as the widest vector load needs.
 const ALIGNMENT: usize = 64;
 
 /// Size in bytes from which pageable memory is mapped. The standard library would zero the memory
@@ -47,7 +47,8 @@ pub struct HostMemory {
     origin: HostMemoryOrigin,
 }
 
-// SAFETY: the buffer is plain bytes, reached only through `as_ptr`. Its users order their accesses.
+// SAFETY: the buffer is plain bytes, of which only addresses are given out (`as_ptr`, `ptr_at`).
+// Its users order their accesses.
 unsafe impl Send for HostMemory {}
 // SAFETY: `&HostMemory` gives out no references to the bytes, only their address.
 unsafe impl Sync for HostMemory {}

@@ -3,25 +3,27 @@
 //!
 //! # Work and order
 //!
-//! Safe code cannot enqueue work. With a [`Stream`] it can add order and query state. Launches,
-//! copies and replays are `unsafe`. A layer that forbids `unsafe` must trust its caller in three
-//! statements that it cannot check: that work was enqueued, that work is done, and that work may be
-//! captured. Such a layer accepts each statement only together with a [`LaunchToken`], which only
-//! an `unsafe` function makes. The launch path of `warpline-runtime` holds the only token of the
-//! workspace.
+//! Safe code cannot enqueue work that accesses memory. It can order the work of streams, query and
+//! wait for them, and allocate from a [`MemPool`] in stream order. Launches, copies and replays are
+//! `unsafe`. A layer that forbids `unsafe` must trust its caller in three statements that it cannot
+//! check: that work was enqueued, that work is done, and that work may be captured. Such a layer
+//! accepts each statement only together with a [`LaunchToken`], which only an `unsafe` function
+//! makes. Outside of tests, only the launch path of `warpline-runtime` makes a token.
 //!
 //! - Beginning a capture takes the token and returns a [`Capture`], which alone can end the
 //!   capture.
 //! - Waiting on a captured event joins the capture only if the caller holds the token.
 //! - Replaying a graph is `unsafe`.
-//! - A driver's stream that is wrapped twice is one [`Stream`].
+//! - A driver's stream that is wrapped twice is one [`Stream`], unless it is a default stream,
+//!   which cannot be captured.
 //!
 //! # Refused releases
 //!
 //! A release that the driver refuses keeps the object, with everything that the object needs, in a
-//! list of the driver ([`Refused`]). The list counts refused releases by kind. It retries them when
-//! an object of the same kind is released or allocated, and in [`retry_refused`]. A caller that
-//! must know at once, such as an allocator, calls `release` instead of dropping the object.
+//! list of the driver ([`Refused`]). The list counts refused releases by kind. They are retried
+//! when an object of the same kind is dropped, before most allocations of memory and addresses, and
+//! in [`retry_refused`]. A caller that must know at once, such as an allocator, calls `release`
+//! instead of dropping the object.
 
 use std::sync::Arc;
 

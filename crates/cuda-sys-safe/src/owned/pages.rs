@@ -42,7 +42,7 @@ impl MappedPages {
         self.bytes
     }
 
-    /// Makes the system provide all pages, on `threads` threads.
+    /// Makes the system provide all pages, on at most `threads` threads.
     pub(super) fn populate(&mut self, threads: usize) -> io::Result<()> {
         let share = self.bytes.div_ceil(threads.max(1)).next_multiple_of(HUGE);
         let ranges: Vec<PageRange> = (0..self.bytes)

@@ -78,13 +78,13 @@ pub struct RefusedCount {
 }
 
 /// The releases that a driver refused ([`Driver::refused`]). A release is retried when an object of
-/// the same kind is released or allocated, and by [`retry_refused`]. Refused releases keep the
-/// driver alive.
+/// the same kind is dropped, before most allocations of memory and addresses of that kind, and by
+/// [`retry_refused`]. Refused releases keep the driver alive.
 #[derive(Debug, Default)]
 pub struct Refused([ReleaseQueue; KINDS]);
 
-/// The refused releases of one kind. Each kind has its own queue: a release or an allocation of a
-/// kind retries only this kind, and so makes no unexpected kinds of driver calls.
+/// The refused releases of one kind. Each kind has its own queue: a drop or an allocation retries
+/// only the kinds that concern it, and so makes no unexpected kinds of driver calls.
 #[derive(Debug, Default)]
 struct ReleaseQueue {
     count: AtomicUsize,
@@ -189,7 +189,8 @@ pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {
     refused.all()
 }
 
-/// Retries refused releases of a kind. Called before an object of that kind is allocated.
+/// Retries refused releases of a kind, until one is refused again. Called before a release of that
+/// kind, and before an allocation that these releases may help.
 #[inline]
 pub(super) fn retry(driver: &Arc<dyn Driver>, kind: ReleaseKind) {
     let queue = driver.refused().queue(kind);

@@ -82,8 +82,8 @@ impl SharedHostMemory {
     /// [`SharedHostMemory::bytes`] returned there.
     ///
     /// # Errors
-    /// - [`DriverError::InvalidArgument`] if the handle does not refer to exported host memory, or
-    ///   `bytes` is not the size of that memory.
+    /// - [`DriverError::InvalidArgument`] if the handle does not refer to exported host memory, if
+    ///   `bytes` is not the size of that memory, or if the system cannot map the memory.
     /// - Errors of the [driver call](Driver#errors) that page-locks the memory.
     #[track_caller]
     pub fn import(

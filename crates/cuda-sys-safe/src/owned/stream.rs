@@ -16,8 +16,9 @@ use crate::{Driver, DriverError, Result, StreamFlags, StreamHandle};
 /// A stream of one device. Clones share the stream. Dropping the last clone destroys the stream,
 /// unless it is a default stream or comes from [`Stream::from_external`].
 ///
-/// Safe code can add order between streams, query them and wait for them. It cannot enqueue work,
-/// and cannot begin, join or end a capture without a [`LaunchToken`](super::LaunchToken).
+/// Safe code can add order between streams, query them and wait for them. It cannot enqueue work
+/// that accesses memory, and cannot begin or join a capture without a
+/// [`LaunchToken`](super::LaunchToken).
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<SharedStream>);
 

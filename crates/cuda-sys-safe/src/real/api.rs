@@ -198,7 +198,7 @@ function_table! {
     }
 }
 
-/// Opens the first candidate and resolves the table.
+/// Opens the first candidate that the loader accepts, and resolves the table.
 pub(super) fn open(candidates: &[PathBuf]) -> Result<CudaApi> {
     let library = SEARCH.open(candidates)?;
     // SAFETY: cuda.h declares these signatures. The signature of a name never changes, because a

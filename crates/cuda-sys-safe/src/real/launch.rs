@@ -1,4 +1,5 @@
-//! Work that takes more than one driver call: copies, launches, host functions, modules.
+//! Copies, launches, host functions and modules: they need more than passing arguments on to one
+//! driver call.
 
 use std::ffi::c_void;
 
@@ -13,14 +14,15 @@ use crate::{
     StreamHandle,
 };
 
-/// Number of operands of a launch that needs no heap allocation.
+/// Largest number of operands for which a launch needs no heap allocation.
 const INLINE: usize = 16;
 
 impl CudaDriver {
     /// Copies on a stream, or synchronously in the current context if there is no stream.
     ///
     /// # Safety
-    /// The same as [`crate::Driver::memcpy_async`]. The stream's device has been entered.
+    /// The same as [`crate::Driver::memcpy_async`]. `device`, which is the stream's device if there
+    /// is a stream, has been entered.
     pub(super) unsafe fn copy(
         &self,
         device: usize,

@@ -5,19 +5,20 @@
 //! that contains it. Otherwise `libcuda.so.1`, then `libcuda.so`, are looked for on the loader's
 //! path (which `LD_LIBRARY_PATH` extends), then in `/usr/lib/x86_64-linux-gnu`,
 //! `/usr/lib/aarch64-linux-gnu`, `/usr/lib64`, `/usr/local/nvidia/lib64` and `/usr/lib/wsl/lib`. On
-//! Windows the name is `nvcuda.dll`.
+//! Windows the name is `nvcuda.dll`, and the folders of `CUDA_PATH` and `PATH` are searched last.
 //!
 //! # Environment variables
 //! `libcuda` itself obeys `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `CUDA_LAUNCH_BLOCKING` and
-//! `CUDA_MODULE_LOADING`. This module reads `WARPLINE_LIBCUDA`, and checks that the paths in
-//! `WARPLINE_CUBLAS`, `WARPLINE_CUDNN` and `WARPLINE_NVML` exist. If no device is visible, the error
-//! contains the value of `CUDA_VISIBLE_DEVICES`. Device indices count only visible devices.
+//! `CUDA_MODULE_LOADING`. This module reads `WARPLINE_LIBCUDA` and `WARPLINE_NVML`, and checks that
+//! the paths in `WARPLINE_CUBLAS`, `WARPLINE_CUDNN` and `WARPLINE_NVML` exist. If no device is
+//! visible, the error contains the value of `CUDA_VISIBLE_DEVICES`, if it is set. Device indices
+//! count only visible devices.
 //!
 //! # Contexts
 //! Each device's primary context is retained on first need and never released, so objects may be
-//! dropped at any time. Every call makes the context current on its thread. This costs some 20 ns.
-//! Remembering the current context would cost less, but would be wrong if other CUDA code in the
-//! process changes it.
+//! dropped at any time. Every call that needs a context makes the device's context current on its
+//! thread. This costs some 20 ns. Remembering the current context would cost less, but would be
+//! wrong if other CUDA code in the process changes it.
 //!
 //! # Sticky errors
 //! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)), no call on any
@@ -76,8 +77,8 @@ pub struct CudaDriver {
 /// - [`DriverError::InvalidVariable`] if an environment variable names a library that cannot be
 ///   loaded or does not exist.
 /// - [`DriverError::MissingSymbol`] if the library is too old.
-/// - [`DriverError::NoDevice`] if the driver shows no device.
-/// - [`DriverError::DevicesHidden`] if it shows none and `CUDA_VISIBLE_DEVICES` is set.
+/// - [`DriverError::NoDevice`] if the driver shows no device and `CUDA_VISIBLE_DEVICES` is not set.
+/// - [`DriverError::DevicesHidden`] if the driver shows no device and the variable is set.
 /// - [`DriverError::Cuda`] if the driver cannot be initialised.
 pub fn load() -> Result<Arc<dyn Driver>> {
     static DRIVER: OnceLock<Result<Arc<dyn Driver>>> = OnceLock::new();
@@ -97,8 +98,8 @@ pub fn load() -> Result<Arc<dyn Driver>> {
 }
 
 /// Returns the number of devices that [`load`] would show under a value of `CUDA_VISIBLE_DEVICES`,
-/// according to NVML. `None` if NVML is not available or the value names instances of partitioned
-/// devices.
+/// according to NVML. `None` if NVML is not available, or if the value begins with an instance of a
+/// partitioned device.
 pub(crate) fn count_devices(visible: Option<&str>) -> Option<usize> {
     if visible.is_some_and(|value| value.trim_start().starts_with("MIG-")) {
         return None;

@@ -55,12 +55,12 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 const UUID_BYTES: usize = 96;
 
 /// Returns the processes with a context on a GPU. The argument is the PCI domain, bus and device
-/// number of the GPU. Returns `None` if NVML is not available.
+/// number of the GPU. Returns `None` if NVML is not available or does not answer.
 pub(super) fn processes((domain, bus, device): (u32, u32, u32)) -> Option<Vec<GpuProcess>> {
     api()?.processes(&format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
 }
 
-/// Returns the UUIDs of all devices. Returns `None` if NVML is not available.
+/// Returns the UUIDs of all devices. Returns `None` if NVML is not available or does not answer.
 pub(super) fn uuids() -> Option<Vec<String>> {
     api()?.uuids()
 }
@@ -120,7 +120,7 @@ impl NvmlApi {
                     processes.truncate(count as usize);
                     return Some(processes.into_iter().map(GpuProcess::from).collect());
                 }
-                // Processes may have started since the last call, so ask for twice as many.
+                // More processes may start before the next call, so make room for twice as many.
                 INSUFFICIENT_SIZE if count > room => room = count.saturating_mul(2),
                 _ => return None,
             }

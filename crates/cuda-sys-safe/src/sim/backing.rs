@@ -1,4 +1,5 @@
-//! Host memory behind device memory, mapped from the system and committed only where it is touched.
+//! Host memory behind simulated device and page-locked memory, mapped from the system and committed
+//! only where it is touched.
 
 use std::io;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
@@ -6,7 +7,8 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use crate::system::{self, Backing};
 pub(super) use crate::system::{MemoryFile, SharedFile, in_pages};
 
-/// A private mapping, unmapped on drop. Addresses are numbers with exposed provenance.
+/// A range of mapped host addresses, unmapped on drop. Addresses are numbers with exposed
+/// provenance.
 #[derive(Debug)]
 pub(crate) struct HostMapping {
     pub(crate) base: usize,
@@ -50,7 +52,8 @@ impl HostMapping {
         unsafe { system::map_file(start, bytes, file, from) }
     }
 
-    /// Makes a part of the mapping fault again, and releases its pages.
+    /// Makes a part of the mapping fault again. Pages of a mapped file stay in the file; other
+    /// pages are released.
     pub(super) fn make_inaccessible(&self, offset: usize, bytes: usize) {
         if let Some(start) = self.range(offset, bytes) {
             // SAFETY: the range is a part of this mapping. The driver's lock keeps other threads

@@ -132,14 +132,15 @@ impl CallKind {
         )
     }
 
-    /// Returns `true` for calls that CUDA documents as potentially unsafe. They are forbidden to
-    /// threads that are not in relaxed mode while any stream of any device is being captured.
+    /// Returns `true` for calls that CUDA documents as potentially unsafe. While any stream of any
+    /// device is being captured, the modes of the capture and of the calling thread decide whether
+    /// these calls are forbidden (`SimState::check_unsafe_call`).
     ///
     /// The same rule holds for queries of and waits for streams and events, `MemAllocAsync`,
     /// `MemFreeAsync` and `EnablePeerAccess`, but these calls check their arguments first. Other
-    /// calls are subject only to the captures of their own stream or device: `cuMemcpy`,
-    /// `cuCtxSynchronize`, and the calls that create and destroy streams, events, graphs and
-    /// mappings.
+    /// calls are subject only to the captures of their own stream or device, as `cuMemcpy` and
+    /// `cuCtxSynchronize` are, or to none, as the calls are that create and destroy streams, events
+    /// and mappings.
     pub(super) const fn is_unsafe_in_capture(self) -> bool {
         use CallKind::*;
         matches!(

@@ -8,7 +8,7 @@ use super::{H200_TOTAL_MEMORY, h200};
 use crate::DeviceProperties;
 
 /// The order in which enqueued work runs. All orders obey the rules of streams. Work runs only
-/// inside driver calls.
+/// inside driver calls, except work for which another process may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// All work that can run does so before the call that enqueued it returns.
@@ -16,8 +16,8 @@ pub enum Schedule {
     /// Work runs only when a call must wait for it, and only as far as the wait needs. A query of
     /// incomplete work runs one operation.
     Lazy,
-    /// Each call first runs up to three operations of randomly picked streams. The number is the
-    /// seed.
+    /// Each call that needs a context first runs up to three operations of randomly picked streams.
+    /// The number is the seed.
     Seeded(u64),
 }
 
@@ -31,8 +31,8 @@ pub enum Schedule {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
-    /// Number of devices, up to 64. [`SimConfig::visible`] may hide some of them. No default:
-    /// [`SimConfig::new`] takes the number.
+    /// Number of devices; more than 64 count as 64. [`SimConfig::visible`] may hide some of them.
+    /// Default: 1.
     pub devices: usize,
     /// Memory of each device, in bytes. Default: [`H200_TOTAL_MEMORY`].
     pub capacity: usize,
@@ -55,8 +55,8 @@ pub struct SimConfig {
     /// Whether allocations are surrounded by redzones, whose content is checked when the allocation
     /// is freed. Default: true.
     pub redzones: bool,
-    /// Time that the host waits for other ranks of a collective before the device is lost with
-    /// `LAUNCH_TIMEOUT`. (A real device hangs.) Default: 60 seconds.
+    /// Time that the host waits without progress for other ranks of a collective before the device
+    /// is lost with `LAUNCH_TIMEOUT`. (A real device hangs.) Default: 60 seconds.
     pub collective_timeout: Duration,
     /// Properties of each device, except its UUID, PCI address and memory. If
     /// `virtual_memory_management` is false, devices have no virtual memory, as on systems where it

@@ -31,8 +31,8 @@ pub fn h200(index: usize) -> DeviceProperties {
     }
 }
 
-/// Returns a UUID that differs between devices from the first byte on, so that short prefixes
-/// identify a device.
+/// Returns a UUID of pseudo-random bytes. The first two bytes differ between the devices that can
+/// be simulated, so that short prefixes identify a device.
 fn uuid(index: usize) -> [u8; 16] {
     let mut state = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut uuid = [0; 16];

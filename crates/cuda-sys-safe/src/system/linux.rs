@@ -15,8 +15,8 @@ pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
 /// Asks the system to give a forked child its own zeros at these addresses.
 ///
 /// Zeros (`MADV_WIPEONFORK`) are better than no mapping (`MADV_DONTFORK`): safe code in the child
-/// may still hold the addresses, and without a mapping, other memory could appear there. With both,
-/// a fork leaves this process's pages in place.
+/// may still hold the addresses, and without a mapping, other memory could appear there. With
+/// either advice, a fork leaves this process's pages in place.
 pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the mapping is new, and no code uses it. Before Linux 4.14 the advice fails, and a
     // child shares the pages until one side writes.
@@ -70,10 +70,10 @@ pub(super) fn fix_size(file: &File) -> io::Result<()> {
 }
 
 /// Returns `true` if the file's size is fixed and the file is writable. Returns `false` for a file
-/// on huge pages of a separate pool: that pool may be exhausted when a released page is accessed
-/// again.
+/// of hugetlbfs: its pages come from a separate pool, which may be exhausted when a released page
+/// is accessed again.
 pub(super) fn has_fixed_size(file: &File) -> bool {
-    // SAFETY: the file is open. The result is negative if it is not a file in memory.
+    // SAFETY: the file is open. For a file that is not in memory, the result is negative.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     // SAFETY: the fields are plain integers, for which zero is valid.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };

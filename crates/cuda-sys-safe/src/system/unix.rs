@@ -49,10 +49,10 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
 /// Releases addresses.
 ///
 /// # Safety
-/// The range is a whole mapping by [`map`], [`map_large`] or [`map_for_devices`], or the remainder
-/// of a mapping, and is not in use.
+/// The range is a mapping by [`map`], [`map_large`] or [`map_for_devices`], or whole pages of such
+/// a mapping, and is not in use.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: the caller guarantees that the range is a whole mapping and not in use.
+    // SAFETY: the caller guarantees that the range lies in its own mapping and is not in use.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
@@ -120,7 +120,7 @@ pub(crate) unsafe fn map_file(
         .map(drop)
 }
 
-/// Makes addresses fault, and releases the memory behind them.
+/// Makes addresses fault. Releases the memory behind them, unless the memory belongs to a file.
 ///
 /// # Safety
 /// The same as [`map_file`].
@@ -192,8 +192,8 @@ impl SharedFile {
         if !variant::has_fixed_size(&received) || received.metadata()?.len() != bytes as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // Open the file again: a file lock belongs to the open file description, which the received
-        // descriptor shares with the sender.
+        // Open the file again: a file lock belongs to the open file description, which all copies
+        // of one descriptor share, in any process.
         Self::new(variant::open_again(&received)?)
     }
 
@@ -227,7 +227,7 @@ pub(crate) fn has_elevated_rights() -> bool {
 }
 
 /// Returns folders that the environment adds to the search for libraries. There are none, because
-/// the loader searches its own folders.
+/// the loader itself reads its environment variables.
 pub(crate) fn library_folders() -> Vec<PathBuf> {
     Vec::new()
 }

@@ -199,7 +199,8 @@ mod coverage {
 
     use super::*;
 
-    /// Prints, for 3000 programs, how often each kind of step was accepted and refused.
+    /// Checks that 3000 programs contain all kinds of steps and many refusals. Prints how often
+    /// each kind of step was accepted and refused.
     #[test]
     fn programs_contain_steps_of_every_kind() {
         let mut seen: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();

@@ -119,7 +119,7 @@ fn sticky_programs_agree_under_every_schedule() {
     agree(&campaign(ReferenceDriver::Simulator, true, 2, 20));
 }
 
-/// If all launches and copies of a driver wait, programs differ only in their waits.
+/// If all launches, copies and memsets of a driver wait, programs differ only in their waits.
 #[test]
 fn differences_are_found_and_shrunk() {
     let mut campaign = campaign(ReferenceDriver::Driver, false, 1, 400);

@@ -1,5 +1,5 @@
 //! A model of the program so far: live objects, order of operations, and admissible calls. It
-//! follows the results that all drivers returned, and predicts none.
+//! follows the results that a driver returned, and predicts none.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,7 +11,7 @@ use crate::step::Step;
 pub(crate) const PROCESS_ENDED: &str = "the process ended";
 /// Largest number of classes that are investigated.
 const CLASSES: usize = 60;
-/// Largest number of reruns for a class that has not repeated.
+/// Largest number of investigations of a class that has not repeated.
 const TRIES: usize = 3;
 
 /// Class and text of a difference.

@@ -196,7 +196,7 @@ impl Subject {
                 // SAFETY: the model admits only accesses inside the buffer.
                 Some(BufferMemory::Device { ptr, .. }) => unsafe { ptr.offset(at as i64) },
                 // SAFETY: unified addressing gives page-locked memory the same address on host and
-                // device.
+                // device. Addresses of pageable memory are only queried.
                 Some(BufferMemory::Pinned { ptr, .. } | BufferMemory::Own { ptr, .. }) => unsafe {
                     cuda::DevicePtr::from_raw(ptr.as_ptr().expose_provenance() as u64 + at as u64)
                 },

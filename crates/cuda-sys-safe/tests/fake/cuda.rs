@@ -1,5 +1,5 @@
-//! A fake `libcuda`, compiled by `fake_driver.rs`. Every function counts its calls, and returns
-//! success or the status that the test has set.
+//! A fake `libcuda`, compiled by `build.rs` for the tests in `fake_driver.rs` and `fake_nccl.rs`.
+//! Every function counts its calls, and returns success or the status that the test has set.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
 use std::collections::HashMap;
@@ -141,7 +141,8 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     status
 }
 
-/// Writes `bad line` to the error log if the call fails.
+/// Returns the length of the image as the module. Writes `bad line` to the error log if the call
+/// fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut usize,

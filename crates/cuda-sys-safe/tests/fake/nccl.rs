@@ -1,7 +1,7 @@
-//! A fake NCCL, compiled by `fake_nccl.rs`. It computes nothing, and ranks do not meet. It records
-//! the calls on each communicator, uses of freed communicators, and concurrent calls. Communicators
-//! are numbered in order of creation. Tests pass the index of the device as the count of a
-//! collective.
+//! A fake NCCL, compiled by `build.rs` for the tests in `fake_nccl.rs`. It computes nothing, and
+//! ranks do not meet. It logs how communicators are made, split and aborted, and counts misuses,
+//! such as uses of freed communicators, and concurrent calls. Communicators are numbered in order
+//! of creation. Tests pass the index of the device as the count of a collective.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -198,7 +198,7 @@ impl Comm {
     }
 }
 
-/// Returns the version that the environment names.
+/// Returns the version that the environment names, or 2.28.0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_uint {
     let told = std::env::var("FAKE_NCCL_VERSION").ok().and_then(|text| text.parse().ok());

@@ -6,7 +6,7 @@ use super::*;
 
 type Release<'a> = Box<dyn Fn() -> Result<()> + 'a>;
 
-/// Creates an object of each kind. Returns the releases.
+/// Creates objects of several kinds. Returns their releases.
 fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<'_>)> {
     let pages = HostFlags { portable: true, mapped: true };
     // SAFETY: no work uses the objects. Each is released once, or again after a refusal.
@@ -43,8 +43,8 @@ fn kinds(driver: &dyn Driver, from: StreamHandle) -> Vec<(&'static str, Release<
     }
 }
 
-/// Releases an object of each kind during a capture. A refused release has no effect: the release
-/// succeeds after the capture, and later objects of that kind can be created and released.
+/// Releases an object of each of these kinds during a capture. A refused release has no effect: the
+/// release succeeds after the capture, and later objects of that kind can be created and released.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_refused_releases_can_be_retried() {
@@ -66,7 +66,7 @@ fn gpu_refused_releases_can_be_retried() {
                     // SAFETY: the graph was just created, and has no executable.
                     unsafe { driver.graph_destroy(graph) }.unwrap();
                 }
-                // If the process crashes, the last line shows the release.
+                // If the process crashes later, the last line shows the release.
                 println!("{name}, {mode:?}: {first:?}");
                 std::io::stdout().flush().unwrap();
                 driver.synchronize(0).unwrap();

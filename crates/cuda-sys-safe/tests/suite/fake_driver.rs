@@ -12,7 +12,7 @@ use warpline_cuda_sys_safe::*;
 
 use crate::build;
 
-/// A fake library, and a driver on it. Each test loads its own copy, with its own state.
+/// A fake library. Each test loads its own copy, with its own state.
 struct Fake {
     library: Library,
     path: PathBuf,

@@ -15,7 +15,7 @@ use warpline_cuda_sys_safe::*;
 
 use crate::build;
 
-/// Time limit of every wait.
+/// Time limit of a test's process, and of making a communicator.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const CUDA: &str = "WARPLINE_TEST_FAKE_CUDA";

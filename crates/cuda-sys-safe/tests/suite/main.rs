@@ -1,5 +1,5 @@
 //! Tests of the driver layer: the simulated driver, the real driver's bookkeeping with fake
-//! libraries, and programs with one transcript for both drivers. All tests are in one program, so
+//! libraries, and programs with one transcript for both drivers. These tests are in one program, so
 //! they are linked once.
 
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Physical memory that two drivers share, as two processes would.
+//! Physical memory and words that two drivers share, as two processes would.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;

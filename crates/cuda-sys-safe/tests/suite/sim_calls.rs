@@ -16,7 +16,8 @@ const KERNEL: &CStr = c"k";
 
 unsafe fn nothing(_: &HostLaunch<'_>) {}
 
-/// Makes one call of a kind, with valid arguments, on device 0 of a new simulator.
+/// Makes one call of a kind on device 0 of a new simulator. The arguments are valid, except handles
+/// of other processes.
 ///
 /// # Safety
 /// The created objects are not used afterwards, and are dropped with the simulator.

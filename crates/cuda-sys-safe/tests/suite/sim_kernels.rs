@@ -55,15 +55,15 @@ impl World {
 /// Writes four bytes of the second operand, each plus one, to the first operand.
 unsafe fn increment(launch: &HostLaunch<'_>) {
     for i in 0..4 {
-        // SAFETY: tests declare four bytes per operand.
+        // SAFETY: each operand has four live bytes. In a copy, some may be guard bytes.
         unsafe { *launch.pointers[0].add(i) = (*launch.pointers[1].add(i)).wrapping_add(1) };
     }
 }
 
 /// Does the same as `increment`, and writes a fifth byte.
 unsafe fn increment_too_far(launch: &HostLaunch<'_>) {
-    // SAFETY: tests declare four bytes per operand. The fifth byte lies in the redzone, or in the
-    // guard of the copy.
+    // SAFETY: each operand has four live bytes. The fifth byte lies in the allocation, in its
+    // redzone, or in the guard of the copy.
     unsafe {
         increment(launch);
         *launch.pointers[0].add(4) = 1;
@@ -73,7 +73,7 @@ unsafe fn increment_too_far(launch: &HostLaunch<'_>) {
 /// Does the same as `increment`, but for the first three bytes only.
 unsafe fn increment_three(launch: &HostLaunch<'_>) {
     for i in 0..3 {
-        // SAFETY: tests declare four bytes per operand.
+        // SAFETY: each operand has four live bytes.
         unsafe { *launch.pointers[0].add(i) = (*launch.pointers[1].add(i)).wrapping_add(1) };
     }
 }

@@ -101,7 +101,7 @@ fn a_rank_that_drops_an_unfinished_part_is_named() {
     }
 }
 
-/// Rank 0 leaves one of two unfinished splits. Only that split fails.
+/// Rank 0 leaves an unfinished split after a finished one. Only the unfinished split fails.
 #[test]
 fn only_the_part_that_a_rank_has_left_fails() {
     for schedule in schedules() {

@@ -93,7 +93,8 @@ mod tests {
                 while enter_to_abort().is_ok() && began.elapsed() < EXIT_TIMEOUT {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // The process should have ended by now. If it has not, this line fails the test.
+                // No abort can begin any more. If one still can, this line fails the test. The
+                // process may end before the line is printed.
                 eprintln!("then an abort: {}", enter_to_abort().is_ok());
             });
             wait.recv().expect("it begins");

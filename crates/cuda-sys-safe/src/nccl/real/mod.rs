@@ -195,7 +195,7 @@ impl Library {
 }
 
 /// Runs `f`, which calls NCCL, with the device's context current and the thread in relaxed capture
-/// mode, so that NCCL may allocate while this thread captures a stream.
+/// mode, so that NCCL may allocate while a stream is captured.
 fn relaxed<R>(driver: &CudaDriver, device: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
     let result = f();

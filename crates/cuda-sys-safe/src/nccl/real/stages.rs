@@ -126,7 +126,7 @@ impl CommStages {
             Stage::Comm => {
                 let states = [ready(&self.parent)?, ready(&self.comm)?];
                 if states == [CommState::Ready; 2] {
-                    // From now on only `interrupt` uses the parent.
+                    // From now on only `interrupt` and `close` use the parent.
                     self.enter(Stage::Ready);
                     return Ok(CommState::Ready);
                 }
@@ -182,7 +182,8 @@ impl CommStages {
         if self.stage() != Stage::Ready {
             return Ok(());
         }
-        // SAFETY: in the last stage, only this function uses the parent.
+        // SAFETY: in the last stage, only this function and `close` use the parent, and the caller
+        // calls `close` later.
         unsafe { library.abort(&self.parent) }
     }
 

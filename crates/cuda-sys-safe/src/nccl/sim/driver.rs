@@ -156,9 +156,9 @@ unsafe impl Nccl for SimDriver {
 }
 
 impl SimDriver {
-    /// Kills the ranks on a device, as if they were in another process that ended. Their
-    /// communicators fail. The communicators of other ranks fail if these ranks wait for a killed
-    /// rank.
+    /// Kills the ranks on a device, as if they were in another process that ended. Later uses of
+    /// these ranks' communicators fail. For the other ranks, a communicator fails only if one of
+    /// them waits for a killed rank.
     pub fn kill_ranks(&self, device: usize) {
         for participant in self.participants_on(device) {
             participant.die();

@@ -46,8 +46,8 @@ pub(super) enum RankEvent {
 
 /// The receiver of a rank's events.
 pub(super) trait EventSink: Send + Sync {
-    /// Delivers an event. Called with the hub locked, so the receiver must neither wait nor call
-    /// the hub.
+    /// Delivers an event. The hub may be locked during the call, so the receiver must neither call
+    /// the hub nor wait for another rank.
     fn deliver(&self, event: RankEvent);
 
     /// Returns `true` if the rank is in another process.

@@ -22,9 +22,9 @@
 //! operation needs, and no other work. In other processes, a thread of those processes runs this
 //! work.
 //!
-//! **Departed ranks.** If a rank is aborted or dead and other ranks wait for it, the state of these
-//! ranks is `ncclRemoteError`. Their enqueued operations stay blocked until they abort, and then
-//! end without a result. A host wait that takes longer than
+//! **Departed ranks.** If a rank is aborted or dead and another rank waits for it, the state of all
+//! remaining ranks is `ncclRemoteError`. Their blocked operations stay blocked until these ranks
+//! abort, and then end without a result. A host wait without progress that takes longer than
 //! [`SimConfig::collective_timeout`](crate::sim::SimConfig::collective_timeout) loses the device
 //! with `LAUNCH_TIMEOUT`.
 //!

@@ -13,7 +13,7 @@ use super::hub::{
     Departure, Endpoint, EventSink, Hub, HubMember, HubRequest, RankEvent, RequestSink, failed,
 };
 
-/// Time limit for connecting, and for sending or receiving a part of a message.
+/// Time limit for connecting, and for sending a part of a message.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -110,7 +110,7 @@ impl EventSink for Remote {
     }
 }
 
-/// Serves a rank of another process, including all communicators split off its own.
+/// Serves a rank of another process, in its communicator and in all communicators split off it.
 fn serve(stream: TcpStream, handshake: Arc<()>) {
     let _ = stream.set_nodelay(true);
     let _ = stream.set_write_timeout(Some(SOCKET_TIMEOUT));
@@ -207,7 +207,8 @@ pub(super) struct HubConnection {
 }
 
 impl HubConnection {
-    /// Connects to a hub. Returns `None` if the hub's process has ended.
+    /// Connects to a hub. Returns `None` if the hub's process cannot be reached, for example
+    /// because it has ended.
     pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
         let stream =
             TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), SOCKET_TIMEOUT).ok()?;

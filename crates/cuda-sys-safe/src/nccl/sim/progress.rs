@@ -50,10 +50,10 @@ fn participants() -> Vec<Arc<Participant>> {
     participants.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Makes each device of this process run one operation that the enqueued operations of a
-/// communicator need. Does the same for the communicators that block these operations. Asks other
-/// processes to do the same. If `needed` is set, streams that are held back continue. Returns
-/// `true` if an operation ran in this process.
+/// For each rank of a communicator in this process, runs one operation that the rank's first
+/// unfinished operation needs. Does the same for the communicators that block these operations, and
+/// asks other processes to do the same. If `needed` is set, streams that are held back continue.
+/// Returns `true` if an operation ran in this process.
 ///
 /// The caller must not hold a driver's lock.
 pub(crate) fn drive(blocked: &Arc<Participant>, needed: bool) -> bool {

@@ -1,4 +1,4 @@
-//! Executable graphs.
+//! Graphs and executable graphs.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -24,7 +24,8 @@ impl SimState {
         Ok(ptr)
     }
 
-    /// Checks that `ptr` is allocated (or registered), and is live.
+    /// Checks that `ptr` is the start of memory that a release accepts: of a live allocation for
+    /// `HostFree`, of a registered range for `HostUnregister`.
     pub(super) fn check_host(&self, call: CallKind, device: usize, ptr: NonNull<u8>) -> Result<()> {
         let range = self.memory.host.get(&ptr.as_ptr().expose_provenance());
         match (call, range) {

@@ -28,8 +28,8 @@ impl SimDriver {
             .inspect_err(|_| state.invalidate_stream_capture(stream))?;
         self.unlock(state);
         enqueue(stream).map_err(|e| e.at(launch.location))?;
-        // Run and wait here, not in `enqueue`: `enqueue` holds the communicator's lock, and another
-        // thread may have to abort the communicator.
+        // Wait for the work here, not in `enqueue`: `enqueue` holds the communicator's lock, and
+        // another thread may have to abort the communicator meanwhile.
         let state = self.lock();
         let captured = state.streams.get(&key).is_some_and(|s| s.capture.is_some());
         let point = (!captured).then(|| state.tail(key));

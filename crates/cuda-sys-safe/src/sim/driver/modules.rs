@@ -1,4 +1,5 @@
-//! Modules. Only the names of kernels and the sizes of their parameters are read from PTX text.
+//! Modules. Of PTX text, the simulator checks version, target and braces, and reads the names of
+//! kernels and the sizes of their parameters.
 
 use std::ffi::CStr;
 use std::sync::Arc;

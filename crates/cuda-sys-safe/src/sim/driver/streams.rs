@@ -48,7 +48,8 @@ impl SimState {
 }
 
 impl SimDriver {
-    /// Holds a stream back: work enqueued from now on does not run, under any schedule.
+    /// Holds a stream back: under any schedule, work enqueued from now on does not run until the
+    /// result is opened or a call must wait for the work.
     ///
     /// # Errors
     /// The errors of [`Driver::launch_host_func`], such as [`DriverError::Cuda`] with

@@ -35,8 +35,8 @@ impl SimState {
         }
         self.check_captures(key, call)?;
         // SAFETY: the address was just checked to be a multiple of 4 in page-locked memory.
-        // `host_free` and `host_unregister` wait for all enqueued work. By the driver's contract,
-        // only atomics of this size access the word.
+        // `host_free` and `host_unregister` wait for all enqueued work. The contract of
+        // `Driver::stream_wait_value32` permits only 32-bit atomics to access the word.
         let word = unsafe { Word::new(at) };
         self.enqueue(key, Label::of(call), kind(word), &[]).map(drop)
     }

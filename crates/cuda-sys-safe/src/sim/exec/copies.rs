@@ -56,8 +56,8 @@ impl SimState {
         let bytes = work.count * work.value.size();
         let at = self.locate(work.dst, bytes, MemoryUser::Copy, true).map_err(RunError::illegal)?;
         let memory =
-            // SAFETY: the range was just checked to lie in live backing memory, which only the
-            // executor accesses.
+            // SAFETY: the range was just checked to lie in live memory. Only the executor accesses
+            // device memory, and the caller of the memset keeps other code from page-locked memory.
             unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
         match work.value {
             MemsetValue::U8(v) => memory.fill(v),

@@ -56,8 +56,8 @@ impl SimState {
             // SAFETY: every operand's hull lies inside its span's copy.
             unsafe { launch.call(&pointers) };
         }
-        // SAFETY: the caller checked that the operands lie in live memory, which only the executor
-        // accesses.
+        // SAFETY: `run_kernel` checked that the operands lie in live memory, which no other code
+        // accesses while the kernel runs.
         unsafe { launch.call(pointers) };
         let found = spans.iter().enumerate().find_map(|(i, span)| {
             span.compare(&trials[0][i], &trials[1][i])
@@ -110,7 +110,8 @@ fn spans(launch: &OwnedLaunch, pointers: &[*mut u8]) -> Vec<CoveredRange> {
         .into_iter()
         .map(|(low, high, host)| {
             let bytes = (high - low) as usize;
-            // SAFETY: the operands lie in live memory, which only the executor accesses.
+            // SAFETY: the operands lie in live memory, which no other code accesses while the
+            // kernel runs.
             let before =
                 unsafe { std::slice::from_raw_parts(with_exposed_provenance(host), bytes) };
             CoveredRange { low, before: before.to_vec(), flags: vec![0; bytes], host }
@@ -183,7 +184,7 @@ impl CoveredRange {
                 return Some((ViolationKind::UndeclaredWrite, (trial.bytes + i) as i64));
             }
         }
-        // SAFETY: the span lies in live memory, which only the executor accesses.
+        // SAFETY: the span lies in live memory, which no other code accesses while the kernel runs.
         let real = unsafe {
             std::slice::from_raw_parts(with_exposed_provenance::<u8>(self.host), self.flags.len())
         };

@@ -22,8 +22,9 @@ impl SimState {
             let input = match CallDesc::memory(call, group.rank, group.ranks).read {
                 Some((ptr, bytes)) => {
                     let at = self.locate_operand(device, call, ptr, bytes, false)?;
-                    // SAFETY: the range was just checked to lie in live backing memory, which only
-                    // the executor accesses.
+                    // SAFETY: the range was just checked to lie in live memory. Only the executor
+                    // accesses device memory, and the caller of the collective keeps other code
+                    // from page-locked memory.
                     unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(at), bytes) }
                         .to_vec()
                 }
@@ -54,8 +55,8 @@ impl SimState {
             };
             let at = self.locate_operand(device, call, ptr, bytes, true)?;
             let memory =
-                // SAFETY: the range was just checked to lie in live backing memory, which only the
-                // executor accesses.
+                // SAFETY: as in `begin_group`, the range was just checked to lie in live memory,
+                // which no other code accesses now.
                 unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
             let bytes = bytes.min(output.len());
             memory[..bytes].copy_from_slice(&output[..bytes]);

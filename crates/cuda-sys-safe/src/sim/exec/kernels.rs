@@ -43,8 +43,9 @@ impl SimState {
         if self.config.check_footprints {
             self.run_checked(launch, &pointers)?;
         } else {
-            // SAFETY: each operand's hull was just checked to lie in live backing memory, which
-            // only the executor accesses. The parameters are those of the launch.
+            // SAFETY: each operand's hull was just checked to lie in live memory. Only the executor
+            // accesses device memory, and the caller of the launch keeps other code from
+            // page-locked memory. The parameters are those of the launch.
             unsafe { launch.call(&pointers) };
         }
         Ok(kernel_time(touched))

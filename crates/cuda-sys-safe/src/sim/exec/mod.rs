@@ -43,7 +43,7 @@ impl RunError {
     }
 }
 
-/// Number of end times that a stream stores.
+/// Largest number of end times that a stream stores.
 const MAX_END_TIMES: usize = 1024;
 
 impl SimState {
@@ -327,8 +327,8 @@ pub(super) fn run_host(f: HostFn) {
     let _ = CaughtPanic::catch(f);
 }
 
-/// Returns the time of a copy in microseconds: a start, plus the time at the speed of link or
-/// memory.
+/// Returns the time of a copy in microseconds: a fixed time, plus the time of its bytes at the
+/// speed of the device's memory or of a link.
 pub(super) fn copy_time(copy: &CopyWork) -> f64 {
     let per_microsecond = if copy.on_one_device() { 1_500_000.0 } else { 25_000.0 };
     4.0 + copy.bytes as f64 / per_microsecond

@@ -96,7 +96,7 @@ impl SimState {
         Ok(())
     }
 
-    /// Takes all streams out of a capture.
+    /// Removes a capture, and takes all streams out of it.
     pub(crate) fn remove_capture(&mut self, id: u64) -> Option<CaptureState> {
         for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
             stream.capture = None;

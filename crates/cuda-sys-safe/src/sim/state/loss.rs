@@ -7,8 +7,9 @@ use crate::sim::CallKind;
 use crate::*;
 
 impl SimState {
-    /// Loses a device and all other devices of the driver (on hardware, of the process), unless
-    /// faults are isolated. Queues are emptied, and every later call on these devices fails.
+    /// Loses a device and, unless faults are isolated, all other devices of the driver (on
+    /// hardware, of the process). Queues are emptied, and later calls on these devices fail, except
+    /// releases.
     pub(crate) fn lose(&mut self, device: usize, cause: CudaError) {
         let cause = Arc::new(cause);
         let isolated = self.config.isolate_faults;

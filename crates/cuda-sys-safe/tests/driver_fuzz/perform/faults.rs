@@ -50,7 +50,7 @@ impl Subject {
     /// Enqueues work that fails when it runs, and lets the work run.
     ///
     /// # Safety
-    /// The process must not use its devices afterwards.
+    /// The caller accepts that the process loses all its devices.
     pub(super) unsafe fn inject_fault(&mut self, stream: Id, how: Fault) -> Result<()> {
         let driver = self.driver.clone();
         let device = self.streams[&stream].device();

@@ -31,7 +31,7 @@ impl StepPicker {
         Id::MAX / 2 + self.next
     }
 
-    /// Returns the buffers that kernels of a device can use.
+    /// Returns the live buffers of a device that `cuMemAlloc` allocated.
     pub(crate) fn memory_of(&self, m: &Model, device: usize) -> Vec<Id> {
         let own = m.bufs.iter().filter(|(_, b)| b.alive && b.device == device);
         own.filter(|(_, b)| b.kind == MemoryKind::Alloc).map(|(&id, _)| id).collect()

@@ -1,4 +1,4 @@
-//! Captures: calls that invalidate a capture, and their errors.
+//! Captures: calls that a capture allows or forbids, and their errors.
 
 use super::Regression;
 use crate::step::Mode::*;

@@ -1,4 +1,5 @@
-//! Each collective with every type and reduction, in place and out of place.
+//! Each collective with every type and reduction, in place and out of place, and patterns of sends
+//! and receives.
 
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
 use warpline_cuda_sys_safe::*;

@@ -11,7 +11,7 @@ fn sum(rank: &Rank) -> Collective {
     Collective::AllReduce { send: at, recv: at, count: 1, dtype, op }
 }
 
-/// Returns a new communicator of all ranks that has completed a collective.
+/// Returns a new communicator of all ranks, which has completed a collective.
 fn another(rank: &Rank) -> Result<Communicator> {
     let comm = rank.comm.split(Some(0), 0, LIMIT)?.expect("it has a color");
     rank.enqueue_on(&comm, &[sum(rank)], &rank.stream)?;
