@@ -46,8 +46,8 @@ pub struct CapturedStream {
 }
 
 impl CapturedStream {
-    /// Returns the twin, which stands for the stream in this capture. Operations
-    /// [submitted](CapturedStream::submit) to it are numbered from 1.
+    /// Returns the twin, which stands for the stream in this capture. It numbers its operations, waits
+    /// included, from 1.
     #[must_use]
     pub fn twin(&self) -> &Stream {
         &self.twin

@@ -119,8 +119,8 @@ impl CapturedChecks {
         Some(replay)
     }
 
-    /// Ends a replay whose outcome was recorded. Clears the slots only when no replay runs, because
-    /// a report does not name its replay.
+    /// Ends a replay whose outcome was recorded or that the driver refused. Clears the slots only when
+    /// no replay runs, because a report does not name its replay.
     pub(crate) fn end_replay(&self) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);

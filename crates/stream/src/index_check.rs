@@ -96,7 +96,8 @@ impl ReportSlot {
 pub(crate) struct FailedCheck {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
-    /// The public call that made the launch. One report counts for all failures of a call.
+    /// The public call that made the launch. For a replay, a new identifier that the failed kernels of one captured
+    /// call share. One report counts for all failures of a call.
     pub(crate) call: Option<CallId>,
     /// Whether the failure itself was reported.
     reported: AtomicBool,

@@ -3,7 +3,7 @@
 //! Each stream numbers its operations. The numbering belongs to the driver's stream. Wrapping a driver's stream again
 //! returns the existing `Stream` if there is one; otherwise the new `Stream` continues the numbers. `submit` enqueues
 //! and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on the GPU, for an operation of
-//! another stream. If that order is already known, the call costs one comparison.
+//! another stream. If that order is already known, the call makes no driver call.
 //!
 //! Lock order: an event, then a capture's list of streams, then a stream's submit lock, then the
 //! submit lock of its twin. Only the thread that ends a capture holds the locks of several streams.
@@ -39,7 +39,8 @@ pub(crate) struct StreamInner {
     progress: Arc<StreamProgress>,
     /// The submit lock, held while work is enqueued, so that numbers follow the order of the
     /// stream. While a thread holds this lock, it takes no other submit lock except that of this
-    /// stream's twin. Only the thread that ends a capture holds the locks of all its streams.
+    /// stream's twin. The exception is the thread that ends a capture: it holds the locks of all
+    /// streams and twins of the capture.
     state: Mutex<SubmitState>,
     /// Changed under the lock on `state` only.
     capture: StreamCaptureState,
