@@ -1,8 +1,9 @@
 //! Copies and memsets of bytes, ordered like launches.
 //!
 //! A copy is one driver call where possible. Between linked devices the peer link is opened on
-//! first need, for copies only. Large copies of pageable memory are staged (`pageable.rs`), and so
-//! are all copies between devices without a link (`unlinked.rs`).
+//! first need, for copies only. Large copies within device memory are split into pieces. Large copies
+//! of pageable memory are staged (`pageable.rs`), and so are all copies between devices without a link
+//! (`unlinked.rs`).
 
 use std::ops::Range;
 use std::panic::Location;
@@ -41,10 +42,18 @@ const PIECE_GROWTH: usize = 16;
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storages.
 /// - [`ErrorKind::RuntimeMismatch`] if the storages or the stream belong to different runtimes.
+/// - [`ErrorKind::InvalidArgument`] if the stream is a twin, and for host memory inside a closure
+///   that holds locks of host memory.
+/// - [`ErrorKind::NotReplayed`] if a storage was made in a capture whose graph was not replayed yet.
 /// - [`ErrorKind::Capture`] if the stream is captured and the host would have to wait for the copy.
 /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the source
 ///   depends on work that is known to have failed.
-/// - [`ErrorKind::Race`] if the copy races under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::TimedOut`] if the host waits for the copy, and work of another process that a
+///   storage depends on is not complete within the limit set on receipt.
+/// - [`ErrorKind::Alloc`] if page-locked memory for a copy between devices without a link cannot be
+///   allocated.
+/// - [`ErrorKind::Race`] if the copy races under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+///   [`RaceReport::Error`](crate::RaceReport::Error).
 /// - [`ErrorKind::Driver`], [`ErrorKind::Surfaced`] or [`ErrorKind::NotStarted`] if a driver call
 ///   fails.
 #[track_caller]
@@ -178,7 +187,8 @@ unsafe fn enqueue_pieces(
     Ok(())
 }
 
-/// Returns the pieces of a copy of `bytes` bytes, each larger than the one before.
+/// Returns the pieces of a copy of `bytes` bytes. Each is [`PIECE_GROWTH`] times as large as the one
+/// before, except the last, which has the remainder.
 pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (mut start, mut piece) = (0usize, first);
     std::iter::from_fn(move || {
@@ -275,9 +285,14 @@ pub(super) fn check_range(
 ///
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the elements do not lie inside the storage.
-/// - [`ErrorKind::Driver`] if the storage is host memory or a driver call fails.
+/// - [`ErrorKind::Driver`] if the storage is host memory of this process alone, and
+///   [`ErrorKind::SharedHostMemory`] if it is host memory of several processes.
 /// - [`ErrorKind::RuntimeMismatch`] if the storage and the stream belong to different runtimes.
-/// - [`ErrorKind::Race`] if the access races under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::InvalidArgument`] if the stream is a twin.
+/// - [`ErrorKind::NotReplayed`] if the storage was made in a capture whose graph was not replayed yet.
+/// - [`ErrorKind::Race`] if the access races under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+///   [`RaceReport::Error`](crate::RaceReport::Error).
+/// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if a driver call fails.
 #[track_caller]
 pub fn memset(
     stream: &Stream,
