@@ -302,8 +302,8 @@ impl CaptureGuard {
         &self.stream
     }
 
-    /// Ends the capture and returns its graph. The capture ends even if this fails. With `join`,
-    /// the stream first waits for all other streams of the capture.
+    /// Ends the capture and returns its graph. The capture ends even if this call fails. With `join`,
+    /// the stream that the capture began on first waits for all other streams of the capture.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if a driver call fails; without `join`, also if the stream that the

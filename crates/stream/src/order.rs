@@ -12,7 +12,7 @@
 //! none, because more operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late
 //! wait for an operation of such a series extends the series. So a single late wait causes no more than
 //! [`MIN_OPS_WITH_EVENTS`] further records, and if another stream waits once per training step, each such wait soon
-//! finds its op event.
+//! finds its op event. In a capture, each submitted operation gets an op event.
 //!
 //! Before its own waits, a stream also records an op event after its last work, unless that work has one or is known to
 //! be complete. The reason: the work that the stream is about to wait for may depend on another process and never

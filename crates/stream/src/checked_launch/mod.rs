@@ -4,8 +4,8 @@
 //! Invariant: the cost of passing a dependency on does not grow with the number of launches in
 //! flight. Bytes depend on at most a few [`CheckedLaunch`]es. An operation that would depend on
 //! more creates a *union*, which shares its inputs. A union drops its inputs once its outcome is
-//! known, so only work in flight stays in memory. Until its operation is known to be complete, a
-//! pending union is examined again only if the number of all known failures has changed.
+//! known, so only work in flight stays in memory. A pending union whose operation is not known to be
+//! complete is examined again only if the number of all known failures has changed.
 
 mod resolve;
 

@@ -82,7 +82,8 @@ impl MailboxState {
         }
     }
 
-    /// Keeps a failure until it is reported to its owner.
+    /// Keeps a failure until it is reported to its owner, unless a failure of the same call is kept already or the
+    /// owner has [`MAX_UNREPORTED`] others.
     fn note(&mut self, op: OpNumber, failure: Arc<FailedCheck>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {

@@ -38,9 +38,9 @@ pub(crate) struct StreamInner {
     core: Arc<DeviceCore>,
     progress: Arc<StreamProgress>,
     /// The submit lock, held while work is enqueued, so that numbers follow the order of the
-    /// stream. While a thread holds this lock, it takes no other submit lock except that of this
-    /// stream's twin. The exception is the thread that ends a capture: it holds the locks of all
-    /// streams and twins of the capture.
+    /// stream. A thread that holds this lock takes at most one other submit lock, that of this
+    /// stream's twin. Only the thread that ends a capture takes more: the locks of all streams and
+    /// twins of the capture.
     state: Mutex<SubmitState>,
     /// Changed under the lock on `state` only.
     capture: StreamCaptureState,
