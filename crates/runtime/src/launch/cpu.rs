@@ -30,8 +30,8 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
     failed.map_or(Ok(()), |failed| Err(failed.into()))
 }
 
-/// Runs host code on operands in host memory. Waits for conflicting device work before, and holds
-/// the host locks until `f` returns.
+/// Runs host code on operands in host memory. Takes their host locks, waits for conflicting device
+/// work, and holds the locks until `f` returns.
 ///
 /// # Errors
 /// - [`ErrorKind::RuntimeMismatch`] if the operands belong to different runtimes.

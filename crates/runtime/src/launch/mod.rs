@@ -21,7 +21,8 @@
 //!    policy, make the stream wait, on the GPU, for each conflicting use on another stream. On its
 //!    own stream a storage costs one comparison.
 //! 7. Tell the allocator of the stream, if the stream is new to the storage: under `Auto`, and for
-//!    page-locked and shared memory under either policy.
+//!    page-locked memory under either policy. Shared memory has no allocator, so its storage notes
+//!    the stream. Memory of a graph's pool needs neither.
 //! 8. Enqueue the work, record it as a use of its storages, and unlock.
 //!
 //! On the CPU: lock the storages for the host, in the order of their keys, wait for device copies

@@ -92,9 +92,10 @@ pub fn copy_bytes(
     ];
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let piece_by_piece = |handle| -> Result<(), DriverError> {
-        // SAFETY: both ends lie inside live storages, as checked above. The allocator of a device
-        // block or page-locked block has been told of the stream. If a block is pageable, its host
-        // lock is held until the wait for the copy below has returned.
+        // SAFETY: both ends lie inside live storages, as checked above. The page-locked cache has been
+        // told of the stream, and so has the allocator of device memory, unless the program orders its
+        // reuse (`SyncPolicy::Manual`). If a block is pageable, its host lock is held until the wait for
+        // the copy below has returned.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
         stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
@@ -231,9 +232,9 @@ fn stage(
     }
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {
-        // SAFETY: both ends lie inside live storages. The caller holds the host lock. The device's
-        // allocator has been told of the stream, and the stream is ordered after conflicting uses
-        // as the policy requires. The uses stay locked until this use is recorded.
+        // SAFETY: both ends lie inside live storages. The caller holds the host lock. As far as the
+        // policy requires, the device's allocator has been told of the stream, and the stream is
+        // ordered after conflicting uses. The uses stay locked until this use is recorded.
         let (covered, ran) = unsafe { staged.run() };
         match (covered, ran) {
             (None, Err(error)) => Err(error),
@@ -313,7 +314,8 @@ pub fn memset(
     let touch = Touch::range(dst.0, dst.1, count * value.size(), Access::Write);
     let site = Site { op, location };
     enqueue(stream, [touch].into_iter(), site, |handle| {
-        // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
+        // SAFETY: the range lies inside a live storage. Its allocator knows of the stream, unless the
+        // program orders the reuse of memory (`SyncPolicy::Manual`).
         unsafe { driver.memset_async(ptr, value, count, handle) }?;
         let bytes = [count * value.size()];
         stream.note_launch(site, [("bytes", bytes.as_slice())].into_iter());

@@ -505,7 +505,8 @@ impl Storage {
         match &self.0.memory {
             StorageMemory::Device(_, block) => {
                 // SAFETY: the block is live as long as `self`. Launches keep their storages alive
-                // until the work is enqueued, and they tell the allocator of the stream.
+                // until the work is enqueued, and they tell the allocator of the stream, unless the
+                // program orders the reuse of memory (`SyncPolicy::Manual`).
                 Some(unsafe { DevicePtr::from_raw(block.address()) })
             }
             StorageMemory::Shared(block) => Some(block.mapping.ptr()),

@@ -269,8 +269,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// order with the operands' uses on other streams.
     ///
     /// If the kernel checks indices, a failed check is an error of this call on the CPU. On a device a failed check
-    /// cannot stop the stream, so later work runs. The results are marked: each host read of them returns the error,
-    /// and so does the next `synchronize` of the thread that made the call.
+    /// cannot stop the stream, so later work runs. The results are marked: each host read of them returns the error. If
+    /// the thread that made the call has not received the error in this way, its next `synchronize` returns the error.
     ///
     /// # Errors
     /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the
