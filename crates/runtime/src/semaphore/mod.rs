@@ -420,6 +420,8 @@ impl PeerSemaphore {
     /// # Errors
     /// - [`ErrorKind::PeerGone`] if the other process is gone and has not signalled `number`.
     /// - [`ErrorKind::TimedOut`] if the host waits and `deadline` passes.
+    /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the storage
+    ///   depends on work that is known to have failed.
     /// - [`ErrorKind::InvalidArgument`] if `number` is too far above the numbers that have arrived.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     pub fn wait(
