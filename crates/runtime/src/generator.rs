@@ -40,7 +40,7 @@ impl Default for CpuGenerator {
 
 impl CpuGenerator {
     /// Creates a generator at the start of the sequence of `seed`. Only the lower 32 bits of `seed`
-    /// matter.
+    /// determine the sequence.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         // The engine's state words, stored as if they were the outputs of a block that precedes the

@@ -1,4 +1,4 @@
-//! Tests whether two layouts of one storage share bytes.
+//! Tests whether two layouts of one storage share bytes, and whether two indices of one layout do.
 
 use smallvec::SmallVec;
 

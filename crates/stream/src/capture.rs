@@ -46,8 +46,8 @@ pub struct CapturedStream {
 }
 
 impl CapturedStream {
-    /// Returns the twin, which stands for the stream in this capture. Operations
-    /// [submitted](CapturedStream::submit) to it are numbered from 1.
+    /// Returns the twin, which stands for the stream in this capture. It numbers its operations, waits
+    /// included, from 1.
     #[must_use]
     pub fn twin(&self) -> &Stream {
         &self.twin
@@ -302,8 +302,8 @@ impl CaptureGuard {
         &self.stream
     }
 
-    /// Ends the capture and returns its graph. The capture ends even if this fails. With `join`,
-    /// the stream first waits for all other streams of the capture.
+    /// Ends the capture and returns its graph. The capture ends even if this call fails. With `join`,
+    /// the stream that the capture began on first waits for all other streams of the capture.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if a driver call fails; without `join`, also if the stream that the

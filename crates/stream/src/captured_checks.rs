@@ -2,8 +2,9 @@
 //!
 //! The arguments of a captured kernel are fixed, so all replays share one slot per kernel. If one of
 //! several overlapping replays fails, the failure therefore also marks the later replays, and the
-//! earlier replays whose outcome is not known yet. Once the failure is known, the next replay waits
-//! until no replay runs, so that its outcome is its own.
+//! earlier replays whose outcome is not known yet. Once the failure is known, the next replay begins
+//! only when no replay runs, so that its outcome is its own. Only a graph with collectives does not
+//! wait, because other ranks may wait for it.
 //!
 //! If a replay fails, so does each later replay that overlaps it on the same stream. The later
 //! replay *covers* the earlier replay (`CheckedLaunch::covers`). Bytes that depend on a replay
@@ -119,8 +120,8 @@ impl CapturedChecks {
         Some(replay)
     }
 
-    /// Ends a replay whose outcome was recorded. Clears the slots only when no replay runs, because
-    /// a report does not name its replay.
+    /// Ends a replay whose outcome was recorded or that the driver refused. Clears the slots only when
+    /// no replay runs, because a report does not name its replay.
     pub(crate) fn end_replay(&self) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);

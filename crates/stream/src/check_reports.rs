@@ -6,7 +6,7 @@
 //! thread has ended, the failure is reported by the next `synchronize` of any thread that covers the launch. If an
 //! owner has several failures on a stream, only the oldest is reported. Reads of the data always report the failure;
 //! see `launch/result_marks.rs` of `warpline-runtime`. Until the first launch of a kernel that checks indices, this
-//! handling costs each wait one load.
+//! handling costs a wait for a stream or an event at most two loads.
 
 use std::sync::{Arc, PoisonError};
 
@@ -29,7 +29,8 @@ const SLOTS_PER_PAGE: usize = 512;
 /// All mailboxes of the devices of one driver.
 #[derive(Debug, Default)]
 pub(crate) struct CheckReports {
-    /// Whether a mailbox exists. Without one, waits do not lock the list.
+    /// Whether a mailbox was ever added. Until then, [`CheckReports::settle`] and [`CheckReports::report`] do not lock
+    /// the list.
     any: AtomicBool,
     /// Locked before any mailbox.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,

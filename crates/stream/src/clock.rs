@@ -81,7 +81,7 @@ impl StreamPoint {
     pub(crate) fn mark_done(&self, core: &DeviceCore) {
         self.progress.mark_done(self.op);
         for entry in self.before.iter() {
-            // A wait on a lost device may return although the awaited work is incomplete.
+            // A stream's wait for work of a lost device may end although that work is incomplete.
             let device = entry.stream.device;
             if device == self.progress.device || core.driver.lost(device).is_none() {
                 entry.stream.mark_done(entry.op);
@@ -96,7 +96,7 @@ impl StreamPoint {
     }
 
     /// Calls [`StreamPoint::settle`], then returns an error if a failed check must be reported to
-    /// this thread. `synchronize` calls this.
+    /// this thread. Called by `synchronize` of streams and events.
     pub(crate) fn settle_and_report(&self, core: &DeviceCore) -> Result<()> {
         self.settle(core);
         core.shared.checks.report(std::slice::from_ref(self))

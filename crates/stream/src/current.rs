@@ -162,8 +162,8 @@ fn replace(
     std::mem::replace(&mut current.streams[device], new)
 }
 
-/// Restores the device that a guard saved. Does nothing if the thread has no entry for the `Devices`
-/// any more, because the `Devices` is gone or the thread is ending.
+/// Restores the device that a guard saved. Does nothing if the thread has no entry for the `Devices`: the guard changed
+/// nothing, the `Devices` is gone, or the thread is ending.
 #[inline]
 pub(crate) fn restore_device(id: u64, device: usize) {
     change(id, |c| c.device = device);
@@ -179,8 +179,8 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): SavedState) {
 }
 
 /// Runs `f` as in a new thread, with no chosen device and no chosen stream. Restores the thread's
-/// choices afterwards, even if `f` panics. Thread pools use this function to keep the choices of
-/// one job from another.
+/// choices afterwards, even if `f` panics. With this function, a thread that runs several jobs starts
+/// each job without the choices of the previous jobs.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -189,8 +189,9 @@ impl Device {
     /// [`Stream`] if the driver's stream is wrapped already, because a driver's stream has one
     /// numbering.
     ///
-    /// Work that other code enqueues on the driver's stream is not numbered: only
-    /// [`Stream::wait_stream`], events and `synchronize` cover it.
+    /// Work that other code enqueues on the driver's stream is not numbered: a wait for a numbered
+    /// operation may leave it out. [`Stream::wait_stream`], [`Stream::wait_for_all`], events and
+    /// `synchronize` cover it.
     ///
     /// # Errors
     /// - [`ErrorKind::WrongDevice`] if the stream is on another device.

@@ -70,7 +70,7 @@ impl Event {
         self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records all work enqueued on the stream so far (`Event.record`).
+    /// Records the event after all work enqueued on the stream so far (`Event.record`).
     ///
     /// # Errors
     /// - [`ErrorKind::WrongDevice`] if the event was first recorded on another device.

@@ -15,8 +15,8 @@ use crate::{CheckOwner, Error, ErrorKind, Site};
 /// The launch number that a captured kernel reports in every replay.
 pub(crate) const REPLAYED: u64 = u64::MAX;
 
-/// One more than the number of failed index checks that this process knows. Until its operation is
-/// known to be complete, a pending union is examined again only if the counter has changed.
+/// One more than the number of failed index checks that this process knows. A pending union whose
+/// operation is not known to be complete is examined again only if the counter has changed.
 pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
 
 /// A failed index check: an index that is out of range for its dimension. Converts into
@@ -96,7 +96,8 @@ impl ReportSlot {
 pub(crate) struct FailedCheck {
     pub(crate) check: IndexCheck,
     pub(crate) owner: CheckOwner,
-    /// The public call that made the launch. One report counts for all failures of a call.
+    /// The public call that made the launch. For a replay, a new identifier that the failed kernels of one captured
+    /// call share. One report counts for all failures of a call.
     pub(crate) call: Option<CallId>,
     /// Whether the failure itself was reported.
     reported: AtomicBool,

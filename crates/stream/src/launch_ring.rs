@@ -3,7 +3,8 @@
 //! If a launch fails, the driver returns the error from a later wait, query or launch, and does not
 //! name the launch that failed. The message therefore lists the launches that are not known to be
 //! complete, oldest first, with op, dtypes, shapes and call site, and counts the older operations.
-//! If the device is lost, the message also lists the launches of the device's other streams. A
+//! If the call was on a stream, the message lists the launches of that stream. If the device is lost,
+//! or the call was on an event or the device, it lists the launches of all streams of the device. A
 //! launch is recorded under the submit lock; only a stream's first launch allocates memory.
 
 use std::sync::PoisonError;
@@ -73,7 +74,7 @@ impl Launches {
 mod tests {
     use super::*;
 
-    /// Compares with a plain list, at every length up to three times the capacity.
+    /// Compares with a plain list, at every length below three times the capacity.
     #[test]
     fn the_last_launches_are_kept_in_order_and_older_ones_counted() {
         for recorded in 0..3 * CAPACITY as u64 {

@@ -77,7 +77,8 @@ pub use warpline_types::{
 
 /// Number of an operation on its stream. The first operation has number 1.
 ///
-/// Waits, and all work enqueued with [`Stream::submit`], are operations. Event records are not.
+/// Waits, and all work enqueued with [`Stream::submit`] or [`Stream::submit_waited`], are operations.
+/// Event records are not.
 pub type OpNumber = u64;
 
 /// Runs the program of this crate's README as a test.

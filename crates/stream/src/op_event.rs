@@ -74,7 +74,7 @@ impl OpEvent {
     /// Makes later work on a stream wait, on the GPU, for the operation.
     ///
     /// # Errors
-    /// The same as [`Stream::wait_for`].
+    /// The same as [`Stream::wait_for`], except [`ErrorKind::Capturing`](crate::ErrorKind::Capturing).
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         stream.check_same_devices(self.event.core(), "wait_for")?;

@@ -10,18 +10,19 @@
 //! work follows its operation. If a late wait finds no op event right after its operation, the next late wait may also
 //! need one, so the next [`MIN_OPS_WITH_EVENTS`] operations get an op event each. If the next late wait still finds
 //! none, because more operations lie between late waits, this number doubles, up to [`MAX_OPS_WITH_EVENTS`]. A late
-//! wait that finds its op event extends the series of op events. So a single late wait costs a few records, and if
-//! another stream waits once per training step, each such wait soon finds its op event.
+//! wait for an operation of such a series extends the series. So a single late wait causes no more than
+//! [`MIN_OPS_WITH_EVENTS`] further records, and if another stream waits once per training step, each such wait soon
+//! finds its op event. In a capture, each submitted operation gets an op event.
 //!
-//! A stream also records an op event before each of its own waits, because the awaited work may depend on another
-//! process and never complete. A late wait for the stream then covers later work of the stream, but not the work that
-//! the stream itself waits for later.
+//! Before its own waits, a stream also records an op event after its last work, unless that work has one or is known to
+//! be complete. The reason: the work that the stream is about to wait for may depend on another process and never
+//! complete. A late wait for the stream may then cover later work of the stream, but not the stream's next wait.
 //!
-//! Limits: a late wait that finds no op event covers the stream's work up to the stream's next wait. A stream keeps the
-//! latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the latest [`MAX_REQUESTED`]
-//! op events that were recorded for waits. If a stream keeps more than [`MAX_COMPLETE`] op events for waits, it drops
-//! the oldest of them whose operations are complete. A wait for an older operation uses the oldest op event that is
-//! left, and so covers more work than needed, never less.
+//! Limits: a late wait that finds no op event right after its operation may cover all work up to the stream's next
+//! wait. A stream keeps the latest [`MAX_AUTOMATIC`] op events that were recorded after each operation, and at most the
+//! latest [`MAX_REQUESTED`] op events that were recorded for waits. Before it would keep more than [`MAX_COMPLETE`] op
+//! events for waits, it drops the oldest of them whose operations are known to be complete. A wait for an older
+//! operation uses the oldest op event that is left, and so covers more work than needed, never less.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -106,7 +107,8 @@ pub(crate) struct OpEvents {
     /// Number of operations that get an op event each after a late wait. 0 until the first late
     /// wait.
     wanted: u64,
-    /// The last operation that is not a wait.
+    /// The last operation of [`Stream::submit`](crate::Stream::submit). Waits do not count, nor do operations of
+    /// [`Stream::submit_waited`](crate::Stream::submit_waited), which are complete.
     pub(crate) last_work: OpNumber,
 }
 
@@ -142,7 +144,7 @@ impl OpEvents {
 
     /// Notes a wait for operation `op`, made when the stream's last operation was `last`.
     pub(crate) fn note_wait(&mut self, op: OpNumber, last: OpNumber) {
-        // An op event of this operation or an older one would already be dropped.
+        // Automatic op events up to this operation may already be dropped, so recording more of them would not help.
         let oldest = last.saturating_sub(MAX_AUTOMATIC as u64);
         if op >= self.last_work || op <= oldest {
             return;

@@ -38,8 +38,8 @@ template <int N> __device__ __forceinline__ bool has(const Run<N>& run, int k) {
     return run.x + k * run.apart < run.size;
 }
 
-// Computes the run of thread `i`. Returns false if the thread has none. Runs begin at aligned vectors
-// of the result `out`.
+// Computes the run of thread `i`. Returns false if the thread has none. If `index.runs.aligned` is set,
+// runs begin at aligned vectors of the result `out`.
 template <int V, int N, class T>
 __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* out, Run<N>& run) {
     const Runs& r = index.runs;

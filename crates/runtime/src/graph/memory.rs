@@ -18,6 +18,8 @@ impl Storage {
     ///   the device is out of memory.
     /// - [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to
     ///   another runtime.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the stream is the twin of
+    ///   a captured stream.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         runtime.check_stream(stream, "empty")?;

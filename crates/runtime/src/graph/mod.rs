@@ -74,6 +74,7 @@ impl Capturing {
     /// - [`ErrorKind::CannotCapture`] if the stream is a default stream.
     /// - [`ErrorKind::DeviceMismatch`] if the pool is on another device.
     /// - [`ErrorKind::RuntimeMismatch`] if the stream or the pool belongs to another runtime.
+    /// - [`ErrorKind::InvalidArgument`] if the stream is the twin of a captured stream.
     /// - [`ErrorKind::Alloc`] if memory for the pool's state cannot be allocated.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     #[track_caller]

@@ -144,7 +144,8 @@ impl<'a> Sequence<'a> {
         Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
     }
 
-    /// Returns the kernel's second operand: the state within a graph, `other` otherwise.
+    /// Returns a kernel's operand for the state: the graph's state within a graph, otherwise no element
+    /// of `other`. `layout` is the layout that [`Sequence::state_layout`] returns.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage =

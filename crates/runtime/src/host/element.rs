@@ -16,7 +16,8 @@ pub struct Truth(u8);
 pub trait HostElement: Copy + Send + Sync + 'static {
     /// The dtype of the elements.
     const DTYPE: DType;
-    /// The type of arithmetic: `f32` for the half-width floats, otherwise the type itself.
+    /// The type of arithmetic: `f32` for the half-width floats, `bool` for [`Truth`], otherwise the
+    /// type itself.
     type Compute: Number + CastAny;
     /// Returns the element's value.
     fn get(self) -> Self::Compute;
@@ -48,7 +49,7 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     fn sub(self, b: Self) -> Self;
     /// `self * b`.
     fn mul(self, b: Self) -> Self;
-    /// `self / b`. Integers return 0 for a division by zero and for a quotient that overflows. Bools
+    /// `self / b`. Integers return 0 for a division by zero, and wrap if the quotient overflows. Bools
     /// return `self`.
     fn div(self, b: Self) -> Self;
     /// Returns whether the value is a NaN.

@@ -137,8 +137,8 @@ pub fn params<P: AnyBitPattern>(launch: &HostLaunch<'_>) -> P {
     bytemuck::pod_read_unaligned(launch.params)
 }
 
-/// Runs `f` over `0..n` in ranges of about `grain` numbers, on several threads if `parallel` is set
-/// and `n` is larger than `grain`.
+/// Runs `f` over `0..n`, in at most four ranges per thread, of about `grain` numbers or more. Uses
+/// several threads only if `parallel` is set and `n` is larger than `grain`.
 pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     spread(parallel, n, grain, &f);
 }

@@ -42,15 +42,17 @@ pub unsafe trait HostLoop<A, const N: usize> {
 
 unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Flat, A> = params(launch);
-    // SAFETY: `Variant::enqueue` passes these parameters to this function. The caller of
-    // `Variant::new` guarantees that the operands have the loop's types.
+    // SAFETY: `Variant::enqueue` passes these parameters to this function. Its caller guarantees that
+    // `space` covers the operands' elements and that the operands have the dtypes that the loop accesses.
+    // `launch::run` keeps other code from writing to them.
     unsafe { L::flat(launch, &space, &args) }
 }
 
 unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Index<N>, A> = params(launch);
-    // SAFETY: `Variant::enqueue` passes these parameters to this function. The caller of
-    // `Variant::new` guarantees that the operands have the loop's types.
+    // SAFETY: `Variant::enqueue` passes these parameters to this function. Its caller guarantees that
+    // `space` covers the operands' elements and that the operands have the dtypes that the loop accesses.
+    // `launch::run` keeps other code from writing to them.
     unsafe { L::strided(launch, &space, &args) }
 }
 
@@ -294,8 +296,8 @@ impl<A: Pod, const N: usize> Variant<A, N> {
         unsafe { self.enqueue(target, site, self.strided, operands, index, args, threads) }
     }
 
-    /// Launches a kernel with one thread per element or run, because many short blocks keep a device busier than fewer
-    /// blocks that loop.
+    /// Launches a kernel with one thread per element, vector or run, because many short blocks keep a device busier
+    /// than fewer blocks that loop.
     ///
     /// # Safety
     /// `space` covers the elements of the operands. The operands lie in their storages, overlap only

@@ -19,9 +19,9 @@ const BLOCK_BITS: u32 = super::BLOCK.ilog2();
 
 cuda_struct! {
     /// Distribution of elements among threads. Each thread takes a *run*: as many elements of the
-    /// innermost dimension as a vector has. The elements of a run are adjacent. If the result's
-    /// elements are not adjacent and its rows are long, the elements of a run are the width of a warp
-    /// apart, so that the threads of a warp write neighbours.
+    /// innermost dimension as a vector has. The elements of a run are adjacent in that dimension, with
+    /// one exception: if the rows are long and the result's elements have gaps between them, the
+    /// elements of a run are the width of a warp apart, so that the threads of a warp write neighbours.
     ///
     /// If an operand is denser in a different dimension than the innermost, a block takes a tile of two dimensions, so
     /// that it reads whole memory sectors of each operand. Otherwise runs are numbered from row to row.

@@ -30,8 +30,8 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
     failed.map_or(Ok(()), |failed| Err(failed.into()))
 }
 
-/// Runs host code on operands in host memory. Waits for conflicting device work before, and holds
-/// the host locks until `f` returns.
+/// Runs host code on operands in host memory. Takes their host locks, waits for conflicting device
+/// work, and holds the locks until `f` returns.
 ///
 /// # Errors
 /// - [`ErrorKind::RuntimeMismatch`] if the operands belong to different runtimes.
@@ -39,7 +39,9 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
 ///   [`ErrorKind::Driver`] if an operand is in device memory.
 /// - [`ErrorKind::InvalidArgument`] inside a closure that holds locks of host memory.
 /// - [`ErrorKind::Race`] if the operands race with device work under
-///   [`SyncPolicy::Manual`](crate::SyncPolicy).
+///   [`SyncPolicy::Manual`](crate::SyncPolicy) with [`RaceReport::Error`](crate::RaceReport::Error).
+/// - [`ErrorKind::TimedOut`] if an operand depends on work of another process that is not complete
+///   within the limit set on receipt.
 /// - The failure of device work that is waited for, or that the operands depend on.
 #[track_caller]
 pub fn with_operands(
@@ -120,7 +122,7 @@ impl Drop for HostLockScope {
     }
 }
 
-/// Runs `f` with each storage's host lock held. Locks are taken in address order.
+/// Runs `f` with each storage's host lock held. Locks are taken in the order of the storages' keys.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if this thread already runs such an `f`, and errors of `f`.

@@ -76,8 +76,9 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
             log.keep_communicator(comm, call.op, replays);
         }
         // SAFETY: the handle is the stream's, and the stream belongs to this driver and device. The
-        // footprints lie in live storages whose allocators know of this stream. The caller of
-        // `launch::run` guarantees that the code accesses only the operands, as declared.
+        // footprints lie in live storages. Their allocators know of this stream, unless the program
+        // orders the reuse of memory (`SyncPolicy::Manual`). The caller of `launch::run` guarantees
+        // that the code accesses only the operands, as declared.
         unsafe { device.driver().launch(h, &launch) }
             .inspect_err(|_| result_marks.refused(stream))?;
         if let Code::Collectives(_, TrackedCommunicator { number: Some(number), .. }) = call.code {

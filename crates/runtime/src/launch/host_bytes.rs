@@ -20,7 +20,9 @@ use crate::{ErrorKind, Result, Site, Storage};
 ///   [`crate::ErrorKind::PeerGone`] if the bytes depend on work that failed.
 /// - [`crate::ErrorKind::InvalidArgument`] inside a closure that holds locks of host memory.
 /// - [`crate::ErrorKind::Race`] if the access races with device work under
-///   [`SyncPolicy::Manual`](crate::SyncPolicy).
+///   [`SyncPolicy::Manual`](crate::SyncPolicy) with [`RaceReport::Error`](crate::RaceReport::Error).
+/// - [`crate::ErrorKind::TimedOut`] if the storage depends on work of another process that is not
+///   complete within the limit set on receipt.
 /// - Errors of the wait ([`Stream::host_wait`](crate::Stream::host_wait)).
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
@@ -37,7 +39,7 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
         wait_for_host(&touch)?;
         let Some(base) = base else {
             // SAFETY: the storage's read lock is held, and device work of this process that writes
-            // the bytes is complete. New work needs the write lock.
+            // the bytes is complete. New device work that writes them needs the write lock.
             return unsafe { storage.read_shared_host(offset, out) };
         };
         // SAFETY: the bytes lie inside the storage and are initialized. Its read lock is held, and
@@ -54,7 +56,7 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
 /// complete.
 ///
 /// # Errors
-/// The same as [`read_bytes`].
+/// The same as [`read_bytes`], except those for bytes that depend on failed work.
 #[track_caller]
 pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     let site = Site::here("write_bytes");
@@ -93,7 +95,7 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// - [`crate::ErrorKind::SharedHostMemory`] if other processes may write to the memory.
-/// - The errors of [`read_bytes`].
+/// - The errors of [`write_bytes`].
 #[track_caller]
 pub fn fill_bytes<R>(
     dst: (&Storage, usize),

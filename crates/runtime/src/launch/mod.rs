@@ -1,8 +1,8 @@
 //! The launch path: the only way in which ops run, on the host's cores or on a stream of a device.
 //!
-//! A [`Kernel`], [`iter::Kernels`](crate::iter::Kernels) or [`run_collectives`] describes an op in
-//! a `Call`: the operands with the access to each, the plain-data parameters, the CPU
-//! implementation, and the code that a GPU runs. The kernel's pointer arguments, the waits between
+//! A [`Kernel`], a [`LibraryOp`], [`iter::Kernels`](crate::iter::Kernels) or [`run_collectives`]
+//! describes an op in a `Call`: the operands with the access to each, the plain-data parameters, the
+//! CPU implementation, and the code that a GPU runs. The kernel's pointer arguments, the waits between
 //! streams, the reports to the allocator, the work of a simulated GPU, and the texts of errors and
 //! race reports all follow from this declaration.
 //!
@@ -10,8 +10,9 @@
 //!
 //! 1. Refuse a stream of another runtime, and find the kernel. After the first launch this takes no
 //!    lock and compares no string.
-//! 2. Refuse memory that the device cannot reach, and storages of another runtime.
-//! 3. Lock the `Uses` of the distinct storages, in the order of their addresses.
+//! 2. Refuse memory that the device cannot reach, storages that were made in a capture and have no
+//!    contents yet, and storages of another runtime.
+//! 3. Lock the `Uses` of the distinct storages, in the order of their [keys](Storage::key).
 //! 4. Collect the work that the op's inputs depend on (`result_marks.rs`), and refuse the op if such work
 //!    is known to have failed.
 //! 5. Under [`SyncPolicy::Manual`](crate::SyncPolicy), compare the op with the histories of its
@@ -20,18 +21,19 @@
 //!    policy, make the stream wait, on the GPU, for each conflicting use on another stream. On its
 //!    own stream a storage costs one comparison.
 //! 7. Tell the allocator of the stream, if the stream is new to the storage: under `Auto`, and for
-//!    page-locked and shared memory under either policy.
+//!    page-locked memory under either policy. Shared memory has no allocator, so its storage notes
+//!    the stream. Memory of a graph's pool needs neither.
 //! 8. Enqueue the work, record it as a use of its storages, and unlock.
 //!
-//! On the CPU: lock the storages for the host, in the order of their addresses, wait for device
-//! copies that use the bytes, and run the CPU implementation.
+//! On the CPU: lock the storages for the host, in the order of their keys, wait for device copies
+//! that use the bytes, and run the CPU implementation.
 //!
 //! While a stream is captured, uses are recorded in the capture's log (`graph/log.rs`) instead of
 //! `Uses`.
 //!
 //! # Lock order
 //!
-//! Random generator, then host locks (in the order of the storages' addresses), then `Uses` (in the
+//! Random generator, then host locks (in the order of the storages' keys), then `Uses` (in the
 //! same order), a capture's log or the histories of freed memory, then a graph's record of replays,
 //! then a stream's submit lock, then the allocator or the driver. No thread takes a lock of an
 //! earlier group while it holds one of a later group.
@@ -149,8 +151,9 @@ pub(crate) enum Code<'a> {
 
 /// Converts `n` to a number of blocks for the grid of a kernel.
 ///
-/// A GPU supports fewer than 2³¹ blocks in x. A larger `n` becomes the largest number, which a launch on a GPU rejects
-/// with [`ErrorKind::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
+/// A GPU supports fewer than 2³¹ blocks in x. With more, a launch on a GPU fails with [`ErrorKind::InvalidArgument`]. A
+/// number that does not fit `u32` becomes `u32::MAX` and never wraps around to a smaller grid. On the CPU the grid is
+/// not used.
 #[inline]
 #[must_use]
 pub fn blocks(n: usize) -> u32 {
@@ -185,7 +188,7 @@ impl Call<'_> {
     }
 }
 
-/// Runs an op. If no operand has elements, does nothing.
+/// Runs an op. Does nothing if there are operands and none has elements.
 ///
 /// # Errors
 /// The errors of [`Kernel::launch`], except [`ErrorKind::UnsupportedDType`].

@@ -38,8 +38,10 @@ impl<'a> OrderedWork<'a> {
     /// stream wait for conflicting uses.
     ///
     /// # Errors
-    /// - [`ErrorKind::RuntimeMismatch`] if the storages belong to different runtimes.
-    /// - [`ErrorKind::Race`] if the work races under [`SyncPolicy::Manual`].
+    /// - [`ErrorKind::RuntimeMismatch`] if storages and stream belong to different runtimes, and
+    ///   [`ErrorKind::InvalidArgument`] if the stream is a twin.
+    /// - [`ErrorKind::Race`] if the work races under [`SyncPolicy::Manual`] with
+    ///   [`RaceReport::Error`](crate::RaceReport::Error).
     /// - The known failure of work that the inputs depend on, and errors of the waits.
     #[inline]
     #[track_caller]
@@ -147,7 +149,7 @@ pub(super) fn wait_for_own(
     })
 }
 
-/// Fails if storages and stream belong to different runtimes.
+/// Fails if storages and stream belong to different runtimes, or if the stream is a twin.
 #[track_caller]
 pub(super) fn check_runtime(
     stream: &Stream,

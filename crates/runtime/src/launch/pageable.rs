@@ -53,8 +53,8 @@ struct StagingBuffer {
 }
 
 impl<'a> StagedCopy<'a> {
-    /// Prepares a copy of `bytes` bytes. Returns `None` if the copy is too small for staging, or if
-    /// no page-locked memory can be allocated.
+    /// Prepares a copy of `bytes` bytes. Returns `None` if the copy is too small for staging, if the
+    /// stream is captured, or if the page-locked memory or the events cannot be allocated.
     pub(super) fn new(
         runtime: &Runtime,
         stream: &'a Stream,

@@ -17,7 +17,7 @@
 //! that would depend on more than two launches depends on their union instead, which fails if any
 //! of them fails. Marks change under the locks on [`Uses`], which each launch takes anyway to order
 //! its streams. If a storage has no marks, device work only checks an empty list, and host code
-//! only loads a flag.
+//! only loads two flags.
 //!
 //! A capture has marks of its own. Their dependencies are captured kernels and collectives, which
 //! have not run yet, and two placeholders for dependencies from before the replay. Each replay
@@ -185,7 +185,7 @@ impl ResultMarks<'_> {
         };
         // Captured marks do not show which results depend on other processes, because another
         // process may write shared memory between a write and a read by the graph. Therefore all
-        // results count as dependent on other processes.
+        // results depend on all processes that an input depends on.
         let peers = inputs.iter().filter(|dependency| matches!(dependency, Dependency::Peer(_)));
         let peers: Dependencies = peers.cloned().collect();
         let mut replay = ReplayDependencies::new(&inputs, own);

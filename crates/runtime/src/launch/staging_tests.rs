@@ -148,7 +148,6 @@ fn a_failed_piece_leaves_nothing_behind() {
             let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
             let other = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
             let here = Location::caller();
-            // Once a second stream has work, a stream waits for single operations instead of all work.
             set(&other, &Storage::device(&runtime, BYTES, &other).unwrap(), 0);
             let x = Storage::device(&runtime, BYTES, &stream).unwrap();
             set(&stream, &x, 1);

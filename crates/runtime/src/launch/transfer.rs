@@ -1,8 +1,9 @@
 //! Copies and memsets of bytes, ordered like launches.
 //!
 //! A copy is one driver call where possible. Between linked devices the peer link is opened on
-//! first need, for copies only. Large copies of pageable memory are staged (`pageable.rs`), and so
-//! are all copies between devices without a link (`unlinked.rs`).
+//! first need, for copies only. Large copies within device memory are split into pieces. Large copies
+//! of pageable memory are staged (`pageable.rs`), and so are all copies between devices without a link
+//! (`unlinked.rs`).
 
 use std::ops::Range;
 use std::panic::Location;
@@ -41,10 +42,18 @@ const PIECE_GROWTH: usize = 16;
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the bytes do not lie inside the storages.
 /// - [`ErrorKind::RuntimeMismatch`] if the storages or the stream belong to different runtimes.
+/// - [`ErrorKind::InvalidArgument`] if the stream is a twin, and for host memory inside a closure
+///   that holds locks of host memory.
+/// - [`ErrorKind::NotReplayed`] if a storage was made in a capture whose graph was not replayed yet.
 /// - [`ErrorKind::Capture`] if the stream is captured and the host would have to wait for the copy.
 /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the source
 ///   depends on work that is known to have failed.
-/// - [`ErrorKind::Race`] if the copy races under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::TimedOut`] if the host waits for the copy, and work of another process that a
+///   storage depends on is not complete within the limit set on receipt.
+/// - [`ErrorKind::Alloc`] if page-locked memory for a copy between devices without a link cannot be
+///   allocated.
+/// - [`ErrorKind::Race`] if the copy races under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+///   [`RaceReport::Error`](crate::RaceReport::Error).
 /// - [`ErrorKind::Driver`], [`ErrorKind::Surfaced`] or [`ErrorKind::NotStarted`] if a driver call
 ///   fails.
 #[track_caller]
@@ -83,9 +92,10 @@ pub fn copy_bytes(
     ];
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let piece_by_piece = |handle| -> Result<(), DriverError> {
-        // SAFETY: both ends lie inside live storages, as checked above. The allocator of a device
-        // block or page-locked block has been told of the stream. If a block is pageable, its host
-        // lock is held until the wait for the copy below has returned.
+        // SAFETY: both ends lie inside live storages, as checked above. The page-locked cache has been
+        // told of the stream, and so has the allocator of device memory, unless the program orders its
+        // reuse (`SyncPolicy::Manual`). If a block is pageable, its host lock is held until the wait for
+        // the copy below has returned.
         unsafe { enqueue_pieces(stream, &copy, handle) }?;
         stream.note_launch(site, [("bytes", [bytes].as_slice())].into_iter());
         Ok(())
@@ -178,7 +188,8 @@ unsafe fn enqueue_pieces(
     Ok(())
 }
 
-/// Returns the pieces of a copy of `bytes` bytes, each larger than the one before.
+/// Returns the pieces of a copy of `bytes` bytes. Each is [`PIECE_GROWTH`] times as large as the one
+/// before, except the last, which has the remainder.
 pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (mut start, mut piece) = (0usize, first);
     std::iter::from_fn(move || {
@@ -221,9 +232,9 @@ fn stage(
     }
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {
-        // SAFETY: both ends lie inside live storages. The caller holds the host lock. The device's
-        // allocator has been told of the stream, and the stream is ordered after conflicting uses
-        // as the policy requires. The uses stay locked until this use is recorded.
+        // SAFETY: both ends lie inside live storages. The caller holds the host lock. As far as the
+        // policy requires, the device's allocator has been told of the stream, and the stream is
+        // ordered after conflicting uses. The uses stay locked until this use is recorded.
         let (covered, ran) = unsafe { staged.run() };
         match (covered, ran) {
             (None, Err(error)) => Err(error),
@@ -275,9 +286,14 @@ pub(super) fn check_range(
 ///
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the elements do not lie inside the storage.
-/// - [`ErrorKind::Driver`] if the storage is host memory or a driver call fails.
+/// - [`ErrorKind::Driver`] if the storage is host memory of this process alone, and
+///   [`ErrorKind::SharedHostMemory`] if it is host memory of several processes.
 /// - [`ErrorKind::RuntimeMismatch`] if the storage and the stream belong to different runtimes.
-/// - [`ErrorKind::Race`] if the access races under [`SyncPolicy::Manual`](crate::SyncPolicy).
+/// - [`ErrorKind::InvalidArgument`] if the stream is a twin.
+/// - [`ErrorKind::NotReplayed`] if the storage was made in a capture whose graph was not replayed yet.
+/// - [`ErrorKind::Race`] if the access races under [`SyncPolicy::Manual`](crate::SyncPolicy) with
+///   [`RaceReport::Error`](crate::RaceReport::Error).
+/// - [`ErrorKind::Driver`] or [`ErrorKind::NotStarted`] if a driver call fails.
 #[track_caller]
 pub fn memset(
     stream: &Stream,
@@ -298,7 +314,8 @@ pub fn memset(
     let touch = Touch::range(dst.0, dst.1, count * value.size(), Access::Write);
     let site = Site { op, location };
     enqueue(stream, [touch].into_iter(), site, |handle| {
-        // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
+        // SAFETY: the range lies inside a live storage. Its allocator knows of the stream, unless the
+        // program orders the reuse of memory (`SyncPolicy::Manual`).
         unsafe { driver.memset_async(ptr, value, count, handle) }?;
         let bytes = [count * value.size()];
         stream.note_launch(site, [("bytes", bytes.as_slice())].into_iter());

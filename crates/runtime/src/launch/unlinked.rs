@@ -60,8 +60,8 @@ pub(super) fn copy(
     ];
     let mut failed = None;
     let entered = enqueue_with(stream, touches.into_iter(), site, || {
-        // SAFETY: both ends lie inside live storages whose allocators know of `stream`. `stream` is
-        // ordered after their uses as the policy requires, and the uses stay locked until the
+        // SAFETY: both ends lie inside live storages. As far as the policy requires, their allocators
+        // know of `stream`, and `stream` is ordered after their uses. The uses stay locked until the
         // returned operation is recorded.
         let (covered, ran) = unsafe { pieces.run() };
         let Err(error) = ran else { return Ok(covered.unwrap_or_default()) };

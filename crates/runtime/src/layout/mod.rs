@@ -43,8 +43,8 @@ impl Layout {
         let mut step = 1isize;
         for d in (0..sizes.len()).rev() {
             strides[d] = step;
-            // A size of 0 counts as 1, as in PyTorch. The product saturates only in layouts without
-            // elements, whose strides are never used.
+            // A size of 0 counts as 1, as in PyTorch. The product never saturates, because
+            // `checked_numel` counts in the same way.
             step = step.saturating_mul(sizes[d].max(1) as isize);
         }
         Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 })

@@ -116,8 +116,8 @@ fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
 /// Compiles a program and writes its file, unless the file is up to date.
 ///
 /// # Errors
-/// [`ErrorKind::Driver`] if the compiler fails, and [`ErrorKind::NoGpuCode`] if the file cannot be
-/// written.
+/// [`ErrorKind::Driver`] if the compiler fails, and [`ErrorKind::NoGpuCode`] if the result cannot be
+/// compressed or the file cannot be written.
 pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<UpdateOutcome> {
     if stale(folder, &[program]).is_empty() {
         return Ok(UpdateOutcome::UpToDate);

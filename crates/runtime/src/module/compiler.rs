@@ -35,7 +35,8 @@ impl Compiler {
         format!("{major}.{minor}")
     }
 
-    /// Compiles a variant to PTX. The text is the same for every compilation of the same source.
+    /// Compiles a variant to PTX. One version of NVRTC returns the same text for every compilation of
+    /// the same source.
     ///
     /// # Errors
     /// [`ErrorKind::Driver`] if the compilation fails. The source has the compiler's messages.

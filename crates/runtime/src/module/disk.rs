@@ -52,7 +52,7 @@ mod system {
 
     use super::*;
 
-    /// Opens a file of the folder. Never blocks, and follows no symbolic link out of the folder.
+    /// Opens a file of the folder. Never blocks, and fails if `name` is a symbolic link.
     pub(super) fn open(folder: &Path, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(trusted(folder)?, name, flags, Mode::empty())?;

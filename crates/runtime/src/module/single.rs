@@ -23,7 +23,7 @@ pub fn single(ptx: &str, kernel: &str) -> String {
     }
 }
 
-/// Splits PTX into kernels and functions, each with the text before it.
+/// Splits PTX into kernels, functions, and the text between them.
 fn parts(ptx: &str) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), ptx);
     let mut end = 0;

@@ -23,8 +23,8 @@ pub const PHILOX: &str = include_str!("../cuda/philox.cuh");
 /// CUDA source at the start of every [`Source`]: Rust's names of number types.
 const TYPES: &str = include_str!("../cuda/types.cuh");
 
-/// CUDA source without includes: type names, generated structs, then text in the order of
-/// [`Source::push`] calls.
+/// CUDA source without includes: type names, the dtypes' codes, generated structs, then text in the
+/// order of [`Source::push`] calls.
 #[derive(Debug, Default)]
 pub struct Source {
     definitions: Definitions,
@@ -32,7 +32,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Creates a source with only the type names.
+    /// Creates a source with only the type names and the dtypes' codes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -90,7 +90,7 @@ impl FreedMemory {
         found
     }
 
-    /// Moves the accesses to free memory that the allocator has mapped at other addresses.
+    /// Moves the recorded accesses along with free memory that the allocator has mapped at other addresses.
     pub(crate) fn moved(&mut self, device: usize, from: i64, to: i64, bytes: i64) {
         // Entries at `to` are outdated, because the memory that was mapped there has been moved away.
         self.take(device, &(to..to + bytes));

@@ -47,9 +47,9 @@ impl CudnnSettings {
         /// Returns whether the plan of a new convolution is chosen by trial (`cudnn.benchmark`).
         /// Default: `false`.
         benchmark benchmark
-        /// Sets whether the plan of a new convolution is chosen by trial: the first call times
-        /// each plan on its operands, and waits for it. Otherwise cuDNN's heuristics choose. A plan is
-        /// kept for later calls.
+        /// Sets whether the plan of a new convolution is chosen by trial: the first call outside of
+        /// captures times several plans on its operands, and waits for them. Otherwise cuDNN's
+        /// heuristics choose. A plan is kept for later calls.
         set_benchmark;
         /// Returns whether cuDNN uses only plans that give the same bits in each run
         /// (`cudnn.deterministic`). Default: `false`.

@@ -111,7 +111,7 @@ impl PageableCache {
 }
 
 impl CachedBlocks {
-    /// Returns the block of this size that was freed last, because most of it is still in the
+    /// Returns the block of this size that was freed last, because its bytes may still be in the
     /// processor's caches.
     fn reuse(&mut self, bytes: usize) -> Option<HostMemory> {
         let at = self.blocks.iter().rposition(|block| block.bytes() == bytes)?;

@@ -82,7 +82,7 @@ pub struct RuntimeConfig {
 }
 
 impl Default for RuntimeConfig {
-    /// Returns PyTorch's defaults, with up to 2 GiB of freed CPU tensors' memory kept.
+    /// Returns the default of each field.
     fn default() -> Self {
         Self {
             sync_policy: SyncPolicy::default(),

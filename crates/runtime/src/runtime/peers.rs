@@ -1,8 +1,8 @@
 //! Peer access between devices.
 //!
 //! A program enables a pair of devices for the operands of ops. `cuCtxEnablePeerAccess` gives
-//! access only to memory of `cuMemAlloc`. The allocator gives access to each page that it maps
-//! itself, also to pages that it maps later (`cuda/peers.rs` of `warpline-alloc`).
+//! access only to memory of `cuMemAlloc`. For the pages that the allocator maps, now or later, the
+//! allocator gives the access (`cuda/peers.rs` of `warpline-alloc`).
 
 use std::sync::PoisonError;
 
@@ -28,7 +28,7 @@ const ENABLED: u8 = 3;
 pub(super) struct PeerLinks {
     pairs: Vec<AtomicU8>,
     devices: usize,
-    /// Locked while a thread changes the state of a pair.
+    /// Locked while a thread gives a device access to the memory of another.
     changing: Mutex<()>,
 }
 
@@ -48,9 +48,9 @@ impl Runtime {
     /// enabled already.
     ///
     /// # Errors
-    /// - [`ErrorKind::Driver`] if there is no peer link between the devices.
-    /// - [`ErrorKind::NoSuchDevice`] if there is no device with one of the indices.
-    /// - [`ErrorKind::CudaUnavailable`] if there is no driver or no device.
+    /// - [`ErrorKind::Driver`] if there is no peer link between the devices, or a driver call fails
+    ///   for another reason.
+    /// - The errors of [`Runtime::device`] for either index.
     #[track_caller]
     pub fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         let (device, peer) = (self.device(device)?.index(), self.device(peer)?.index());

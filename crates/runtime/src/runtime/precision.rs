@@ -5,7 +5,7 @@
 //! its parent. Convolutions and recurrent layers use TF32 if neither they nor their parents are set.
 //!
 //! PyTorch's older settings (`allow_tf32` and `float32_matmul_precision`) store a second value beside the tree. Reading
-//! an older setting fails if its value and the tree differ, because then the program has used both interfaces.
+//! an older setting fails if its value contradicts the tree, because then the program has used both interfaces.
 
 use std::sync::PoisonError;
 
@@ -86,7 +86,7 @@ impl Settings {
     }
 }
 
-/// The settings of a runtime. Its names are PyTorch's.
+/// The settings of a runtime for precision and speed, with PyTorch's names.
 #[derive(Debug)]
 pub struct Precision(Mutex<Settings>);
 
@@ -143,8 +143,8 @@ impl Precision {
         self.lock().is_tf32(PrecisionOf::Rnn)
     }
 
-    /// Returns a part's precision, from its own setting or its parents': `ieee`, `tf32`, `bf16`, or `none` if nothing
-    /// is set.
+    /// Returns a part's precision, from its own setting or its parents': `ieee`, `tf32`, `bf16`, or `none` if none of
+    /// them names a precision. Default: `tf32` for convolutions and recurrent layers, `none` for other parts.
     #[must_use]
     pub fn fp32_precision(&self, of: PrecisionOf) -> &'static str {
         match self.lock().resolve(of) {
@@ -182,8 +182,9 @@ impl Precision {
     /// Returns the older setting of products: `highest`, `high` or `medium`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if this setting and the present precision
-    /// differ, because the program also called [`set_fp32_precision`](Self::set_fp32_precision).
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the present precision of products rounds
+    /// more than this setting allows, for example because the program also called
+    /// [`set_fp32_precision`](Self::set_fp32_precision).
     #[track_caller]
     pub fn float32_matmul_precision(&self) -> Result<&'static str> {
         let settings = *self.lock();

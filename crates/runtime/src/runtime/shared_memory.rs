@@ -1,8 +1,9 @@
 //! Memory shared with other processes: the devices that can access it, and its unmapping.
 //!
-//! Unmapping does not wait for work that uses the addresses. Dropped memory is therefore *retired*:
-//! an event is recorded on each stream that used it, and a later call unmaps the memory when the
-//! events have completed. The host waits for them only at the end of the runtime.
+//! Unmapping does not wait for work that uses the addresses. Dropped memory that work may still use
+//! is therefore *retired*: an event is recorded on each stream that used it, and a later call unmaps
+//! the memory when the events have completed. The host waits for this work only at the end of the
+//! runtime, or if the memory is received again before the work is complete.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -101,8 +102,8 @@ impl RetiredMemory {
     /// Returns whether all streams have completed their use of the memory.
     fn is_unused(&mut self) -> bool {
         // Dropping a tensor must not wait for work. The driver may wait when it releases host
-        // memory, so host memory is released by a later call. The words of a semaphore can be
-        // released now, because the drop of their channel has already waited.
+        // memory, so host memory that was used is usually released by a later call. The words of a
+        // semaphore can be released now, because the drop of their channel has already waited.
         let at_once = !matches!(self.memory, UnusedMemory::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
@@ -173,8 +174,8 @@ impl Drop for RuntimeSharedMemory {
 }
 
 impl Runtime {
-    /// Lets a mapping's device, and the devices with access to that device's memory, access a new
-    /// mapping.
+    /// Gives access to a new mapping: to its device, and to the devices that have access to that
+    /// device's memory.
     pub(crate) fn open_shared(
         &self,
         device: usize,

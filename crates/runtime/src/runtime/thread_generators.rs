@@ -106,7 +106,7 @@ impl Runtime {
         impl Drop for RestoreGenerators {
             fn drop(&mut self) {
                 let former = self.0.take();
-                // Drop the former generators outside `try_with`, because they may hold the last
+                // Drop the generators of `f` outside `try_with`, because they may hold the last
                 // clone of a runtime.
                 let _ended = THREAD_GENERATORS.try_with(|own| own.replace(former));
             }

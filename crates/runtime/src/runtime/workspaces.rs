@@ -64,6 +64,8 @@ impl<'a> Workspace<'a> {
     /// # Errors
     /// - [`ErrorKind::Alloc`](crate::ErrorKind::Alloc) if the memory cannot be allocated.
     /// - [`ErrorKind::RuntimeMismatch`](crate::ErrorKind::RuntimeMismatch) if the stream belongs to another runtime.
+    /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the stream is the twin of a captured
+    ///   stream.
     #[track_caller]
     pub fn of(runtime: &'a Runtime, stream: &Stream) -> Result<Self> {
         runtime.check_stream(stream, "empty")?;

@@ -218,7 +218,8 @@ impl OwnSemaphore {
     /// does, so that `stream` waits for no other stream.
     ///
     /// Returns the signalled number, or `None` if only the host can wait for that work: under
-    /// [`SyncPolicy::Manual`], where any stream may use the storage without order; if the streams cannot
+    /// [`SyncPolicy::Manual`], where any stream may use the storage without order; while `stream` is
+    /// captured; if the semaphore does not [serve](Self::serves) the storage; if the streams cannot
     /// signal; or if the storage depends on work that can still fail, other than work that the receiving
     /// process has signalled with `peers`.
     ///
@@ -287,8 +288,8 @@ impl OwnSemaphore {
     pub fn is_settled(&self) -> bool {
         let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((stream, _)) = &signalled.last else { return true };
-        // An idle stream also shows that the signal has run. The number alone does not, because the other process may
-        // overwrite it.
+        // The number alone is not enough, because the other process may overwrite it with an earlier number. An idle
+        // stream also shows that the signal has run.
         !self.page.runtime.is_own_process()
             || reaches(self.page.number(), signalled.number)
             || stream.is_capturing()
@@ -419,6 +420,8 @@ impl PeerSemaphore {
     /// # Errors
     /// - [`ErrorKind::PeerGone`] if the other process is gone and has not signalled `number`.
     /// - [`ErrorKind::TimedOut`] if the host waits and `deadline` passes.
+    /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if the storage
+    ///   depends on work that is known to have failed.
     /// - [`ErrorKind::InvalidArgument`] if `number` is too far above the numbers that have arrived.
     /// - [`ErrorKind::Driver`] if a driver call fails.
     pub fn wait(

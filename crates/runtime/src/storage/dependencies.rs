@@ -39,8 +39,8 @@ pub(crate) enum Dependency {
 }
 
 impl Dependency {
-    /// Returns the failure, if it is known. A failed launch counts as reported if this thread made
-    /// the launch.
+    /// Returns the failure, if it is known. A failed launch counts as reported if this thread is the
+    /// launch's check owner.
     pub(super) fn failed(&self) -> Option<Error> {
         match self {
             Self::Launch(launch) => launch.take_failure().map(Error::from),

@@ -235,9 +235,9 @@ impl Storage {
         }
     }
 
-    /// Records the work on the previous storage in this memory as a use. The allocator orders the
-    /// reuse of memory only with its own stream, so other streams must wait for the work that this
-    /// stream has received so far.
+    /// Records the work on the previous storage in this memory as a use. `stream` is the stream of the
+    /// allocation. The allocator orders the reuse of memory only with that stream, so other streams
+    /// must wait for the work that it has received so far.
     #[track_caller]
     pub(crate) fn record_prior_storage(&self, stream: &Stream) {
         let site = Site::here("empty");
@@ -331,7 +331,8 @@ impl Storage {
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] launches do this themselves.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
+    /// [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime, and
+    /// [`ErrorKind::InvalidArgument`] if it is the twin of a captured stream.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         if matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Released) {
@@ -504,7 +505,8 @@ impl Storage {
         match &self.0.memory {
             StorageMemory::Device(_, block) => {
                 // SAFETY: the block is live as long as `self`. Launches keep their storages alive
-                // until the work is enqueued, and they tell the allocator of the stream.
+                // until the work is enqueued, and they tell the allocator of the stream, unless the
+                // program orders the reuse of memory (`SyncPolicy::Manual`).
                 Some(unsafe { DevicePtr::from_raw(block.address()) })
             }
             StorageMemory::Shared(block) => Some(block.mapping.ptr()),

@@ -7,8 +7,10 @@
 //! Any other use locks the `Uses` of its storage; locking them records the last replay there and ends the attachment.
 //! The next replay waits for the uses of unattached storages and attaches these storages again.
 //!
-//! A replay visits all storages, attached or not, in three cases: if it runs on a different stream than the last
-//! replay, if its inputs depend on pending work other than the last replay's kernels, or if the last replay failed.
+//! A replay visits all storages, attached or not, if it runs on a different stream than the last replay. It also does
+//! so if the record cannot tell the marks: if the replay's inputs depend on pending work other than the last replay's
+//! kernels, if other work may have overwritten pending results of the last replay, or if the last replay has failed or
+//! may still fail without a failure of this replay.
 //!
 //! Graphs with collectives, and graphs under `SyncPolicy::Manual`, attach nothing. Page-locked
 //! memory, and memory that is shared with other processes, is never attached.
@@ -44,7 +46,7 @@ struct ReplayRecord {
     storages: Slab<ReplayedStorage>,
     /// Unattached storages, by their keys in `storages`.
     unattached: Vec<usize>,
-    /// `Some` while storages are attached.
+    /// The last replay that was recorded here. `None` before the first.
     last: Option<LastReplay>,
     /// Dependencies of the replay's inputs in attached storages, without dependencies on the graph's own replays.
     external: Dependencies,
@@ -58,7 +60,7 @@ pub(crate) struct ReplayedStorage {
     pub(crate) write: bool,
     /// Whether the storage lies in the graph's pool, where storages may reuse each other's memory.
     pub(crate) of_pool: bool,
-    /// The storage's marks in the capture. `None` if the capture did not use it.
+    /// The storage's marks in the capture. `None` if the capture did not use it, and for the pool's seed and offset.
     pub(crate) captured_marks: Option<Arc<StorageMarks>>,
 }
 
@@ -274,7 +276,7 @@ impl ReplayGuard<'_> {
         match own.outcome() {
             CheckOutcome::Pending => {
                 // Other work may have overwritten the last replay's results in a visited storage.
-                // Its inputs then depend on fewer kernels than `loop_carried` lists.
+                // The inputs of this replay then depend on fewer kernels than `loop_carried` lists.
                 let mut captured_marks =
                     visited.iter().filter_map(|visited| visited.captured_marks.as_deref());
                 let exact = !captured_marks

@@ -64,8 +64,9 @@ impl Storage {
     /// - [`ErrorKind::CannotShare`] if the driver, device or system cannot share memory.
     /// - [`ErrorKind::Capturing`] while the stream is captured.
     /// - [`ErrorKind::RuntimeMismatch`] if the stream belongs to another runtime.
+    /// - [`ErrorKind::InvalidArgument`] if the stream is the twin of a captured stream.
     /// - [`ErrorKind::Driver`] if a driver call fails, for example because the device is out of
-    ///   memory.
+    ///   memory, and in a forked child.
     #[track_caller]
     pub fn shared(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         const OP: &str = "share_memory";
@@ -144,7 +145,9 @@ impl Storage {
     ///
     /// # Errors
     /// - [`ErrorKind::CannotShare`] if the memory's driver or device is not that of this runtime.
-    /// - [`ErrorKind::TimedOut`] if `deadline` passes.
+    /// - The errors of [`Runtime::devices`] if it is device memory and this runtime has no devices.
+    /// - [`ErrorKind::TimedOut`] if the work is not complete at `deadline`, and the errors of
+    ///   [`Stream::host_wait`] if the work fails.
     /// - [`ErrorKind::InvalidArgument`] if the storage has more bytes than the memory, or if this identifier was
     ///   received before for other memory.
     /// - [`ErrorKind::Driver`] if the handle is not such memory or cannot be mapped, and in a

@@ -54,7 +54,8 @@ pub(crate) struct Uses {
     allocator_streams: SmallVec<[Stream; 2]>,
     /// Marks of bytes whose values depend on work that may fail.
     pub(crate) marks: StorageMarks,
-    /// The graph whose last replay is the storage's last use. That use is not recorded here.
+    /// The graph whose last replay is the storage's last use. Replays after the one that attached the
+    /// storage are not recorded here.
     pub(super) attached: Option<Attachment>,
     /// History for the race detector.
     pub(crate) history: Option<Box<History>>,

@@ -4,8 +4,8 @@
 //! Invariant: the cost of passing a dependency on does not grow with the number of launches in
 //! flight. Bytes depend on at most a few [`CheckedLaunch`]es. An operation that would depend on
 //! more creates a *union*, which shares its inputs. A union drops its inputs once its outcome is
-//! known, so only work in flight stays in memory. Until its operation is known to be complete, a
-//! pending union is examined again only if the number of all known failures has changed.
+//! known, so only work in flight stays in memory. A pending union whose operation is not known to be
+//! complete is examined again only if the number of all known failures has changed.
 
 mod resolve;
 
@@ -36,9 +36,9 @@ pub enum CheckOutcome {
     Failed(IndexCheck),
 }
 
-/// A launch of a kernel that checks indices, some kernels of a graph's replay, or a union of these.
-/// Data that was computed from the results keeps a `CheckedLaunch`, which tells whether the check
-/// failed. Clones stand for the same launch.
+/// A launch of a kernel that checks indices, some kernels of a graph's replay, a failed check on the
+/// host, or a union of these. The results, and data computed from them, keep a `CheckedLaunch`, which
+/// tells whether the check failed. Clones stand for the same launch.
 ///
 /// Unions share their inputs, so that the cost of passing a dependency on does not grow with the
 /// number of launches.
@@ -120,7 +120,7 @@ impl UnionLaunch {
 
     /// Sets the outcome and drops the inputs.
     fn decide(&self, outcome: Option<Arc<FailedCheck>>) {
-        // The call fails if another thread has already set the outcome, which is then the same.
+        // The call fails if another thread has already set an outcome. That outcome stays.
         let _ = self.outcome.set(outcome);
         drop(take(&mut *self.inputs.lock().unwrap_or_else(PoisonError::into_inner)));
     }

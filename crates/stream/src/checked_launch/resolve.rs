@@ -46,8 +46,9 @@ impl CheckedLaunch {
     }
 
     /// Returns the failure as [`CheckedLaunch::take_failure`] does, and also examines the reports
-    /// of launches that are not known to be complete. Call this after a silent wait, because such a
-    /// wait does not record that work is complete.
+    /// of launches that are not known to be complete; a failure found in such a report does not count
+    /// as reported. Call this after a silent wait, because such a wait does not record that work is
+    /// complete.
     #[must_use]
     pub fn take_report(&self) -> Option<IndexCheck> {
         let mut open = vec![self.clone()];

@@ -62,7 +62,7 @@ struct MailboxState {
     poll: Option<(owned::Event, StreamPoint)>,
     /// The event, while it is not recorded for a poll.
     idle_event: Option<owned::Event>,
-    /// The stream's last operation when the event was last recorded or polled.
+    /// The stream's last operation when the event was last recorded, or last polled and found incomplete.
     polled_at: OpNumber,
     /// The latest union with its inputs, for reuse, because operations often write several tensors with the same
     /// dependencies.
@@ -82,7 +82,8 @@ impl MailboxState {
         }
     }
 
-    /// Keeps a failure until it is reported to its owner.
+    /// Keeps a failure until it is reported to its owner, unless a failure of the same call is kept already or the
+    /// owner has [`MAX_UNREPORTED`] others.
     fn note(&mut self, op: OpNumber, failure: Arc<FailedCheck>) {
         let mut ended = 0;
         self.failed.retain(|(_, failure)| {

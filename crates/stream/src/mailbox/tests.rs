@@ -243,7 +243,8 @@ fn one_report_counts_for_all_failures_of_a_call() {
     let failed: Vec<_> = (0..2 * MAX_REPORTED_CALLS).map(|_| call()).collect();
     stream.host_wait(stream.last_op()).unwrap();
     assert!(failed.iter().all(|[_, second]| second.take_failure().is_some()));
-    // The owner remembers only the last calls. Of the others, failures that no call returned are reported.
+    // The owner remembers only the last `MAX_REPORTED_CALLS` calls. The first failure of an earlier call, which was
+    // not taken, is therefore still reported.
     assert!(stream.synchronize().is_err());
     stream.synchronize().unwrap();
     let [first, second] = call();

@@ -3,7 +3,7 @@
 //! Each stream numbers its operations. The numbering belongs to the driver's stream. Wrapping a driver's stream again
 //! returns the existing `Stream` if there is one; otherwise the new `Stream` continues the numbers. `submit` enqueues
 //! and numbers in one step. `wait_for(other, op)` makes later work of this stream wait, on the GPU, for an operation of
-//! another stream. If that order is already known, the call costs one comparison.
+//! another stream. If that order is already known, the call makes no driver call.
 //!
 //! Lock order: an event, then a capture's list of streams, then a stream's submit lock, then the
 //! submit lock of its twin. Only the thread that ends a capture holds the locks of several streams.
@@ -38,8 +38,9 @@ pub(crate) struct StreamInner {
     core: Arc<DeviceCore>,
     progress: Arc<StreamProgress>,
     /// The submit lock, held while work is enqueued, so that numbers follow the order of the
-    /// stream. While a thread holds this lock, it takes no other submit lock except that of this
-    /// stream's twin. Only the thread that ends a capture holds the locks of all its streams.
+    /// stream. A thread that holds this lock takes at most one other submit lock, that of this
+    /// stream's twin. Only the thread that ends a capture takes more: the locks of all streams and
+    /// twins of the capture.
     state: Mutex<SubmitState>,
     /// Changed under the lock on `state` only.
     capture: StreamCaptureState,

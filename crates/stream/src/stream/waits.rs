@@ -12,8 +12,8 @@
 //! [`Stream::wait_for_all`], which leaves captured work out. The `_silently` variants wait without
 //! changing the clock, so that a race detector does not take them for the program's own order.
 //!
-//! Limits: a wait for an operation may leave out work that was enqueued after it directly on the driver's stream,
-//! because such work has no number; [`Stream::wait_stream`] and events cover it.
+//! Limits: work that other code enqueues directly on the driver's stream has no number. A wait for the stream's last
+//! operation may therefore leave out such work that follows the operation; [`Stream::wait_stream`] and events cover it.
 
 use super::*;
 #[cfg(doc)]

@@ -1,4 +1,4 @@
-//! An event that one thread records while others wait for it or query it.
+//! Events that several threads record, wait for and query at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,8 +2,8 @@
 //! A deadlock fails a test.
 //!
 //! Run them with `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle
-//! --target-dir target/shuttle`. `WARPLINE_SHUTTLE` is the number of schedules of each test.
-//! Default: 1000.
+//! --target-dir target/shuttle`. `WARPLINE_SHUTTLE` is the number of random schedules of each test.
+//! Default: 1000. Half as many schedules with few preemptions follow.
 #![cfg(shuttle)]
 
 mod captures;

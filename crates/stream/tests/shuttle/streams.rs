@@ -30,8 +30,8 @@ fn numbers_are_the_order_in_the_stream() {
     });
 }
 
-/// Runs three threads. The first submits work to a stream and makes a second stream wait for it. The
-/// second calls `observe`. The third checks the operations known to be complete.
+/// Runs three threads. The first thread submits work to a stream and makes another stream wait for it. The second
+/// thread calls `observe`. The second and the third thread check that the operations known to be complete have run.
 fn check_observed(observe: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
     check(move || {
         let devices = fake_devices(1);

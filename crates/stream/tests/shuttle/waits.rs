@@ -115,8 +115,8 @@ fn a_pooled_event_has_one_user_at_a_time() {
     });
 }
 
-/// Two streams wait for operations of a third one: late, while its thread submits more work and makes
-/// the stream itself wait.
+/// Two streams wait late for operations of a third stream, while a thread submits more work to the third stream and
+/// makes it wait too.
 #[test]
 fn a_late_wait_covers_its_operation_and_all_that_it_claims() {
     check(|| {

@@ -233,8 +233,8 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     assert!(later.iter().all(|m| !m.ran()), "the streams overlap");
 }
 
-/// Enqueues operations on `from`. `other` waits late for some of these operations, so that each
-/// awaited operation has an op event.
+/// Enqueues operations on `from`, for which the caller has made a late wait. `other` waits late for some
+/// of these operations, so that every operation gets an op event.
 fn probes_with_late_waits(
     count: usize,
     clock: &RunClock,

@@ -109,7 +109,7 @@ fn query(devices: &Devices) {
         assert!(stream.query().unwrap());
         let (probe, op) = clock.probe(&stream);
         let event = stream.record_event(None).unwrap();
-        // A poll returns `true` at some time, and only when the work is complete.
+        // Repeated polls return `true` in the end, but only when the work is complete.
         while !event.query().unwrap() {
             std::thread::yield_now();
         }

@@ -17,7 +17,8 @@ on_devices! {
 
 fn numbering(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    // `ran` has the operations in the order of their execution, `numbered` the same with numbers.
+    // `ran` has the operations in the order of their execution. `numbered` has the same operations with
+    // their numbers.
     let ran = Arc::new(Mutex::new(Vec::new()));
     let numbered = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

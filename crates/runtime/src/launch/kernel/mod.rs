@@ -269,8 +269,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// order with the operands' uses on other streams.
     ///
     /// If the kernel checks indices, a failed check is an error of this call on the CPU. On a device a failed check
-    /// cannot stop the stream, so later work runs. The results are marked: each host read of them returns the error,
-    /// and so does the next `synchronize` of the thread that made the call.
+    /// cannot stop the stream, so later work runs. The results are marked: each host read of them returns the error. If
+    /// the thread that made the call has not received the error in this way, its next `synchronize` returns the error.
     ///
     /// # Errors
     /// - [`ErrorKind::UnsupportedDType`] if the kernel has no variant for the dtype of the
@@ -278,7 +278,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// - [`ErrorKind::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x or the
     ///   stream is a twin, and on the CPU inside a closure that holds locks of host memory.
     /// - [`ErrorKind::RuntimeMismatch`] if operands, device or stream belong to different runtimes.
-    /// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access.
+    /// - [`ErrorKind::DeviceMismatch`] if an operand is in memory that the device cannot access, or if
+    ///   the target's stream is on another device.
     /// - [`ErrorKind::SharedHostMemory`] on the CPU if other processes may write to an operand.
     /// - [`ErrorKind::NotReplayed`] if an operand was made in a capture whose graph was not
     ///   replayed yet.
@@ -288,6 +289,8 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// - [`ErrorKind::Driver`] on the CPU if an operand is in device memory.
     /// - [`ErrorKind::Surfaced`] or [`ErrorKind::Driver`] on the CPU if device work that it waits for
     ///   has failed.
+    /// - [`ErrorKind::TimedOut`] on the CPU if an operand depends on work of another process that is not
+    ///   complete within the limit set on receipt.
     /// - [`ErrorKind::IndexCheck`], [`ErrorKind::Collective`] or [`ErrorKind::PeerGone`] if an
     ///   operand depends on work that is known to have failed.
     /// - [`ErrorKind::IndexCheck`] on the CPU if the op's own check fails.

@@ -132,8 +132,8 @@ fn undecided_overlaps_are_reported_as_possible_races() {
     }
 }
 
-/// Allocates memory on `a`, uses it on `b`, frees it, and writes a new tensor at the same address.
-/// Returns the races.
+/// Allocates memory on `a`, uses it on `b`, frees it, and twice writes a new tensor at the same
+/// address. Returns the races.
 fn reuse(before_free: impl Fn(&Storage, &Stream, &Stream)) -> Vec<Race> {
     let runtime = runtime(RaceReport::Collect);
     let [a, b] = streams(&runtime);

@@ -68,11 +68,12 @@ fn strided_accesses_are_followed_in_part() {
     assert!(runtime.take_possible_races().is_empty());
     run(&a, "fill_", &[view(&large, &even, Write)]).unwrap();
     let found = runtime.take_races().len() + runtime.take_possible_races().len();
-    // Adjacent pages are moved together.
+    // The two adjacent pages of a storage are moved together, so two moved pages cause one race.
     assert_eq!(2 * found as i64, remaps(&runtime));
 }
 
-/// Address ranges whose memory was first mapped elsewhere: by start, the end and the first address.
+/// Address ranges whose memory was first mapped elsewhere. Maps the start of each range to its end and to the address
+/// at which the memory at the start was first mapped.
 #[derive(Default)]
 struct RemappedMemory(BTreeMap<u64, (u64, u64)>);
 

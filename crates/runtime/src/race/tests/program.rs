@@ -43,7 +43,7 @@ pub(super) enum Step {
     Realloc(usize, usize),
 }
 
-/// Returns views of sixteen `f32` elements.
+/// Returns layouts of views into sixteen `f32` elements.
 pub(super) fn layouts() -> Vec<Layout> {
     vec![
         Layout::contiguous(&[4, 4]).unwrap(),

@@ -46,7 +46,7 @@ pub(crate) struct StorageMarks {
 }
 
 impl StorageMarks {
-    /// Creates the marks that a capture gives a storage allocated before the capture: all bytes
+    /// Creates the marks that a capture gives a storage that was not made in the capture: all bytes
     /// depend on their values before the replay.
     pub(crate) fn before_replay(bytes: usize) -> Self {
         let mut marks = Self::default();

@@ -7,7 +7,7 @@ use warpline_sync::atomic::Ordering;
 use super::{Storage, StorageInner};
 
 /// A snapshot of a storage's write count, to find out later whether its bytes may have been written
-/// since, without reading them. It keeps no memory alive. The counterpart in PyTorch is
+/// since, without reading them. It does not keep the storage alive. The counterpart in PyTorch is
 /// `Tensor._version`, which views share as well.
 ///
 /// The version changes with each launch, copy, replay and host access that writes to the storage,
