@@ -154,7 +154,12 @@ pub fn embedding_backward(
     skip: Option<usize>,
 ) -> Result<()> {
     const OP: &str = "embedding_backward";
-    check_dim(OP, 0, out.sizes().len())?;
+    if out.sizes().is_empty() {
+        return Err(Error::shape(
+            OP,
+            "the result must have at least one dimension, but is a scalar",
+        ));
+    }
     let mut of = params(OP, out, 0, index, source)?;
     of.from_zero = 1;
     // -1 skips nothing, because no valid index is -1. A `skip` that does not fit `i64` equals no

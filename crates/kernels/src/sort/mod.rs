@@ -36,7 +36,7 @@ pub use search::searchsorted;
 const OP: &str = "sort";
 
 /// Maximum number of pairs in scratch memory at a time. A single row may have more.
-const MAX_PAIRS: usize = if cfg!(test) { 1 << 13 } else { 1 << 26 };
+const MAX_PAIRS: usize = 1 << 26;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SORT, &pairs::PASSES, &search::SEARCH];
 
@@ -101,6 +101,20 @@ pub fn sort(
     values: View<'_>,
     indices: View<'_>,
 ) -> Result<()> {
+    sort_in_parts(target, a, dim, descending, [values, indices], MAX_PAIRS)
+}
+
+/// [`sort`] with at most `max_pairs` pairs in scratch memory, or one row if a row has more. For tests.
+#[doc(hidden)]
+#[track_caller]
+pub fn sort_in_parts(
+    target: Target<'_>,
+    a: View<'_>,
+    dim: usize,
+    descending: bool,
+    [values, indices]: [View<'_>; 2],
+    max_pairs: usize,
+) -> Result<()> {
     for (view, dtype) in [(values, a.dtype), (indices, DType::I64)] {
         check_result(OP, view, dtype, a)?;
     }
@@ -123,7 +137,7 @@ pub fn sort(
         walk,
     };
     if matches!(target, Target::Cuda(..)) && padded > TILE {
-        return long_rows(target, params, a, values, indices);
+        return long_rows(target, params, a, [values, indices], max_pairs);
     }
     let threads = (padded / 2).clamp(32, TILE / 2);
     let grid = Grid::linear(params.rows as usize, threads as u32);
@@ -136,13 +150,13 @@ fn long_rows(
     target: Target<'_>,
     all: Sort,
     a: View<'_>,
-    values: View<'_>,
-    indices: View<'_>,
+    [values, indices]: [View<'_>; 2],
+    max_pairs: usize,
 ) -> Result<()> {
     const THREADS: u32 = 256;
     let Target::Cuda(runtime, _, stream) = target else { return Ok(()) };
     let (rows, padded) = (all.rows as usize, all.padded as usize);
-    let at_once = (MAX_PAIRS / padded).clamp(1, rows);
+    let at_once = (max_pairs / padded).clamp(1, rows);
     let storage = Storage::device(runtime, at_once * padded * size_of::<SortPair>(), stream)?;
     for first in (0..rows).step_by(at_once) {
         let rows = at_once.min(rows - first);

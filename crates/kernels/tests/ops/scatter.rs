@@ -225,6 +225,12 @@ fn out_of_range(target: Target<'_>) {
         let begin = &one[..rows];
         for kind in 0..4 {
             let out = Tensor::new(target, DType::F32, &[rows, 1], begin);
+            let number = Tensor::garbage(target, out.dtype, &[]);
+            let scalars = (number.view(), number.view());
+            fails!(
+                embedding_backward(target, scalars.0, vector.view(), scalars.1, None),
+                ErrorKind::ShapeMismatch { .. }
+            );
             let to = Tensor::garbage(target, DType::I64, &[3]);
             let at_once = match kind {
                 0 => scatter(

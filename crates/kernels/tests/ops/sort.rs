@@ -1,8 +1,8 @@
 //! Tests of sorting and searching, on every target.
 
-use warpline_kernels::sort::{searchsorted, sort};
+use warpline_kernels::sort::{searchsorted, sort, sort_in_parts};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
-use warpline_runtime::{DType, ErrorKind, Target};
+use warpline_runtime::{DType, ErrorKind, Result, Target};
 
 /// Sorts each row along the middle of three dimensions with the standard library. Returns values
 /// and indices.
@@ -29,9 +29,22 @@ fn expected(values: &[f64], [a, b, c]: [usize; 3], descending: bool) -> [Vec<f64
 
 #[track_caller]
 fn check(target: Target<'_>, a: &Tensor, sizes: [usize; 3], descending: bool) {
+    check_with(target, a, sizes, descending, |values, index| {
+        sort(target, a.view(), 1, descending, values.view(), index.view())
+    });
+}
+
+#[track_caller]
+fn check_with(
+    target: Target<'_>,
+    a: &Tensor,
+    sizes: [usize; 3],
+    descending: bool,
+    sort: impl FnOnce(&Tensor, &Tensor) -> Result<()>,
+) {
     let values = Tensor::garbage(target, a.dtype, &sizes);
     let index = Tensor::garbage(target, DType::I64, &sizes);
-    sort(target, a.view(), 1, descending, values.view(), index.view()).unwrap();
+    sort(&values, &index).unwrap();
     let [sorted, places] = expected(&a.floats(target), sizes, descending);
     let context = format!("{} of {sizes:?}, descending {descending}", a.dtype);
     assert_eq!(index.floats(target), places, "{context}");
@@ -63,11 +76,15 @@ fn views(target: Target<'_>) {
 
 /// Tests several long rows, which a GPU sorts as pairs in scratch memory.
 fn in_parts(target: Target<'_>) {
-    let Target::Cuda(..) = target else { return };
     let (rows, n) = (3, 5000);
     let values: Vec<f64> = (0..rows * n).map(|i| ((i * 37) % 1009) as f64).collect();
     let a = Tensor::new(target, DType::F32, &[rows, n, 1], &values);
-    check(target, &a, [rows, n, 1], true);
+    // A row of 5,000 elements has 8,192 pairs: one row at a time, then two, then all.
+    for max_pairs in [1 << 13, 1 << 14, 1 << 15] {
+        check_with(target, &a, [rows, n, 1], true, |values, index| {
+            sort_in_parts(target, a.view(), 1, true, [values.view(), index.view()], max_pairs)
+        });
+    }
 }
 
 fn searches(target: Target<'_>) {

@@ -149,11 +149,11 @@ impl CudaGraph {
         f: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         let CaptureOptions { pool, keep_graph } = options.into_options();
+        self.reset();
         let pool = &match pool {
             Some(pool) => pool,
             None => graph_pool_handle(())?,
         };
-        self.reset();
         let runtime = runtime();
         let mut stream = super::current_stream(())?;
         if stream.is_default() && pool.device() == stream.device_index() {

@@ -252,9 +252,8 @@ impl<D: Dataset> LoadJob<D> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
         let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i]);
-        let samples =
-            (start..end).map(|i| self.dataset.get(index(i))).collect::<Result<Vec<_>>>()?;
-        let batch = Collate::collate(samples);
+        let samples: Result<Vec<_>> = (start..end).map(|i| self.dataset.get(index(i))).collect();
+        let batch = samples.and_then(Collate::collate);
         let batch =
             if self.pin_memory { batch.and_then(|batch| batch.pin_memory()) } else { batch };
         batch.map_err(|error| match error.location() {

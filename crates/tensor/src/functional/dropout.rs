@@ -125,7 +125,7 @@ fn drop_elements(
         return Ok(input.clone());
     }
     if p == 1.0 {
-        return input.mul(0.0);
+        return input.mul(&input.new_zeros((), ())?);
     }
     if own == input.dim()
         && input.dtype().is_float()

@@ -93,7 +93,7 @@ pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
 
 /// Returns the dtype to which the operands of an op are promoted. A condition does not affect it.
 pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> DType {
-    common_dtype(&operands[usize::from(op.is_condition(0))..])
+    common_dtype(operands.get(usize::from(op.is_condition(0))..).unwrap_or_default())
 }
 
 /// The checked operands of an op.

@@ -124,7 +124,8 @@ pub(super) fn tensor_in<D: TensorData>(
         }
     }
     let device = options.requested_device()?.unwrap_or_default();
-    if device == Device::Cpu && dtype == own && pin == options.pins_memory() {
+    let is_made = dtype == own && pin == options.pins_memory();
+    if device == Device::Cpu && is_made && options.requested_memory_format().is_none() {
         return Ok(source);
     }
     let out = empty_in(runtime, &sizes, options, dtype)?;

@@ -5,7 +5,9 @@ use warpline::functional::{
     BatchNormOptions, ConvOptions, ConvTransposeOptions, adaptive_avg_pool2d, avg_pool2d,
     batch_norm, conv_transpose2d, conv2d, max_pool2d,
 };
-use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, randn, zeros};
+use warpline::{
+    DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, randn, tensor, zeros,
+};
 
 use crate::common::World;
 
@@ -113,6 +115,12 @@ fn copies(_: &World) -> Result<()> {
             let moved = x.to(to)?;
             assert_eq!(moved.stride(), x.stride(), "{device} to {to}");
         }
+        let nested = tensor(
+            [[[[1.0f32, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]],
+            last.clone().device(device),
+        )?;
+        assert_eq!(nested.stride(), [8, 1, 4, 2]);
+        assert_eq!(nested.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         let plain = x.empty_like(MemoryFormat::Contiguous)?;
         assert_eq!(plain.stride(), [60, 20, 5, 1]);
         let values = arange(120, (DType::F32, device))?.reshape([2, 3, 4, 5])?;

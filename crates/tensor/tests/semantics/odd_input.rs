@@ -1,9 +1,10 @@
 //! Tests of sizes and numbers at the limits of their types, on the CPU and on a simulated GPU.
 
 use warpline::data::{DataLoader, Dataset};
+use warpline::functional::{BatchNormOptions, DropoutOptions, batch_norm, dropout};
 use warpline::{
-    DType, Element, ErrorKind, Result, ResultExt, Tensor, arange, cat, full, ones, simulated,
-    tensor, with_runtime, zeros,
+    DType, Element, ErrorKind, Result, ResultExt, Tensor, apply_elementwise, arange, cat, full,
+    ones, simulated, tensor, with_runtime, zeros,
 };
 
 use crate::common::bad_calls::everywhere;
@@ -159,4 +160,28 @@ fn a_loader_accepts_the_largest_numbers() -> Result<()> {
     let loader = DataLoader::new(Count(10)).batch_size(4)?.num_workers(2);
     assert_eq!(loader.prefetch_factor(usize::MAX).iter()?.count(), 3);
     Ok(())
+}
+
+#[test]
+fn integers_stay_integers_in_dropout_and_are_refused_by_batch_norm() -> Result<()> {
+    everywhere(|at| {
+        let integers = arange(6, at)?.reshape([3, 2])?;
+        let dropped = dropout(&integers, DropoutOptions::new().p(1.0))?;
+        assert_eq!((dropped.dtype(), dropped.to_vec::<i64>()?), (DType::I64, vec![0; 6]));
+        let (mean, var) = (zeros([2], at)?, ones([2], at)?);
+        for training in [false, true] {
+            let options = BatchNormOptions::new().training(training);
+            let error = batch_norm(&integers, &mean, &var, options).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::UnsupportedDType { .. }), "{error}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn an_op_without_operands_is_refused() {
+    for op in warpline_kernels::elementwise::table() {
+        let error = apply_elementwise(op, &[]).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+    }
 }

@@ -45,8 +45,7 @@ options! {
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the input has fewer than two dimensions, or another tensor does not have one element
 /// per channel. [`ErrorKind::InvalidArgument`] if there is only one value per channel in training, or if a running
-/// statistic is missing outside training. [`ErrorKind::UnsupportedDType`] in training, if the input is not floating
-/// point. Errors of [every op](Tensor#errors-of-every-op).
+/// statistic is missing outside training. [`ErrorKind::UnsupportedDType`] if the input is not floating point. Errors of [every op](Tensor#errors-of-every-op).
 #[track_caller]
 pub fn batch_norm<'a>(
     input: &Tensor,
@@ -71,6 +70,9 @@ fn by_batch(
     options: &BatchNormOptions<'_>,
 ) -> Result<Tensor> {
     let op = "batch_norm";
+    if !input.dtype().is_float() {
+        return Err(ErrorKind::UnsupportedDType { dtype: input.dtype() }.of(op));
+    }
     let channels = check(op, input, [running_mean, running_var, options.weight, options.bias])?;
     let each = input.numel() / channels.max(1);
     if options.training {
