@@ -18,8 +18,8 @@ use crate::{AllocError, Backend, Block, CachingAllocator, PoolOptions};
 /// A private pool of an allocator (`torch.cuda.MemPool`). It serves the requests that a
 /// [route](CachingAllocator::use_pool) leads to it, and those of
 /// [`malloc_from`](CachingAllocator::malloc_from). Its free memory serves no other requests,
-/// except, with [`PoolOptions::use_on_oom`], requests that would fail otherwise. Clones share the
-/// pool. When the last clone and route are dropped, the pool takes no more requests, and each
+/// except, with [`PoolOptions::use_on_oom`], requests for which the backend has no memory. Clones
+/// share the pool. When the last clone and route are dropped, the pool takes no more requests, and each
 /// segment goes back to the backend when its last block is freed.
 ///
 /// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other

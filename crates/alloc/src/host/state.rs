@@ -273,7 +273,8 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Frees a block, or waits for the streams that use it.
+    /// Frees a block. If streams use the block, records their events instead, and the block becomes
+    /// free when the events have completed.
     pub(super) fn free(
         &mut self,
         backend: &H,

@@ -1,4 +1,4 @@
-//! A backend that refuses releases: refused memory is counted, and blocks no other request.
+//! A backend that refuses releases. Refused memory stays counted, and does not hinder other requests.
 
 use proptest::prelude::*;
 use warpline_alloc::{Block, CachingAllocator, HostCache, HostConfig, PoolOptions};
