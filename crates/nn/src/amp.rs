@@ -101,8 +101,8 @@ impl GradScaler {
     /// Creates a scaler. Its tensors are created by the first [`scale`](Self::scale), on the device of the loss.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the growth factor is not above 1 or the
-    /// backoff factor not below 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the growth
+    /// factor is not above 1 or the backoff factor not below 1.
     #[track_caller]
     pub fn new(options: impl IntoOptions<GradScalerOptions>) -> Result<Self> {
         let options = options.into_options();

@@ -32,12 +32,13 @@ pub trait Optimizer {
     }
 
     /// Takes a step in which the device divides the gradients by a scale. The device skips the step if a gradient
-    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls this method if
-    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, and [`step`](Self::step) otherwise.
+    /// overflowed. The host does not wait. Call this method only if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, as a
+    /// [`GradScaler`](crate::amp::GradScaler) does; it calls [`step`](Self::step) otherwise.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it;
-    /// errors of [`step`](Self::step).
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) from the default implementation; errors of
+    /// [`step`](Self::step).
     #[track_caller]
     fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
         let _ = scaling;
