@@ -86,7 +86,7 @@ fn tree(module: &dyn Module) -> String {
     format!("{name}(\n  {}\n)", lines.join("\n").replace('\n', "\n  "))
 }
 
-/// The printed name of `Vec`s and arrays.
+/// The printed name of `Vec`s, arrays and tuples.
 pub(super) const LIST: &str = "ModuleList";
 
 /// Joins equal neighbours, as `ModuleList.__repr__` does: `(0-11): 12 x Block(…)`.

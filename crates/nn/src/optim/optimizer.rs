@@ -1,5 +1,5 @@
-//! The common part of all optimizers: groups, state, saving (`Optim<R>`). A rule `R` has the settings of one optimizer
-//! and computes its step (`rule.rs`).
+//! The trait of all optimizers, and the common part of all but L-BFGS: groups, state, saving (`Optim<R>`). A rule `R`
+//! has the settings of one optimizer and computes its step (`rule.rs`).
 //!
 //! A captured step reads values that change between replays (the step count, the learning rate) from device memory. A
 //! step that would create state cannot be captured, because each replay would create the state anew.
@@ -21,7 +21,7 @@ pub trait Optimizer {
     /// # Errors
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state or
-    /// counts steps on the host; errors of the ops.
+    /// counts steps on the host, or if a step needs a closure ([`LBFGS`](super::LBFGS)); errors of the ops.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
@@ -112,8 +112,8 @@ pub trait Optimizer {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the state differs from the optimizer in
     /// the number of groups or of parameters in a group, has a setting or a tensor that the optimizer does not have,
-    /// has a setting that is out of range, has a tensor with a shape other than the parameter's, or has a parameter
-    /// that is in none of its groups; errors of the copies.
+    /// has a setting that is out of range, has a tensor with a shape other than the parameter's, has a parameter that
+    /// is in none of its groups, or lacks an entry that [`LBFGS`](super::LBFGS) needs; errors of the copies.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }
