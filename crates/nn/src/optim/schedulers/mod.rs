@@ -153,8 +153,8 @@ impl SchedulerState {
     }
 }
 
-/// Returns the initial learning rate of each group, `initial_lr`. If no scheduler has set it yet, sets it to the current
-/// rate.
+/// Returns the initial learning rate of each group, `initial_lr`. If no scheduler has set it yet, sets it to the
+/// current rate.
 #[track_caller]
 fn initial_lrs(optimizer: &mut dyn Optimizer) -> Result<Vec<f64>> {
     let mut all = Vec::new();
