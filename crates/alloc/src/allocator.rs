@@ -73,8 +73,8 @@ impl<B: Backend> CachingAllocator<B> {
     /// - [`AllocError::SizeOverflow`] if the reserved memory and the new memory together exceed
     ///   `usize::MAX` bytes.
     /// - [`AllocError::InsideSource`] in the source of a memory pool, or in the drop of foreign
-    ///   memory. Only requests that the stream's cache serves succeed there, and only while no
-    ///   route to a pool exists.
+    ///   memory. Only requests of 0 bytes succeed there, and, while no route to a pool exists,
+    ///   requests that the stream's cache serves.
     /// - [`AllocError::Backend`] if the backend fails for another reason.
     #[inline]
     #[track_caller]

@@ -83,7 +83,8 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Serves this thread's requests from the pool until the route is dropped
-    /// (`torch.cuda.use_mem_pool`). Has no effect for a pool of another allocator.
+    /// (`torch.cuda.use_mem_pool`). Has no effect for a pool of another allocator, or over a backend
+    /// that [may not stand in](Backend::may_stand_in).
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
@@ -114,7 +115,8 @@ impl<B: Backend> CachingAllocator<B> {
 
     /// Allocates memory for work on `stream` from the pool without a route. If a route leads the
     /// request to another pool, that pool serves it. The same as
-    /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator.
+    /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator, or is over a
+    /// backend that [may not stand in](Backend::may_stand_in).
     ///
     /// # Errors
     /// The same as [`malloc`](CachingAllocator::malloc).

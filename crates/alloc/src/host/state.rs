@@ -75,7 +75,7 @@ pub(super) struct HostCacheState<H: HostBackend> {
     peak: usize,
     /// Bytes of segments, including those being allocated, without reserve segments.
     reserved: usize,
-    /// Bytes of shared segments, including those being allocated, without reserve segments.
+    /// Bytes of shared segments, without those being allocated and without reserve segments.
     shared: usize,
     /// Unused bytes behind the blocks in whole segments.
     unused: usize,
