@@ -69,10 +69,12 @@ impl<B: Backend> CachingAllocator<B> {
     /// # Errors
     /// After any error, existing blocks and later requests are not affected.
     /// - [`AllocError::OutOfMemory`] if neither the cache nor the backend has the memory.
-    /// - [`AllocError::TooLarge`] or [`AllocError::SizeOverflow`] if the request or its rounded
-    ///   size is too large.
+    /// - [`AllocError::TooLarge`] if the request is 1 EB or more.
+    /// - [`AllocError::SizeOverflow`] if the reserved memory and the new memory together exceed
+    ///   `usize::MAX` bytes.
     /// - [`AllocError::InsideSource`] in the source of a memory pool, or in the drop of foreign
-    ///   memory, if the cache cannot serve the request.
+    ///   memory. Only requests of 0 bytes succeed there, and, while no route to a pool exists,
+    ///   requests that the stream's cache serves.
     /// - [`AllocError::Backend`] if the backend fails for another reason.
     #[inline]
     #[track_caller]
@@ -86,9 +88,9 @@ impl<B: Backend> CachingAllocator<B> {
         Ok(Block::new(cell, allocated, bytes, id))
     }
 
-    /// Releases all unused memory to the backend, after waiting for the streams that still use freed blocks
-    /// (`torch.cuda.empty_cache`). Does nothing if it is called by the source of a pool or by the drop of foreign
-    /// memory.
+    /// Releases all unused memory outside the private pools to the backend, after waiting for the streams that still
+    /// use freed blocks (`torch.cuda.empty_cache`). Releases nothing during a capture. Does nothing if it is called by
+    /// the source of a pool or by the drop of foreign memory.
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
         if source::is_inside() {
@@ -262,7 +264,7 @@ impl<B: Backend> CachingAllocator<B> {
         }
     }
 
-    /// Attaches `text` to all entries recorded from now on
+    /// Attaches `text` to the entries recorded from now on, until the history is started again
     /// (`torch.cuda.memory._set_memory_metadata`).
     pub fn set_memory_metadata(&self, text: &str) {
         self.shared.core.tracer.ring().set_metadata(text);

@@ -123,14 +123,15 @@ pub trait Backend: StreamBackend + 'static {
     /// that it knows.
     ///
     /// # Errors
-    /// [`StreamBackend::Error`], for example if a stream is being captured. Nothing is unmapped then.
+    /// [`StreamBackend::Error`], for example if a stream is being captured. Nothing is unmapped then,
+    /// unless [`is_lost`](StreamBackend::is_lost) returns `true` for the error.
     fn synchronize_device(&self) -> Result<bool, Self::Error> {
         Ok(false)
     }
 
     /// Returns whether another backend's memory can replace this backend's. Memory of another
-    /// device cannot. If the backend of a pool returns `false` for the allocator's backend, no
-    /// request is routed to the pool. Default: `true`.
+    /// device cannot. If the allocator's backend returns `false` for the backend of a pool, the pool
+    /// serves no requests. Default: `true`.
     fn may_stand_in(&self, _other: &Self) -> bool {
         true
     }

@@ -9,11 +9,11 @@ use crate::sync::{StaticRef, is_same};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), returned to the cache on drop.
 ///
-/// A block keeps its shard and the backend alive. While the allocator exists and caches memory,
-/// dropping a block never waits: if other streams use the block (see [`record_stream`](Block::record_stream)), its
-/// memory is reused only after they have completed their work. A block that outlives the allocator or
-/// its pool, or is dropped while caching is off, waits for those streams, because its memory then goes
-/// back to the backend.
+/// A block keeps its shard and the backend alive. While the allocator exists, dropping a block does not wait for the
+/// other streams that use the block (see [`record_stream`](Block::record_stream)): its memory is reused or released
+/// only after they have completed their work. After the allocator was dropped, the drop of a stream's last block waits
+/// for them. If caching is off, or the block's pool was dropped, the drop of a block that no other stream uses gives
+/// its memory back to the backend. That call may wait for the device.
 pub struct Block<B: Backend> {
     cell: StaticRef<ShardCell<B>>,
     address: u64,
@@ -48,7 +48,7 @@ impl<B: Backend> Block<B> {
         self.address
     }
 
-    /// Returns the size of the block in bytes: the requested size, rounded up.
+    /// Returns the size of the block in bytes, at least the requested size.
     #[inline]
     #[must_use]
     pub fn size(&self) -> usize {

@@ -51,7 +51,7 @@ pub enum AllocError {
     /// The backend failed for a reason other than a lack of memory.
     #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {
-        /// The size requested from the backend, in bytes.
+        /// Size of the request, or of the memory that the allocator asked the backend for, in bytes.
         requested: usize,
         /// The backend's error.
         cause: Arc<dyn Error + Send + Sync>,

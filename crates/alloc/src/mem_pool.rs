@@ -18,8 +18,8 @@ use crate::{AllocError, Backend, Block, CachingAllocator, PoolOptions};
 /// A private pool of an allocator (`torch.cuda.MemPool`). It serves the requests that a
 /// [route](CachingAllocator::use_pool) leads to it, and those of
 /// [`malloc_from`](CachingAllocator::malloc_from). Its free memory serves no other requests,
-/// except, with [`PoolOptions::use_on_oom`], requests that would fail otherwise. Clones share the
-/// pool. When the last clone and route are dropped, the pool takes no more requests, and each
+/// except, with [`PoolOptions::use_on_oom`], requests for which the backend has no memory. Clones
+/// share the pool. When the last clone and route are dropped, the pool takes no more requests, and each
 /// segment goes back to the backend when its last block is freed.
 ///
 /// A pool uses segments under every [`Policy`](crate::Policy): memory never moves to other
@@ -83,7 +83,8 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Serves this thread's requests from the pool until the route is dropped
-    /// (`torch.cuda.use_mem_pool`). Has no effect for a pool of another allocator.
+    /// (`torch.cuda.use_mem_pool`). Has no effect for a pool of another allocator, or over a backend
+    /// that [may not stand in](Backend::may_stand_in).
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
@@ -114,7 +115,8 @@ impl<B: Backend> CachingAllocator<B> {
 
     /// Allocates memory for work on `stream` from the pool without a route. If a route leads the
     /// request to another pool, that pool serves it. The same as
-    /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator.
+    /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator, or is over a
+    /// backend that [may not stand in](Backend::may_stand_in).
     ///
     /// # Errors
     /// The same as [`malloc`](CachingAllocator::malloc).

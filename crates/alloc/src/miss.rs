@@ -6,8 +6,9 @@
 //! only if the attempts before it have failed:
 //!
 //! 1. The program's cache-miss callbacks, which may drop blocks, and another search of the shard.
-//! 2. New memory from the backend, by the policy, after refused releases are retried and, with a
-//!    garbage-collection threshold, old idle segments are released.
+//! 2. Another search under the lock of the policies. Then new memory from the backend, by the
+//!    policy, after refused releases are retried and, with a garbage-collection threshold, old idle
+//!    segments are released.
 //! 3. Free memory of private pools with `use_on_oom`. A miss during a capture ends here, because a
 //!    capture forbids releases and waits.
 //! 4. Release of oversize segments, and new memory.
@@ -129,7 +130,7 @@ impl<B: Backend> AllocatorState<B> {
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
-                // The wait may block the host, so no lock is held here.
+                // The wait may block the host, so no shard's lock is held here.
                 let ordered = Arc::ptr_eq(&other, shard)
                     || backend
                         .record(&other_stream)
@@ -160,7 +161,7 @@ impl<B: Backend> AllocatorState<B> {
         }
     }
 
-    /// Waits for all pending events without a lock, then frees their memory.
+    /// Waits for all pending events without a shard's lock, then frees their memory.
     pub(crate) fn synchronize_events(&self) {
         if self.core.is_capturing() {
             return;
@@ -187,8 +188,6 @@ impl<B: Backend> AllocatorState<B> {
         self.core.tracer.record(|| step(stream));
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
-        // `reserved` locks the global counters, which must not be held while shards are locked
-        // below.
         let reserved = self.core.reserved();
         OutOfMemory {
             device: backend.device(),
@@ -213,8 +212,8 @@ impl<B: Backend> AllocatorState<B> {
     }
 }
 
-/// Searches a shard's cache by the shard's own options. A private pool caches and rounds to
-/// multiples of 512 bytes, even if the request's stream has no cache.
+/// Searches a shard's cache by the shard's own options. A private pool caches memory and rounds
+/// sizes, even if caching is off in the shard that the request was made for.
 fn search<B: Backend>(
     shard: &Shard<B>,
     how: impl Fn(&mut ShardState<B>, Request) -> Option<AllocatedBlock>,

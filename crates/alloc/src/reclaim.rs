@@ -16,8 +16,9 @@ struct IdleSegment<'a, B: Backend> {
     age: u64,
 }
 
-/// Releases large segments that have been idle longer than the mean, until the reserved memory is
-/// at most `garbage_collection_threshold` of the limit.
+/// Releases idle large segments in rounds, until the reserved memory is at most
+/// `garbage_collection_threshold` of the limit. Each round releases the segments whose age is at
+/// least the mean.
 pub(crate) fn collect_garbage<B: Backend>(core: &Core<B>, limit: Option<usize>) {
     let shards = core.all_shards();
     let threshold = shards.first().and_then(|s| s.lock().config.garbage_collection_threshold);

@@ -1,9 +1,9 @@
 //! Release of segments to the backend.
 //!
 //! During a capture, releases are deferred to its end. A segment whose release the backend refuses
-//! (a *refused segment*) goes back to its heap and serves requests again. A refused segment that
-//! cannot go back, because its pool is gone, caching is off, or its shard serves another stream,
-//! waits in a list. Refused memory counts as reserved, and is also counted by `refused_releases`.
+//! (a *refused segment*) goes back to its heap and serves requests again. A refused segment waits in
+//! a list instead if its pool is gone, caching is off, its shard serves another stream, or its
+//! release was deferred. Refused memory counts as reserved, and is also counted by `refused_releases`.
 //! Refused releases are retried at misses and when the cache is emptied.
 
 use warpline_sync::{CaughtPanic, Mutex};
@@ -25,7 +25,7 @@ pub(crate) struct Releases<M> {
 struct Lists<M> {
     /// Segments to release after a capture. They count as released.
     deferred: Vec<ReleasedSegment<M>>,
-    /// Refused segments that cannot go back to their heap. They count as reserved.
+    /// Refused segments that did not go back to their heap. They count as reserved.
     refused: Vec<ReleasedSegment<M>>,
 }
 
@@ -126,7 +126,8 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
 }
 
 /// Releases the segments that were deferred during captures. Returns `false` without releasing them
-/// if a new capture is in progress, or if this thread is inside a release.
+/// if a new capture is in progress, or if this thread is inside a pool's source or the drop of
+/// foreign memory.
 pub(crate) fn release_deferred<B: Backend>(core: &Core<B>) -> bool {
     if source::is_inside() {
         return false;

@@ -15,8 +15,8 @@ use crate::{AllocatorConfig, Backend};
 /// Options of a [`MemPool`](crate::MemPool).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Whether free memory of the pool also serves other requests before they fail. Default:
-    /// `false`.
+    /// Whether free memory of the pool also serves other requests for which the backend has no
+    /// memory. Default: `false`.
     pub use_on_oom: bool,
     /// Whether blocks of the pool are never split. Default: `false`.
     pub no_split: bool,

@@ -84,7 +84,7 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// Options that every request needs, precomputed, in one cache line.
+/// Options that every request needs, precomputed, and together smaller than a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) caching: bool,

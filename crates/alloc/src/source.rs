@@ -1,6 +1,6 @@
 //! Flags backend calls that may run the program's code: a pool's source allocates memory, or the
-//! value that keeps foreign memory alive is dropped. The thread holds locks that a request needs,
-//! so requests that the cache cannot serve fail inside such a call.
+//! value that keeps foreign memory alive is dropped. The thread holds locks that a request may need,
+//! so inside such a call every request fails that `AllocatorState::hit` does not serve.
 
 use std::cell::Cell;
 

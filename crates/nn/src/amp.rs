@@ -7,7 +7,8 @@
 //!
 //! The scale and the marks of overflows stay in device memory. A step of [`SGD`](crate::optim::SGD),
 //! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there,
-//! so that the host does not wait. For other optimizers the host waits once in each step.
+//! so that the host does not wait. For other optimizers, and for parameters or gradients that are not contiguous, the
+//! host waits once in each step.
 //!
 //! ```
 //! use warpline::amp::autocast;
@@ -101,8 +102,8 @@ impl GradScaler {
     /// Creates a scaler. Its tensors are created by the first [`scale`](Self::scale), on the device of the loss.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the growth factor is not above 1 or the
-    /// backoff factor not below 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the growth
+    /// factor is not above 1 or the backoff factor not below 1.
     #[track_caller]
     pub fn new(options: impl IntoOptions<GradScalerOptions>) -> Result<Self> {
         let options = options.into_options();
@@ -349,8 +350,8 @@ impl GradScaler {
         Ok(state)
     }
 
-    /// Restores a state of [`state_dict`](Self::state_dict). Changes nothing if an entry is missing. A disabled scaler
-    /// ignores the state.
+    /// Restores a state of [`state_dict`](Self::state_dict). Changes nothing if an entry is missing or invalid. A
+    /// disabled scaler ignores the state.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the

@@ -1,9 +1,10 @@
-//! Checks that a module's input is on the device of the module's first parameter, or on a GPU with peer access, so that
-//! the error can name the parameter.
+//! Checks that a module's input is on the device of one of the module's parameters or buffers, or on a GPU with peer
+//! access, so that the error can name the parameter or buffer.
 
 use warpline::{ErrorKind, Result, Tensor};
 
-/// Returns [`ErrorKind::DeviceMismatch`] if `input` is on a device that cannot access `parameter`.
+/// Returns [`ErrorKind::DeviceMismatch`] unless `input` and `parameter` are both on the host, on one GPU, or on two
+/// GPUs of which one can access the other.
 #[track_caller]
 pub(crate) fn check(
     module: &'static str,

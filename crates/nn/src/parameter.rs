@@ -25,9 +25,9 @@ use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, Vi
 /// ```
 ///
 /// A function that takes a tensor takes a parameter, too: `x.matmul(&self.weight)`, `(&x * &self.scale)?`,
-/// `linear(&x, &self.weight, &self.bias)`, `cat(&[&x, &self.token], 0)?`. Three forms need more: an `Option<Parameter>`
-/// is passed as `self.bias.as_deref()`; in a list with other tensors, a tensor comes first; and of Rust's numbers, the
-/// operators take `f64` and `i64` (`expr!` takes all).
+/// `linear(&x, &self.weight, &self.bias)`, `cat(&[&x, &self.token], 0)?`. An optional tensor may be an
+/// `&Option<Parameter>`. Two forms have limits: in a list with other tensors, a tensor comes first; and of Rust's
+/// numbers, the operators take `f64` and `i64` (`expr!` takes all).
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]

@@ -1,5 +1,5 @@
-//! Tests that the ports of PyTorch's example programs learn, on the CPU and on a simulated GPU, and that they
-//! have at most 1.4 times as many lines as PyTorch's programs.
+//! Tests that the ports of PyTorch's example programs and of nanoGPT learn, on the CPU and on a simulated GPU, and
+//! that they have at most 1.4 times as many lines as the original programs.
 
 use std::env::consts::EXE_EXTENSION;
 use std::ffi::OsStr;

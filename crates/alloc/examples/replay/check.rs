@@ -145,7 +145,8 @@ fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Returns the offsets and sizes of the sampled parts of a piece: the whole piece, or both ends.
+/// Returns the offsets and sizes of the parts of a piece that are filled or sampled: the whole
+/// piece, or both ends.
 fn ends(bytes: usize, edge: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = bytes <= WHOLE.max(2 * edge);
     let parts = if whole { [(0, bytes), (0, 0)] } else { [(0, edge), (bytes - edge, edge)] };

@@ -58,8 +58,8 @@ const BASE: Shape = Shape {
     steps: 80,
 };
 
-/// All shapes. They differ in the number and size of the experts, in their layout, and in whether a
-/// step has a backward pass.
+/// All shapes. They differ in the number of layers and tokens, in the number, size and layout of the
+/// experts, and in whether a step has a backward pass and recomputes activations.
 const SHAPES: [Shape; 7] = [
     Shape { name: "coarse", ..BASE },
     Shape { name: "fine", count: 64, top_k: 6, inner: 1408, layers: 6, steps: 50, ..BASE },

@@ -100,11 +100,11 @@ pub struct Outcome {
     pub end: MemoryStats,
 }
 
-/// Events between two reports of progress.
+/// Maximum number of events between two reports of progress.
 const CHUNK: usize = 1 << 16;
 
 /// Replays a trace once. `streams` has one stream for each of [`Trace::streams`]. `progress`
-/// receives the number of finished events; its time is not counted.
+/// receives the number of events finished since its last call; its time is not counted.
 ///
 /// # Errors
 /// The place and the reason ([`failure`]), if an allocation or a callback fails.

@@ -52,7 +52,7 @@ def build(folder):
 
 
 def plain(ours, traces, folder):
-    """Returns the traces as text, without the lines that a replay ignores."""
+    """Writes the traces as text files, without the lines that a replay ignores. Returns their paths."""
     paths = []
     for trace in traces:
         name = os.path.basename(trace).split(".")[0]

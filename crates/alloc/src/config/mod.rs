@@ -52,8 +52,8 @@ impl Policy {
 pub struct AllocatorConfig {
     /// Size from which blocks are never split, in bytes (`max_split_size_mb`). Default: no limit.
     pub max_split_size: Option<usize>,
-    /// Maximum number of bytes by which a block of at least `max_split_size` may exceed the request
-    /// (`max_non_split_rounding_mb`). Default: 20 MiB.
+    /// Limit for blocks of at least `max_split_size`, in bytes: such a block serves a request only if
+    /// it exceeds the request by less than this (`max_non_split_rounding_mb`). Default: 20 MiB.
     pub max_non_split_rounding: usize,
     /// Number of steps between two powers of two; requests are rounded up to such a step
     /// (`roundup_power2_divisions`). 0 and 1 mean none. Entry `i` applies to requests from 2^(20 +
@@ -72,8 +72,9 @@ pub struct AllocatorConfig {
     /// Share of the device's memory that may be reserved, from 0 to 1
     /// (`per_process_memory_fraction`). Default: no limit.
     pub memory_fraction: Option<f64>,
-    /// Policy for getting memory (`policy:default` or `policy:torch`). Options that apply only to
-    /// PyTorch's segments select `policy:torch`. Default: [`Policy::Default`].
+    /// Policy for getting memory (`policy:default`, `policy:torch` or `backend:cudaMallocAsync`). In
+    /// option text without a policy, options that apply only to PyTorch's segments select
+    /// `policy:torch`. Default: [`Policy::Default`].
     pub policy: Policy,
     /// Memory that [`Policy::Default`] may reserve beyond the peak of the requested memory, to
     /// avoid mapping free pages elsewhere, in percent of that peak, at most 100

@@ -97,7 +97,8 @@ impl CudaMemory {
     pub(super) fn release(self) -> Result<(), Self> {
         match self.0 {
             MemoryOrigin::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
-            // The driver layer itself retries refused releases of this memory.
+            // The drop releases the memory. The driver layer itself retries refused releases to a
+            // pool.
             MemoryOrigin::Pool(_) | MemoryOrigin::Foreign(_) => Ok(()),
         }
     }

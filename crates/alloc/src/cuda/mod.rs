@@ -68,8 +68,8 @@ impl CudaBackend {
     /// [pool](CachingAllocator::new_pool_over). `source` receives the driver, the index of the
     /// device and the minimum number of bytes. No lock that a hit takes is held during the call. A
     /// request of `source` to an allocator fails with
-    /// [`AllocError::InsideSource`](crate::AllocError), unless the cache serves it. `source` must
-    /// not call the allocator in other ways.
+    /// [`AllocError::InsideSource`](crate::AllocError), unless the cache serves it and no route to
+    /// a pool exists. `source` must not call the allocator in other ways.
     ///
     /// ```
     /// use warpline_alloc::{AllocatorConfig, PoolOptions, cuda::{CudaAllocator, CudaBackend}};

@@ -50,7 +50,7 @@ impl<M> Heap<M> {
         largest.into_iter().flatten().map(|block| self.records[block].size).max().unwrap_or(0)
     }
 
-    /// Returns the memory of the heap, in bytes: all segments and the mapped ranges of arenas.
+    /// Returns the memory of the heap, in bytes: all segments, mapped ranges of arenas and aliases.
     pub(crate) fn reserved(&self) -> usize {
         let mut segments = Vec::new();
         self.report(0, &mut segments);

@@ -37,9 +37,9 @@ pub struct HostConfig {
     /// Accepted for compatibility, without effect: events are polled at requests, at the cost of
     /// one query per stream in use (`pinned_use_background_threads`). Default: `false`.
     pub use_background_threads: bool,
-    /// Size of a segment in bytes that is allocated with the first block, serves all blocks that
-    /// fit, and is kept until the cache is dropped (`pinned_reserve_segment_size_mb`). Default: 0,
-    /// no such segment.
+    /// Size of a segment in bytes that is allocated with the first block that fits, serves all
+    /// blocks that fit, and is kept until the cache is dropped (`pinned_reserve_segment_size_mb`).
+    /// Default: 0, no such segment.
     pub reserve_segment_size: usize,
     /// Accepted for compatibility, without effect: no size is rounded to a power of two
     /// (`pinned_max_round_threshold_mb`), in bytes. Default: `None`.

@@ -31,7 +31,7 @@ pub use stats::{DurationStat, HostMemoryStats};
 ///
 /// A block is reused only when all streams [recorded](PinnedBlock::record_use) as using it have
 /// completed their work. A stream that never completes keeps only the blocks that it uses. The host
-/// waits for streams only when the backend has no memory left, and when the cache is dropped.
+/// waits for streams only when the backend cannot allocate a segment, and when the cache is dropped.
 pub struct HostCache<H: HostBackend> {
     shared: Arc<HostShared<H>>,
 }
@@ -59,8 +59,8 @@ impl<H: HostBackend> HostCache<H> {
     ///
     /// # Errors
     /// - [`AllocError::TooLarge`] if `bytes` is 1 EB or more.
-    /// - [`AllocError::Backend`] if the backend fails even after the cache was emptied and the host
-    ///   has waited for streams that use freed blocks.
+    /// - [`AllocError::Backend`] if the backend fails because the device is lost, or fails even
+    ///   after the cache was emptied and the host has waited for streams that use freed blocks.
     pub fn alloc(&self, bytes: usize) -> Result<PinnedBlock<H>, AllocError> {
         if bytes >= MAX_REQUEST {
             return Err(AllocError::TooLarge { requested: bytes });

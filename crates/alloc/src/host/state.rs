@@ -75,7 +75,7 @@ pub(super) struct HostCacheState<H: HostBackend> {
     peak: usize,
     /// Bytes of segments, including those being allocated, without reserve segments.
     reserved: usize,
-    /// Bytes of shared segments, including those being allocated, without reserve segments.
+    /// Bytes of shared segments, without those being allocated and without reserve segments.
     shared: usize,
     /// Unused bytes behind the blocks in whole segments.
     unused: usize,
@@ -273,7 +273,8 @@ impl<H: HostBackend> HostCacheState<H> {
         }
     }
 
-    /// Frees a block, or waits for the streams that use it.
+    /// Frees a block. If streams use the block, records their events instead, and the block becomes
+    /// free when the events have completed.
     pub(super) fn free(
         &mut self,
         backend: &H,

@@ -49,9 +49,10 @@ pub struct HostMemoryStats {
     pub active_bytes: Stat,
     /// Requested size of these blocks, in bytes. Not counted by PyTorch.
     pub requested_bytes: Stat,
-    /// Number of allocations by the backend so far.
+    /// Number of allocations by the backend since the start or the last
+    /// [reset](crate::HostCache::reset_accumulated_stats).
     pub num_host_alloc: u64,
-    /// Number of allocations released to the backend so far.
+    /// Number of allocations released to the backend since the start or the same reset.
     pub num_host_free: u64,
     /// Durations of the backend's allocations.
     pub host_alloc_time: DurationStat,

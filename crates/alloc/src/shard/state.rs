@@ -338,7 +338,8 @@ impl<B: Backend> ShardState<B> {
         used
     }
 
-    /// Puts the parked block into its pool. Called before any other use or change of the heap.
+    /// Puts the parked block into its pool. Called before anything else searches or changes the free
+    /// blocks.
     #[inline]
     pub(crate) fn unpark(&mut self) {
         let block = std::mem::replace(&mut self.last, NONE);
@@ -412,7 +413,8 @@ impl<B: Backend> ShardState<B> {
         self.uses.take_events(backend, done)
     }
 
-    /// Records completed events, one per entry of `done`. Puts the other events back.
+    /// Counts one event of a block as completed for each entry of `done`, and frees the blocks
+    /// without pending events. Puts the other events back.
     pub(crate) fn complete_events(&mut self, done: Vec<u32>, others: Vec<EventQueue<B>>) {
         done.into_iter().for_each(|block| self.complete_event(block));
         self.uses.put_back(others);

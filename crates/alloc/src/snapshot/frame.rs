@@ -52,8 +52,8 @@ impl Frame {
     }
 }
 
-/// Parses the text of a backtrace, the only stable format: `3: name`, and on the next line, if
-/// known, `at file:line:column`.
+/// Parses the text of a backtrace, because stable Rust gives no other access to its frames:
+/// `3: name`, and on the next line, if known, `at file:line:column`.
 fn parse(text: &str) -> Vec<Frame> {
     let mut frames: Vec<Frame> = Vec::new();
     for line in text.lines().map(str::trim) {

@@ -19,7 +19,7 @@ fn a_devices_name_gives_its_ordinal() {
 const SEGMENT: u64 = 0x7f00_0000_0000;
 const MIB: usize = 1 << 20;
 
-/// Returns the snapshot of a device on which every action has happened once.
+/// Returns the snapshot of a device on which every action has happened at least once.
 fn full(backtraces: Backtraces) -> Snapshot {
     let mut ring = TraceRing::new(TraceConfig { backtraces, ..TraceConfig::default() });
     let mut record = |action, offset: usize, size, stream| {

@@ -4,8 +4,8 @@
 //!
 //! Counters and peaks are exact at any moment, although no two streams share a counter. Each shard
 //! counts for itself and has a limit. As long as no shard exceeds its limit, the sum over all
-//! shards stays within the known peak. Only a shard that exceeds its limit locks all shards and
-//! adds up their counters. A hit adds the allocated bytes to a pending amount and subtracts them
+//! shards stays within the known peak. Only when a shard exceeds its limit are all shards locked and
+//! their counters added up. A hit adds the allocated bytes to a pending amount and subtracts them
 //! from the remaining room. The other counters are brought up to date when they are read.
 
 mod counters;
@@ -85,7 +85,8 @@ pub struct MemoryStats {
     /// Number of pages that were mapped at an additional address because the free memory lay
     /// elsewhere. Not one of PyTorch's keys.
     pub num_remaps: i64,
-    /// Time spent in backend calls that create, map and unmap pages. Not one of PyTorch's keys.
+    /// Time spent in backend calls that reserve addresses and create, map and unmap pages. Not one
+    /// of PyTorch's keys.
     pub mapping_time: Duration,
     /// Number of segments, mappings, pages and address ranges that the backend refused to take back
     /// and has not taken since. They are retried when memory is short and when the cache is

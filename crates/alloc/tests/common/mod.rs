@@ -81,7 +81,7 @@ pub struct World {
     /// Uses of memory by work that may be pending: stream, operation number, first address, end
     /// address.
     used: Vec<(u64, u64, u64, u64)>,
-    /// Called once, after the next wait on the host.
+    /// Called once, after the host's next wait for an event.
     pub after_sync: Option<Act>,
     /// Percentage of releases to refuse, chosen at random.
     pub refuses: Option<(Random, usize)>,
@@ -203,7 +203,7 @@ impl Fake {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enqueues work that completes only at [`Fake::complete`].
+    /// Enqueues work that completes at [`Fake::complete`] or when the host waits for it.
     pub fn launch(&self, stream: u64) {
         *self.world().submitted.entry(stream).or_default() += 1;
     }
@@ -560,7 +560,7 @@ impl Random {
         (self.0 >> 33) as usize % bound
     }
 
-    /// Returns a size: usually a few KiB, sometimes many MiB.
+    /// Returns a size: often a few KiB, sometimes many MiB.
     pub fn bytes(&mut self) -> usize {
         let most = [4 << 10, 4 << 10, 64 << 10, MIB, 3 * MIB, 24 * MIB][self.below(6)];
         1 + self.below(most)

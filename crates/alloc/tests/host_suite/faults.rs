@@ -1,5 +1,5 @@
-//! Makes each call of the backend fail, alone and together with all later calls, in a program that
-//! makes every kind of call.
+//! Makes each call of the backend fail, alone, together with the next two calls, and together with
+//! all later calls, in a program that makes every kind of call.
 
 use std::ops::Range;
 

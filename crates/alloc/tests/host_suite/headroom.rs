@@ -1,4 +1,4 @@
-//! The memory reserved beyond the peak request, which saves mappings.
+//! The memory reserved beyond the peak of the requests, which saves mappings.
 
 use std::sync::Mutex;
 
@@ -120,7 +120,8 @@ fn requests_of_waiting_threads_count_as_requested() {
             allocator.memory_reserved()
         }
     };
-    // The reserved memory is 20 pages and a headroom of two.
+    // If no request waits, stream 1 gets two new pages, which is the headroom, and 18 pages of stream
+    // 0. If a request of 20 pages waits, the peak is 40 pages, and stream 1 gets 20 new pages.
     assert_eq!(reserved(false), 22 * PAGE);
     assert_eq!(reserved(true), 40 * PAGE);
 }

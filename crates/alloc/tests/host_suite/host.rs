@@ -123,8 +123,8 @@ fn a_stuck_stream_keeps_only_its_own_blocks() {
     assert_eq!(fake.world().used(), 0);
 }
 
-/// Waits first for the stream with the most recent event, so that a stream that completes soon is
-/// tried before a stuck stream.
+/// The cache waits first for the stream whose oldest event is the most recent, so that a stream that
+/// completes soon is tried before a stuck stream.
 #[test]
 fn if_memory_is_short_a_stuck_stream_is_waited_for_last() {
     let fake = Fake::new(60 * MIB);

@@ -8,7 +8,7 @@ use warpline_alloc::{AllocatorConfig, HostCache, PinnedBlock};
 use crate::common::{Fake, FakeError, MIB};
 
 const STREAMS: u64 = 3;
-/// A stream that never completes its work.
+/// A stream whose work no step completes.
 const STUCK: u64 = 2;
 
 #[derive(Clone, Debug)]

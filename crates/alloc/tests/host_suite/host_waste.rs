@@ -1,4 +1,4 @@
-//! The waste of page-locked memory, in programs with sizes from 4 KiB to 1 GiB on a fake backend.
+//! The waste of page-locked memory, in programs with sizes from 512 bytes to 1 GiB on a fake backend.
 
 use warpline_alloc::{HostCache, HostConfig, PinnedBlock};
 
@@ -23,7 +23,7 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// Returns a size from `least` to `most`. Each power of two is equally likely.
+    /// Returns a size from `least` to `most`, evenly distributed on a logarithmic scale.
     fn size(&mut self, least: usize, most: usize) -> usize {
         let part = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         (least as f64 * (most as f64 / least as f64).powf(part)) as usize
@@ -171,7 +171,7 @@ fn phases_of_other_sizes_waste_little() {
     for seed in 0..5 {
         let mut p = Program::new(seed);
         for (least, most, live) in PHASES {
-            // Blocks of the last phase are freed while this phase allocates.
+            // Blocks of the previous phase are freed while this phase allocates.
             let mut old = p.live.len();
             for _ in 0..live * 4 {
                 if old > 0 {

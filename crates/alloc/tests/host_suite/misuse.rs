@@ -83,7 +83,7 @@ fn requests_are_not_routed_to_a_pool_of_another_allocator() {
 }
 
 /// A backend that, during a wait, requires another thread to use the allocator. This fails if the
-/// allocator holds a lock during the wait.
+/// allocator holds a lock that hits take during the wait.
 #[derive(Clone)]
 struct Waits(Fake, Arc<OnceLock<CachingAllocator<Waits>>>, Arc<AtomicUsize>);
 
@@ -149,7 +149,8 @@ fn waits_are_made_without_the_lock_that_hits_take() {
         let allocator =
             CachingAllocator::new(backend.clone(), AllocatorConfig::parse(options).unwrap());
         assert!(backend.1.set(allocator.clone()).is_ok());
-        // Half of the device's memory is free on stream 0, in a segment that cannot be released.
+        // Nearly half of the device's memory is free on stream 0. Under `policy:torch` it lies in a
+        // segment that cannot be released.
         let kept = allocator.malloc(25 * MIB, &0).unwrap();
         drop(allocator.malloc(30 * MIB, &0).unwrap());
         let rest = allocator.malloc(2 * MIB, &0).unwrap();

@@ -93,8 +93,8 @@ fn the_memory_fraction_holds() {
     let bytes = (total as f64 * 0.499) as usize;
     drop(allocator.malloc(bytes, &0).unwrap());
     allocator.empty_cache();
-    // Half of the memory is a whole number of segments, so exactly half fits. One more byte does
-    // not.
+    // Half of the memory is a multiple of 2 MiB, the granularity of large segments, so exactly half
+    // fits. One more byte does not.
     drop(allocator.malloc(total / 2, &0).unwrap());
     let error = allocator.malloc(total / 2 + 1, &0).unwrap_err();
     let AllocError::OutOfMemory(facts) = &error else { panic!("{error:?}") };

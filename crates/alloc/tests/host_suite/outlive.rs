@@ -115,8 +115,8 @@ fn an_allocator_sees_no_blocks_of_another() {
     }
 }
 
-/// Drops the last block of a stream, which waits for the device. Meanwhile another thread raises
-/// the peaks, which locks all shards.
+/// Drops the last block of a stream. The drop waits for the stream, because the shard has arenas.
+/// Meanwhile another thread raises the peaks, which locks all shards.
 #[test]
 fn a_dropped_shard_waits_without_its_lock() {
     let fake = Fake::with_pages(1 << 40);

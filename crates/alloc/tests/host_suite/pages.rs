@@ -73,7 +73,8 @@ fn new_pages_save_calls_if_free_memory_is_unusable() {
     let mut halves: Vec<_> = (0..200).map(|_| allocator.malloc(PAGE / 2, &0).unwrap()).collect();
     halves = halves.into_iter().skip(1).step_by(2).collect();
     assert_eq!(allocator.memory_reserved(), 100 * PAGE);
-    // All of these pages are new, a tenth more than the peak request.
+    // All of these pages are new. The reserved memory is now a tenth more than the peak of the
+    // requests.
     let mut wholes: Vec<_> = (0..10).map(|_| allocator.malloc(PAGE, &0).unwrap()).collect();
     assert_eq!(allocator.memory_reserved(), 110 * PAGE);
     wholes = wholes.into_iter().skip(1).step_by(2).collect();

@@ -206,7 +206,7 @@ fn divisions_change_the_allocated_sizes() {
     assert_eq!(size(66 * MIB), 72 * MIB);
     assert_eq!(size(130 * MIB), 192 * MIB);
     assert_eq!(size(258 * MIB), 258 * MIB);
-    // Default options do not round.
+    // The default options round only to 512 bytes.
     allocator.set_config(Default::default());
     allocator.empty_cache();
     assert_eq!(size(66 * MIB), 66 * MIB);

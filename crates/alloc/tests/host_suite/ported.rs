@@ -35,7 +35,7 @@ fn max_split_expandable() {
         assert!(error.is_out_of_memory(), "{kinds:?}: {error}");
         check_state(&allocator);
         drop(blocks);
-        // The request fits only after all cached memory of both kinds is released.
+        // The request fits only after all cached memory of every kind is released.
         let all = allocator.malloc(120 * MIB, &0).unwrap();
         assert_eq!((all.size(), allocator.memory_reserved()), (120 * MIB, 120 * MIB));
         check_state(&allocator);

@@ -1,4 +1,4 @@
-//! A backend that refuses releases: refused memory is counted, and blocks no other request.
+//! A backend that refuses releases. Refused memory stays counted, and does not hinder other requests.
 
 use proptest::prelude::*;
 use warpline_alloc::{Block, CachingAllocator, HostCache, HostConfig, PoolOptions};
@@ -167,7 +167,7 @@ fn a_stream_that_cannot_be_waited_for_keeps_only_its_own_memory() {
         drop((foreign, own));
         allocator.empty_cache();
         assert!(allocator.memory_reserved() <= kept, "{options}");
-        // Only the block that the other stream uses stays reserved.
+        // Of these two blocks, only the block that the other stream uses stays reserved.
         let [used, unused] = [0, 1].map(|stream| allocator.malloc(40 * MIB, &stream).unwrap());
         let before = allocator.memory_reserved();
         used.record_stream(&7);

@@ -208,7 +208,7 @@ fn retired_windows_stay_mapped_for_unrecorded_work() {
         (world.device_waits, world.unmaps)
     };
     assert!(waits > 0 && waits * 100 < unmaps, "{waits} waits, {unmaps} unmapped");
-    // If waits for the device fail, no window is unmapped, and new windows lie behind the old ones.
+    // If waits for the device fail, no window is unmapped, and new windows get unused addresses.
     fake.world().fail_device_wait = Some(FakeError::Fault);
     drop(blocks);
     let _blocks = combine(&fake, &allocator, 0, 1000, at_times);
@@ -330,8 +330,8 @@ fn one_streams_windows_do_not_cost_another_its_own() {
         blocks.enumerate().filter(|(at, _)| at % 2 == 0).collect::<Vec<_>>()
     };
     let _fill = [fill(0), fill(1)];
-    // Allocates all pages one by one, frees those that `gives` selects, and allocates their total
-    // size as one block.
+    // Allocates a stream's 40 free pages one by one, frees those that `gives` selects, and allocates
+    // their total size as one block.
     let step = |stream: u64, gives: &dyn Fn(usize) -> bool| {
         let mut held: Vec<_> =
             (0..40).map(|_| Some(allocator.malloc(PAGE, &stream).unwrap())).collect();

@@ -1,4 +1,4 @@
-//! The cache of page-locked memory over simulated devices that run copies as late as possible.
+//! The cache of page-locked memory over a simulated device that runs copies as late as possible.
 
 use std::slice;
 use std::sync::Arc;

@@ -78,7 +78,7 @@ fn stream_at(allocator: &Allocator, address: u64) -> Option<u64> {
 #[test]
 fn a_shard_never_serves_two_streams() {
     check_policies(|allocator| {
-        // Leaves a vacant shard, which the first thread reuses.
+        // Leaves a vacant shard, which one of the threads reuses.
         drop(allocator.malloc(512, &9).unwrap());
         allocator.empty_cache();
         let threads = [1, 2].map(|stream| {
@@ -156,8 +156,8 @@ fn readers_see_one_moment_while_streams_allocate() {
 #[test]
 fn pages_change_streams_while_these_allocate() {
     check(|| {
-        // The memory holds two of these blocks but not three, so the streams take pages from each
-        // other.
+        // The memory holds one block of 12 MiB for each stream, and no third. The headroom is less,
+        // so a stream also takes free pages of the other stream.
         let fake = Fake::with_pages(26 * MIB);
         let allocator = fake.allocator("policy:default");
         let owned = Owned::default();

@@ -4,7 +4,7 @@
 
 Each folder has `config.json`, the weights in `bfloat16`, `tokenizer.json`, and for each prompt:
 
-- in `expected.json`: the prompt, its tokens, and the 64 most likely next tokens with their text;
+- in `expected.json`: the prompt, its tokens, and 64 new tokens, each the most likely one, with their text;
 - in `expected.safetensors`: the logits after every token of the prompt and after the first 63 new tokens, in `float32`.
 """
 

@@ -1,4 +1,5 @@
-//! Measures the time and peak memory of training steps on a GPU, and compares with PyTorch in the same run:
+//! Measures the time and peak memory of training steps, matrix products and decoding on a GPU, and compares with
+//! PyTorch in the same run:
 //!
 //! ```text
 //! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp] [--benchmark] [--json]
@@ -244,8 +245,8 @@ fn products() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Measures a step of decoding in four ways: with eager ops, as single replays of a graph, as
-/// twenty replays in a row, and as a thousand replays in a row.
+/// Measures a step of decoding, with plain and with fused functions, in four ways: with eager ops,
+/// as single replays of a graph, as twenty replays in a row, and as a thousand replays in a row.
 fn decoding() -> Result<Vec<Figure>> {
     let sizes = DecoderSizes {
         width: 2048,

@@ -1,6 +1,7 @@
-//! Programs of PyTorch's example repository, ported: `cargo run --release -p warpline-nn --example ports -- mnist`.
+//! Programs of PyTorch's example repository and nanoGPT, ported:
+//! `cargo run --release -p warpline-nn --example ports -- mnist`.
 //!
-//! Each module has the classes, names, settings and order of PyTorch's program. The modules `digits` and
+//! Each module has the classes, names, settings and order of the original program. The modules `digits` and
 //! `cart_pole` replace torchvision and gymnasium.
 
 #![allow(clippy::upper_case_acronyms)] // the names are PyTorch's

@@ -112,8 +112,9 @@ impl fmt::Debug for LoadOptions<'_> {
 /// # Errors
 /// [`ErrorKind::InvalidDeviceString`](warpline::ErrorKind::InvalidDeviceString) if the device is not a device name;
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Io`] if a file
-/// cannot be opened or read or is not a regular file, [`FileError::Invalid`] or [`FileError::DType`] if it is not a
-/// valid safetensors file, [`FileError::Tensor`] if memory cannot be allocated or a copy to the device fails.
+/// cannot be opened or read or is not a regular file, [`FileError::Invalid`] if it is not a valid safetensors file or
+/// index, [`FileError::DType`] if a tensor has a dtype that Warpline does not have, [`FileError::Tensor`] if memory
+/// cannot be allocated or a copy to the device fails.
 #[track_caller]
 pub fn load_file<'a>(
     path: impl AsRef<Path>,
@@ -268,7 +269,7 @@ fn read_chunks(
                 error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
                 return;
             }
-            // The receiver outlives the threads.
+            // There is no receiver only if the callback has panicked.
             let _ = sender.send(chunk.bytes);
         }
     };

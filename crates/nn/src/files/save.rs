@@ -22,7 +22,7 @@ use crate::StateDict;
 
 /// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The longest header that readers accept, in bytes.
+/// The longest header that the `safetensors` library accepts, in bytes.
 const MAX_HEADER: usize = 100_000_000;
 
 /// Returns the header of a file, including its length field, and the tensors in the order of their data.

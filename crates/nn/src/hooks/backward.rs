@@ -23,7 +23,7 @@ pub(super) type BackwardHook =
 /// The backward hooks of one forward pass.
 pub(super) struct BackwardHooks(Vec<Arc<BackwardHook>>);
 
-/// The backward hooks of one forward pass whose input is known.
+/// The backward hooks of one forward pass whose input is connected to them.
 pub(super) struct ConnectedHooks(Option<Arc<HookedPass>>);
 
 /// The state that the functions on both sides of the module share.
@@ -163,7 +163,8 @@ impl Function for AfterInput {
     }
 }
 
-/// The identity function on the outputs. Its backward pass keeps their gradients for the hooks.
+/// The identity function on the outputs. Its backward pass keeps their gradients for the hooks, or
+/// calls the hooks if no input requires a gradient.
 struct AfterOutput {
     pass: Arc<HookedPass>,
     /// Number of tensors of the output.

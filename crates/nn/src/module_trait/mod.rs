@@ -2,12 +2,12 @@
 //!
 //! [`Module`] has two required methods, `visit` and `visit_mut`, which show each member (a `Parameter`, a `Buffer`, a
 //! `Training` flag or a module) with its name to a visitor. The derive macro writes both methods, with one line per
-//! field in declaration order. `visit` shows a module before its own members, `visit_mut` after them. All other methods
-//! are built on these two. A visit cannot fail: operations that can fail run before or after the visit, on the
-//! collected members.
+//! field in declaration order. `visit` shows a module before its own members, `visit_mut` after them. The methods that
+//! list, move, train and save members are built on these two. A visit cannot fail: operations that can fail run before
+//! or after the visit, on the collected members.
 //!
-//! Settings (numbers, `bool`, `String`) are modules without members, so only fields of other types need an attribute. A
-//! plain `Tensor` is not a module, so that no tensor is forgotten.
+//! Settings (such as `bool`, `usize`, `f64` and `String`) are modules without members, so only fields of other types
+//! need an attribute. A plain `Tensor` is not a module, so that no tensor is forgotten.
 //!
 //! Invariant: a parameter with several names stays one parameter. Two names have the same parameter if they have the
 //! same tensor (`Tensor::id`); two tensors that share memory are different parameters. `parameters` lists a parameter
@@ -62,8 +62,8 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// The derive macro accepts these types of fields:
 ///
 /// - [`Parameter`](crate::Parameter), [`Buffer`](crate::Buffer), [`Training`](crate::Training), and other modules;
-/// - `Option`, `Vec` (`ModuleList`), `BTreeMap<String, _>` (`ModuleDict`), arrays, and tuples of these;
-/// - settings (numbers, `bool`, `String`), which are not members;
+/// - `Option`, `Box`, `Vec` (`ModuleList`), `BTreeMap<String, _>` (`ModuleDict`), arrays, and tuples of these;
+/// - settings (such as `bool`, `usize`, `f64` and `String`), which are not members;
 /// - any other type, if the field is marked `#[module(skip)]`.
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
@@ -71,8 +71,8 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
 ///
-/// Members are in the order of the fields. [`Module::visit`] reports a parameter with two names under both names; all
-/// other methods treat it as one parameter.
+/// Members are in the order of the fields. [`Module::visit`], [`Module::visit_mut`] and [`Module::state_dict`] report a
+/// parameter with two names under both names; all other methods treat it as one parameter.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a module",
     label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
@@ -87,7 +87,8 @@ pub trait Module: Any + tree::AsDyn {
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>);
 
     /// Returns the module that [`Module::modules`] lists for this field: the module itself, or the module in an
-    /// `Option` or a `Box`. `None` for parameters, buffers and settings.
+    /// `Option`, a `Box` or a [`Hooked`](crate::Hooked). `None` for parameters, buffers, training flags, settings
+    /// and an empty `Option`.
     #[doc(hidden)]
     fn as_module(&self) -> Option<&dyn Module> {
         Some(self.as_dyn())

@@ -23,20 +23,21 @@ impl<M: Module> AsDyn for M {
 
 /// Tests for the type of a module (`isinstance`).
 impl dyn Module {
-    /// Returns `true` if the type of the module, or of the module in a `Box`, is `M`.
+    /// Returns `true` if the type of the module, or of the module that it wraps (in a `Box`, an `Option` or a
+    /// `Hooked`), is `M`.
     #[must_use]
     pub fn is<M: Module>(&self) -> bool {
         self.downcast_ref::<M>().is_some()
     }
 
-    /// Returns the module, or the module in a `Box`, if its type is `M`.
+    /// Returns the module, or the module that it wraps (in a `Box`, an `Option` or a `Hooked`), if its type is `M`.
     #[must_use]
     pub fn downcast_ref<M: Module>(&self) -> Option<&M> {
         let inner = || (self.as_module()? as &dyn Any).downcast_ref();
         (self as &dyn Any).downcast_ref().or_else(inner)
     }
 
-    /// Returns the module, or the module in a `Box`, if its type is `M`.
+    /// Returns the module, or the module that it wraps (in a `Box`, an `Option` or a `Hooked`), if its type is `M`.
     #[must_use]
     pub fn downcast_mut<M: Module>(&mut self) -> Option<&mut M> {
         match (self as &dyn Any).is::<M>() {
@@ -85,7 +86,7 @@ fn tree(module: &dyn Module) -> String {
     format!("{name}(\n  {}\n)", lines.join("\n").replace('\n', "\n  "))
 }
 
-/// The printed name of `Vec`s and arrays.
+/// The printed name of `Vec`s, arrays and tuples.
 pub(super) const LIST: &str = "ModuleList";
 
 /// Joins equal neighbours, as `ModuleList.__repr__` does: `(0-11): 12 x Block(…)`.

@@ -137,7 +137,8 @@ impl Bilinear {
         self.apply(x1, x2)
     }
 
-    /// Returns an error if the inputs' leading sizes differ, because the ops would broadcast them.
+    /// Returns an error if the inputs' last sizes are not those of the weight, or if their leading sizes differ,
+    /// because the ops would broadcast them.
     #[track_caller]
     fn check_sizes(&self, x1: &Tensor, x2: &Tensor) -> Result<()> {
         let weight = self.weight.size();

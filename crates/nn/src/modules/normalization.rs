@@ -239,6 +239,7 @@ pub struct ChannelNorm {
     /// Running variance of each channel, `[channels]`. `None` if the norm does not track statistics.
     pub running_var: Option<Buffer>,
     /// Number of batches in the running statistics, without dimensions. `None` if the norm does not track statistics.
+    /// Stays 0 in an instance norm.
     pub num_batches_tracked: Option<Buffer>,
     training: Training,
     num_features: usize,

@@ -44,19 +44,20 @@ impl dyn Layer {
         self.forward_boxed(x.borrow().clone())
     }
 
-    /// Returns `true` if the type of the layer, or of the layer in a `Box`, is `M` (`isinstance`).
+    /// Returns `true` if the type of the layer, or of the layer that it wraps (in a `Box` or a `Hooked`), is `M`
+    /// (`isinstance`).
     #[must_use]
     pub fn is<M: Module>(&self) -> bool {
         (self as &dyn Module).is::<M>()
     }
 
-    /// Returns the layer, or the layer in a `Box`, if its type is `M`.
+    /// Returns the layer, or the layer that it wraps (in a `Box` or a `Hooked`), if its type is `M`.
     #[must_use]
     pub fn downcast_ref<M: Module>(&self) -> Option<&M> {
         (self as &dyn Module).downcast_ref()
     }
 
-    /// Returns the layer, or the layer in a `Box`, if its type is `M`.
+    /// Returns the layer, or the layer that it wraps (in a `Box` or a `Hooked`), if its type is `M`.
     #[must_use]
     pub fn downcast_mut<M: Module>(&mut self) -> Option<&mut M> {
         (self as &mut dyn Module).downcast_mut()

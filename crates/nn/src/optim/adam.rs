@@ -183,7 +183,7 @@ impl AdamStep {
         cat(&[lr.div(&correction1)?, root, kept], 0)
     }
 
-    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
+    /// Updates one parameter with tensor ops, for layouts and sizes that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let (param, (beta1, beta2)) = (slot.param, self.betas);

@@ -1,9 +1,9 @@
 //! Updates of several parameters in one launch.
 //!
-//! Contiguous parameters of the same device and dtype are updated in launches of sixteen. Some rules separate them
-//! further: Adam does so by step count. The kernels of `warpline_kernels::optim` take each tensor as a separate
-//! operand, so ordering and race detection work as for any op. Other parameters are updated with tensor ops, which
-//! compute the same formula.
+//! Contiguous parameters of the same device and dtype, each with fewer than 2³¹ elements, are updated in launches of
+//! sixteen. Some rules separate them further: Adam does so by step count. The kernels of `warpline_kernels::optim` take
+//! each tensor as a separate operand, so ordering and race detection work as for any op. Other parameters are updated
+//! with tensor ops, which compute the same formula.
 
 use warpline::{DType, Device, Result, Tensor};
 use warpline_kernels::optim::{self as kernels, Tensors};

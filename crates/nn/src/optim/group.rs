@@ -21,7 +21,7 @@ pub struct ParamGroup<R> {
     /// Learning rate in device memory, so that it can change between replays of a captured step. Takes precedence over
     /// the learning rate in `options`.
     pub(super) lr_tensor: Option<Tensor>,
-    /// Learning rate at the creation of the first scheduler.
+    /// Initial learning rate, which a scheduler stores at its creation.
     pub(super) initial_lr: Option<f64>,
 }
 

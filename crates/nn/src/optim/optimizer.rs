@@ -1,5 +1,5 @@
-//! The common part of all optimizers: groups, state, saving (`Optim<R>`). A rule `R` has the settings of one optimizer
-//! and computes its step (`rule.rs`).
+//! The trait of all optimizers, and the common part of all but L-BFGS: groups, state, saving (`Optim<R>`). A rule `R`
+//! has the settings of one optimizer and computes its step (`rule.rs`).
 //!
 //! A captured step reads values that change between replays (the step count, the learning rate) from device memory. A
 //! step that would create state cannot be captured, because each replay would create the state anew.
@@ -21,7 +21,7 @@ pub trait Optimizer {
     /// # Errors
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state or
-    /// counts steps on the host; errors of the ops.
+    /// counts steps on the host, or if a step needs a closure ([`LBFGS`](super::LBFGS)); errors of the ops.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
@@ -32,12 +32,13 @@ pub trait Optimizer {
     }
 
     /// Takes a step in which the device divides the gradients by a scale. The device skips the step if a gradient
-    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls this method if
-    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, and [`step`](Self::step) otherwise.
+    /// overflowed. The host does not wait. Call this method only if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, as a
+    /// [`GradScaler`](crate::amp::GradScaler) does; it calls [`step`](Self::step) otherwise.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the optimizer does not support it;
-    /// errors of [`step`](Self::step).
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) from the default implementation; errors of
+    /// [`step`](Self::step).
     #[track_caller]
     fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
         let _ = scaling;
@@ -111,8 +112,8 @@ pub trait Optimizer {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the state differs from the optimizer in
     /// the number of groups or of parameters in a group, has a setting or a tensor that the optimizer does not have,
-    /// has a setting that is out of range, has a tensor with a shape other than the parameter's, or has a parameter
-    /// that is in none of its groups; errors of the copies.
+    /// has a setting that is out of range, has a tensor with a shape other than the parameter's, has a parameter that
+    /// is in none of its groups, or lacks an entry that [`LBFGS`](super::LBFGS) needs; errors of the copies.
     #[track_caller]
     fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()>;
 }

@@ -97,7 +97,7 @@ impl Rule for RMSpropOptions {
 }
 
 impl RMSpropOptions {
-    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
+    /// Updates one parameter with tensor ops, for layouts and sizes that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let param = slot.param;

@@ -94,7 +94,7 @@ impl Rule for SGDOptions {
 }
 
 impl SGDOptions {
-    /// Updates one parameter with tensor ops, for layouts that the fused kernel does not support.
+    /// Updates one parameter with tensor ops, for layouts and sizes that the fused kernel does not support.
     #[track_caller]
     fn step_one(&self, slot: &mut Slot<'_>, lr: &Rate) -> Result<()> {
         let grad = slot.gradient(self.maximize, self.weight_decay)?;

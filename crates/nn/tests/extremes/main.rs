@@ -1,5 +1,5 @@
 //! Calls all public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers with
-//! extreme integers, on the CPU and on a simulated GPU. Each call must return the same result or error on both,
+//! extreme integers, on the CPU and on a simulated GPU. Each call must return the same result or an error on both,
 //! within a second of processor time and in little memory. An error must name the called function and the line of
 //! the call. For each integer parameter and each integer option, the tables have a row that passes an extreme number.
 //!

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Largest single allocation, in bytes. A larger tensor is an error; a larger list aborts the process.
+/// Largest single allocation, in bytes. A larger list aborts the process.
 const MAX_ALLOCATION: usize = 256 << 20;
 
 struct CountingAllocator;

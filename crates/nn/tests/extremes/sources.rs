@@ -7,7 +7,7 @@ use proc_macro2::{Delimiter, TokenStream};
 
 use super::parser::{self, Function, split_list};
 
-/// Functions that need no row in the tables, each with the reason.
+/// Functions and types that need no row in the tables, each with the reason.
 pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("manual_seed", "any seed is valid"),
     ("manual_seed_all", "any seed is valid"),

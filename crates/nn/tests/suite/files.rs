@@ -160,7 +160,7 @@ fn the_error_of_a_truncated_or_invalid_file_names_the_place() {
     assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);
 }
 
-/// If the second of two files is invalid, the load allocates no tensor: it checks all headers first.
+/// If the last of several files is invalid, the load allocates no tensor: it checks all headers first.
 #[test]
 fn a_load_of_an_invalid_file_allocates_nothing() {
     let folder = Folder::new("half");

@@ -180,7 +180,7 @@ fn a_hook_that_fails_makes_the_pass_fail() -> Result<()> {
     Ok(())
 }
 
-/// The drop of a hook is the program's code.
+/// Dropping a hook runs code of the program.
 #[test]
 fn a_hook_that_uses_its_module_when_it_is_dropped_does_not_block() -> Result<()> {
     struct OnDrop(Weak<Hooked<Linear>>, Log);

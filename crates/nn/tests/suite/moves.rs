@@ -332,14 +332,14 @@ fn modules_that_share_a_parameter_share_it_after_each_was_moved() {
             let [mut decoder, mut third] = [encoder.clone(), encoder.clone()];
             encoder.loss()?.backward()?;
             encoder.to(to.clone())?;
-            // The decoder still has the old tensor, and says so.
+            // The decoder still has the old tensor, and reports it.
             assert!(decoder.loss()?.backward().is_err());
             moved("SGD", "layers.0.weight", SGD::new(decoder.parameters(), ()));
             decoder.to(to.clone())?;
             assert!(decoder.layers[1].weight.is_same(&encoder.layers[0].weight));
             assert!(decoder.layers[0].weight.grad().is_some(), "the gradient moved once");
             sgd(&decoder)?.step()?;
-            // A conversion that only one module makes leaves the other with an old tensor, and says so.
+            // A conversion that only one module makes leaves the other with an old tensor, which it reports.
             let mut optimizer = sgd(&encoder)?;
             decoder.to(DType::BF16)?;
             moved("step", "layers.0.weight", optimizer.step());
@@ -414,7 +414,7 @@ fn a_gradient_that_arrives_at_a_moved_parameter_calls_no_hook() -> Result<()> {
     net.to(DType::F64)?;
     assert!(loss.backward().is_err());
     assert_eq!(calls.load(Ordering::Relaxed), 0);
-    // A mark that is made again lists the hook once.
+    // Marking the tensor as moved again does not list the hook twice.
     mark_moved(&old, &net.layers[0].weight, "again");
     net.loss()?.backward()?;
     assert_eq!(calls.load(Ordering::Relaxed), 1);

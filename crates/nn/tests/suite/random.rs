@@ -1,5 +1,5 @@
 //! Tests that random values equal PyTorch's for the same seed: initialisers, initial parameters of modules,
-//! dropout, and the order of loaders (`random_nn.json`).
+//! dropout, indices drawn by weights, and the order of loaders (`random_nn.json`).
 
 use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Sampler};

@@ -42,7 +42,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// A process that runs [`saver`].
+/// A process that runs [`program_of_the_saver`].
 struct Saver {
     child: Child,
     said: BufReader<ChildStdout>,

@@ -7,7 +7,7 @@ use warpline_nn::{
 
 use crate::common::{World, worlds};
 
-/// A module with every type of field.
+/// A module with fields of many types.
 #[derive(Clone, Module)]
 struct Net<M> {
     layers: Vec<Linear>,

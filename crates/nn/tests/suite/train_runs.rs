@@ -68,7 +68,8 @@ impl GoldenRun {
         self.under("init.").map(copy).collect::<Result<_>>().map(Weights)
     }
 
-    /// Runs twenty steps. Calls `step` after each backward pass.
+    /// Runs twenty steps. Calls `step` after each backward pass. Compares the losses, the first gradients and the final
+    /// tensors with the golden run.
     fn train(
         &self,
         weights: &Weights,

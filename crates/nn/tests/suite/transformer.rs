@@ -1,4 +1,4 @@
-//! Tests of Transformer encoders, compared with compositions of their parts.
+//! Tests of Transformer encoders, compared with compositions of their parts, and of masks of padded keys.
 
 use warpline::functional::{gelu, relu};
 use warpline::{DType, IsCloseOptions, Result, Tensor, manual_seed, ones, randn, tensor};
@@ -16,7 +16,7 @@ fn assert_close(a: &Tensor, b: &Tensor, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The formula of a layer, from its parts.
+/// Computes the result of a layer from its parts.
 fn composed(
     layer: &TransformerEncoderLayer,
     x: &Tensor,

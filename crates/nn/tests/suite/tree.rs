@@ -12,7 +12,7 @@ use warpline_nn::{
     Softplus, Unflatten,
 };
 
-/// A module with every kind of field.
+/// A module with fields of many kinds.
 #[derive(Module)]
 struct Net {
     stem: Sequential,

@@ -134,7 +134,7 @@ impl Floats {
     fn read(&self, stream: &CudaStream) -> Result<Vec<f32>, DriverError> {
         let mut values = vec![0.0; self.count];
         stream.context().bind_to_thread()?;
-        // SAFETY: the block has as many bytes as `values`, which live until the stream is
+        // SAFETY: the block has at least as many bytes as `values`, which live until the stream is
         // synchronized below.
         unsafe {
             result::memcpy_dtoh_async(&mut values, self.block.address(), stream.cu_stream())?;

@@ -103,7 +103,7 @@ impl UnreleasedPages {
     }
 }
 
-/// The page and page number of an unmapped home. `None` if the mapping was an alias.
+/// The page and page number of an unmapped home. `None` if the slot had an alias or no mapping.
 type UnmappedPage = Option<(Handle, u32)>;
 
 /// The error of a release that the backend refused.

@@ -1,16 +1,16 @@
-//! The memory that the policy reserves beyond the peak request, so that it moves free pages less
-//! often.
+//! The memory that the policy reserves beyond the peak of the requested bytes, so that it moves free
+//! pages less often.
 //!
-//! While the total size of all pages exceeds the peak of the requested bytes by at most 1/64 or 8 MiB, whichever is
-//! more, new pages are created even if other pages are free. The peak includes requests of waiting threads. If more
+//! While the reserved memory exceeds the peak of the requested bytes by at most 1/64 or 8 MiB, whichever is more, new
+//! pages are created even if other pages are free. The peak includes requests of waiting threads. If more
 //! than 1/32 beyond the peak had to be reserved, because free memory was so scattered that even aliases could not use
 //! it, the 1/64 counts from the memory that was reserved then.
 //!
 //! If requests never recur, or streams keep taking pages from each other, a program would remap pages forever.
 //! Therefore the headroom grows by a quarter when each page was remapped eight times on average since the last growth.
-//! One remapping per 256 requests is free and does not count. A page that returns from another stream without a mapping
-//! call counts as one remapping. The headroom shrinks only when the cache is emptied. The option `headroom_percent`
-//! sets the headroom instead.
+//! One remapping per 256 requests is free and does not count. The pages that return for one request without a mapping
+//! call count together as one remapping. The growth is reverted only when the cache is emptied. The option
+//! `headroom_percent` sets the headroom instead.
 //!
 //! All constants are here. `docs/notes/default-policy.md` has their measured effects.
 
@@ -18,16 +18,16 @@ use crate::Backend;
 use crate::core::Core;
 use crate::stats::Quantity;
 
-/// Divisor of the headroom: new pages are created, even if other pages are free, while the total size of all pages
-/// exceeds the peak of the requested bytes by at most this share.
+/// Divisor of the headroom: new pages are created, even if other pages are free, while the reserved memory exceeds the
+/// peak of the requested bytes by at most this share.
 const SHARE_DIVISOR: usize = 64;
 /// Minimum headroom in bytes, so that the streams of a small program do not keep taking one page
 /// from each other.
 const MIN_BYTES: usize = 8 << 20;
 
 /// Divisor that detects fragmentation. If even aliases could not use the free memory, and pages had to be created until
-/// the total size of all pages exceeded the peak by more than this share, the headroom counts from that size. That
-/// memory is lost anyway, and reserving slightly more avoids most mapping calls.
+/// the reserved memory exceeded the peak by more than this share, the headroom counts from that amount. That memory is
+/// lost anyway, and reserving slightly more avoids most mapping calls.
 const FRAGMENTED_DIVISOR: usize = 32;
 
 /// Number of requests, hits included, that allow one remapping without growth of the headroom. A

@@ -1,5 +1,5 @@
-//! Migration of free pages from other heaps. A migrated page stays mapped at its former address, so
-//! that it can return there without a driver call.
+//! Migration of free pages from other streams, and from the stream's other pool. A migrated page
+//! stays mapped at its former address, so that it can return there without a driver call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct Donors<B: Backend> {
     arenas: ArenaKind,
 }
 
-/// A free page that was removed from its heap and not yet added to another heap.
+/// A free page that was removed from its pool and not yet added to another pool.
 struct MigratingPage {
     page: Pages,
     kind: PoolKind,
@@ -60,7 +60,7 @@ impl<B: Backend> Donors<B> {
         self.pools().flat_map(list).collect()
     }
 
-    /// Removes up to `count` free pages from their heaps.
+    /// Removes up to `count` free pages from their pools.
     fn take_any(&self, need: &PageRequest<'_, B>, count: usize) -> Vec<MigratingPage> {
         let mut pages = Vec::new();
         for (donor, kind) in self.pools() {
@@ -77,7 +77,7 @@ impl<B: Backend> Donors<B> {
         pages
     }
 
-    /// Removes the free pages among `wanted` from their heaps. `wanted` is sorted by address.
+    /// Removes the free pages among `wanted` from their pools. `wanted` is sorted by address.
     fn take_listed(&self, need: &PageRequest<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
@@ -122,7 +122,7 @@ impl<B: Backend> Donors<B> {
 }
 
 impl<B: Backend> MovablePages<B> {
-    /// Adds pages to this heap, new or from other heaps, until its free pages suffice for the
+    /// Adds pages to this pool, new or from other pools, until its free pages suffice for the
     /// request. Returns the number of added pages. `None` if there is not enough memory.
     pub(super) fn supply_pages(
         &mut self,
@@ -147,7 +147,7 @@ impl<B: Backend> MovablePages<B> {
             }
             new = 0;
         }
-        // Pages of other heaps cover the remainder, which is larger if new pages could not be
+        // Pages of other pools cover the remainder, which is larger if new pages could not be
         // created.
         let made = self.map_here(need, donors, new, Vec::new())?;
         let returned = self.migrate_back(need, donors, missing - made, &elsewhere);
@@ -167,7 +167,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(Some(added))
     }
 
-    /// Maps `count` pages at new addresses of this heap: first migrating pages, then new pages.
+    /// Maps `count` pages at new addresses of this pool: first migrating pages, then new pages.
     /// Returns the number of mapped pages. It is smaller than `count` if memory is exhausted.
     fn map_here(
         &mut self,
@@ -222,7 +222,7 @@ impl<B: Backend> MovablePages<B> {
         Ok(true)
     }
 
-    /// Moves up to `count` of the pages in `elsewhere` back to former homes in this heap. These
+    /// Moves up to `count` of the pages in `elsewhere` back to former homes in this pool. These
     /// moves need no mapping call. Returns the number of moved pages.
     fn migrate_back(
         &mut self,

@@ -1,6 +1,6 @@
 //! Pages that migrate. Little memory is reserved beyond the allocated memory, because free pages of
 //! any stream serve a request before new pages are created. `docs/default-policy.md` explains the
-//! policy, with a traced request.
+//! policy, with a traced run.
 //!
 //! Each stream and pool has its own arenas, where pages lie side by side. The best fitting free
 //! block is found as under any other policy. If a request fits into no free block,
@@ -8,22 +8,22 @@
 //!
 //! 1. Reuse a *window* ([`windows`]) whose memory is all free. A window is a range of addresses at
 //!    which pages are mapped a second time.
-//! 2. Map new pages at the end of an arena, while there is *headroom* ([`headroom`]).
-//! 3. *Migrate* free pages of other heaps to this heap ([`migrate`]), and create pages, until enough
-//!    memory is free here. New pages come first: as many as the headroom still allows, or more if
-//!    there are too few free pages. Then come pages with a former home here, because they are still
-//!    mapped there, and then other pages. Before it uses pages of another stream, the request's
-//!    stream waits, on the device, for that stream.
+//! 2. Map new pages, next to free memory if possible, while there is *headroom* ([`headroom`]).
+//! 3. *Migrate* free pages of other streams, and of the stream's other pool, to this pool
+//!    ([`migrate`]), and create pages, until enough memory is free here. New pages come first: as
+//!    many as the headroom still allows, or more if there are too few free pages. Then come pages
+//!    with a former home here, because they are still mapped there, and then other pages. Before it
+//!    uses pages of another stream, the request's stream waits, on the device, for that stream.
 //! 4. Make the block an *alias* ([`alias`]): map pieces of free memory a second time, next to each
 //!    other, in a new window.
 //!
-//! The oldest window that fits is taken, and new windows lie behind older ones. A repeating program
-//! therefore makes the same choices again and finds its windows: from its second or third round on,
-//! it makes no mapping call.
+//! The oldest window that fits is taken, and a new window gets the first unused addresses. A
+//! repeating program therefore makes the same choices again and finds its windows: from its second
+//! or third round on, it makes no mapping call.
 //!
 //! The time of a mapping does not depend on the page's size, and setting the access of many pages
-//! in one call saves no time. `page_size_mb` makes pages of the large pool larger. Pages of the
-//! small pool keep their size.
+//! in one call saves no time. `page_size_mb` sets the page size of the large pool. Pages of the
+//! small pool have the same size, but at most 4 MiB.
 
 mod alias;
 mod headroom;
@@ -59,8 +59,8 @@ struct PageRequest<'a, B: Backend> {
     memory: &'a dyn VirtualMemory<B::Error>,
     /// The arenas in which the request is served.
     arenas: ArenaKind,
-    /// Memory that may be reserved beyond the peak request, in percent. `None`: the policy's own
-    /// rule.
+    /// Memory that may be reserved beyond the peak of the requested bytes, in percent. `None`: the
+    /// policy's own rule.
     headroom_percent: Option<f64>,
 }
 
@@ -209,7 +209,8 @@ impl<B: Backend> MovablePages<B> {
     /// Returns the number of new pages that may be created although other pages are free.
     fn headroom(&self, need: &PageRequest<'_, B>) -> usize {
         let core = need.miss.core;
-        // `waiting` has the requests of threads that wait for the policies' lock.
+        // `waiting` has the bytes of this request and of requests whose threads wait for the
+        // policies' lock.
         let demand = Demand::of(core, core.waiting.load(Ordering::Relaxed));
         self.headroom.bytes(demand, core.reserved(), need.headroom_percent) / need.page_size()
     }
@@ -267,7 +268,7 @@ impl<B: Backend> MovablePages<B> {
         }
     }
 
-    /// Counts pages mapped at additional addresses.
+    /// Counts pages mapped at additional addresses, for aliases or as new homes.
     fn count_remaps(&mut self, miss: &Miss<'_, B>, pages: usize) {
         lock(&miss.core.global).num_remaps += pages as i64;
         self.headroom.record_remaps(pages);

@@ -8,8 +8,8 @@ use crate::shard::AllocatedBlock;
 use crate::sync::lock;
 use crate::{AllocError, Backend, release, source};
 
-/// The policy of `policy:torch`. Other policies fall back to it in private pools, on backends
-/// without virtual memory, and without a cache.
+/// The policy of `policy:torch`. Other policies fall back to it in private pools. Policies with
+/// pages also fall back to it on backends without virtual memory, and without a cache.
 pub(super) struct ExactSegments;
 
 impl<B: Backend> GrowthPolicy<B> for ExactSegments {

@@ -1,8 +1,8 @@
 //! Trains a GPT on the characters of Shakespeare's plays and writes a text: nanoGPT's `model.py` and `train.py`, with
 //! the settings of `config/train_shakespeare_char.py`.
 //!
-//! Both files have 453 lines without comments. Left out: pretrained weights of GPT-2, several GPUs, `torch.compile`,
-//! `autocast` and `wandb`. A step is an iteration.
+//! Together, the files have 453 lines without comments. Left out: pretrained weights of GPT-2, several GPUs,
+//! `torch.compile`, `autocast` and `wandb`. A step is an iteration.
 
 mod model;
 

@@ -22,7 +22,7 @@ warpline::__options! {
         max_eval: Option<usize> = None, impl Into<Option<usize>> => Into::into;
         /// Sets the largest magnitude of a gradient's elements at which a step ends. Default: 1e-7.
         tolerance_grad: f64 = 1e-7, f64;
-        /// Sets the change of the loss and of the parameters at which a step ends. Default: 1e-9.
+        /// Sets the change of the loss or of the parameters at which a step ends. Default: 1e-9.
         tolerance_change: f64 = 1e-9, f64;
         /// Sets the number of past iterations that approximate the inverse Hessian. Each takes twice the memory of the
         /// parameters. Default: 100.

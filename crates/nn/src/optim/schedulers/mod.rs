@@ -57,8 +57,8 @@ pub trait Scheduler {
     #[track_caller]
     fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()>;
 
-    /// Restarts at epoch 0, from the learning rates that the optimizer had when its first scheduler was created
-    /// (`step(0)`).
+    /// Restarts at epoch 0 (`step(0)`), from the learning rates that the optimizer had when its first scheduler was
+    /// created, or for [`OneCycleLR`] from the first rates of the cycle.
     ///
     /// # Errors
     /// The same as [`Scheduler::step`].
@@ -153,8 +153,8 @@ impl SchedulerState {
     }
 }
 
-/// Returns the learning rates that the optimizer had when its first scheduler was created. The first call stores them
-/// in the optimizer.
+/// Returns the initial learning rate of each group, `initial_lr`. If no scheduler has set it yet, sets it to the
+/// current rate.
 #[track_caller]
 fn initial_lrs(optimizer: &mut dyn Optimizer) -> Result<Vec<f64>> {
     let mut all = Vec::new();

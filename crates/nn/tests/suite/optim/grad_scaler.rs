@@ -131,7 +131,7 @@ fn gpu_runs_with_overflows_equal_pytorchs() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| all_runs(Device::cuda(0)));
 }
 
-/// A parameter whose gradient is `values` times the loss's gradient.
+/// A parameter. All elements of its gradient are the slope that `backward` receives.
 struct Toy {
     weight: Tensor,
 }
@@ -230,7 +230,7 @@ fn scaled_steps_on_several_streams_do_not_race() {
             warpline::cuda::with_stream(&side, || scaler.step(&mut adam))?;
             scaler.update()?;
         }
-        // Three steps of Adam with equal gradients, each of the learning rate.
+        // Adam takes three steps with equal gradients. Each step moves the values by the learning rate.
         for value in toy.values()? {
             assert!((value - 0.25).abs() < 1e-5, "{value}");
         }

@@ -232,8 +232,8 @@ fn errors_of_lbfgs_name_the_cause_and_keep_the_state() -> Result<()> {
     Ok(())
 }
 
-/// The closure records gradients even if `step` is called within `no_grad`. A scheduler changes the optimizer's
-/// rate.
+/// The closure records gradients even if `step` is called within `no_grad`. A scheduler can be created
+/// for the optimizer.
 #[test]
 fn lbfgs_records_in_no_grad_and_takes_schedules() -> Result<()> {
     let x = start(Device::Cpu)?;

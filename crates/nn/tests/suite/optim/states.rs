@@ -32,7 +32,7 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
         again.step()?;
     }
     assert_eq!(values(&one)?, values(&two)?);
-    // The resumed optimizer has copied the saved state.
+    // The states are equal too, because the resumed optimizer has its own copy of the saved state.
     let (one, two) = (whole.state_dict()?.to_tensors()?, again.state_dict()?.to_tensors()?);
     assert!(one.names().eq(two.names()), "{one:?} {two:?}");
     for ((name, one), (_, two)) in one.iter().zip(two.iter()) {
