@@ -32,17 +32,16 @@ pub trait Optimizer {
     }
 
     /// Takes a step in which the device divides the gradients by a scale. The device skips the step if a gradient
-    /// overflowed. The host does not wait. Call this method only if
-    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `true`, as a
-    /// [`GradScaler`](crate::amp::GradScaler) does; it calls [`step`](Self::step) otherwise.
+    /// overflowed. The host does not wait. A [`GradScaler`](crate::amp::GradScaler) calls [`step`](Self::step) instead if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `false`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) from the default implementation; errors of
-    /// [`step`](Self::step).
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if
+    /// [`supports_grad_scaling`](Self::supports_grad_scaling) returns `false`; errors of [`step`](Self::step).
     #[track_caller]
     fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
         let _ = scaling;
-        Err(Error::invalid("step_scaled", "the optimizer's step cannot read a scale on the device"))
+        Err(cannot_scale())
     }
 
     /// Returns all parameters, in the order of their indices in [`OptimizerState`].
@@ -227,6 +226,11 @@ impl<R: Rule> Optim<R> {
     }
 }
 
+#[track_caller]
+fn cannot_scale() -> Error {
+    Error::invalid("step_scaled", "the optimizer's step cannot read a scale on the device")
+}
+
 impl<R: Rule> Optimizer for Optim<R> {
     #[track_caller]
     fn step(&mut self) -> Result<()> {
@@ -246,6 +250,9 @@ impl<R: Rule> Optimizer for Optim<R> {
 
     #[track_caller]
     fn step_scaled(&mut self, scaling: &GradScaling) -> Result<()> {
+        if !self.supports_grad_scaling() {
+            return Err(cannot_scale());
+        }
         self.take_step(Some(scaling))
     }
 

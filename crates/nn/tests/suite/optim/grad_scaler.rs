@@ -8,8 +8,8 @@ use warpline::functional::{linear, mse_loss};
 use warpline::{DType, Device, ErrorKind, Result, SyncPolicy, Tensor, full, ones, tensor};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
-    Adadelta, AdadeltaOptions, Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, RMSprop,
-    RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
+    Adadelta, AdadeltaOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaling, Optimizer,
+    RMSprop, RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
 };
 
 use crate::boxes::SimBox;
@@ -477,4 +477,17 @@ fn a_disabled_scaler_changes_nothing() -> Result<()> {
     assert_eq!(toy.values()?, [0.5; 4]);
     assert_eq!((scaler.get_scale()?, scaler.state_dict()?.len()), (1.0, 0));
     scaler.load_state_dict(&Default::default())
+}
+
+#[test]
+fn a_step_that_cannot_read_a_scale_is_refused_and_changes_nothing() -> Result<()> {
+    let param = ones([2], ())?.requires_grad_(true)?;
+    param.set_grad(&full([2], 4.0, ())?)?;
+    let mut adadelta = Adadelta::new(vec![param.clone()], ())?;
+    let scaling =
+        GradScaling { found_inf: tensor(0.0f32, ())?, grad_scale: Some(tensor(4.0f32, ())?) };
+    let error = adadelta.step_scaled(&scaling).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+    assert_eq!(param.to_vec::<f32>()?, [1.0, 1.0]);
+    Ok(())
 }
