@@ -147,7 +147,7 @@ pub struct Failure {
     pub reason: String,
     /// Ranks that published no record of their calls: they are dead, or blocked outside of device work.
     pub missing: Vec<usize>,
-    /// Ranks whose calls do not match the unfinished call of this rank.
+    /// Ranks whose calls do not match this rank's calls up to the unfinished one.
     pub differing: Vec<RankCall>,
     /// Timeout of the group.
     pub timeout: Duration,

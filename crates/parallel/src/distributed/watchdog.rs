@@ -3,7 +3,7 @@
 //! The watchdog aborts the group if a call is older than the timeout, NCCL reports an error, or another rank has
 //! reported a failure. It publishes this rank's record, reads the other ranks' records, determines which rank is
 //! missing or made a different call, and aborts the communicator. It keeps the group alive until the group's work is
-//! done, so dropping a group neither waits nor cancels work.
+//! done, so dropping a group neither waits for its work nor cancels it.
 //!
 //! Invariant: aborted results are not read. The results of a collective, and everything computed from them, are marked
 //! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog first records the completed

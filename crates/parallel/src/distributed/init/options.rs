@@ -135,7 +135,7 @@ impl InitOptions {
     /// | variable | meaning |
     /// |---|---|
     /// | `RANK`, `WORLD_SIZE` | number of this rank, and number of ranks |
-    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, and `MASTER_ADDR` is ignored |
+    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, and the value of `MASTER_ADDR` is ignored |
     /// | `LOCAL_RANK` | index of the device. If only one device is visible, index 0 is used instead. If not set, see [`InitOptions::device`] |
     /// | `MASTER_ADDR`, `MASTER_PORT` | address and port at which rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | port of the store; takes precedence over `MASTER_PORT` |

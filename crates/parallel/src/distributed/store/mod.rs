@@ -187,7 +187,7 @@ pub enum StoreError {
     WrongSecret {
         /// Address of the store.
         address: String,
-        /// The side that refused the connection: the client or the server.
+        /// Description of the cause.
         reason: String,
     },
     /// A secret is invalid.
