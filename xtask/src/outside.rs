@@ -13,7 +13,7 @@ use crate::{package, workspace};
 const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
 /// A crate that defines its own op.
 const CUSTOM_OP: &str = "tests/custom-op";
-/// Arguments to clippy that deny warnings, and those lints of the workspace that clippy allows by default.
+/// Arguments to clippy that deny warnings, and three of the workspace's lints that clippy allows by default.
 const LINTS: [&str; 5] =
     ["--", "-Dwarnings", "-Dclippy::dbg_macro", "-Dclippy::todo", "-Dclippy::unimplemented"];
 
