@@ -19,12 +19,14 @@
 //! - A call has the predicted outcome: sizes, dtype, device, strides, offset, shared memory and
 //!   `requires_grad` of its results, or one of the kinds of error.
 //! - No call panics, crashes or hangs. On the CPU, a failed call changes no tensor.
-//! - Values are the same bits under both schedules. Between CPU and GPU they are the same bits or,
-//!   after a sum, equal up to rounding. Values computed from rounded values are not compared.
-//! - Gradients are the same bits under both schedules.
+//! - Values are equal under both schedules. Between CPU and GPU they are equal or, after a call that
+//!   may round differently, equal up to rounding. Values computed from rounded values are not
+//!   compared.
+//! - Gradients are equal under both schedules. If no values are rounded or random, the gradients of
+//!   CPU and GPU are equal up to rounding.
 //! - As long as no tensor has required a gradient, the allocator and the model agree on the number
-//!   of allocated bytes after every step. At the end no memory is in use, and the driver has no
-//!   objects.
+//!   of allocated bytes after every group of steps that run at the same time. At the end no memory
+//!   is in use, and the driver has no objects.
 //! - No kernel accesses memory outside its declared footprint.
 //! - In a further run ([`faults`]), a driver call fails, once or every time from then on. Any later
 //!   call of the program may fail, but nothing panics, no memory remains in use, and later ops
@@ -37,8 +39,7 @@
 //! `WARPLINE_PROGRAM_SEED` the first seed (default: 0), and `WARPLINE_PROGRAM_COVERAGE` a file to
 //! which the numbers of calls are written.
 //!
-//! Not covered yet: files, channels between processes, data loaders, modules, and functions without
-//! a row.
+//! Not covered yet: files, channels between processes, modules, and functions without a row.
 
 mod apply;
 mod campaign;
