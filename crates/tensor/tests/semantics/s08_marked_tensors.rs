@@ -142,8 +142,8 @@ fn derived(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests that launches that read a marked tensor run before the failure is known, and are refused
-/// afterwards, on any thread and stream.
+/// Tests that launches that read a marked tensor are refused once the failure is known, on any thread
+/// and stream.
 fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;

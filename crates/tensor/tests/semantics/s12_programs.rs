@@ -310,8 +310,8 @@ fn consume(wait_for_all: bool, rounds: usize) -> (f64, usize) {
     (time, left)
 }
 
-/// A wait covers the producer's use of the result, but not its later work. This holds from the
-/// second round on; the first wait covers all work so far.
+/// A wait covers the work that made the result, but not the producer's later work. This holds from
+/// the second round on; the first wait covers all work so far.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
     let (serial, left) = consume(true, 2);
