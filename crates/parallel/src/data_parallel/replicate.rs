@@ -78,9 +78,9 @@ pub(super) struct DeviceCopies {
 #[derive(Debug)]
 struct CachedCopy {
     tensor: Tensor,
-    /// Versions of the original and of the copy when the copy was made.
+    /// Versions of the original and of the copy when the copy was made or last renewed.
     versions: [Version; 2],
-    /// Address and strides of the original.
+    /// Address and strides of the original at that time.
     layout: (u64, Vec<isize>),
 }
 

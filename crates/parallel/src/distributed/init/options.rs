@@ -151,10 +151,10 @@ impl InitOptions {
     /// store is then at `WARPLINE_MASTER_PORT`, or at `MASTER_PORT + 1` (65534 if `MASTER_PORT` is 65535), which must
     /// be free on the host of rank 0.
     ///
-    /// A process creates its store once. Groups that are later created from the environment use the same store. Rank 0
-    /// listens on `MASTER_ADDR` only, which must be an address or name of its host. A loopback address needs no
-    /// `WARPLINE_SECRET`, but without a secret all users of the machine have access. Every other address needs a
-    /// secret. `warpline-run` creates a secret for its ranks.
+    /// A process creates its store once. Groups that are later created from the environment use the same store, unless
+    /// its address or the rank has changed. Rank 0 listens on `MASTER_ADDR` only, which must be an address or name of
+    /// its host. A loopback address needs no `WARPLINE_SECRET`, but without a secret all users of the machine have
+    /// access. Every other address needs a secret. `warpline-run` creates a secret for its ranks.
     ///
     /// # Errors
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with one of these sources:
