@@ -9,7 +9,7 @@ use xshell::{Shell, cmd};
 
 use crate::{package, workspace};
 
-/// Projects that depend only on the allocator. Each has its own lock file.
+/// Projects that depend on the allocator and on no other crate of Warpline. Each has its own lock file.
 const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
 /// A crate that defines its own op.
 const CUSTOM_OP: &str = "tests/custom-op";
