@@ -3,8 +3,8 @@
 //! A *generator* creates programs from seeds ([`generate`]). A program is a list of calls of the
 //! rows of a *table* ([`ops`], [`views`], [`gradients`], [`scenarios`]). A row is a public
 //! function, or a fixed combination of public functions, with a rule for drawing valid arguments
-//! and a prediction of the outcome. A fifth of the calls get a wrong argument: another number, or
-//! another tensor.
+//! and a prediction of the outcome. For about a third of the calls, a wrong argument is tried:
+//! another number, or another tensor.
 //!
 //! A *model* ([`model`], [`apply`]) predicts the outcome of each call: the results, or the kinds of
 //! error that a wrong call may return. It knows shapes, dtypes, strides, devices, aliasing,
@@ -13,8 +13,8 @@
 //! program is predicted again.
 //!
 //! An *interpreter* ([`run`]) runs each program on the CPU and on two simulated GPUs under the
-//! laziest schedule and a seeded one. Steps run on several streams, some in their own threads, and
-//! at the same time if they are independent in the model. The interpreter checks:
+//! laziest schedule and a seeded one. Steps run on several streams, some in their own threads. Some
+//! steps that are independent in the model run at the same time. The interpreter checks:
 //!
 //! - A call has the predicted outcome: sizes, dtype, device, strides, offset, shared memory and
 //!   `requires_grad` of its results, or one of the kinds of error.

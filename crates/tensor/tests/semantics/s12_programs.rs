@@ -120,8 +120,8 @@ struct Run<'a> {
     program: &'a [Operation],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
-    /// For each operation, whether it was called. Conflicting operations are called in the order of
-    /// the program, all others in any order.
+    /// For each operation, whether it was called. Operations that conflict or have the same thread
+    /// are called in the order of the program, all others in any order.
     called: Mutex<Vec<bool>>,
     progress: Condvar,
 }
