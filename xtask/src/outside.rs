@@ -9,11 +9,11 @@ use xshell::{Shell, cmd};
 
 use crate::{package, workspace};
 
-/// Projects that depend only on the allocator. Each has its own lock file.
+/// Projects that depend on the allocator and on no other crate of Warpline. Each has its own lock file.
 const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
 /// A crate that defines its own op.
 const CUSTOM_OP: &str = "tests/custom-op";
-/// Arguments to clippy that deny warnings, and those lints of the workspace that clippy allows by default.
+/// Arguments to clippy that deny warnings, and three of the workspace's lints that clippy allows by default.
 const LINTS: [&str; 5] =
     ["--", "-Dwarnings", "-Dclippy::dbg_macro", "-Dclippy::todo", "-Dclippy::unimplemented"];
 

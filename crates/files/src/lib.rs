@@ -1,4 +1,4 @@
-//! Writes files atomically (completely or not at all) and opens files without blocking.
+//! Writes files atomically (completely or not at all), opens files without blocking, and locks folders.
 //!
 //! Internal to Warpline: the interface changes with the crates that use it.
 

@@ -138,8 +138,8 @@ fn previous_permissions(path: &Path) -> Option<fs::Permissions> {
     cfg!(unix).then(|| previous.permissions())
 }
 
-/// Creates a file for writing. With `permissions`, its mode has at most those of the owner, so that the new file is
-/// never more accessible than the previous file.
+/// Creates a file for writing. With `permissions`, its mode has only their read and write bits for the owner, so that
+/// the new file is never more accessible than the previous file.
 fn create_new(path: &Path, permissions: Option<&fs::Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -12,7 +12,7 @@ LIMIT = 60
 
 
 class Start:
-    """Waits, spinning, until all ranks have called this function."""
+    """A spinning barrier of all ranks."""
 
     def __init__(self, came, rank):
         self.came, self.rank, self.round = came, rank, 0

@@ -52,12 +52,12 @@ fn main() -> Result<()> {
 
 /// Selection of the measured rows, and the format of the printed figures.
 struct Output {
-    /// Rows that do not contain this text are left out.
+    /// Rows whose names do not contain this text are left out.
     filter: String,
     json: bool,
 }
 
-/// Measures `item` and prints the nanoseconds per call of it, for each number of calls in [`ITEMS`].
+/// Measures `item` and prints the nanoseconds per call, for each number of calls in [`ITEMS`].
 fn row(output: &Output, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     if !name.contains(&output.filter) {
         return Ok(());

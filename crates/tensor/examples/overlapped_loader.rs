@@ -27,8 +27,8 @@ fn main() -> Result<()> {
         let mut batches = loader.iter()?;
         let mut next = batches.next().map(|batch| to_gpu(batch, &copies)).transpose()?;
         while let Some((x, y)) = next {
-            // This batch is copied while the GPU computes with the previous one. The ops that use it wait for
-            // the copy on the GPU; the program does not have to ask for this wait.
+            // The next batch is copied while the GPU computes. The ops that use the batch wait for the copy on the
+            // GPU; the program does not have to ask for this wait.
             next = batches.next().map(|batch| to_gpu(batch, &copies)).transpose()?;
             let error = (x.matmul(&weight)? - &y)?;
             let gradient = x.t()?.matmul(&error)?;

@@ -1,5 +1,5 @@
 //! Tests that the memory that a call allocates does not grow with the amount of outstanding work. The driver completes
-//! nothing. `benches/outstanding.rs` measures the time of the same calls.
+//! nothing, except in [`complete`]. `benches/outstanding.rs` measures the time of the same calls.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ const BLOCK: usize = 512;
 const BLOCKS: usize = 32;
 
 /// Runs `item` many times without a wait. From block to block, neither the bytes that a block of
-/// items allocates, nor the bytes that remain allocated after it may grow. The test compares lower medians, which
-/// ignore blocks in which a table doubles its size.
+/// items allocates, nor the bytes that remain allocated after it may grow. The test compares the lower medians of the
+/// first and the second half, which ignore blocks in which a table doubles its size.
 fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let mut blocks = Vec::new();
     for _ in 0..BLOCKS {
@@ -63,7 +63,7 @@ fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Captures a graph like that of a decoder: each layer gathers rows, writes to a cache, and adds.
+/// Captures a graph like that of a decoder: it gathers a row, and each layer writes the row to a cache, and adds.
 fn decoder(layers: usize) -> Result<CudaGraph> {
     let index = zeros([1], (DType::I64, 0))?;
     let table = ones([8, 4], 0)?;

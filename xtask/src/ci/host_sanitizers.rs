@@ -31,7 +31,7 @@ const ADDRESS: &[&str] = &[
     "safe_code_cannot_make_claims_about_work",
 ];
 
-/// The tests that run under valgrind, which is about thirty times slower: unit tests of the crates that access raw
+/// The tests that run under valgrind, which is about thirty times slower: unit tests of two crates that access raw
 /// memory, and the tests of ops.
 const VALGRIND: &[&str] = &[
     "test",

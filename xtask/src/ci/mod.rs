@@ -47,7 +47,8 @@ impl CiStep {
     }
 }
 
-/// Tests the projects that depend only on the allocator, within a time limit.
+/// Tests the projects that depend on the allocator and on no other crate of Warpline. With a `limit`, a longer test
+/// fails.
 fn alloc_alone(limit: Option<Duration>) -> CiStep {
     CiStep { limit, ..CiStep::new("projects with alloc alone", &["xtask", "outside"], &[]) }
 }

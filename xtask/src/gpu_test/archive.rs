@@ -22,7 +22,7 @@ use warpline_files::NewFile;
 use super::build::{self, ARCHIVE_PROFILE, TestProgram};
 use crate::workspace::{self, Crate};
 
-/// The content of an archive. Paths are relative to the folder that the archive is unpacked into.
+/// The content of an archive. In the archive, paths are relative to the folder that it is unpacked into.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ArchiveManifest {
     /// The commit that the programs were built from.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::output;
 use crate::workspace::{self, CargoTarget, Crate};
 
-/// The profile in the root `Cargo.toml` for programs that run on another host.
+/// The profile in the root `Cargo.toml` for the programs of an archive, and for `--release`.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
 
 /// A test, example, bench or other program that cargo built.

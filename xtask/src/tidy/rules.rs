@@ -12,7 +12,7 @@ const MAX_LINES: usize = 600;
 /// Number of lines above which a file gets a warning.
 const WARNING_LINES: usize = 400;
 
-/// Crates whose tests run under many thread schedules in shuttle, which must control all locks of these crates.
+/// Crates whose code runs in shuttle's tests of thread schedules. Shuttle must control all locks of these crates.
 const SHUTTLE_CRATES: &[&str] =
     &["crates/alloc/src/", "crates/stream/src/", "crates/runtime/src/", "crates/kernels/src/"];
 /// Types that block a thread. The crates must use those of `warpline-sync`.

@@ -114,7 +114,6 @@ pub(super) fn losses(args: &Args) -> anyhow::Result<()> {
             }
             println!("{ranks} rank(s): largest relative difference {largest:.1e}");
         }
-        // A NaN fails, too.
         ensure!(largest <= TOLERANCE, "the losses differ by a relative {largest:.1e}");
     }
     Ok(())

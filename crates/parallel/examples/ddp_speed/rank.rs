@@ -166,7 +166,7 @@ fn last_bucket(
         end.synchronize()?;
         times.push(f64::from(start.elapsed_time(&end)?) * 1e3 / ALL_REDUCES as f64);
     }
-    // The first run includes the set-up of connections.
+    // The first run is a warm-up.
     Ok((bytes, median(times.split_off(1))))
 }
 

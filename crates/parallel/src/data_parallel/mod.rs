@@ -51,8 +51,8 @@ use replicate::{DeviceCopies, ModuleTensors, replicate};
 /// - Without a GPU, or with a single one, the module is called directly.
 ///
 /// Unlike PyTorch:
-/// - Copies of parameters and buffers are kept between forward passes. A copy is renewed only after a write to the copy
-///   or to the original.
+/// - Copies of parameters and buffers are kept between forward passes. A copy is renewed only if the copy or the
+///   original was written to, the original was replaced, or the program still holds the copy.
 /// - Each device but the first has a thread that lives as long as the `DataParallel`. The current device and streams
 ///   that a module sets there are reset after the call.
 /// - Forward passes that several threads start at the same time use the devices' threads in turn, and each pass but one
@@ -67,7 +67,8 @@ pub struct DataParallel<M> {
     dim: isize,
     /// Threads of all devices but the first.
     workers: Vec<Worker>,
-    /// Copies per worker. Empty before the first forward pass, and while a forward pass uses the copies.
+    /// Copies per worker. Empty before the first forward pass, while a forward pass uses the copies, and after a
+    /// forward pass that failed.
     cached: Mutex<Vec<DeviceCopies>>,
 }
 
@@ -142,7 +143,8 @@ impl<M> DataParallel<M> {
     /// [`ErrorKind::RuntimeMismatch`](warpline::ErrorKind::RuntimeMismatch) if a parameter or buffer belongs to another
     /// runtime; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) during a capture, with several GPUs;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the [`Scatter`] of a program's own type
-    /// returns no chunk or more chunks than GPUs; errors of [`Scatter`] and [`Gather`].
+    /// returns no chunk or more chunks than GPUs, or if a clone of the module has more parameters and buffers than the
+    /// module; errors of [`Scatter`] and [`Gather`]. Without a GPU, or with a single one, the errors of the module.
     ///
     /// # Panics
     /// If the first failed replica panicked, resumes its panic after all replicas have ended.

@@ -2,8 +2,9 @@
 //!
 //! A replica is a fresh clone of the module whose tensors are replaced by copies on the replica's device. The first
 //! replica has the module's own tensors. Copies are cached between forward passes. A copy is renewed only if the
-//! `Version` of the copy or of the original has changed, or if the program kept a tensor of an earlier replica. Each
-//! launch, copy, replay and host access that writes to a tensor changes its version.
+//! `Version` of the copy or of the original has changed, if the module now has a different tensor in the original's
+//! place, or if the program kept the copy as a tensor of an earlier replica. Each launch, copy, replay and host access
+//! that writes to a tensor changes its version.
 //!
 //! Invariant: a replica uses only copies that are up to date. The version of the original is read before the copy is
 //! enqueued, so a concurrent write counts as a later write. No other code has access to a copy while it is written.
@@ -77,9 +78,9 @@ pub(super) struct DeviceCopies {
 #[derive(Debug)]
 struct CachedCopy {
     tensor: Tensor,
-    /// Versions of the original and of the copy when the copy was made.
+    /// Versions of the original and of the copy when the copy was made or last renewed.
     versions: [Version; 2],
-    /// Address and strides of the original.
+    /// Address and strides of the original at that time.
     layout: (u64, Vec<isize>),
 }
 

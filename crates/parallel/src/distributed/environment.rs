@@ -27,7 +27,7 @@ pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 const LAUNCHERS: usize = 4;
 
 // Each list has the names of one variable in torchrun, Open MPI, MPICH (and Intel MPI), and Slurm. Slurm is last,
-// because processes that MPI starts within a Slurm job all have the same Slurm variables.
+// because processes that MPI starts within a Slurm job may have the same Slurm variables.
 
 /// Variables with the rank of the process.
 const RANK: [&str; LAUNCHERS] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];

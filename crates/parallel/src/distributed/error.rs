@@ -48,7 +48,7 @@ pub enum GroupError {
     /// A collective did not complete within the timeout, although all ranks responded.
     #[error("{0}")]
     CollectiveTimeout(Arc<Failure>),
-    /// Another rank or the store is gone or has failed.
+    /// Another rank or the store is gone or has failed, NCCL has reported an error, or the calls of CPU ranks differ.
     #[error("{0}")]
     PeerFailed(Arc<Failure>),
     /// The closure of a rank failed ([`spawn`](super::spawn)).
@@ -145,9 +145,10 @@ pub struct Failure {
     pub location: String,
     /// The event that revealed the failure.
     pub reason: String,
-    /// Ranks that published no record of their calls: they are dead, or blocked outside of device work.
+    /// Ranks that published no record of their calls, because they are dead or have dropped the group. If the store is
+    /// lost, also the rank that hosts it.
     pub missing: Vec<usize>,
-    /// Ranks whose calls do not match the unfinished call of this rank.
+    /// Ranks whose calls do not match this rank's calls up to the unfinished one.
     pub differing: Vec<RankCall>,
     /// Timeout of the group.
     pub timeout: Duration,

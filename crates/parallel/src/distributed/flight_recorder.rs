@@ -12,7 +12,7 @@ use warpline_stream::OpEvent;
 use super::RankCall;
 use super::signature::Signature;
 
-/// Maximum number of finished calls in a record.
+/// Number of calls in a record above which a poll removes the oldest finished calls.
 const MAX_FINISHED: usize = 256;
 /// Number of calls after which a new call polls for finished calls.
 const POLL_INTERVAL: u64 = 16;
@@ -22,7 +22,7 @@ const POLL_WINDOW: usize = 2 * POLL_INTERVAL as usize;
 /// The state of a call.
 #[derive(Debug)]
 pub(super) enum CallState {
-    /// The call is not launched yet, because the calls of the ranks are being compared.
+    /// The call is not launched yet. In debug mode, it may still wait for the calls of the other ranks.
     Preparing,
     /// The call is enqueued. The event completes after it.
     Launched(OpEvent),
@@ -106,7 +106,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Marks calls that are done, oldest first, and removes finished calls beyond [`MAX_FINISHED`].
+    /// Marks calls that are done, oldest first. Then removes the oldest finished calls while the record has more than
+    /// [`MAX_FINISHED`] calls.
     pub(super) fn poll_finished(&mut self) {
         // Poll in windows, so that the cost does not grow with the number of outstanding calls.
         while self.poll_window() {}

@@ -142,7 +142,8 @@ impl Launcher {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if the number of ranks is 0; the system's error if the program or a thread
-    /// cannot be started; [`io::ErrorKind::Other`] if the store cannot be hosted. No rank keeps running after an error.
+    /// cannot be started; [`io::ErrorKind::Other`] if the secret cannot be created or the store cannot be hosted. No
+    /// rank keeps running after an error.
     pub fn spawn(self) -> io::Result<Ranks> {
         if self.ranks == 0 {
             let text = "at least one rank must be started";

@@ -1,9 +1,9 @@
 //! The watchdog: a thread per group that detects calls that hang and aborts the group.
 //!
-//! The watchdog aborts the group if a call is older than the timeout, NCCL reports an error, or another rank has
-//! reported a failure. It publishes this rank's record, reads the other ranks' records, determines which rank is
+//! The watchdog aborts the group if a call is older than the timeout, a launch fails, NCCL reports an error, or a rank
+//! has reported a failure. It publishes this rank's record, reads the other ranks' records, determines which rank is
 //! missing or made a different call, and aborts the communicator. It keeps the group alive until the group's work is
-//! done, so dropping a group neither waits nor cancels work.
+//! done, so dropping a group neither waits for its work nor cancels it.
 //!
 //! Invariant: aborted results are not read. The results of a collective, and everything computed from them, are marked
 //! with the collective's number (`completion.rs` of `warpline-runtime`). The watchdog first records the completed
@@ -25,8 +25,8 @@ const TIMED_OUT: &str = "it was not done within";
 /// Key that the first rank to detect a failure sets in the store.
 const FAILED: &str = "failed";
 
-/// Time limit for asking the store whether another rank has detected a failure. Short, because a store that does not
-/// answer delays the detection of a timeout.
+/// Time limit for asking the store whether a rank has reported a failure, and for a report by [`report_failure`].
+/// Short, because a store that does not answer delays the detection of a timeout.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the time limit within which the other ranks must publish their records.

@@ -59,7 +59,7 @@ fn invalid_calls_on_cpus_are_refused_and_change_nothing() {
     });
 }
 
-/// Messages longer than a piece, of several sizes, in both directions at the same time.
+/// Messages longer than a piece, of several sizes. Each rank sends and receives at the same time.
 #[test]
 fn long_messages_are_cut_into_pieces() {
     const LENGTH: usize = 700_001;

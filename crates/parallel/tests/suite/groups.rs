@@ -18,7 +18,8 @@ fn finish(work: &Work, async_op: bool) -> Result<()> {
     if async_op { work.wait() } else { Ok(()) }
 }
 
-/// Checks the result of every collective. Each element encodes its source and destination.
+/// Checks the result of every collective. In gathers, scatters and all-to-alls of one element per rank, the element
+/// encodes its source and destination.
 pub(crate) fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     let number = |from: usize, to: usize| (from * 10 + to) as f32;

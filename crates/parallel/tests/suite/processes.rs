@@ -18,7 +18,7 @@ const PART: &str = "WARPLINE_TEST_PART";
 /// Line that a rank prints before it is killed.
 const READY: &str = "ready to be killed";
 
-/// The program of a rank. The tests below start it.
+/// The program of a rank. The tests below and those in `ddp/killed.rs` start it.
 #[test]
 #[ignore = "is started by the other tests"]
 fn program_of_a_rank() {

@@ -1,4 +1,4 @@
-//! Stores: comparison with a map, many clients, and incomplete files.
+//! Stores: comparison with a map, waits, limits, many clients, and incomplete files.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ impl Drop for TempFile {
 /// A store to test: its name, two handles, and a value that keeps the store alive.
 type StoreCase = (&'static str, [Arc<dyn Store>; 2], Box<dyn Send>);
 
-/// Returns one store of each type.
+/// Returns a store of each type. The store over TCP occurs with two clients, and with its host as one of the handles.
 fn stores() -> Vec<StoreCase> {
     let file = TempFile::new();
     let open = || Arc::new(FileStore::open(&file.0).unwrap());

@@ -1,4 +1,5 @@
-//! Timeouts of stores over TCP bound the entire call, even if the peer stalls or sends slowly.
+//! Timeouts of stores bound the entire call, even if the peer of a TCP connection stalls or sends slowly, or another
+//! process keeps the lock of a store's file.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -50,7 +51,7 @@ fn connecting_to_a_silent_or_dripping_server_ends_at_the_timeout() {
     let dripping = serve(|mut stream| {
         drip(&mut stream, &[GREETING, &[0; 32][..]].concat());
     });
-    // The server sends a byte in this time.
+    // The dripping server sends a byte in this time.
     let timeout = Duration::from_secs(2);
     for address in [silent, dripping] {
         let begun = Instant::now();

@@ -1,4 +1,5 @@
-//! A store under thousands of hostile connections: calls of the ranks still meet their deadlines.
+//! A store with hostile clients, which open thousands of connections, do not read replies, wait for many keys or mutate
+//! messages. The memory and connections of the server stay bounded, and calls of honest clients meet their deadlines.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
 //! Measures a chain of small ops, first enqueued one by one and then replayed as a graph: the time of the host,
-//! and the time until the device has finished. Prints one JSON line; `torch_graph.py` prints the same line for
-//! PyTorch.
+//! and the time until the device has finished. Prints a JSON line for each of the two, and one with their ratios;
+//! `torch_graph.py` prints the same lines for PyTorch.
 
 use std::time::Instant;
 

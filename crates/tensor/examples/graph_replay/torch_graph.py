@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the same graphs as `main.rs` in PyTorch, and prints the same line with "side": "torch"."""
+"""Measures the same graphs as `main.rs` in PyTorch, and prints the same lines with "side": "torch"."""
 
 import argparse
 import json

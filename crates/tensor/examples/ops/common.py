@@ -38,7 +38,7 @@ class Timed:
         return self.loop(reps)
 
     def measure(self, target_ms):
-        """Returns the seconds per call, measured over as many calls as fill the target time."""
+        """Returns the seconds per call, measured over enough calls to fill the target time, up to a maximum."""
         if self.reps is None:
             first = min(self.once(1), self.once(1))
             self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), self.most)))

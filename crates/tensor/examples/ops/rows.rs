@@ -80,7 +80,7 @@ fn table() -> Vec<Spec> {
     rows
 }
 
-/// Small tensors.
+/// Small tensors, and sums over rows as in a training step.
 fn sizes() -> Vec<Spec> {
     let flat = ["copy_", "add", "exp", "to bfloat16", "sum"];
     let matrix =
@@ -90,7 +90,7 @@ fn sizes() -> Vec<Spec> {
         rows.extend(flat.map(|op| row("sizes", op, F32, &[n])));
         rows.extend(matrix.map(|op| row("sizes", op, F32, &[n / 1024, 1024])));
     }
-    // Sums over rows in a training step: gradients of biases, and of the parameters of layer norms.
+    // Sums over rows: gradients of biases, and of the parameters of layer norms.
     rows.extend([256, 768, 1024].map(|n| row("sizes", "sum of columns", BF16, &[1024, n])));
     for (count, size) in [(1024, 256), (1024, 768), (8192, 768), (65536, 1024)] {
         let op = "gradients of layer_norm's weight and bias";

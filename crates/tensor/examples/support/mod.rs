@@ -46,7 +46,7 @@ impl Report {
     }
 }
 
-/// Runs `f` on the machine's GPUs if there are at least `devices`, otherwise on three simulated GPUs.
+/// Runs `f` in the current runtime if it has at least `devices` GPUs, otherwise on three simulated GPUs.
 pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let found = warpline::cuda::device_count()?;
     if found >= devices {
@@ -57,7 +57,7 @@ pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Re
 }
 
 /// Runs `f` in a new runtime with the settings `config`, because some settings cannot change after a runtime is made.
-/// Uses the machine's GPUs if `device_count` is at least `devices`, otherwise three simulated GPUs.
+/// Uses the machine's GPUs if the current runtime has at least `devices` of them, otherwise three simulated GPUs.
 pub(crate) fn with_config<R>(
     devices: usize,
     config: &warpline::RuntimeConfig,

@@ -76,8 +76,8 @@ pub(crate) fn worlds_with(
     }
 }
 
-/// Runs a test under the laziest schedule and under `WARPLINE_SCHEDULES` (default: 8) seeded
-/// schedules.
+/// Like [`worlds`], with this policy: runs a test under the laziest schedule and under
+/// `WARPLINE_SCHEDULES` (default: 8) seeded schedules.
 pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
     schedules_with(needs, &config, body);

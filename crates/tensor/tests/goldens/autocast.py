@@ -1,8 +1,8 @@
 """Writes autocast.json: the dtypes of PyTorch's results in a region of autocast.
 
 `python3 autocast.py` on a machine with a GPU replaces both lists, on another machine only the CPU's. Each op is called
-with four mixtures of dtypes: all operands in float32, all in half the width, only the first in float32, and all but the
-first. A result of `error` is a call that PyTorch refuses.
+with all operands in float32 and with all in half the width. An op of several operands is also called with only the
+first in float32, and with all but the first. A result of `error` is a call that PyTorch refuses.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     python gradient_edges.py > gradient_edges.json
 
-Each case has an op, its operands (tensors, or numbers), the gradient of its result, and for each operand the first
-gradient and the gradient of that gradient's sum, null if there is none.
+Each case has an op, its operands (tensors, or numbers), the gradient of its result, and for each tensor of a
+floating-point dtype the first gradient and the gradient of that gradient's sum, null if there is none.
 """
 
 import json
@@ -35,7 +35,7 @@ OPS = {
     "addcdiv": lambda x, a, b, value: torch.addcdiv(x, a, b, value=value),
 }
 
-# Op, operands, the result's gradient; a number stands for itself.
+# Op, operands, the result's gradient (None: ones); a number stands for itself.
 CASES = [
     *[(op, [(F64, POINTS)], None) for op in ("hardswish", "hardsigmoid", "selu", "sinc", "softsign")],
     *[("elu", [(F64, POINTS), alpha], None) for alpha in (1.0, 0.7)],
@@ -54,7 +54,7 @@ CASES = [
     ("pow", [(F32, [2.0, 0.0]), (F32, [0.0, 0.0])], [inf, inf]),
     ("addcmul", [(F16, [1.0]), (F16, [1000.0]), (F16, [1000.0]), 0.001], [1000.0]),
 ]
-# Second gradients where PyTorch's own are finite.
+# Ops whose second gradients are written, because PyTorch's own are finite.
 SECOND = ("elu", "celu", "selu", "sinc", "hardswish")
 
 

@@ -1,7 +1,7 @@
 """Writes precision.json: what PyTorch reads back after sequences of settings of `torch.backends`.
 
-Usage: python precision.py > precision.json. A setting is a name and a value. After each setting follow the values of
-NAMES, or null where PyTorch reports that old and new settings were mixed.
+Usage: python precision.py > precision.json. A setting is a name and a value. Before the first setting and after
+each follow the values of NAMES, or null where PyTorch reports that old and new settings were mixed.
 """
 
 import json

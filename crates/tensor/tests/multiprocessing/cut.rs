@@ -1,6 +1,6 @@
-//! Tests in which one process is killed with `SIGKILL` inside a call of the channel: before it has
-//! sent any byte of a message, or after it has sent some of them. The file descriptor is sent with
-//! the first byte.
+//! Tests in which one process is killed with `SIGKILL` inside a call of the channel, while it sends
+//! or receives a message: before any byte of the message, after some of them, or after all. The file
+//! descriptor is sent with the first byte.
 //!
 //! The socket transfers a message of this size as a whole, so a kill of the process could not hit
 //! between two bytes. Instead, the process that will be killed uses a stand-in channel, and the

@@ -1,4 +1,5 @@
-//! Tests with hostile peers: they send false values, stall, or send one byte at a time.
+//! Tests with hostile peers: they send false values, stall, or send one byte at a time. Also tests of
+//! several threads that send over one channel, and of sharing tensors with gradients.
 
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -22,7 +23,7 @@ use crate::threads::{pair, schedule_count, world};
 
 /// Time after which a test treats a call as stuck.
 const BOUND: Duration = Duration::from_secs(20);
-/// Timeout of the channels.
+/// Timeout of the channels whose calls are to end with a timeout.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Position of the semaphore's value in an event message, in bytes from the end.

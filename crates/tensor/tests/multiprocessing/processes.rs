@@ -18,8 +18,8 @@ const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
 /// Time limit, which is longer than any step of these tests takes.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// Keeps other tests of this file from running until the guard is dropped, because some tests count
-/// all file descriptors of the process.
+/// Keeps other tests that call this function from running until the guard is dropped, because some
+/// tests count all file descriptors of the process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

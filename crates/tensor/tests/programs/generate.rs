@@ -16,12 +16,13 @@ pub(crate) struct Step {
     /// Arguments: the step and the index of its result.
     pub(crate) tensors: Vec<(usize, usize)>,
     pub(crate) numbers: Vec<i64>,
-    /// The index of the step's stream, among the streams of either device.
+    /// 0 for the current stream. Otherwise the number of the step's stream, counted from 1, among the
+    /// streams of either device.
     pub(crate) stream: usize,
     /// Whether the step runs in its own thread.
     pub(crate) thread: bool,
-    /// Whether the step runs concurrently with the previous step. Ignored if it depends on the
-    /// previous step.
+    /// Whether the step runs at the same time as the previous step. Ignored if it depends on one of
+    /// the steps with which it would run, or if these are four already.
     pub(crate) beside: bool,
 }
 
@@ -76,7 +77,8 @@ impl Draw<'_> {
         self.model.values[&self.tensors[k]].clone()
     }
 
-    /// Passes a live tensor for which `fits` is true, or else a new tensor of one of the dtypes.
+    /// Passes a live tensor for which `fits` is true. If there is none, and in a few other calls,
+    /// passes a new tensor of one of the dtypes.
     pub(crate) fn tensor(&mut self, dtypes: &[DType], fits: impl Fn(&Value) -> bool) {
         let blur_fits = |v: &Value| !self.sharp || self.model.blur(v) == Blur::Exact;
         let live: Vec<(usize, usize)> = self
@@ -266,8 +268,9 @@ const EXTREMES: [i64; 14] = [
 /// Percentage of calls for which a wrong argument is tried. Not every function can be called
 /// wrongly.
 const WRONG: usize = 35;
-/// Number of calls of a program, without calls that make arguments for other calls and calls that
-/// drop tensors because there are too many.
+/// Number of calls that are drawn for a program, without calls that make arguments for other calls
+/// and calls that drop tensors because there are too many. Calls that the model cannot predict are
+/// left out of the program.
 const CALLS: usize = 20;
 /// Number of live tensors above which the program drops tensors.
 const LIVE: usize = 14;
@@ -345,7 +348,7 @@ fn corrupt(draw: &mut Draw<'_>, row: &Row) {
         }
         (draw.tensors, draw.numbers) = valid.clone();
     }
-    // Otherwise keep a valid call, with more unusual arguments.
+    // Otherwise replace an argument all the same, so that valid calls have unusual arguments, too.
     replace_one(draw);
 }
 

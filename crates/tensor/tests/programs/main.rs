@@ -3,8 +3,8 @@
 //! A *generator* creates programs from seeds ([`generate`]). A program is a list of calls of the
 //! rows of a *table* ([`ops`], [`views`], [`gradients`], [`scenarios`]). A row is a public
 //! function, or a fixed combination of public functions, with a rule for drawing valid arguments
-//! and a prediction of the outcome. A fifth of the calls get a wrong argument: another number, or
-//! another tensor.
+//! and a prediction of the outcome. For about a third of the calls, a wrong argument is tried:
+//! another number, or another tensor.
 //!
 //! A *model* ([`model`], [`apply`]) predicts the outcome of each call: the results, or the kinds of
 //! error that a wrong call may return. It knows shapes, dtypes, strides, devices, aliasing,
@@ -13,18 +13,20 @@
 //! program is predicted again.
 //!
 //! An *interpreter* ([`run`]) runs each program on the CPU and on two simulated GPUs under the
-//! laziest schedule and a seeded one. Steps run on several streams, some in their own threads, and
-//! at the same time if they are independent in the model. The interpreter checks:
+//! laziest schedule and a seeded one. Steps run on several streams, some in their own threads. Some
+//! steps that are independent in the model run at the same time. The interpreter checks:
 //!
 //! - A call has the predicted outcome: sizes, dtype, device, strides, offset, shared memory and
 //!   `requires_grad` of its results, or one of the kinds of error.
 //! - No call panics, crashes or hangs. On the CPU, a failed call changes no tensor.
-//! - Values are the same bits under both schedules. Between CPU and GPU they are the same bits or,
-//!   after a sum, equal up to rounding. Values computed from rounded values are not compared.
-//! - Gradients are the same bits under both schedules.
+//! - Values are equal under both schedules. Between CPU and GPU they are equal or, after a call that
+//!   may round differently, equal up to rounding. Values computed from rounded values are not
+//!   compared.
+//! - Gradients are equal under both schedules. If no values are rounded or random, the gradients of
+//!   CPU and GPU are equal up to rounding.
 //! - As long as no tensor has required a gradient, the allocator and the model agree on the number
-//!   of allocated bytes after every step. At the end no memory is in use, and the driver has no
-//!   objects.
+//!   of allocated bytes after every group of steps that run at the same time. At the end no memory
+//!   is in use, and the driver has no objects.
 //! - No kernel accesses memory outside its declared footprint.
 //! - In a further run ([`faults`]), a driver call fails, once or every time from then on. Any later
 //!   call of the program may fail, but nothing panics, no memory remains in use, and later ops
@@ -37,8 +39,7 @@
 //! `WARPLINE_PROGRAM_SEED` the first seed (default: 0), and `WARPLINE_PROGRAM_COVERAGE` a file to
 //! which the numbers of calls are written.
 //!
-//! Not covered yet: files, channels between processes, data loaders, modules, and functions without
-//! a row.
+//! Not covered yet: files, channels between processes, modules, and functions without a row.
 
 mod apply;
 mod campaign;

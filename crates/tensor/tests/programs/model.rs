@@ -47,7 +47,7 @@ pub(crate) enum Track {
 /// The agreement between the values on the CPU and on a simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Blur {
-    /// The values have the same bits.
+    /// The values are equal.
     Exact,
     /// Equal up to rounding.
     Close,
@@ -271,8 +271,8 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
     }
 }
 
-/// Returns the dtype of the result of an op with two operands. An operand without dimensions
-/// affects it only if its category is higher.
+/// Returns the dtype of the result of an op with two operands. If only one operand has no dimensions,
+/// it affects the dtype only if its category is higher.
 pub(crate) fn result_type(a: &Value, b: &Value) -> DType {
     if (a.ndim() == 0) == (b.ndim() == 0) {
         return promote(a.dtype, b.dtype);

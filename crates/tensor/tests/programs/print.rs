@@ -9,7 +9,7 @@ use crate::plan::{Planned, plan};
 use crate::row::Effect;
 
 /// Returns the source of a Rust program that makes the calls, on the CPU and on simulated GPUs, and
-/// prints the tensors that remain.
+/// prints the tensors that remain and the gradients of leaves.
 pub(crate) fn source(program: &[Step], seed: u64, reason: &str) -> String {
     let plan = plan(program);
     let mut text = String::new();

@@ -9,9 +9,9 @@ use crate::model::{Predict, Value};
 /// The agreement of a row's results between the CPU and a simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
-    /// The same bits, if the arguments have the same bits.
+    /// Equal, if the arguments are equal.
     Same,
-    /// Equal up to rounding, because sums have a different order. Integers are equal.
+    /// Equal up to rounding, such as sums, which have a different order. Integers are equal.
     Rounded,
     /// Not compared: random numbers.
     Random,
@@ -40,7 +40,7 @@ pub(crate) enum Effect {
 /// A public function, or a fixed combination of public functions.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    /// The source of `call`'s body, for printed programs.
+    /// The source of `call` as a closure, for printed programs.
     pub(crate) text: &'static str,
     pub(crate) call: fn(&[Tensor], &[i64]) -> Result<Vec<Tensor>>,
     pub(crate) draw: fn(&mut Draw<'_>),

@@ -90,7 +90,8 @@ impl World {
     }
 }
 
-/// The number of times that each row succeeded, and failed with each kind of error.
+/// The number of times that each row was predicted to succeed, and to fail with one of some kinds of
+/// error.
 pub(crate) type Coverage = BTreeMap<(usize, String), u64>;
 
 /// Runs a program on the CPU and on simulated GPUs. Fails with a description of the first
@@ -222,7 +223,8 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
 type Answer = Result<Result<Vec<Tensor>>, String>;
 
 impl<'a> Machine<'a> {
-    /// Creates the state of a program that has not begun. All steps run on the current streams.
+    /// Creates the state of a program that has not begun. As long as `streams` is empty, all steps run
+    /// on the current streams.
     pub(crate) fn new(world: &'a World) -> Self {
         let streams = [Vec::new(), Vec::new()];
         Self { world, slots: BTreeMap::new(), streams, trace: Trace::default() }

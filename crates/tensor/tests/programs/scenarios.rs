@@ -1,4 +1,5 @@
-//! Rows of fixed combinations of calls: streams, events, graphs, pools, guards and threads.
+//! Rows of fixed combinations of calls: streams, events, graphs, pools, guards, threads, pending reads,
+//! page-locked and shared memory, and loaders.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::scope;

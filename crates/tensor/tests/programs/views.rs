@@ -172,7 +172,7 @@ fn reshape(t: &[Value], n: &[i64]) -> Predict {
 }
 
 /// Draws a contiguous tensor, and sizes for all its elements. The last size is -1, so it is
-/// inferred.
+/// inferred, except for an empty tensor.
 fn contiguous_and_sizes(d: &mut Draw<'_>) {
     d.tensor(&DTYPES, |v| v.contiguous());
     let numel = d.arg(0).numel() as i64;

@@ -1,5 +1,5 @@
-//! Finds elementwise methods by name. The completeness test of the registry fails if a method is
-//! missing here.
+//! Finds elementwise methods by name. The registry makes an entry of each, so its completeness test
+//! fails if a method is missing here and has no other entry.
 
 use warpline::{Result, Tensor, TensorOrScalar};
 

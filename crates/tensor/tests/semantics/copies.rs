@@ -1,4 +1,4 @@
-//! Tests of rows S5, S9 and S10: copies between all pairs of devices, dtypes and layouts.
+//! Tests of rows S5, S9 and S10: copies between all pairs of devices, also of other dtypes and layouts.
 
 use warpline::{
     DType, Device, ErrorKind, Result, ResultExt as _, Tensor, arange, cuda, empty, zeros,

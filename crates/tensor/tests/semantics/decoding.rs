@@ -1,4 +1,5 @@
-//! Tests that compare fused functions for decoders with compositions of separate ops.
+//! Tests that compare fused functions for decoders with compositions of separate ops, and tests of
+//! the cache of keys and values.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::cuda::{self, CudaGraph};
@@ -26,8 +27,7 @@ crate::rows! {
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// Asserts that a result equals a composition in `float64`, up to the precision of the result's
-/// dtype.
+/// Asserts that a result equals a composition, up to the precision of the result's dtype.
 #[track_caller]
 fn assert_close(result: &Tensor, expected: &Tensor, context: &str) {
     let tolerance = match result.dtype() {
@@ -281,7 +281,7 @@ fn replayed_appends(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests that an append beyond the capacity changes nothing and is reported, also in a replay.
+/// Tests that an append beyond the capacity is reported, also in a replay, until the cache is reset.
 fn full_cache(_: &World) -> Result<()> {
     let device = Device::cuda(0);
     let cache = KvCache::new([1, 1, 2, 4], (DType::F32, device))?;

@@ -1,4 +1,4 @@
-//! Tests of elementwise methods apart from values: dtypes, broadcasting, in-place results,
+//! Tests of elementwise methods: operators, dtypes, broadcasting, in-place results, edge cases,
 //! refusals.
 
 use warpline::functional::HardtanhOptions;

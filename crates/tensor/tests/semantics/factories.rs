@@ -1,4 +1,4 @@
-//! Tests of rows S22–S24: dtypes and devices of new tensors.
+//! Tests of rows S22–S24: dtypes, devices and values of new tensors.
 
 use warpline::{
     DType, Device, Result, Tensor, TensorOptions, arange, arange_start_step, empty, eye, full,

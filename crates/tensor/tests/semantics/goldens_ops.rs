@@ -1,4 +1,4 @@
-//! Tests that compare the results of all ops with PyTorch's, on each kind of device.
+//! Tests that compare the results of the ops in the golden files with PyTorch's, on each kind of device.
 //! `WARPLINE_GOLDENS` is the path of another folder of golden files; `tests/goldens/README.md`
 //! describes the format.
 

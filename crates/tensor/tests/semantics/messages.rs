@@ -147,7 +147,7 @@ fn mixed_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     })
 }
 
-/// Tests unknown devices and malformed device names in every function that accepts a device.
+/// Tests unknown devices and malformed device names in functions of each kind that accepts a device.
 #[test]
 fn unknown_devices_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {

@@ -115,7 +115,7 @@ fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
     })
 }
 
-/// There is no memory for the gradient of a convolution.
+/// There is no memory for the gradient of `exp`.
 #[test]
 fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
     let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default())?;

@@ -1,4 +1,4 @@
-//! Ported PyTorch tests that belong to no single row. They inspect the simulated driver.
+//! Ported PyTorch tests that belong to no single row. Most inspect the simulated driver.
 
 use warpline::{
     DType, ErrorKind, Result, RuntimeConfig, SyncPolicy, arange, cuda, empty, full, ones, zeros,

@@ -127,7 +127,8 @@ fn peers(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests that one stream per device, with frequent allocations and an emptied cache, has no race.
+/// Tests that streams that use no tensor of another stream, with frequent allocations and an emptied
+/// cache, have no race.
 fn plain(world: &World) -> Result<()> {
     for round in 0..3 {
         for device in 0..world.devices {

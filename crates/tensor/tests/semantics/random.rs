@@ -82,8 +82,8 @@ fn doubles(t: &Tensor) -> Result<Vec<f64>> {
     t.to(DType::F64)?.to_vec()
 }
 
-/// Compares values with PyTorch's: the first values and, for some cases, the last value and the
-/// sum.
+/// Compares values with PyTorch's: the values that the golden file has and, for some cases, the last
+/// value and the sum.
 fn check(case: &Value, name: &str, t: &Tensor, tolerance: f64) -> Result<()> {
     let got = doubles(t)?;
     // Golden values are `float32`, written with a few more digits.

@@ -131,8 +131,8 @@ impl First for Tensor {
     }
 }
 
-/// Tests that an op is ordered after earlier work of both devices, and that later work of both
-/// devices is ordered after the op, whichever streams are current.
+/// Tests that an op is ordered after earlier work of both devices, and that later work of the peer is
+/// ordered after the op, whichever streams are current.
 fn in_order(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let (here, there) = (cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(1, 0)?);

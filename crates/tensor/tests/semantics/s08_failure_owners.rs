@@ -34,7 +34,7 @@ fn in_other_thread<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> 
     scope(|s| s.spawn(|| with_runtime(runtime, f)).join().expect("no panic"))
 }
 
-/// Makes all kinds of calls that wait implicitly.
+/// Makes calls of many kinds that wait for the device or query it.
 fn wait_implicitly() -> Result<()> {
     let x = tensor([1.0f32, 2.0], 0)?;
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, [2.0, 3.0]);
@@ -175,7 +175,7 @@ fn ended(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// A dataset that gathers rows on a device. An index may be out of range.
+/// A dataset that gathers rows on a device. All indices are out of range.
 struct GatherDataset(Tensor);
 
 impl Dataset for GatherDataset {

@@ -96,7 +96,7 @@ struct Program {
     /// The index of the row.
     index: Tensor,
     models: Vec<Model>,
-    /// Indices of failures that the host already knows.
+    /// Indices of failures that the host is sure to know, because it has waited for them.
     known: Indices,
     issued: Indices,
 }

@@ -142,8 +142,8 @@ fn derived(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Tests that launches that read a marked tensor run before the failure is known, and are refused
-/// afterwards, on any thread and stream.
+/// Tests that launches that read a marked tensor are refused once the failure is known, on any thread
+/// and stream.
 fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;
@@ -174,7 +174,7 @@ fn refused(_: &World) -> Result<()> {
     for launch in here.into_iter().chain(there) {
         assert_eq!(failed(launch).index, 4);
     }
-    // The refused launch changed nothing.
+    // The refused launches changed nothing.
     assert_eq!(right.to_vec::<f32>()?, [0.0; 3]);
     u.narrow(1, 0, 2)?.fill_(1.0)?; // a fill reads nothing, so it is allowed
     assert_marked(&u, 4);
@@ -200,7 +200,7 @@ fn on_host(_: &World) -> Result<()> {
             assert_eq!(failed(marked.add(1.0)).index, 5);
             assert_eq!(failed(marked.cuda()).index, 5);
         }
-        // The other row is unchanged.
+        // The other row is right.
         assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         let plain = zeros([1, 3], ())?;
         assert_eq!(failed(plain.copy_(&u, ())).index, 5);

@@ -154,8 +154,8 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
     });
 }
 
-/// Neither the creation nor a query of a pending value makes the host wait. `wait` waits once, but
-/// not at all after a query that returned `true`.
+/// Neither the creation nor a query of a pending value makes the host wait. `wait` waits once. After a
+/// query that returned `true`, it waits at most for a complete event.
 #[test]
 fn s10_a_pending_value_waits_only_when_asked() {
     for schedule in schedules() {

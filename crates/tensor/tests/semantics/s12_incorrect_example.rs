@@ -49,7 +49,8 @@ fn right_by_default(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Makes a tensor on a pool stream of one device, moves it to another device and uses it there.
+/// Makes a tensor on one device, moves it to another device on a pool stream, and uses it there on a
+/// pool stream.
 fn right_across_devices(world: &World) -> Result<()> {
     let expected = expected(0)?;
     for device in 1..world.devices {

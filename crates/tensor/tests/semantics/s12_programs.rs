@@ -120,8 +120,8 @@ struct Run<'a> {
     program: &'a [Operation],
     streams: Vec<Vec<Stream>>,
     tensors: Vec<Mutex<Tensor>>,
-    /// For each operation, whether it was called. Conflicting operations are called in the order of
-    /// the program, all others in any order.
+    /// For each operation, whether it was called. Operations that conflict or have the same thread
+    /// are called in the order of the program, all others in any order.
     called: Mutex<Vec<bool>>,
     progress: Condvar,
 }
@@ -310,8 +310,8 @@ fn consume(wait_for_all: bool, rounds: usize) -> (f64, usize) {
     (time, left)
 }
 
-/// A wait covers the producer's use of the result, but not its later work. This holds from the
-/// second round on; the first wait covers all work so far.
+/// A wait covers the work that made the result, but not the producer's later work. This holds from
+/// the second round on; the first wait covers all work so far.
 #[test]
 fn s12_streams_overlap_past_a_wait() {
     let (serial, left) = consume(true, 2);

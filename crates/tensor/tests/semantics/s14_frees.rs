@@ -50,7 +50,7 @@ fn s14_frees_do_not_wait() {
     }
 }
 
-/// Keeps the current stream busy, then adds 1 to `a` and sums the elements.
+/// Keeps the current stream busy, then sums the elements of `a`.
 fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     let size = if world_is_real { 2048 } else { 4 };
     let m = full([size, size], 0.5 / size as f64, (DType::F32, a.device()))?;

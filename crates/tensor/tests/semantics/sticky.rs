@@ -26,7 +26,7 @@ impl LossCause {
         }
     }
 
-    /// Injects the fault on cuda:0 and enqueues work that fails when it runs.
+    /// Injects a fault on cuda:0 and enqueues work that fails when it runs, or loses the device at once.
     fn inject(self, world: &SimBox, a: &Tensor) {
         let fault = |call| Fault::new(call, self.code()).at_run().on(0);
         match self {
@@ -225,8 +225,8 @@ fn sticky_waits_for_a_lost_device_end() {
     });
 }
 
-/// The host may write to page-locked sources of pending copies of a lost device, and reads of
-/// page-locked destinations fail.
+/// The host may write to page-locked sources of pending copies of a lost device. Reads of page-locked
+/// destinations fail, unless the copy is complete.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
     each_isolated(|world, loss| {

@@ -39,8 +39,8 @@ struct Parcel {
     hops: usize,
 }
 
-/// Passes parcels around a ring of threads. Each thread adds 1 on its own stream or on the parcel's
-/// stream, and some threads move the tensor to another device.
+/// Passes parcels around a ring of threads. Each thread adds 1 twice, on its own stream or on the
+/// parcel's stream, and some threads move the tensor to another device.
 fn passing(world: &World) -> Result<()> {
     const HOPS: usize = 3 * THREADS;
     let (senders, receivers): (Vec<Sender<Parcel>>, Vec<Receiver<Parcel>>) =

@@ -57,7 +57,7 @@ pub enum DdpError {
         /// Name of the parameter.
         parameter: String,
     },
-    /// A parameter that the first iteration did not use got a gradient, although the graph was declared static.
+    /// A parameter got more gradients than in the first iteration, although the graph was declared static.
     #[error(
         "rank {rank}: {parameter} got a gradient that the first iteration did not have, but static_graph declares that \
          all iterations are the same"

@@ -92,8 +92,8 @@ impl From<Tensor> for BucketReduction {
 /// A communication hook.
 pub(super) type CommHook = dyn Fn(&GradBucket) -> Result<BucketReduction> + Send + Sync;
 
-/// Computes the mean over all ranks (`allreduce_hook`): divides by the number of ranks, then sums. This is also done if
-/// no hook is registered.
+/// Computes the mean over all ranks (`allreduce_hook`): divides by the number of ranks, then sums. Without a hook, the
+/// buckets are reduced in the same way, except that [`JoinOptions`](super::JoinOptions) may select a smaller divisor.
 ///
 /// # Errors
 /// Errors of [`ProcessGroup::all_reduce`], which name the bucket and its parameters.

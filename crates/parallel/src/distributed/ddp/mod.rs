@@ -381,9 +381,9 @@ impl<M> fmt::Debug for DistributedDataParallel<M> {
     }
 }
 
-/// Returns its inputs and their gradients unchanged. The backward pass of this function runs before those of all other
-/// ops, and queues the reduction of all buckets at the end of the whole backward pass. A hook of a parameter could not
-/// do this, because it may run in a backward pass of a checkpoint.
+/// Returns its inputs, the module's outputs, and their gradients unchanged. The backward pass of this function runs
+/// before those of the module's ops, and queues the reduction of all buckets at the end of the whole backward pass. A
+/// hook of a parameter could not do this, because it may run in a backward pass of a checkpoint.
 struct ReduceAtEnd(Arc<Reducer>);
 
 impl Function for ReduceAtEnd {

@@ -15,7 +15,8 @@ warpline::__options! {
     /// ```
     #[derive(Clone, Debug)]
     DdpOptions [] [] {
-        /// Sets whether each forward pass begins by copying the buffers of rank 0 to the other ranks. Default: `true`.
+        /// Sets whether a forward pass begins by copying the buffers of rank 0 to the other ranks. A forward pass does
+        /// not copy them if the gradients of the previous forward pass are not reduced. Default: `true`.
         broadcast_buffers: bool = true, bool;
         /// Sets whether the constructor compares the models and options of all ranks and copies the parameters and
         /// buffers of rank 0 to the other ranks. If it does not, the program must give all ranks the same model.

@@ -155,8 +155,8 @@ impl ProcessGroup {
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::ShapeMismatch`](warpline::ErrorKind::ShapeMismatch) if
     /// `output` does not have `world_size` times as many elements as `input`;
     /// [`ErrorKind::DTypeMismatch`](warpline::ErrorKind::DTypeMismatch) if the dtypes differ;
-    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` shares memory with a
-    /// part of `output` other than this rank's own.
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` shares memory with
+    /// `output` without being exactly this rank's part of it.
     #[track_caller]
     pub fn all_gather_into_tensor(
         &self,

@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 impl GroupShared {
     /// Records in the store that this rank has dropped the group. On the host of the store, waits for the other ranks,
-    /// unless the group has failed.
+    /// unless the group has failed or this thread is panicking.
     pub(super) fn leave(&self) {
         let (parts, rank) = (&self.parts, self.rank());
         let (Transport::Cpu(_), Some(host)) = (&parts.transport, parts.store_host) else { return };

@@ -115,7 +115,8 @@ impl ProcessGroup {
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
     /// if there is not one input and one output per rank;
-    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
+    /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if an output shares memory with
+    /// another tensor.
     #[track_caller]
     pub fn all_to_all(
         &self,
@@ -137,7 +138,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
-    /// if there is not one split per rank, or the splits do not add up to the size of the first dimension;
+    /// if `input` or `output` has no dimension, if there is not one split per rank, if the splits do not add up to the
+    /// size of the first dimension, or if that size cannot be divided into the default of equal parts;
     /// [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if `input` and `output` share
     /// memory.
     #[track_caller]
@@ -221,7 +223,8 @@ impl ProcessGroup {
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
     /// if there is no rank `dst`, rank `dst` does not pass a list with one tensor per rank, or another rank passes a
-    /// list; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors share memory.
+    /// list; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if a tensor that is written
+    /// shares memory with another tensor.
     #[track_caller]
     pub fn gather(
         &self,

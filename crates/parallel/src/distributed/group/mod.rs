@@ -73,7 +73,8 @@ pub(super) use transport::Transport;
 #[derive(Clone)]
 pub struct ProcessGroup(Arc<GroupHandle>);
 
-/// The state that the user's handles share. Dropping the last handle leaves the group and stops the watchdog.
+/// The state that the user's handles share with the graphs that have captured calls of the group. Dropping the last
+/// handle leaves the group and stops the watchdog.
 #[derive(Debug)]
 struct GroupHandle(Arc<GroupShared>);
 

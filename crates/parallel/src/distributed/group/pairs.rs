@@ -66,9 +66,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// The same as [`ProcessGroup::all_reduce`]; [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument)
-    /// if `calls` is empty, a rank does not exist, or the batch's sends from this rank to itself do not match its
-    /// receives from itself; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if tensors
-    /// share memory.
+    /// if `calls` is empty, a rank does not exist, or the batch does not have as many receives from this rank itself as
+    /// sends to it; [`ErrorKind::OverlappingOperands`](warpline::ErrorKind::OverlappingOperands) if a received tensor
+    /// shares memory with another tensor.
     #[track_caller]
     pub fn batch_isend_irecv(&self, calls: &[P2p<'_>]) -> Result<Work> {
         const NAME: &str = "batch_isend_irecv";

@@ -18,8 +18,9 @@ impl ProcessGroup {
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the list is empty, or has a rank twice
     /// or a rank that does not exist; [`ErrorKind::Capture`](warpline::ErrorKind::Capture) while the current stream is
     /// captured; [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with a
-    /// [`GroupError`](crate::distributed::GroupError) as its source once the group has failed, or if the ranks' calls
-    /// differ in debug mode.
+    /// [`GroupError`](crate::distributed::GroupError) as its source once the group has failed, if the ranks' calls
+    /// differ in debug mode, or if the new group's watchdog cannot be started, or with a
+    /// [`StoreError`](crate::distributed::StoreError) if the store fails in debug mode.
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<ProcessGroup>> {
         const NAME: &str = "new_group";

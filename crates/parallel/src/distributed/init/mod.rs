@@ -63,8 +63,9 @@ pub use options::{EnvironmentOptions, InitOptions};
 /// # Errors
 /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `rank` is not below `world_size`;
 /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the source [`GroupError::Init`] if not all ranks
-/// arrive within the timeout (the error names the missing ranks) or NCCL cannot connect them, or with a [`StoreError`]
-/// if the store fails; [`ErrorKind::CudaUnavailable`](warpline::ErrorKind::CudaUnavailable) without a GPU,
+/// arrive within the timeout (the error names the missing ranks), NCCL cannot connect them, or the watchdog cannot be
+/// started, or with a [`StoreError`] if the store fails;
+/// [`ErrorKind::CudaUnavailable`](warpline::ErrorKind::CudaUnavailable) without a GPU,
 /// [`ErrorKind::NoSuchDevice`](warpline::ErrorKind::NoSuchDevice) if there is no such device,
 /// [`ErrorKind::Driver`](warpline::ErrorKind::Driver) without NCCL.
 #[track_caller]

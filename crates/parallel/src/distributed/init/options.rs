@@ -135,7 +135,7 @@ impl InitOptions {
     /// | variable | meaning |
     /// |---|---|
     /// | `RANK`, `WORLD_SIZE` | number of this rank, and number of ranks |
-    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, and `MASTER_ADDR` is ignored |
+    /// | `LOCAL_WORLD_SIZE` | number of ranks on this machine. If these are all ranks and there is no secret, the store is at 127.0.0.1, and the value of `MASTER_ADDR` is ignored |
     /// | `LOCAL_RANK` | index of the device. If only one device is visible, index 0 is used instead. If not set, see [`InitOptions::device`] |
     /// | `MASTER_ADDR`, `MASTER_PORT` | address and port at which rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | port of the store; takes precedence over `MASTER_PORT` |
@@ -151,10 +151,10 @@ impl InitOptions {
     /// store is then at `WARPLINE_MASTER_PORT`, or at `MASTER_PORT + 1` (65534 if `MASTER_PORT` is 65535), which must
     /// be free on the host of rank 0.
     ///
-    /// A process creates its store once. Groups that are later created from the environment use the same store. Rank 0
-    /// listens on `MASTER_ADDR` only, which must be an address or name of its host. A loopback address needs no
-    /// `WARPLINE_SECRET`, but without a secret all users of the machine have access. Every other address needs a
-    /// secret. `warpline-run` creates a secret for its ranks.
+    /// A process creates its store once. Groups that are later created from the environment use the same store, unless
+    /// its address or the rank has changed. Rank 0 listens on `MASTER_ADDR` only, which must be an address or name of
+    /// its host. A loopback address needs no `WARPLINE_SECRET`, but without a secret all users of the machine have
+    /// access. Every other address needs a secret. `warpline-run` creates a secret for its ranks.
     ///
     /// # Errors
     /// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with one of these sources:

@@ -153,7 +153,7 @@ pub enum StoreError {
     /// A value is not a number, or the sum overflows 64 bits.
     #[error("add: the key {key:?} holds {value:?}, to which {amount} cannot be added")]
     NotANumber {
-        /// The key whose value is not a number.
+        /// The key to whose value `amount` could not be added.
         key: String,
         /// Value of the key, at most its first 32 bytes.
         value: String,
@@ -187,10 +187,10 @@ pub enum StoreError {
     WrongSecret {
         /// Address of the store.
         address: String,
-        /// The side that refused the connection: the client or the server.
+        /// Description of the cause.
         reason: String,
     },
-    /// A secret is invalid.
+    /// A secret is invalid, or no random bytes could be had for a secret.
     #[error("the secret cannot be used: {reason}. `openssl rand -hex 32` prints a good one")]
     InvalidSecret {
         /// Description of the cause.

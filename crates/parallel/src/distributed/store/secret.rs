@@ -37,7 +37,7 @@ impl Secret {
                 let reason = format!("it has {found} bytes, but needs at least {MIN_SECRET}");
                 Err(StoreError::InvalidSecret { reason })
             }
-            // To HMAC, a key of zeros is the same as no key.
+            // To HMAC, a key of up to 64 zeros is the same as no key.
             zeros if zeros.iter().all(|byte| *byte == 0) => {
                 Err(StoreError::InvalidSecret { reason: "all its bytes are zero".to_owned() })
             }

@@ -55,7 +55,7 @@ fn errors(devices: usize) -> TestResult {
         let net = DataParallel::new(
             FnModule(move |(x, fails): (Tensor, bool)| {
                 let device = device_of(&x);
-                // The first replica fails last.
+                // The failing replica with the lowest number fails last.
                 if device == first && fails {
                     std::thread::sleep(std::time::Duration::from_millis(2));
                 }

@@ -131,7 +131,7 @@ fn only_changed_tensors_are_copied() {
             Ok(())
         };
         // The copies are the output of the first device and, for each of the two other devices, the input, the output
-        // and the stale tensors. The buffer is always stale, because every forward pass changes it.
+        // and the stale tensors. `count` is always stale, because every forward pass changes it.
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));

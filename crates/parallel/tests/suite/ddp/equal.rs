@@ -1,4 +1,4 @@
-//! Training in several processes equals training in one process with the whole batch, and gives the same bits twice.
+//! Training on several ranks equals training in one process with the whole batch, and two runs give the same bits.
 
 use warpline_parallel::distributed::DdpOptions;
 

@@ -1,4 +1,4 @@
-//! Failures: different models, and ranks that leave in the middle of a step.
+//! Failures: invalid and different models, and ranks that leave, are late or make an additional call in a step.
 
 use std::time::{Duration, Instant};
 

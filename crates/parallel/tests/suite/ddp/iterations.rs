@@ -169,7 +169,7 @@ fn gradients_are_views_of_buckets_if_requested() {
     }
 }
 
-/// A buffer that each forward pass increments by the input.
+/// A linear layer with a buffer to which each forward pass adds the sum of its input.
 #[derive(Debug, Module)]
 struct Counter {
     linear: Linear,

@@ -9,7 +9,7 @@ use warpline_parallel::distributed::{
 
 use crate::group_support::{Ranks, schedules};
 
-/// Two factors, and a count of the forward passes.
+/// A factor, a term, and a count of the forward passes.
 #[derive(Debug, Module)]
 struct Net {
     a: Parameter,

@@ -18,8 +18,8 @@ use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{LONG, at_once, works};
 use crate::processes::{launcher, run};
 
-/// The points of a step at which a rank is killed, in order. `grad` is before the accumulation of a gradient,
-/// `accumulated` after it, `reduce` before the reduction of a bucket, and `reducing` after its launch.
+/// The points of a step at which a rank is killed. `grad` is before the accumulation of a gradient, `accumulated` after
+/// it, `reduce` before the reduction of a bucket, and `reducing` after its launch.
 const POINTS: [&str; 24] = [
     "zero_grad",
     "forward",

@@ -49,7 +49,7 @@ pub(crate) fn waves(size: &[usize], seed: usize, device: Device) -> Result<Tenso
 /// Number of samples of the whole batch.
 const BATCH: usize = 24;
 
-/// Returns the part of a rank of the inputs and targets of a step.
+/// Returns a rank's part of the inputs and targets of a step.
 pub(crate) fn batch(
     step: usize,
     (rank, ranks): (usize, usize),

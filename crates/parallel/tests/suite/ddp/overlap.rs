@@ -13,8 +13,7 @@ use warpline_parallel::distributed::{DistributedDataParallel, ReduceOptions};
 use super::model::{Mlp, batch, small_buckets};
 use crate::group_support::{Ranks, gpu_spec, schedules};
 
-/// The first reductions are launched before the last gradients are computed, on a different stream than the gradients,
-/// and the host waits for none of them.
+/// The first reductions are launched before the last gradients are computed, on a different stream than the gradients.
 #[test]
 fn reductions_are_launched_while_the_backward_pass_goes_on() {
     for spec in ["sim:2,lazy", "sim:2,seed=1"] {

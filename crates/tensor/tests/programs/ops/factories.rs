@@ -83,8 +83,8 @@ fn counted(n: &[i64]) -> Predict {
     made(n, &[n[2] as usize])
 }
 
-/// Predicts the indices of a triangle. For huge matrices, only offsets that give few elements, or
-/// more elements than can be addressed, are predicted.
+/// Predicts the indices of a triangle of a small matrix. For a matrix with few rows or columns and a
+/// huge number of the others, the call may succeed or fail, which depends on the offset.
 fn triangle(n: &[i64]) -> Predict {
     let [rows, columns] = [n[0] as usize, n[1] as usize];
     match (rows, columns) {
@@ -256,7 +256,7 @@ pub(crate) fn rows() -> Vec<Row> {
             },
             |_, n| eye(n[2] as usize, (dtype(n[0]), place(n[1])?))?
         ),
-        // Only calls with few elements or an overflow are predicted, but every call must return.
+        // Only calls with small or with huge matrices are predicted, but every call must return.
         row!(
             "tril_indices",
             |d| {

@@ -1,5 +1,5 @@
-//! Rows of functions with tensors of indices. The indices are in range; `scenarios.rs` has rows
-//! with indices out of range.
+//! Rows of functions with tensors of indices, and of functions that return indices. The indices are in
+//! range; `scenarios.rs` has a row with an index out of range.
 
 use warpline::{DType, UniqueOptions, embedding};
 
@@ -55,7 +55,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 d.number(own as i64);
             },
             |t, n| {
-                // The indices are valid only for the dimension that was drawn.
+                // The dimension was drawn for a tensor with `n[1]` dimensions.
                 if n[1] != t[0].ndim() as i64 {
                     return Err(UNKNOWN);
                 }

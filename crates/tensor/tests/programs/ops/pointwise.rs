@@ -498,7 +498,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Predicts the sum of a tensor and the small number in `n[0]`.
+/// Predicts the result of a tensor and the small number in `n[0]`, such as their sum.
 fn number(t: &[Value], n: &[i64]) -> Predict {
     let dtype = t[0].dtype;
     if dtype == DType::Bool || !(-3..=3).contains(&n[0]) || n[0] < 0 && dtype == DType::U8 {

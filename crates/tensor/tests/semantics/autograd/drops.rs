@@ -72,7 +72,7 @@ fn a_removed_hook_is_dropped_outside_the_lock_of_its_tensor() {
     });
 }
 
-/// Saves a tensor that has no other owner.
+/// Saves the tensor that it owns.
 struct TensorSaver(Tensor);
 
 impl Function for TensorSaver {

@@ -14,7 +14,7 @@ use warpline::{
 use super::{grad, leaf};
 use crate::common;
 
-/// The square function, with a gradient that is wrong by `error`.
+/// The square function, with the slope `(2 + error) * x`, which is right if `error` is 0.
 struct Square {
     error: f64,
 }

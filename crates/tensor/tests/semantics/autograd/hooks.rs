@@ -1,4 +1,4 @@
-//! Tests of hooks on gradients.
+//! Tests of hooks on gradients, of callbacks at the end of a pass, and of the leaves that a pass reaches.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

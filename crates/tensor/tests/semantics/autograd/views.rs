@@ -35,8 +35,8 @@ fn each_viewed_element_has_its_gradient() {
     });
 }
 
-/// Returns the gradient of the sum of squares of the parts `used` of a 3 × 4 matrix of 0, 1, …. The
-/// gradient of an element in these parts is twice the element.
+/// Returns the gradient of the sum of squares of the parts `used` of a 3 × 4 matrix of 0, 1, …, and
+/// the text of the first part. The gradient of an element in one of these parts is twice the element.
 fn of_parts(
     parts: impl Fn(&Tensor) -> Result<Vec<Tensor>>,
     used: &[usize],
@@ -68,7 +68,7 @@ fn parts_of_a_split_share_its_gradient() {
         assert!(printed.contains("grad_fn=<UnbindBackward0>"), "{printed}");
         let (grads, _) = of_parts(|x| x.tensor_split_at([1, 3], 1), &[0, 2])?;
         assert_eq!(grads, at(&[0, 3, 4, 7, 8, 11]));
-        // Overlapping parts: columns 0 to 3, no columns, and columns 1 to 4.
+        // Overlapping parts: columns 0 to 2, no columns, and columns 1 to 3.
         let (grads, _) = of_parts(|x| x.tensor_split_at([3, 1], 1), &[0, 2])?;
         let twice: Vec<f64> =
             (0..12).map(|i| if i % 4 == 1 || i % 4 == 2 { 2.0 } else { 1.0 }).collect();

@@ -24,7 +24,7 @@ fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
     Ok([apart(0)?, apart(1)?, apart(2)?])
 }
 
-/// Computes attention with a boolean mask, which operands in `f64` compute with separate ops. The mask is
+/// Computes attention with a boolean mask. For operands in `f64`, separate ops compute it. The mask is
 /// causal if `is_causal` is true, otherwise it hides nothing.
 fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
     let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
@@ -216,8 +216,7 @@ fn attention_without_keys_queries_or_width() {
     });
 }
 
-/// Tests rows whose length is not a multiple of a vector's, rows that start inside a vector, and
-/// expanded rows.
+/// Tests rows that start inside a vector, rows whose elements are not adjacent, and expanded rows.
 #[test]
 fn halves_may_have_any_layout() {
     common::worlds(1, |world| {
@@ -264,7 +263,8 @@ fn broadcast_batches_agree_with_separate_ops() {
 }
 
 /// On a GPU, a separate kernel computes attention for few queries of half-width floats without
-/// gradients. Compares it with separate ops in `f64`, for every combination of masks and lengths.
+/// gradients. Compares it with separate ops in `f64`, for every combination of masks and lengths, and
+/// without a mask also for causal attention.
 fn few_queries(device: Device) -> Result<()> {
     manual_seed(9);
     for ([batch, heads, own, queries, keys, width], dtype, tolerance) in [
@@ -346,7 +346,8 @@ fn gpu_few_queries_agree_with_separate_ops_under_masks_and_lengths() {
     common::gpu(1, SyncPolicy::Auto, |_| few_queries(Device::cuda(0)));
 }
 
-/// A mask with more or larger dimensions than the scores broadcasts the scores, in every dtype.
+/// A mask with more or larger dimensions than the scores broadcasts the scores, also of half-width
+/// floats.
 #[test]
 fn a_mask_may_broadcast_the_scores() {
     common::worlds(1, |world| {

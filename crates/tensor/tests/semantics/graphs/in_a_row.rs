@@ -20,7 +20,7 @@ rows! {
         gpu_graphs_are_replayed_on_several_streams_in_turns => streams;
 }
 
-/// Captures two ops: one adds 1 to `x`, the other adds `x` to `y`.
+/// Captures three ops: the first adds 1 to `x`, the second adds `x` to `y`, the third returns twice `x`.
 fn chain(graph: &mut CudaGraph, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     graph.capture(|| {
         x.add_(1.0)?;

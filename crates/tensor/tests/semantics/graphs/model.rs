@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = (usize, ReplayStep)> {
 }
 
 /// Runs the program on plain numbers, one per tensor. Returns the values of all tensors that the
-/// program made.
+/// program made and did not drop.
 fn run_model(ops: &[(usize, CapturedOp)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
     let mut made: Vec<f32> = Vec::new();
     for (_, op) in ops {

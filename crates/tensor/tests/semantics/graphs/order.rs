@@ -80,7 +80,7 @@ fn earlier(_: &World) -> Result<()> {
     Ok(())
 }
 
-/// Several threads replay the same graph, each on its own stream, while random ops run.
+/// Several threads replay the same graph, each on its own stream. The graph has a random op.
 fn threads(world: &World) -> Result<()> {
     let counter = zeros([256], 0)?;
     let (graph, noise) = cuda::graph(|| {

@@ -11,7 +11,7 @@ rows! {
     schedules(1) graphs_random_ops_follow_the_seed gpu_graphs_random_ops_follow_the_seed => seeds;
 }
 
-/// Runs every kind of random op.
+/// Runs random ops of several kinds.
 fn draws(device: usize) -> Result<Vec<Tensor>> {
     let fill = empty([300], (DType::F64, device))?;
     fill.normal_((1.0, 2.0))?;

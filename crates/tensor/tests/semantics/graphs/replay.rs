@@ -23,7 +23,7 @@ rows! {
     schedules(2) graphs_are_of_one_device gpu2_graphs_are_of_one_device => one_device;
 }
 
-/// Runs ops of all kinds: views, reductions, products, conversions, in-place ops.
+/// Runs ops of several kinds: views, reductions, products, conversions, in-place ops.
 fn program(x: &Tensor, w: &Tensor) -> Result<Vec<Tensor>> {
     let y = ((x * 2.0)? + 1.0)?.matmul(&w.t()?)?;
     y.relu()?;

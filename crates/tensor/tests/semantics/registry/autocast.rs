@@ -92,8 +92,8 @@ fn walk(device: Device, low: DType, goldens: &Goldens) -> Result<()> {
                         assert!(here.is_err(), "{} is refused", entry.title());
                         continue;
                     }
-                    // PyTorch's kernels support fewer mixtures than ours. On the CPU there is one
-                    // exception: `addmv` is not in PyTorch's list there.
+                    // PyTorch's kernels support fewer mixtures than ours. Mixtures of `addmv` on the CPU
+                    // are left out, because PyTorch's list for the CPU lacks `addmv`.
                     Some(golden) if golden == "error" => continue,
                     Some(_) if name == "Tensor::addmv" && device == Device::Cpu && mixture > 1 => {
                         continue;

@@ -59,8 +59,8 @@ fn gpu_gradients_agree_with_differences() {
     common::gpu(1, SyncPolicy::Auto, |_| all(Device::cuda(0)));
 }
 
-/// Computes the gradient of an argument that is declared to have none. Returns a description if
-/// there is a gradient.
+/// Requires a gradient of an argument that is declared to have none. Returns a description if a result
+/// has a gradient, or if the call fails for another reason.
 fn granted(entry: &Entry, maker: Maker, k: usize, i: usize) -> Result<Option<String>> {
     let inputs = maker.args(&entry.samples[i])?;
     inputs[k].requires_grad_(true)?;

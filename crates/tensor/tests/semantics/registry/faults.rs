@@ -58,6 +58,7 @@ const CALLED_BESIDES: [&str; 4] = ["copy", "cpu", "mul", "wait"];
 
 /// Returns whether an error names the op of `entry` and a line of the tests. If an entry calls a
 /// method of `unary.rs` through a function pointer, the error names a line of that file instead.
+/// Errors of the calls around the op, in this file and in `sample.rs`, may name any op.
 fn names_the_call(error: &Error, entry: &Entry) -> bool {
     let name = entry.name.rsplit("::").next().expect("a name");
     let pytorchs = PYTORCHS_NAMES.iter().find(|(own, _)| *own == name);

@@ -3,8 +3,8 @@
 //! Each public function that returns tensors has an [`Entry`](entry::Entry) in the file of its
 //! family, or is listed in `completeness.rs` with the reason why it is not an op. Methods of
 //! `unary.rs` and `binary.rs` are listed in `../by_name.rs` instead. A new op needs only an entry:
-//! the tests then check its gradients, the agreement between devices, and the agreement between
-//! backward passes.
+//! the tests then check its gradients, the agreement between devices, the agreement between backward
+//! passes, its dtypes in an autocast region, and failures of its driver calls.
 
 mod autocast;
 mod completeness;

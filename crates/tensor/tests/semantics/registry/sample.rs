@@ -74,7 +74,7 @@ pub(super) enum Layout {
     Contiguous,
     /// The first dimension is the innermost.
     Transposed,
-    /// Every second element of a larger tensor, beginning with the second.
+    /// Every second element along the last dimension of a larger tensor, beginning with the second.
     Strided,
     /// An expanded row: all rows are the same memory.
     Expanded,

@@ -115,7 +115,7 @@ impl Reducer {
         }
         let mut state = self.state();
         self.exchange_usage(&mut state)?;
-        // Ranks that have inputs rebuild their buckets after their first backward pass.
+        // Make `rebuild` due on this rank in the same iteration as on the ranks that have inputs.
         for index in 0..self.parameters.len() {
             if !self.is_first_static(&state) {
                 self.push_arrival(&mut state, index);

@@ -192,8 +192,8 @@ impl Reducer {
         self.is_first_static(&self.state())
     }
 
-    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration. Called by
-    /// all ranks before a forward pass.
+    /// Rebuilds the buckets once, in the order in which rank 0's gradients arrived in the first iteration, or in the
+    /// second iteration of a static graph. Called by all ranks before a forward pass that records gradients.
     pub(super) fn rebuild(&self) -> Result<()> {
         let mut state = self.state();
         if state.unfinished {
@@ -249,8 +249,8 @@ impl Reducer {
         DdpError::NotReduced { rank: self.group.rank(), parameters }.into()
     }
 
-    /// Begins an iteration. If [`DdpOptions::find_unused_parameters`] is set, searches the graph of the forward pass's
-    /// `outputs` for unused parameters.
+    /// Begins an iteration. If [`DdpOptions::find_unused_parameters`] is set and the graph is not static, searches the
+    /// graph of the forward pass's `outputs` for unused parameters.
     pub(super) fn prepare(&self, outputs: &[Tensor]) {
         let searches = self.options.find_unused_parameters && !self.options.static_graph;
         let unused = searches.then(|| self.unreachable_from(outputs));

@@ -111,7 +111,7 @@ where
     receiver.recv_timeout(deadline.left()).unwrap_or_else(|_| Err(timed_out()))
 }
 
-/// Connects to the first address that accepts a connection, and runs the handshake.
+/// Connects to the first address at which a server accepts the connection and completes the handshake.
 pub(super) fn connect(
     addresses: &[SocketAddr],
     secret: Option<&Secret>,
@@ -149,8 +149,8 @@ pub(super) fn greet(
     Ok(stream)
 }
 
-/// Tries to connect until the deadline. Looks up the name again each time, because the host may not be known yet.
-/// `check` may refuse the addresses.
+/// Tries to connect until the deadline, or until a server turns out to have another protocol or another secret. Looks
+/// up the name again each time, because the host may not be known yet. `check` may refuse the addresses.
 pub(super) fn retry<A, E>(
     name: A,
     secret: Option<&Secret>,

@@ -21,7 +21,7 @@ use server::Server;
 use wire::{StoreReply, StoreRequest};
 
 /// Longest wait of one request. The request is repeated until the caller's timeout, so that a client detects within
-/// [`CALL_TIMEOUT`] that its server has disappeared without closing the connection.
+/// this time plus [`CALL_TIMEOUT`] that its server has disappeared without closing the connection.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// Additional time for the last reply after the caller's timeout.
 const REPLY_GRACE: Duration = Duration::from_millis(500);

@@ -36,7 +36,7 @@ pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = [0; 4];
     stream.read_exact(&mut bytes)?;
     let length = length(bytes)?;
-    // Let the vector grow as bytes arrive, so that a client that sends only a length uses no memory.
+    // Let the vector grow as bytes arrive, so that a peer that sends only a length uses no memory.
     let mut message = Vec::new();
     if stream.take(length as u64).read_to_end(&mut message)? < length {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -20,7 +20,7 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
     }
 }
 
-/// Calls an op of the table that has no parameters. [`with_parameters`] calls the others.
+/// Calls an op of the table. [`with_parameters`] calls those that have parameters.
 fn elementwise(args: &Args<'_>, op: &str) -> Option<Result<Tensor>> {
     if let (Some(Input::Scalar(base)), "pow") = (args.inputs.first(), op) {
         return Some(args.tensor(1).and_then(|exponent| exponent.rpow(*base)));

@@ -1,4 +1,4 @@
-//! Functions of `torch.nn.functional` that are composed of other ops.
+//! Functions of `torch.nn.functional`, apart from activations, convolutions and pools.
 
 use warpline::functional::{
     self as f, AttentionOptions, BatchNormOptions, CrossEntropyLossOptions, InstanceNormOptions,

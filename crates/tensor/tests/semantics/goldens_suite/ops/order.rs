@@ -1,4 +1,4 @@
-//! Sorting, selection and search.
+//! Cumulative functions, and functions that reorder, sort, select, search or count elements.
 
 use warpline::{Device, HistcOptions, SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 
