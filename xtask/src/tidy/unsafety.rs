@@ -51,6 +51,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
 /// Crate roots that must forbid `unsafe`.
 const SAFE_CRATES: &[&str] = &[
     "crates/sync/src/lib.rs",
+    "crates/types/src/lib.rs",
     "crates/files/src/lib.rs",
     "crates/alloc/src/lib.rs",
     "crates/stream/src/lib.rs",

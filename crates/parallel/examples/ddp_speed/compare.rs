@@ -101,6 +101,7 @@ pub(super) fn losses(args: &Args) -> anyhow::Result<()> {
         };
         let (own, theirs) = (losses(&own), losses(&theirs));
         ensure!(!own.is_empty() && own.len() == theirs.len(), "losses are missing");
+        ensure!(own.iter().chain(&theirs).all(|loss| loss.is_finite()), "a loss is not finite");
         let differences = own.iter().zip(&theirs).map(|(a, b)| (a - b).abs() / b.abs());
         let largest = differences.fold(0.0, f64::max);
         if args.json {

@@ -203,7 +203,7 @@ impl Launcher {
 
 impl fmt::Debug for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Launch")
+        f.debug_struct("Launcher")
             .field("program", &self.program)
             .field("args", &self.args)
             .field("ranks", &self.ranks)

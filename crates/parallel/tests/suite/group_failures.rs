@@ -157,8 +157,8 @@ fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
         };
         match computed {
             Ok((sum, y, copy)) => {
-                refused("a value computed from a result", sum.item::<f32>().err());
-                refused("the sum", y.to_vec::<f32>().err());
+                refused("the sum", sum.item::<f32>().err());
+                refused("a value computed from a result", y.to_vec::<f32>().err());
                 refused("a copy", copy.to_vec::<f32>().err());
             }
             Err(error) => refused("an operand", Some(error)),

@@ -2,11 +2,9 @@
 
 use super::fused_batch_norm;
 use super::per_sample::{by_group, per_channel, scaled, standardized};
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::amp::keep_operands;
 use crate::functional::options::options;
-use crate::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 options! {
     /// Options of [`batch_norm`].
