@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -86,6 +86,43 @@ impl Function for TensorSaver {
     fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
         Ok(grads.iter().cloned().collect())
     }
+}
+
+/// Saves its input. When dropped, runs a backward pass from the tensor in its field, if there is one.
+struct PassFromResultOnDrop(Arc<Mutex<Option<Tensor>>>);
+
+impl Function for PassFromResultOnDrop {
+    const NAME: &'static str = "runs_a_pass_on_drop";
+
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        save.tensor(inputs[0]);
+        Ok(vec![inputs[0].add(1.0)?])
+    }
+
+    fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        Ok(grads.iter().cloned().collect())
+    }
+}
+
+impl Drop for PassFromResultOnDrop {
+    fn drop(&mut self) {
+        let result = self.0.lock().unwrap().take();
+        assert!(result.is_none_or(|result| result.backward().is_err()));
+    }
+}
+
+#[test]
+fn a_function_that_a_pass_frees_is_dropped_outside_the_lock_of_its_node() {
+    returns(|| {
+        let x = leaf(&[1.0])?;
+        let result = Arc::new(Mutex::new(None));
+        let y = PassFromResultOnDrop(Arc::clone(&result)).apply(&[&x])?.remove(0);
+        *result.lock().unwrap() = Some(y.clone());
+        y.backward()?;
+        assert!(result.lock().unwrap().is_none(), "the pass has freed the function");
+        assert_eq!(super::grad(&x)?, [1.0]);
+        Ok(())
+    });
 }
 
 #[test]
