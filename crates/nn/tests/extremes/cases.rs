@@ -281,6 +281,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "select" |at, n| strided(at, n)?.select(1, 1)?;
     "slice" |at, n| strided(at, n)?.slice(1, .., n.u)?;
     "unsqueeze" |at, n| strided(at, n)?.unsqueeze(0)?.sum(0)?;
+    "unsqueeze" |at, n| strided(at, n)?.unsqueeze(1)?;
     "reshape" |at, n| strided(at, n)?.reshape([2, 0])?;
     "diagonal" |at, n| strided(at, n)?.diagonal(1)?;
     "flip" |at, n| strided(at, n)?.flip([0, 1])?;
