@@ -100,7 +100,8 @@ impl<const N: usize> Walk<N> {
             // The outermost dimension needs no division, because `index` is below its size.
             let i = if d + 1 == self.ndim as usize { index } else { index % size };
             for (at, strides) in at.iter_mut().zip(&self.strides) {
-                *at += i as isize * strides[d] as isize;
+                // Offsets of elements fit. A view without elements may have any strides.
+                *at = at.wrapping_add((i as isize).wrapping_mul(strides[d] as isize));
             }
             index /= size.max(1);
         }

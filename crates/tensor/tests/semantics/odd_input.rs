@@ -185,3 +185,19 @@ fn an_op_without_operands_is_refused() {
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
     }
 }
+
+#[test]
+fn extreme_strides_of_views_without_elements_have_no_effect() -> Result<()> {
+    everywhere(|at| {
+        for stride in [1 << 32, 1 << 62, isize::MAX as usize] {
+            let empty = zeros([0], at)?.as_strided([0, 3], [stride, stride], 0)?.unsqueeze(1)?;
+            assert_eq!(empty.sum(0)?.to_vec::<f32>()?, [0.0; 3]);
+            assert_eq!(empty.prod(0)?.to_vec::<f32>()?, [1.0; 3]);
+            assert_eq!(empty.cumsum(0)?.size(), [0, 1, 3]);
+            assert_eq!(cat(&[&empty, &empty], 0)?.size(), [0, 1, 3]);
+            assert_eq!(empty.softmax(0)?.size(), [0, 1, 3]);
+            assert_eq!(empty.sort(0, ())?.0.size(), [0, 1, 3]);
+        }
+        Ok(())
+    })
+}
