@@ -269,6 +269,24 @@ fn a_rejected_launch_is_harmless() {
     }
 }
 
+#[test]
+fn a_failed_wait_of_a_read_names_the_line_of_the_read() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        // The second tensor is large enough to be staged.
+        for x in [ones([1], 0)?, ones([64 << 20], (DType::U8, 0))?] {
+            world.sim.inject(Fault::new(CallKind::EventSynchronize, CudaCode::INVALID_VALUE));
+            let (line, result) = (line!(), x.cpu());
+            world.sim.clear_faults();
+            let site = format!("{}:{line}:", file!());
+            let location = result.as_ref().err().and_then(|error| error.location());
+            assert_eq!(location.map(|at| at.line()), Some(line));
+            refused!(result, ErrorKind::Driver, "cuEventSynchronize", &site);
+        }
+        Ok(())
+    });
+}
+
 /// Each kind of driver call fails once. The next run of the program succeeds.
 #[test]
 fn one_failed_call_of_any_kind_is_survived() {
