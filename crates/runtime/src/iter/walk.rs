@@ -94,7 +94,7 @@ impl<const N: usize> Walk<N> {
     #[inline]
     #[must_use]
     pub fn offsets(&self, mut index: usize) -> [isize; N] {
-        let mut at = [0; N];
+        let mut at = [0isize; N];
         for d in 0..self.ndim as usize {
             let size = self.sizes[d] as usize;
             // The outermost dimension needs no division, because `index` is below its size.
