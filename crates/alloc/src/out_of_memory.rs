@@ -1,10 +1,10 @@
-//! The facts of an out-of-memory error, and hints.
+//! Details of an out-of-memory error, and hints.
 
 use std::fmt;
 
 use crate::summary::size_text;
 
-/// The facts of a request for which no memory was left. Sizes are in bytes.
+/// Details of a request that failed because no memory was left. Sizes are in bytes.
 ///
 /// `Display` follows PyTorch's message and ends with the hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Measures the host's cost of a training step above the driver, with a driver that does nothing. The networks are
-//! those of `model_speed`.
+//! Measures the host's cost of a training step without the driver's share: the driver of this benchmark does nothing.
+//! The networks are those of `model_speed`.
 
 use std::sync::Arc;
 

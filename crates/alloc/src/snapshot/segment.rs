@@ -25,7 +25,8 @@ pub struct SegmentInfo {
     pub segment_type: PoolKind,
     /// The private pool of the segment. `(0, 0)`: none.
     pub segment_pool_id: (u64, u64),
-    /// Whether the segment's pages are mapped and unmapped.
+    /// `true` if the segment consists of mapped pages (a range of an arena, or an alias). `false` if it is
+    /// one allocation of the backend.
     pub is_expandable: bool,
     /// Stack of the request that caused the segment, the innermost call first. Empty unless a trace
     /// was on.

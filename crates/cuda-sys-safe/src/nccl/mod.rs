@@ -263,9 +263,9 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// communicator, for example if a rank is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
-    /// Enqueues calls as one group: the calls begin together, in no particular order. The call may
-    /// block until all ranks have made it. It also blocks while a call for another communicator on
-    /// the same device blocks.
+    /// Enqueues `calls` as one group: they begin together, in no particular order. This function may
+    /// block until all ranks have called it. It also blocks while `enqueue` for another
+    /// communicator on the same device blocks.
     unsafe fn enqueue(
         &self,
         comm: CommHandle,

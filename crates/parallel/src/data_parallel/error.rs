@@ -9,12 +9,12 @@ use warpline::{Device, Error, ErrorKind};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataParallelError {
-    /// A parameter or buffer is not on the first GPU. [`warpline_nn::Module::to`] moves it there.
+    /// A parameter or buffer is not on the first of the GPUs that compute. [`warpline_nn::Module::to`] moves it there.
     #[error(
         "module must have its parameters and buffers on device cuda:{expected} (device_ids[0]) but found one of them on device: {found}"
     )]
     WrongDevice {
-        /// Index of the first GPU.
+        /// Index of the first of these GPUs.
         expected: usize,
         /// Device of the parameter or buffer.
         found: Device,

@@ -135,7 +135,7 @@ impl<M> DataParallel<M> {
     ///
     /// # Errors
     /// [`ErrorKind::DataParallel`](warpline::ErrorKind::DataParallel) with a [`DataParallelError`] as its source:
-    /// [`DataParallelError::WrongDevice`] if a parameter or buffer is not on the first GPU,
+    /// [`DataParallelError::WrongDevice`] if a parameter or buffer is not on the first of the options' GPUs,
     /// [`DataParallelError::Replica`] for the first replica that failed, after all replicas have ended,
     /// [`DataParallelError::Thread`] in a forked child, if the thread of a GPU has ended, and if a replica on any GPU
     /// but the first calls the `DataParallel` itself. A replica must not wait for another thread that calls the

@@ -99,7 +99,7 @@ impl DataParallelOptions {
     }
 
     /// Sets the device on which outputs are gathered. It need not be one of the GPUs that compute. Default: the first
-    /// GPU.
+    /// of these GPUs.
     #[must_use]
     pub fn output_device(mut self, device: impl Into<OutputDevice>) -> Self {
         self.output_device = Some(device.into());

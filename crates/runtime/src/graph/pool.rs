@@ -175,8 +175,7 @@ impl CapturePool for GraphPoolInner {
         }
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        // Each log that has a use of the memory keeps the memory until its capture no longer needs
-        // the memory.
+        // Each log with a use of the memory keeps the block until the log's capture no longer needs it.
         let block = Arc::new(block);
         logs.iter().for_each(|log| log.park(key, &block));
     }

@@ -159,7 +159,7 @@ impl<const N: usize> IterPlan<N> {
             dims.push((numel, [1; N]));
             return Self { dims, numel };
         }
-        // The dimensions of a row-major tensor are sorted already, so nothing is swapped.
+        // Insertion sort from the innermost dimension outwards. Dimensions in row-major order need no swaps.
         for d in (0..sizes.len()).rev().filter(|&d| sizes[d] != 1) {
             dims.push((sizes[d], std::array::from_fn(|k| strides[k][d])));
             let mut at = dims.len() - 1;

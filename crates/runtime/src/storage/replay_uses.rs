@@ -184,7 +184,7 @@ impl ReplayUses {
     }
 
     /// Begins a replay. The caller holds the locks on the uses of `visited`. Returns `None` if
-    /// other storages lost their attachment since the call of `visit`.
+    /// other storages were detached since the call of `visit`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         visited: &[VisitedStorage],
@@ -193,8 +193,8 @@ impl ReplayUses {
         let mut state = self.state();
         state.remove_dropped();
         let visits_all = all || state.unattached.len() == state.storages.len();
-        // Locking the uses of the visited storages has ended their attachment, so equal numbers mean that no
-        // other storage is unattached.
+        // Locking the uses of the visited storages has detached these storages, so `unattached` contains all of them.
+        // If both lists are equally long, no other storage is unattached.
         let current = state.unattached.len() == visited.len();
         current.then_some(ReplayGuard { replays: self, state, visits_all })
     }

@@ -150,8 +150,8 @@ impl Storage {
     ///   [`Stream::host_wait`] if the work fails.
     /// - [`ErrorKind::InvalidArgument`] if the storage has more bytes than the memory, or if this identifier was
     ///   received before for other memory.
-    /// - [`ErrorKind::Driver`] if the handle is not such memory or cannot be mapped, and in a
-    ///   forked child.
+    /// - [`ErrorKind::Driver`] if the handle does not belong to exported memory, if the memory cannot be
+    ///   mapped, and in a forked child.
     #[track_caller]
     pub fn import(
         runtime: &Runtime,

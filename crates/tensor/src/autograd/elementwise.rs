@@ -198,7 +198,7 @@ impl<'a> InPlaceRecord<'a> {
         };
         check_differentiable(backward, operands)?;
         let mut args = RecordArgs::new(backward, operands, a);
-        // `record_in_place` takes the overwritten tensor first.
+        // `record_in_place` expects the overwritten tensor as the first input.
         let own = args.inputs.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
         args.inputs.swap(0, own);
         args.saved.operands.swap(0, own);

@@ -153,7 +153,8 @@ pub fn make_graphed_callables<const N: usize>(
     let mut graphed = Vec::new();
     for (position, forward) in forwards.into_iter().enumerate().rev() {
         let backward = BackwardPass::capture(&forward, &pool, options.allow_unused_input)?;
-        // The recorded graph of the capture ends here, so that its memory is free for the next backward pass.
+        // Detach the outputs, to drop the autograd graph behind them. The capture of the next backward pass can then
+        // reuse the memory of its saved tensors.
         let outputs = forward.outputs.iter().map(Tensor::detach).collect();
         let forward = ForwardPass { outputs, ..forward };
         let positions = [position, 2 * N - 1 - position];

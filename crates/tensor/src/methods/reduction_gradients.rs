@@ -1,9 +1,9 @@
 //! The macro that records reductions. It has a file of its own, which a test includes to show that a reduction without
 //! a gradient does not compile.
 
-/// Declares the function that records a reduction. Each reduction has an expression for the struct that the backward
-/// pass needs, in terms of the input, the result and the reduced dimensions, or `none`. The code does not compile if a
-/// reduction is missing.
+/// Declares the function that records a reduction. The argument gives for each reduction an expression for the struct
+/// that the backward pass needs, in terms of the input, the result and the reduced dimensions. It gives `none` for a
+/// reduction without a gradient. The code does not compile if a reduction is missing.
 macro_rules! reduction_gradients {
     ($($op:ident $gradient:tt;)*) => {
         /// Records a reduction of `a`, whose result is `out`.

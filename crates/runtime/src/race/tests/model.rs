@@ -137,7 +137,8 @@ impl Model {
     }
 
     /// Compares the reported races with the pairs of the model. Each reported race must be a pair
-    /// of the model. For each pair of the model, the pair or one that replaces it must be reported.
+    /// of the model. Each pair of the model must be reported, unless a later access to the same
+    /// bytes has replaced the first access: then the pair with the later access must be reported.
     fn compare(&mut self, pairs: &[(usize, usize)], op: &str) -> Result<(), TestCaseError> {
         let races = self.runtime.take_races();
         prop_assert!(self.runtime.take_possible_races().is_empty());
