@@ -58,7 +58,7 @@ struct Region<M> {
 enum RegionBacking<M> {
     /// One allocation of the backend.
     Whole(M),
-    /// A reserved range whose pages are mapped and unmapped.
+    /// A reserved range in which pages are mapped and unmapped.
     Arena(ArenaRange),
 }
 

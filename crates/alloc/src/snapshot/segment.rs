@@ -25,7 +25,7 @@ pub struct SegmentInfo {
     pub segment_type: PoolKind,
     /// The private pool of the segment. `(0, 0)`: none.
     pub segment_pool_id: (u64, u64),
-    /// Whether the segment's pages are mapped and unmapped.
+    /// Whether the segment is an address range in which pages are mapped and unmapped.
     pub is_expandable: bool,
     /// Stack of the request that caused the segment, the innermost call first. Empty unless a trace
     /// was on.
