@@ -220,8 +220,8 @@ impl<B: Backend> CachingAllocator<B> {
         segments
     }
 
-    /// Returns the memory as [`segments`](Self::segments) does, the recorded history and the
-    /// options, to inspect or to write to a file (`torch.cuda.memory._snapshot`).
+    /// Returns the [`segments`](Self::segments), the recorded history and the options, to inspect or
+    /// to write to a file (`torch.cuda.memory._snapshot`).
     #[must_use]
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {

@@ -122,9 +122,10 @@ impl<'a> View<'a> {
         if low < 0 { None } else { (high as usize + 1).checked_mul(self.dtype.size()) }
     }
 
-    /// Checks that no two indices share an address, because several threads of a launch would write
-    /// to it. Also rejects layouts for which this is hard to decide. Views of contiguous tensors
-    /// are never rejected for this reason.
+    /// Checks that no two indices share an address. Otherwise, several threads of a launch could
+    /// write to the address. Also rejects layouts for which this is hard to decide: slices and
+    /// permutations of contiguous tensors are never rejected, but views with other strides may be,
+    /// even if no indices share an address.
     ///
     /// # Errors
     /// [`ErrorKind::OverlappingWrite`] if indices share an address, or may share one.

@@ -194,7 +194,8 @@ impl Stream {
     /// guard is [ended](CaptureGuard::end) or dropped. Another stream joins the capture when it
     /// waits for an event that was recorded in the capture, or for a stream of the capture.
     ///
-    /// The driver's capture mode is relaxed: no calls are prohibited in this thread or in others.
+    /// The driver's capture mode is relaxed: all threads may make potentially unsafe calls, such as
+    /// memory allocation. Queries of captured work, and host waits for it, still fail.
     ///
     /// # Errors
     /// - [`ErrorKind::CannotCapture`] if the stream is a default stream, a twin, or captured

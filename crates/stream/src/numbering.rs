@@ -1,4 +1,4 @@
-//! The numbering of a driver's stream, which outlives the `Stream` that wraps it.
+//! The numbering of a driver's stream. It outlives the `Stream` that wraps the driver's stream.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};

@@ -31,9 +31,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a device for a trace. `capacity`, in bytes, is the memory of a simulated device, and
-    /// the limit on the memory used of a real device. A simulated device runs its work in the order
-    /// of `schedule`.
+    /// Opens a device for a trace. `capacity` is the size of a simulated device's memory, or the
+    /// limit on the reserved memory of a real device, in bytes. A simulated device runs its work in
+    /// the order of `schedule`.
     ///
     /// # Errors
     /// [`DriverError`] if the driver cannot be loaded, or if the device or a stream cannot be

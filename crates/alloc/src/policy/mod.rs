@@ -5,7 +5,7 @@
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
 //! - [`pages`]: pages that migrate between streams and can be mapped at several addresses (the
 //!   default).
-//! - [`stream_ordered`]: the runtime's own pools, without a cache.
+//! - [`stream_ordered`]: the driver's stream-ordered pools, without a cache.
 //!
 //! The options in force in a request's shard select the policy. The options of a running allocator
 //! can change, and private pools always use segments. Therefore each policy releases its own

@@ -79,7 +79,7 @@ pub struct TraceEntry {
     pub site: Option<&'static Location<'static>>,
     /// Backtrace of the step, if the trace captures it.
     pub backtrace: Option<Arc<Backtrace>>,
-    /// Text that the program attached to its steps, or the text of an annotation.
+    /// Text set by [`set_memory_metadata`](crate::CachingAllocator::set_memory_metadata), or the text of an annotation.
     pub user_metadata: Arc<str>,
 }
 
@@ -127,7 +127,7 @@ pub struct TraceConfig {
     pub max_entries: usize,
     /// Entries that get a backtrace. Default: none.
     pub backtraces: Backtraces,
-    /// Actions without an entry in the history. Default: none skipped.
+    /// Actions that are not recorded in the history. Default: none.
     pub skip_actions: Vec<TraceAction>,
 }
 

@@ -235,7 +235,7 @@ mod tests {
         let of = |sizes: &[usize], a: &[isize], out: &[isize]| {
             IterPlan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
         };
-        // Both operands are row-major, with gaps between the rows, so there are no tiles.
+        // Both operands are row-major, and the first has gaps between its rows. There are no tiles.
         let rows = of(&[100, 64], &[80, 1], &[64, 1]);
         assert_eq!((rows.threads, rows.lanes, rows.aligned), (1600, 8, 0));
         // One operand is transposed: a tile has 4 runs of 4 elements in each of 64 rows.

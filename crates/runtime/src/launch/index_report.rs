@@ -65,15 +65,16 @@ impl Report {
         params
     }
 
-    /// Prepares the launch that a stream's closure is about to enqueue. Returns its parameters and
-    /// the dependency that marks its results.
+    /// Prepares the launch that a closure passed to [`Stream::submit`] is about to enqueue. Returns
+    /// the launch's parameters and the dependency that marks its results.
     #[track_caller]
     pub(super) fn on_stream(
         call: &Call<'_>,
         stream: &Stream,
     ) -> Result<(ParameterBlock, Dependency), DriverError> {
         let site = call.site().or_public();
-        // No other thread can begin or end a capture of the stream inside the stream's closure.
+        // The caller holds the submit lock of the stream or of its twin, so no other thread can begin
+        // or end a capture of the stream.
         let (mailbox_words, dependency) = match GraphLog::of(stream) {
             None => {
                 let (launch, words) = stream.mailbox().launch(TOKEN, stream, site)?;

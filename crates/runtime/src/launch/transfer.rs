@@ -287,7 +287,7 @@ pub(super) fn check_range(
 /// # Errors
 /// - [`ErrorKind::IndexOutOfRange`] if the elements do not lie inside the storage.
 /// - [`ErrorKind::Driver`] if the storage is host memory of this process alone, and
-///   [`ErrorKind::SharedHostMemory`] if it is host memory of several processes.
+///   [`ErrorKind::SharedHostMemory`] if it is host memory that processes share.
 /// - [`ErrorKind::RuntimeMismatch`] if the storage and the stream belong to different runtimes.
 /// - [`ErrorKind::InvalidArgument`] if the stream is a twin.
 /// - [`ErrorKind::NotReplayed`] if the storage was made in a capture whose graph was not replayed yet.

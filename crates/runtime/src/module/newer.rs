@@ -1,8 +1,8 @@
 //! Instructions of devices that are newer than the PTX's target.
 
-/// Start of a block that is a single instruction on newer devices. The required compute capability,
-/// the instruction and the end of the comment follow. The block ends with a brace on a line of its
-/// own.
+/// Start of a block that the loader replaces by a single instruction on devices that have the
+/// instruction. The required compute capability, the instruction and the end of the comment follow.
+/// The block ends with a brace on a line of its own.
 const BEGIN: &str = "{ /* sm_";
 /// End of the comment in a block.
 const END: &str = " */";

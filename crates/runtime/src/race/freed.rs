@@ -68,7 +68,8 @@ impl FreedMemory {
         }
     }
 
-    /// Removes and returns the accesses to addresses that are allocated again, for `alloc_stream`.
+    /// Removes the accesses to a range that is allocated again for `alloc_stream`. Returns those that
+    /// the allocator does not order before uses of the new allocation.
     pub(crate) fn take_freed(
         &mut self,
         device: usize,

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The settings of a runtime for cuDNN (`torch.backends.cudnn`), without those of
-/// [`Precision`](crate::Precision). Any thread may change them; they
-/// hold for calls from then on.
+/// The cuDNN settings of a runtime (`torch.backends.cudnn`), except the precisions, which
+/// [`Precision`](crate::Precision) has. Any thread may change a setting. The change applies to later
+/// calls.
 #[derive(Debug)]
 pub struct CudnnSettings {
     enabled: AtomicBool,

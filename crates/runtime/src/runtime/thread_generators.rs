@@ -82,7 +82,8 @@ impl<G: fmt::Debug> fmt::Debug for GeneratorGuard<'_, G> {
     }
 }
 
-/// Returns this thread's own generators, within `with_generators` of a runtime.
+/// Returns this thread's own generators. `None` unless the thread is inside `with_generators` of a runtime that
+/// `is_of` accepts.
 fn thread_generators(is_of: impl FnOnce(&Runtime) -> bool) -> Option<Rc<ThreadGenerators>> {
     // Fails while the thread ends, after its thread-local values were dropped.
     let own = THREAD_GENERATORS.try_with(|own| own.borrow().clone()).ok().flatten();

@@ -161,9 +161,9 @@ enum StorageMemory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
-    /// Device memory that other processes may also have.
+    /// Device memory that other processes may share.
     Shared(SharedBlock),
-    /// Host memory that other processes may also have. No Rust reference to its bytes may exist.
+    /// Host memory that other processes may share. No Rust reference to its bytes may exist.
     SharedHost(SharedHostBlock),
     /// Released by `drop`.
     Released,
@@ -544,7 +544,7 @@ impl Storage {
     }
 }
 
-/// Creates the error for a host access to device memory, or to memory of several processes.
+/// Creates the error for a host access to device memory, or to host memory that processes share.
 #[track_caller]
 pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
     if storage.is_shared_host() {

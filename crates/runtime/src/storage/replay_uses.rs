@@ -48,7 +48,7 @@ struct ReplayRecord {
     unattached: Vec<usize>,
     /// The last replay that was recorded here. `None` before the first.
     last: Option<LastReplay>,
-    /// Dependencies of the replay's inputs in attached storages, without dependencies on the graph's own replays.
+    /// Dependencies of the next replay's inputs in attached storages, without dependencies on the graph's own replays.
     external: Dependencies,
 }
 
@@ -290,8 +290,9 @@ impl ReplayGuard<'_> {
         }
     }
 
-    /// Returns whether the former replay need not be marked in attached storages: because it
-    /// passed, or because its failure also counts as a failure of `replay`.
+    /// Returns whether the former replay needs no marks in attached storages. This holds if it passed,
+    /// if its failure also counts as a failure of `replay`, or if this replay visits every attached
+    /// storage.
     pub(crate) fn needs_no_marks(&self, replay: Option<&CheckedLaunch>) -> bool {
         let former = self.state.last.as_ref().and_then(|last| last.own.as_ref());
         self.visits_all

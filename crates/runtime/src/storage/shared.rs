@@ -197,7 +197,7 @@ impl Storage {
         Self::build(runtime, StorageMemory::Shared(block), bytes, None, location)
     }
 
-    /// Returns whether other processes may also have this memory.
+    /// Returns whether other processes may share this memory.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0.memory, StorageMemory::Shared(_) | StorageMemory::SharedHost(_))

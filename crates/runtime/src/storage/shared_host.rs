@@ -96,7 +96,7 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Returns whether this is host memory that other processes may also have.
+    /// Returns whether this is host memory that other processes may share.
     #[must_use]
     pub fn is_shared_host(&self) -> bool {
         matches!(self.0.memory, StorageMemory::SharedHost(_))

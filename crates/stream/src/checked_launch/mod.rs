@@ -206,9 +206,9 @@ impl CheckedLaunch {
         true
     }
 
-    /// Returns whether this launch fails if `other` fails. If a replay fails, so does each later
-    /// replay that overlaps it on the same stream, because the replays share their slots. A union
-    /// fails if one of its inputs fails.
+    /// Returns whether this launch is known to fail if `other` fails. If a replay fails, so does each
+    /// later replay that overlaps it on the same stream, because the replays share their slots. A union
+    /// fails if one of its inputs fails. If an input is itself a union, its inputs are not searched.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let all = |node: &LaunchNode| self.kernels.is_none() && std::ptr::eq(&*self.node, node);

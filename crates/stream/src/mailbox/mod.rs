@@ -242,7 +242,7 @@ impl Mailbox {
         let core = stream.core();
         let new = || owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
         let Some(event) = idle.or_else(new) else { return };
-        // Without a recorded event there is no poll, and the mailbox takes more slots instead.
+        // If the event cannot be recorded, there is no poll, and the mailbox takes more slots instead.
         let point = stream.record_uncaptured(&event).unwrap_or(None);
         let mut state = self.state();
         match point {

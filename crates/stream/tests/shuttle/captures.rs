@@ -18,8 +18,8 @@ fn begin(stream: &Stream) -> CaptureGuard {
     stream.begin_capture(Arc::new(()), TOKEN).unwrap()
 }
 
-/// Asserts that a stream is not captured, and that it numbered exactly the work that ran. The work
-/// of `ran` is the stream's only work.
+/// Asserts that a stream is not captured, and that it has numbered all work that ran and no other
+/// work. `ran` must log all work submitted to the stream.
 #[track_caller]
 fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &RunLog) {
     let captured = [stream.is_capturing(), driver.is_capturing(stream.raw().handle())];

@@ -181,7 +181,7 @@ fn waits_of_the_user_are_known_order() {
     assert!(b.is_ordered_after(&a, first).unwrap());
     assert!(!b.is_ordered_after(&a, later).unwrap());
 
-    // Waits chain through a third stream if its event is recorded after its own wait.
+    // Waits chain through a third stream if that stream waits before it records its event.
     let unrelated = c.record_event(None).unwrap();
     let before_wait = b.record_event(None).unwrap();
     c.wait_event(&unrelated).unwrap();
@@ -282,8 +282,8 @@ fn an_operation_has_one_op_event() {
     let records = driver.calls("event_record");
     let event = from.op_event(op).unwrap();
     assert_eq!(driver.calls("event_record"), records, "the operation already has an op event");
-    // Submit more operations than there are op events. If the event were reused, it would
-    // complete with the last of them.
+    // Submit more operations than the stream keeps op events for. If `event` were recorded again after one
+    // of these operations, it would complete only after that operation.
     let late = probes_with_late_waits(200, &clock, &from, &late);
     assert!(driver.calls("event_create") <= 66, "the other events are reused");
     driver.drain(from.raw().handle(), 2 * late.len());

@@ -1,4 +1,4 @@
-//! Streams, events and current state shared by threads.
+//! Streams, events and devices that several threads use at the same time.
 
 use std::sync::{Arc, Mutex};
 

@@ -17,7 +17,7 @@ use crate::{AllocError, Backend, PoolKind};
 const FEW_PAGES: usize = 16;
 
 impl<B: Backend> MovablePages<B> {
-    /// Serves a request from a window whose memory is all free.
+    /// Serves a request from the start of a window, if the memory of enough pages there is free.
     pub(super) fn reuse_window(&self, need: &PageRequest<'_, B>) -> Option<AllocatedBlock> {
         let miss = need.miss;
         let kind = miss.request.kind;

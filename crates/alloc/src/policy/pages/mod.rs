@@ -6,8 +6,8 @@
 //! block is found as under any other policy. If a request fits into no free block,
 //! [`serve`](MovablePages::serve) tries these ways, in this order:
 //!
-//! 1. Reuse a *window* ([`windows`]) whose memory is all free. A window is a range of addresses at
-//!    which pages are mapped a second time.
+//! 1. Reuse a *window* ([`windows`]) if enough memory at its start is free. A window is a range of
+//!    addresses at which pages are mapped a second time.
 //! 2. Map new pages, next to free memory if possible, while there is *headroom* ([`headroom`]).
 //! 3. *Migrate* free pages of other streams, and of the stream's other pool, to this pool
 //!    ([`migrate`]), and create pages, until enough memory is free here. New pages come first: as

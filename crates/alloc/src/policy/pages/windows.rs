@@ -60,9 +60,10 @@ impl<B: Backend> Default for Windows<B> {
 }
 
 impl<B: Backend> Windows<B> {
-    /// Finds the oldest window in these arenas for `bytes` bytes whose memory lies entirely in
-    /// `extents`. `extents` must be sorted by address. Returns the window's address and the extents
-    /// of its memory.
+    /// Finds a window in these arenas that can serve a request of `bytes` bytes: the memory of the
+    /// window's first `bytes` bytes must lie entirely in `extents`. Searches the arenas in order, and
+    /// the windows of each arena from the oldest to the newest. `extents` must be sorted by address.
+    /// Returns the window's address and the extents of that memory.
     pub(super) fn find(
         &self,
         arenas: &Arenas,

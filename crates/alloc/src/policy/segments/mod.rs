@@ -9,7 +9,7 @@ use crate::sync::lock;
 use crate::{AllocError, Backend, release, source};
 
 /// The policy of `policy:torch`. Other policies fall back to it in private pools. Policies with
-/// pages also fall back to it on backends without virtual memory, and without a cache.
+/// pages also fall back to it if caching is off or the backend has no virtual memory.
 pub(super) struct ExactSegments;
 
 impl<B: Backend> GrowthPolicy<B> for ExactSegments {

@@ -1,6 +1,6 @@
-//! The runtime's own pools (`backend:cudaMallocAsync`): each block is allocated and freed in the
-//! order of its stream. Nothing is cached here. The pools release their free memory when the cache
-//! is emptied.
+//! The driver's stream-ordered pools (`backend:cudaMallocAsync`): each block is allocated and freed
+//! in the order of its stream. Nothing is cached here. The pools release their free memory when the
+//! cache is emptied.
 
 use super::segments;
 use crate::core::Core;

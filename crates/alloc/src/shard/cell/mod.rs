@@ -117,8 +117,8 @@ impl<B: Backend> LockedState<'_, B> {
         }
     }
 
-    /// Handles the effects of a free outside the shard: releases segments, raises peaks, and drops
-    /// a retired shard without blocks.
+    /// Handles the effects that a free has outside the shard: releases segments, raises peaks, and
+    /// drops a retired shard without blocks.
     #[cold]
     fn finish_free(mut self) {
         let Occupant { state, core, retired } = self.occupant();

@@ -18,7 +18,7 @@ impl Grid {
     }
 
     /// Creates a grid with `count` blocks in x and `threads` threads per block. If a GPU does not
-    /// support that many blocks, the launch fails, see [`blocks`].
+    /// support that many blocks, the launch fails (see [`blocks`]).
     #[inline]
     #[must_use]
     pub fn linear(count: usize, threads: u32) -> Self {
