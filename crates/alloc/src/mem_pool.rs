@@ -138,8 +138,8 @@ impl<B: Backend> CachingAllocator<B> {
         self.malloc(bytes, stream)
     }
 
-    /// Declares that streams are being captured, until the result is dropped after the capture. See
-    /// [`capture_to`](CachingAllocator::capture_to). Routes no requests.
+    /// Declares that streams are being captured, until the returned [`PoolRoute`] is dropped after
+    /// the capture. See [`capture_to`](CachingAllocator::capture_to). Routes no requests.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture(&self) -> PoolRoute<B> {
         let shared = self.shared();

@@ -211,7 +211,8 @@ macro_rules! as_tensor {
     )*};
 }
 
-/// Implements Rust's operators for a parameter or buffer by reference, beside tensors, `f64` and `i64`.
+/// Implements the arithmetic operators between a reference to a parameter or buffer and a parameter, buffer, tensor,
+/// `f64` or `i64`, on either side.
 macro_rules! operators {
     ($name:ident $other:ident: $($trait:ident $method:ident),*) => {$(
         operators!(@one $trait $method &$name, &$other, |a, b| (&**a, &**b));

@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     with_runtime(&runtime, growth)
 }
 
-/// Prints the time per item on rank 0, in nanoseconds, for several numbers of items.
+/// Calls `item` in loops of several lengths, and prints the time per call on rank 0, in nanoseconds.
 fn row(rank: usize, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     (0..100).try_for_each(|_| item())?;
     let mut line = format!("{name:30}");

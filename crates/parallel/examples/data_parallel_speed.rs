@@ -26,7 +26,7 @@ struct Args {
     /// Number of inputs and outputs of each layer.
     #[arg(long, default_value_t = 4096)]
     width: usize,
-    /// Number of forward passes to time. The median is printed.
+    /// Number of forward passes, or of training steps with `--train`, to time. The median is printed.
     #[arg(long, default_value_t = 9)]
     runs: usize,
     /// Put the input in page-locked memory instead of on the first GPU.

@@ -35,8 +35,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const BLOCK: usize = 512;
 const BLOCKS: usize = 32;
 
-/// Runs `item` many times without waiting. Asserts that the number of bytes allocated per item does not grow: the
-/// median over the later blocks of items may exceed the median over the earlier blocks by half of it plus 64 bytes.
+/// Calls `item` many times without waiting. Asserts that the number of bytes allocated per call does not grow: the
+/// median over the later blocks of calls may exceed the median over the earlier blocks by half of it plus 64 bytes.
 fn assert_constant_cost(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
     let mut blocks = Vec::new();
     for _ in 0..BLOCKS {

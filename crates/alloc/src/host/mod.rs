@@ -94,9 +94,9 @@ impl<H: HostBackend> HostCache<H> {
         }
     }
 
-    /// Declares that a stream is being captured, until the result is dropped after the capture.
-    /// Until then no event is recorded or queried, and freed blocks that streams used are not
-    /// reused.
+    /// Declares that a stream is being captured, until the returned [`HostCapture`] is dropped after
+    /// the capture. Until then no event is recorded or queried, and freed blocks that streams used
+    /// are not reused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture(&self) -> HostCapture<H> {
         self.shared.with(|state| state.pending.captures += 1);

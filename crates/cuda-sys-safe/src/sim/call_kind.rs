@@ -136,11 +136,11 @@ impl CallKind {
     /// device is being captured, the modes of the capture and of the calling thread decide whether
     /// these calls are forbidden (`SimState::check_unsafe_call`).
     ///
-    /// The same rule holds for queries of and waits for streams and events, `MemAllocAsync`,
-    /// `MemFreeAsync` and `EnablePeerAccess`, but these calls check their arguments first. Other
-    /// calls are subject only to the captures of their own stream or device, as `cuMemcpy` and
-    /// `cuCtxSynchronize` are, or to none, as the calls are that create and destroy streams, events
-    /// and mappings.
+    /// The same rule applies to queries of streams and events, to waits for streams and events, and
+    /// to `MemAllocAsync`, `MemFreeAsync` and `EnablePeerAccess`, but these calls check their
+    /// arguments first. Other calls, such as `cuMemcpy` and `cuCtxSynchronize`, are restricted only
+    /// by captures of their own stream or device. No capture restricts the calls that create or
+    /// destroy streams, events and mappings.
     pub(super) const fn is_unsafe_in_capture(self) -> bool {
         use CallKind::*;
         matches!(

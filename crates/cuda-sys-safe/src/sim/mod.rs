@@ -97,10 +97,10 @@
 //!
 //! A forbidden call fails and invalidates captures:
 //! - Calls that the modes of capture and thread forbid, on captured and other objects: allocation
-//!   and frees, page-locking, queries of and waits for streams and events, unloading modules,
-//!   enabling and disabling peer access, pools and their allocations, instantiating graphs and
-//!   destroying executable graphs, opening and closing memory of other processes. They return
-//!   `UNSUPPORTED`, also if the capture is already invalid.
+//!   and frees, page-locking, queries of streams and events, waits for streams and events,
+//!   unloading modules, enabling and disabling peer access, pools and their allocations,
+//!   instantiating graphs and destroying executable graphs, opening and closing memory of other
+//!   processes. They return `UNSUPPORTED`, also if the capture is already invalid.
 //! - In all modes, waiting for or querying a captured stream, waiting for its device, allocating
 //!   from a pool or freeing on the stream (`UNSUPPORTED`), and waiting for or querying an event of
 //!   a capture (`CAPTURED_EVENT`). This invalidates only the captures of that stream, device or

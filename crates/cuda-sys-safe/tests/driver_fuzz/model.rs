@@ -376,12 +376,12 @@ impl Model {
         self.contents[buf.content].seen(&self.host, buf.bytes)
     }
 
-    /// Returns `true` if all uses of a content are known to be done.
+    /// Returns `true` if all uses of a [`ContentHistory`] are known to be done.
     pub(crate) fn idle(&self, content: usize) -> bool {
         self.contents[content].untouched_since(&self.host)
     }
 
-    /// Returns `true` if all pending uses of a content run on one device.
+    /// Returns `true` if all pending uses of a [`ContentHistory`] run on `device`.
     pub(crate) fn used_only_on(&self, content: usize, device: usize) -> bool {
         let pending = self.contents[content].pending(&self.host);
         let of = |timeline: usize| {

@@ -35,7 +35,8 @@ pub(crate) struct OpId {
 
 /// Granularity of tracking, in bytes.
 pub(crate) const CELL: usize = 16;
-/// Number of tracked bytes of a content. Programs use only this part of larger memory.
+/// Largest number of bytes that a [`ContentHistory`] tracks. Programs use only this part of larger
+/// memory.
 pub(crate) const TRACKED: usize = 4096;
 
 #[derive(Clone, Debug, Default)]

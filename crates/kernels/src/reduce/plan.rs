@@ -36,8 +36,8 @@ cuda_struct! {
         /// Segments per block.
         pub(super) segment_chunk: u32,
         pub(super) outputs: u64,
-        /// Distance of neighbouring segments if at most two dimensions are reduced. Otherwise 0,
-        /// and the kernel computes the position of a segment from the dimensions of `reduced`,
+        /// Distance between neighbouring segments if at most two dimensions are reduced. Otherwise
+        /// 0, and the kernel computes the position of a segment from the dimensions of `reduced`,
         /// beginning with dimension `outer`.
         pub(super) segment_stride: i64,
         /// The first two dimensions of `kept`.

@@ -23,7 +23,8 @@ pub(super) type BackwardHook =
 /// The backward hooks of one forward pass.
 pub(super) struct BackwardHooks(Vec<Arc<BackwardHook>>);
 
-/// The backward hooks of one forward pass whose input is connected to them.
+/// The backward hooks of one forward pass, after [`BackwardHooks::connect_input`] has connected the
+/// input to the hooks. `None` if there are no hooks or no gradients are recorded.
 pub(super) struct ConnectedHooks(Option<Arc<HookedPass>>);
 
 /// The state that the functions on both sides of the module share.

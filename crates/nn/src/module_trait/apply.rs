@@ -1,4 +1,4 @@
-//! Modules and functions applied to a tensor, in the order in which they run.
+//! The method `apply` of tensors, which chains calls of modules and functions in the order in which they run.
 
 use warpline::{Result, Tensor};
 

@@ -100,7 +100,7 @@ pub trait Module: Any + tree::AsDyn {
         Some(self.as_dyn_mut())
     }
 
-    /// Returns `true` if no value of the type has members, so that a `Vec` of such values is no `ModuleList`.
+    /// Returns `true` if no value of the type has members. A `Vec` of such values is not listed as a `ModuleList`.
     #[doc(hidden)]
     fn is_setting() -> bool
     where

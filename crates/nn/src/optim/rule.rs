@@ -58,7 +58,7 @@ pub enum Rate {
 pub struct ParamState {
     /// Number of steps so far. Not used if there is a `counter`.
     pub step: u64,
-    /// Number of steps so far in device memory, for `capturable` optimizers and steps under a `GradScaler`.
+    /// Number of steps so far, in device memory. For `capturable` optimizers and steps under a `GradScaler`.
     pub counter: Option<Tensor>,
     /// State tensors, named by [`Rule::TENSORS`].
     pub tensors: [Option<Tensor>; 3],

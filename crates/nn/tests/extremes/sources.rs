@@ -63,7 +63,7 @@ const TYPES: [&str; 17] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) file: String,
-    /// The name of the function in the table. The name of the type for an option or a field.
+    /// The name by which the table lists the function. For an option or a field, the name of the type.
     pub(crate) owner: String,
     /// The position in the list of parameters, without `self`. `None` for an option or a field.
     pub(crate) position: Option<usize>,
@@ -203,7 +203,8 @@ fn is_mark(token: &TokenTree, mark: char) -> bool {
 /// Method names that several types share. In the table, the name of the type precedes them.
 const SHARED: [&str; 3] = ["new", "set_epoch", "step_to"];
 
-/// Returns the name of a function in the table. `None` for a method of a type whose name a macro generates.
+/// Returns the name by which the table lists a function. `None` if that name includes the name of the type, and a macro
+/// generates the latter.
 fn qualified(function: Function) -> Option<String> {
     match function.owner {
         Some(owner) if SHARED.contains(&function.name.as_str()) => {

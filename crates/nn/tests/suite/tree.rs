@@ -1,4 +1,4 @@
-//! Tests of modules as trees: children, `apply`, printing, sequences, and derived modules of enums.
+//! Tests of modules as trees: children, `apply`, printing, sequences, and enums that derive `Module`.
 
 use std::collections::BTreeMap;
 

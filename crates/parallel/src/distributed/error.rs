@@ -119,7 +119,8 @@ impl GroupError {
 pub struct RankCall {
     /// Number of the rank.
     pub rank: usize,
-    /// Description of the differing call, or of the rank's last call if the rank has not made the call.
+    /// Description of the call that differs. If the rank has not made its call, the text says so and describes the
+    /// rank's last call.
     pub call: String,
 }
 

@@ -15,13 +15,13 @@ use crate::sim::state::work::{CallGroup, CommRecord, DeviceWork, Label, Point};
 use crate::*;
 
 impl SimState {
-    /// Returns the communicator that blocks the way to a point.
+    /// Returns this rank's end of the communicator that blocks the way to a point.
     fn blocked_on(&self, point: Point) -> Option<Arc<Participant>> {
         let op = self.streams.get(&self.next_toward(point)?)?.queue.front()?;
         op.blocked_on().cloned()
     }
 
-    /// Returns the end of the first unfinished operation of a communicator.
+    /// Returns the end of the first unfinished operation of `participant`.
     fn first_of(&self, participant: &Arc<Participant>) -> Option<Point> {
         let ops = self.streams.iter().flat_map(|(&stream, s)| {
             let ops = s.queue.iter().enumerate();

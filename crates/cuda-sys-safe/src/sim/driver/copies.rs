@@ -23,7 +23,7 @@ pub(super) enum HostWait {
     Nothing,
     /// The copy itself.
     Done(Point),
-    /// The work before the copy. The source is staged by then.
+    /// The work before the copy. The call has already staged the source of the copy.
     Before(Point),
 }
 

@@ -41,7 +41,8 @@ impl SimState {
         }
     }
 
-    /// Frees or unregisters memory that `check_host` accepted, when the devices are idle.
+    /// Frees or unregisters memory that `check_host` accepted. The caller must have waited for all
+    /// devices.
     pub(super) fn host_release(&mut self, ptr: NonNull<u8>) {
         let base = ptr.as_ptr().expose_provenance();
         if let Some(mapping) = self.memory.host.remove(&base).and_then(|range| range.owned) {

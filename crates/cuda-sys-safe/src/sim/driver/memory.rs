@@ -39,7 +39,8 @@ impl SimState {
         }
     }
 
-    /// Frees memory that `check_free` accepted, when the device that it returned is idle.
+    /// Frees memory that `check_free` accepted. The caller must have waited for the device that
+    /// `check_free` returned.
     pub(super) fn mem_free(&mut self, ptr: DevicePtr) -> Result<()> {
         let Some(region) = self.remove_allocation(ptr.addr()) else { return Ok(()) };
         self.report_overrun(&region, "found when it was freed")

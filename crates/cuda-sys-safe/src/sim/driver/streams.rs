@@ -49,7 +49,7 @@ impl SimState {
 
 impl SimDriver {
     /// Holds a stream back: under any schedule, work enqueued from now on does not run until the
-    /// result is opened or a call must wait for the work.
+    /// returned [`Hold`] is opened or a call must wait for the work.
     ///
     /// # Errors
     /// The errors of [`Driver::launch_host_func`], such as [`DriverError::Cuda`] with

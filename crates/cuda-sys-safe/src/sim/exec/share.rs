@@ -15,7 +15,7 @@ use crate::sim::state::SimState;
 use crate::sim::state::vmm::PhysicalBacking;
 
 impl SimState {
-    /// Locks all memory that other processes may share, until the result is dropped.
+    /// Locks all memory that other processes may share, until the returned locks are dropped.
     pub(super) fn lock_shared(&self) -> Result<SharedLocks, RunError> {
         // The map removes duplicates: memory that was exported and imported again has two entries.
         // All processes lock in the order of ids, so that they cannot deadlock.

@@ -123,7 +123,8 @@ impl SimStreamOp {
         }
     }
 
-    /// Returns `true` if the operation belongs to a communicator.
+    /// Returns `true` if the operation is a group of NCCL calls of `participant`, or a graph that
+    /// contains such a group.
     pub(crate) fn is_of(&self, participant: &Arc<Participant>) -> bool {
         match &self.kind {
             StreamOpKind::Work(work) => work.is_of(participant),

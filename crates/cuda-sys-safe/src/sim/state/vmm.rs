@@ -50,8 +50,8 @@ pub(crate) struct MappedRange {
 }
 
 impl MappedRange {
-    /// Returns `true` if a user may access the mapping. A copy may if any device may, because a
-    /// copy engine of that device can run it.
+    /// Returns `true` if a user may access the mapping. A copy may access the mapping if at least
+    /// one device may, because a copy engine of that device can run the copy.
     pub(crate) fn allows(&self, user: MemoryUser, write: bool) -> bool {
         let enough = |access: &MemAccess| match access {
             MemAccess::ReadWrite => true,

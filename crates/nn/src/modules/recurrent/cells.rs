@@ -61,8 +61,9 @@ macro_rules! cells {
             /// from ±1/√`hidden`.
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the cell has no such
-            /// `nonlinearity`; errors of [`warpline::empty`] and [`Tensor::uniform_`].
+            /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `nonlinearity` is
+            /// set for an LSTM or GRU cell or is neither tanh nor ReLU for an RNN cell; errors of [`warpline::empty`] and
+            /// [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(
                 inputs: usize,

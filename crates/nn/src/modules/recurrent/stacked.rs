@@ -264,8 +264,8 @@ macro_rules! networks {
             ///
             /// # Errors
             /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `hidden` or `num_layers` is 0,
-            /// `num_layers` is above 65,536, `dropout` is not from 0 to 1, or the network has no such `nonlinearity`;
-            /// errors of [`warpline::empty`] and [`Tensor::uniform_`].
+            /// `num_layers` is above 65,536, `dropout` is not from 0 to 1, or `nonlinearity` is set for an LSTM or GRU or is
+            /// neither tanh nor ReLU for an RNN; errors of [`warpline::empty`] and [`Tensor::uniform_`].
             #[track_caller]
             pub fn new(
                 inputs: usize,

@@ -7,9 +7,9 @@ use warpline::{Result, Tensor};
 
 use super::{LBFGS, dot, largest};
 
-/// Fraction of the decrease predicted by the slope that a step must achieve (Armijo condition).
+/// A step must achieve at least this fraction of the decrease that the initial slope predicts (Armijo condition).
 const C1: f64 = 1e-4;
-/// Largest part of the initial slope that may remain.
+/// The slope after a step may have at most this fraction of the initial slope's magnitude (curvature condition).
 const C2: f64 = 0.9;
 /// Size of the interval below which the search ends, as the largest change of a parameter across the interval.
 const TOLERANCE_CHANGE: f64 = 1e-9;

@@ -304,8 +304,8 @@ impl<M> DistributedDataParallel<M> {
         f()
     }
 
-    /// Sets the function that reduces each bucket (`register_comm_hook`). All ranks must set the same function, between
-    /// two iterations. Default: the mean over all ranks ([`allreduce_hook`]). The module
+    /// Sets the function that reduces each bucket (`register_comm_hook`). All ranks must set the same function, before
+    /// the first iteration or between two iterations. Default: the mean over all ranks ([`allreduce_hook`]). The module
     /// [`ddp`](crate::distributed::ddp) has other hooks.
     ///
     /// The function may return any tensor with as many elements as the bucket's buffer. It must not use this

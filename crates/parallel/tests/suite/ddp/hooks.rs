@@ -49,7 +49,7 @@ fn compression_rounds_to_its_dtype_and_divides_before_it_sums() {
         assert_eq!(reduced(ranks, [257.0, 1.0], allreduce_hook), 129.0);
         assert_eq!(reduced(ranks, [257.0, 0.0], bf16_compress_hook), 128.0);
         assert_eq!(reduced(ranks, [257.0, 1.0], fp16_compress_hook), 129.0);
-        // In f16, the sum of two largest numbers is infinite; their mean is not.
+        // 65504 is the largest number of f16: the sum of the two inputs is infinite, but their mean is not.
         assert_eq!(reduced(ranks, [65504.0, 65504.0], fp16_compress_hook), 65504.0);
     };
     check(&Ranks::cpu(2));
