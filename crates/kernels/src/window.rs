@@ -21,11 +21,11 @@ pub struct Window {
     pub output: [usize; 3],
     /// Sizes of the window, in elements.
     pub kernel: [usize; 3],
-    /// Distance of neighbouring positions of the window, in elements of the image.
+    /// Distance between neighbouring positions of the window, in elements of the image.
     pub stride: [usize; 3],
     /// Padding before the image, in elements.
     pub padding: [usize; 3],
-    /// Distance of neighbouring elements of the window, in elements of the image.
+    /// Distance between neighbouring elements of the window, in elements of the image.
     pub dilation: [usize; 3],
 }
 

@@ -79,9 +79,9 @@ pub struct Convolution {
     pub result: TensorLayout,
     /// Zeros before and after the image per spatial dimension, in elements.
     pub padding: [[i64; 3]; 2],
-    /// Distance of neighbouring windows per spatial dimension, in elements.
+    /// Distance between neighbouring windows per spatial dimension, in elements.
     pub stride: [i64; 3],
-    /// Distance of neighbouring elements of the window per spatial dimension.
+    /// Distance between neighbouring elements of the window per spatial dimension.
     pub dilation: [i64; 3],
     /// A power of two that divides the addresses of all operands, in bytes.
     pub alignment: i64,

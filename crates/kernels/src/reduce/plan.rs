@@ -36,7 +36,7 @@ cuda_struct! {
         /// Segments per block.
         pub(super) segment_chunk: u32,
         pub(super) outputs: u64,
-        /// Distance of neighbouring segments if at most two dimensions are reduced. Otherwise 0,
+        /// Distance between neighbouring segments if at most two dimensions are reduced. Otherwise 0,
         /// and the kernel computes the position of a segment from the dimensions of `reduced`,
         /// beginning with dimension `outer`.
         pub(super) segment_stride: i64,
@@ -56,7 +56,7 @@ cuda_struct! {
         /// result.
         pub(super) outs_first: u32,
         pub(super) outer: u64,
-        /// Elements per result. Only the CPU implementation reads this field and the next two.
+        /// Elements per result. The CUDA kernels do not read this field and the next two.
         pub(super) extent: u64,
         /// Divisor of a sum.
         pub(super) divisor: f64,

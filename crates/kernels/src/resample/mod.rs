@@ -47,7 +47,7 @@ pub enum Interpolation {
 
 cuda_struct! {
     /// The image has shape `[outer, input, inner]`, the result `[outer, output, inner]`. `scale` is
-    /// the distance of neighbouring elements of the result, in elements of the image.
+    /// the distance between neighbouring elements of the result, in elements of the image.
     struct Resample {
         outer: u64,
         inner: u64,
@@ -63,10 +63,10 @@ cuda_struct! {
 /// result to `out`, which has shape `[outer, output, inner]`. Both must be contiguous and have the
 /// same floating-point dtype.
 ///
-/// `how` is `(kind, align_corners, scale)`. `scale` is the distance of neighbouring elements of the
-/// result in elements of the image, usually `input / output`. If `align_corners` is true, the first
-/// elements of image and result have the same coordinate, and so do the last elements; `scale` is
-/// ignored.
+/// `how` is `(kind, align_corners, scale)`. `scale` is the distance between neighbouring elements of
+/// the result in elements of the image, usually `input / output`. If `align_corners` is true, the
+/// first elements of image and result have the same coordinate, and so do the last elements; `scale`
+/// is ignored.
 ///
 /// # Errors
 /// - [`ErrorKind::UnsupportedDType`] if the dtype is not floating-point.
