@@ -62,7 +62,8 @@ fn update(root: &Path, copy: &Path) -> Result<()> {
 }
 
 fn apply(copy: &Path, patch: &Path) -> Result<()> {
-    // The copy lies in an ignored folder of a repository, where git would apply nothing.
+    // Hide the repository around the copy from git. Otherwise git would take the paths in the patch as relative to that
+    // repository's root, and would skip all of them, because they are outside the current folder.
     let status = Command::new("git")
         .args(["apply", "--verbose"])
         .arg(patch)

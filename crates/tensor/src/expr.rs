@@ -74,7 +74,7 @@ where
     }
 }
 
-/// A number as an operand. Two numbers are computed as Rust computes them.
+/// A number as an operand. If both operands are numbers, the operator is Rust's own.
 #[derive(Clone, Copy, Debug)]
 pub struct FormulaNumber<S>(pub S);
 

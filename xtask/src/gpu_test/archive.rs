@@ -41,7 +41,7 @@ const MANIFEST: &str = "manifest.json";
 
 const FILES: &str = "files.tar.lzma";
 
-/// Size of the LZMA dictionary, in bytes: larger than several programs, so that their common code is stored once.
+/// Size of the LZMA dictionary, in bytes: large enough for several programs, so that their common code is stored once.
 const DICTIONARY_BYTES: u32 = 64 << 20;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {

@@ -36,8 +36,8 @@ pub(super) fn archive(root: &Path, member: &Crate) -> PathBuf {
     root.join("target/package").join(format!("{}-{}.crate", member.name, member.version))
 }
 
-/// Unpacks a package into the folder that contains it. Does not rewrite unchanged files, so that cargo recompiles only
-/// changed crates.
+/// Unpacks a package into a folder next to the package file, and returns the folder. Does not rewrite unchanged files,
+/// so that cargo recompiles only changed crates.
 fn unpack(root: &Path, member: &Crate) -> Result<PathBuf> {
     let packed = archive(root, member);
     let file = File::open(&packed).with_context(|| format!("cannot open {}", packed.display()))?;

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::Complaint;
 use crate::markdown::prose;
 
-/// Checks the links of a Markdown file. `read` returns the text of a file, or `None` if there is no such file. For
-/// folders and files that are not text, `read` returns any text.
+/// Checks the links of a Markdown file. `read` returns the text of a file, or `None` if neither a file nor a folder has
+/// this path. For a folder or a binary file, `read` may return an arbitrary text.
 pub(super) fn check(
     path: &str,
     text: &str,

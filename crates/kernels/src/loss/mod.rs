@@ -95,7 +95,8 @@ impl Nll<'_> {
         self.weight.unwrap_or(self.log).read()
     }
 
-    /// Checks the views of `self`, and `scalars`, each against its dtype. Returns the parameters.
+    /// Checks the dtypes and sizes of the views of `self` and of `scalars`, and returns the parameters.
+    /// Each scalar comes with the dtype that it must have.
     #[track_caller]
     fn params(&self, op: &'static str, scalars: [(View<'_>, DType); 2]) -> Result<Losses> {
         let (log, classes) = (self.log, self.classes);

@@ -163,7 +163,7 @@ pub enum UpdateRule {
         /// Whether this is the first step. The first step initializes the momentum buffer instead
         /// of reading it.
         first: bool,
-        /// Factor of the parameter that is added to its gradient.
+        /// The parameter times this number is added to the gradient.
         weight_decay: f64,
         /// Maximize the objective instead of minimizing it.
         maximize: bool,
@@ -182,7 +182,7 @@ pub enum UpdateRule {
         betas: (f64, f64),
         /// Number that is added to the denominator.
         eps: f64,
-        /// Factor of the parameter that is added to its gradient.
+        /// The parameter times this number is added to the gradient.
         weight_decay: f64,
         /// Whether to divide by the maximum of all mean squares so far.
         amsgrad: bool,
@@ -198,7 +198,7 @@ pub enum UpdateRule {
         alpha: f64,
         /// Number that is added to the denominator.
         eps: f64,
-        /// Factor of the parameter that is added to its gradient.
+        /// The parameter times this number is added to the gradient.
         weight_decay: f64,
         /// Momentum. `None`: no momentum.
         momentum: Option<f64>,

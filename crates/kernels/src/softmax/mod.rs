@@ -80,10 +80,11 @@ const fn values_per_thread(double: bool) -> usize {
 }
 
 cuda_struct! {
-    /// The rows of source and result, and the stride of each along a row. `columns` rows lie side
-    /// by side in both; blocks with `height` threads per column divide them into `tiles` tiles.
-    /// `walk` covers the other dimensions. For short rows, `tiles` is instead the binary logarithm
-    /// of the number of lanes per row.
+    /// `rows` rows of `size` elements. `source_step` and `result_step` are the strides of source and
+    /// result along a row. If `columns` is greater than 1, groups of `columns` rows lie side by side
+    /// in memory, like the columns of a matrix. `tiles` blocks process a group, with `height` threads
+    /// per row. `walk` covers the dimensions outside the groups. For short rows, `tiles` is instead
+    /// the binary logarithm of the number of lanes per row.
     struct Rows {
         rows: u64,
         size: u64,

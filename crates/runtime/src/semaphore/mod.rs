@@ -346,7 +346,7 @@ impl PeerSemaphore {
     }
 
     /// Marks the other process as gone and releases the waiting stream. Work that is not signalled
-    /// by now counts as never completed, and reading its results fails with
+    /// by then counts as never completed, and reading its results fails with
     /// [`ErrorKind::PeerGone`].
     ///
     /// The other process's GPU may still write an earlier number, which lowers the number again.

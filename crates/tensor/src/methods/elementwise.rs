@@ -426,8 +426,8 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
-/// Returns whether a kernel may overwrite `a` while it reads `b`: both must have different storages, or each
-/// element of `b` must be the element of `a` with the same index.
+/// Returns whether a kernel may overwrite `a` while it reads `b`: either their storages differ, or each element
+/// of `b` is the element of `a` with the same index.
 fn may_overwrite(a: &Tensor, b: &Tensor) -> bool {
     !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
 }

@@ -177,7 +177,7 @@ impl Tensor {
         if here && dtype == self.dtype() && in_format {
             return Ok(self.clone());
         }
-        // A copy to the host can be asynchronous only if its memory is page-locked.
+        // A copy to the host can be asynchronous only if the host memory is page-locked.
         let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
         let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
         let out = empty_in(runtime, self.layout_in(format)?, &options, dtype)?;

@@ -282,7 +282,7 @@ impl PeerSemaphores {
     }
 
     /// Waits until no stream waits for the other process, or the deadline has passed. Then treats the other
-    /// process as gone: work that it has not completed by now fails with [`ErrorKind::PeerGone`].
+    /// process as gone: work that it has not completed by then fails with [`ErrorKind::PeerGone`].
     pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(PeerWatcher { process, thread, end }) = watch else { return };

@@ -467,9 +467,10 @@ fn assert_nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Resu
     Ok(())
 }
 
-/// Kills the peer in four cases: with running work, after and before its tensor was received; with
-/// complete work; and as the receiver, with running work. A real GPU may still complete running work
-/// of the killed peer; the simulator never does.
+/// Tests four kills of the peer. In three cases the peer sends a tensor, and is killed with running
+/// work after the tensor was received, with running work before it was received, or with complete
+/// work. In the fourth case the peer receives a tensor, and is killed with running work. A real GPU
+/// may still complete running work of the killed peer; the simulator never does.
 fn kills(spec: &str, world: &Runtime) -> Result<()> {
     let sim = spec.starts_with("sim");
     let killed = |peer: &mut Peer| {

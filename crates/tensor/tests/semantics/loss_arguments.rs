@@ -1,4 +1,4 @@
-//! Tests of arguments that losses refuse, or about which they warn, as in PyTorch 2.11.
+//! Tests of arguments that losses reject or warn about, as in PyTorch 2.11.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};

@@ -371,7 +371,7 @@ fn a_closure_uses_streams_and_tensors_with_one_error_type() -> Result<()> {
     })
 }
 
-/// Printing a tensor can complete a race. The race names the line that prints.
+/// The second access of a race can be the print of a tensor. The report then names the line that prints.
 #[test]
 fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {
     with_runtime(&simulated(1)?, || {

@@ -86,7 +86,7 @@ fn doubles(t: &Tensor) -> Result<Vec<f64>> {
 /// value and the sum.
 fn check(case: &Value, name: &str, t: &Tensor, tolerance: f64) -> Result<()> {
     let got = doubles(t)?;
-    // Golden values are `float32`, written with a few more digits.
+    // The golden file has `float32` values, but with the digits of `float64`.
     let close =
         |a: f64, b: f64| a as f32 == b as f32 || (a - b).abs() <= tolerance * b.abs().max(1.0);
     let want = list(&case[name]);

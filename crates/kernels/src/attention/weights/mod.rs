@@ -129,7 +129,7 @@ pub fn attention_weights_backward(
     run(target, OP, &BACKWARD, &[grad.read(), weights.read(), result.write()], params)
 }
 
-/// Checks the views, each against its required dtype, and makes the parameters.
+/// Checks the views and returns the parameters. Each view comes with the dtype that it must have.
 #[track_caller]
 fn params(
     op: &'static str,

@@ -13,8 +13,8 @@ options! {
     /// Options of [`Tensor::diag_embed`]. An integer converts into options with that `offset`.
     #[derive(Clone, Copy, Debug)]
     DiagEmbedOptions [] [] {
-        /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main
-        /// diagonal.
+        /// Sets the diagonal by its distance from the main diagonal, positive above it and negative below it. Default:
+        /// 0, the main diagonal.
         offset: isize = 0, impl Integer => Integer::into_isize;
         /// Sets the dimension of the rows. Negative: counted from the end. Default: -2.
         dim1: isize = -2, impl Integer => Integer::into_isize;

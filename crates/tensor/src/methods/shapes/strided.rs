@@ -15,8 +15,8 @@ options! {
     /// Options of [`Tensor::diagonal`]. An integer converts into options with that `offset`.
     #[derive(Clone, Copy, Debug)]
     DiagonalOptions [] [] {
-        /// Sets the number of the diagonal. Positive numbers are above the main diagonal. Default: 0, the main
-        /// diagonal.
+        /// Sets the diagonal by its distance from the main diagonal, positive above it and negative below it. Default:
+        /// 0, the main diagonal.
         offset: isize = 0, impl Integer => Integer::into_isize;
         /// Sets the dimension of the rows. Negative: counted from the end. Default: 0.
         dim1: isize = 0, impl Integer => Integer::into_isize;
