@@ -1,4 +1,4 @@
-// Converts elements of one dtype to any other, which is a parameter.
+// Converts elements of a fixed dtype to a dtype that is a parameter of the launch.
 
 // Converts a vector of elements to `D` and writes it.
 template <class D, class S, int V>

@@ -1,8 +1,9 @@
-// Return the dtype of operand `K`, and whether it is `NUMBER`: the operand is then a number. Results
-// are numbered after the operands, and `NUMBER` marks an unwanted result.
+// Returns the dtype of operand `K`. The results follow the operands in `numbers.dtypes`. `NUMBER` there marks an
+// unwanted result.
 template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
     return numbers.dtypes >> 4 * K & 15;
 }
+// Returns whether operand `K` is a number and not a tensor.
 template <int K, int N> __device__ __forceinline__ bool is_number(const Numbers<N>& numbers) {
     return dtype<K>(numbers) == NUMBER;
 }
@@ -36,13 +37,13 @@ __device__ __forceinline__ void operand(
     else load_run(p + run.at[K], stride, run, to);
 }
 
-// Return an element of any dtype, converted to `T`, and an element of a condition, which has the
-// dtype bool.
+// Returns an element of any dtype, converted to `T`.
 template <int K, class T, int N>
 __device__ __forceinline__ compute_t<T> element(const void* p, i32 at, const Numbers<N>& numbers) {
     if (is_number<K>(numbers)) return number<compute_t<T>>(numbers.number[K]);
     return load(converted<T>(p, at, dtype<K>(numbers)));
 }
+// Returns an element of a condition, whose dtype is bool.
 template <int K, int N>
 __device__ __forceinline__ bool condition(const void* p, i32 at, const Numbers<N>& numbers) {
     return operand<K>((const boolean*)p + at, numbers);

@@ -71,7 +71,8 @@ template <class T, int V, bool SHIFTED> struct Row {
     typedef compute_t<T> C;
     const T* from;
     T* to;
-    // Distance from the source's vectors to the result's, in bytes.
+    // Offset of a vector of the result from the aligned vectors of the source that it is cut out of, in
+    // bytes. 0 unless `SHIFTED`.
     u32 by;
     u32 vectors;
     i32 odd;

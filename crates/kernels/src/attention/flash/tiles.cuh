@@ -3,8 +3,8 @@
 
 #define INFINITE __int_as_float(0x7f800000)
 #define LOG2_E 1.4426950408889634f
-// Distance of a tile's rows, in halves. The eight halves of padding keep eight rows that are read
-// together in different banks.
+// Distance between the rows of a tile, in halves. Because of the eight halves of padding, eight rows
+// that are read together lie in different banks.
 #define PITCH(D) ((D) + 8)
 // Rows of keys or queries per step, and the size of their tile in halves. A block computes with two
 // tiles while it fetches the next two.
