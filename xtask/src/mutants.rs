@@ -1,7 +1,6 @@
 //! `cargo xtask mutants`: brings former bugs back, one by one, and prints how many random programs it takes to find
 //! each.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -33,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut missed = Vec::new();
     for patch in patches {
         let name = patch.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        update(&root, &copy)?;
+        workspace::update(&root, &copy)?;
         apply(&copy, &patch)?;
         match find(&copy, args.programs)? {
             Some(programs) => println!("{name}: found by program {programs}"),
@@ -44,20 +43,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     ensure!(missed.is_empty(), "not found: {}", missed.join(", "));
-    Ok(())
-}
-
-/// Copies the workspace. Files that are equal keep their modification times, so that Cargo rebuilds only the changed
-/// crates.
-fn update(root: &Path, copy: &Path) -> Result<()> {
-    for path in workspace::files(root, &[])? {
-        let to = copy.join(workspace::relative(root, &path));
-        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-        if fs::read(&to).ok().as_ref() != Some(&bytes) {
-            fs::create_dir_all(to.parent().unwrap_or(copy))?;
-            fs::write(&to, bytes).with_context(|| to.display().to_string())?;
-        }
-    }
     Ok(())
 }
 

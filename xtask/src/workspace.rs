@@ -1,5 +1,6 @@
 //! The workspace: its root, crates and files.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -209,6 +210,27 @@ pub(crate) fn read(path: &Path) -> Result<String> {
     Ok(text.replace("\r\n", "\n"))
 }
 
+/// Makes the files of `to` equal to those of `from`, which are the files that [`files`] lists. Writes only files that
+/// differ, so that Cargo rebuilds only the changed crates.
+pub(crate) fn update(from: &Path, to: &Path) -> Result<()> {
+    let names = |dir: &Path| -> Result<Vec<String>> {
+        Ok(files(dir, &[])?.iter().map(|file| relative(dir, file)).collect())
+    };
+    let wanted: BTreeSet<String> = names(from)?.into_iter().collect();
+    for stale in names(to)?.iter().filter(|name| !wanted.contains(*name)) {
+        fs::remove_file(to.join(stale))?;
+    }
+    for name in wanted {
+        let (new, old) = (from.join(&name), to.join(&name));
+        let bytes = fs::read(&new).with_context(|| new.display().to_string())?;
+        if fs::read(&old).ok().as_ref() != Some(&bytes) {
+            fs::create_dir_all(old.parent().unwrap_or(to))?;
+            fs::write(&old, bytes).with_context(|| old.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,5 +263,27 @@ mod tests {
         assert_eq!(names(&["rs"]), ["a/c.rs", "b.rs"]);
         assert_eq!(names(&[]), ["a/c.rs", "a/d.cu", "b.rs"]);
         assert!(files(&dir.path().join("missing"), &[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_changed_files_are_written() {
+        let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let write = |path: &Path, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(&from.join("src/a.rs"), "a");
+        write(&from.join("b.rs"), "new");
+        update(&from, &to).unwrap();
+        let time = || fs::metadata(to.join("src/a.rs")).unwrap().modified().unwrap();
+        let before = time();
+        write(&to.join("b.rs"), "old");
+        write(&to.join("gone.rs"), "");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        update(&from, &to).unwrap();
+        assert_eq!(time(), before);
+        assert_eq!(fs::read_to_string(to.join("b.rs")).unwrap(), "new");
+        assert!(!to.join("gone.rs").exists());
     }
 }

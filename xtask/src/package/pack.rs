@@ -47,55 +47,7 @@ fn unpack(root: &Path, member: &Crate) -> Result<PathBuf> {
         fs::remove_dir_all(&fresh)?;
     }
     tar::Archive::new(GzDecoder::new(file)).unpack(&fresh)?;
-    update(&fresh.join(folder.file_name().unwrap_or_default()), &folder)?;
+    workspace::update(&fresh.join(folder.file_name().unwrap_or_default()), &folder)?;
     fs::remove_dir_all(&fresh)?;
     Ok(folder)
-}
-
-/// Makes the files of `to` equal to those of `from`. Writes only files that differ.
-fn update(from: &Path, to: &Path) -> Result<()> {
-    let names = |dir: &Path| -> Result<Vec<String>> {
-        let files = workspace::files(dir, &[])?;
-        Ok(files.iter().map(|file| workspace::relative(dir, file)).collect())
-    };
-    let wanted = names(from)?;
-    for stale in names(to)?.iter().filter(|name| !wanted.contains(name)) {
-        fs::remove_file(to.join(stale))?;
-    }
-    for name in wanted {
-        let (new, old) = (from.join(&name), to.join(&name));
-        let text = fs::read(new)?;
-        if fs::read(&old).ok().as_ref() != Some(&text) {
-            fs::create_dir_all(old.parent().unwrap_or(to))?;
-            fs::write(old, text)?;
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_changed_files_are_written() {
-        let dir = Shell::new().unwrap().create_temp_dir().unwrap();
-        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-        let write = |path: &Path, text: &str| {
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        write(&from.join("src/a.rs"), "a");
-        write(&from.join("b.rs"), "new");
-        update(&from, &to).unwrap();
-        let time = || fs::metadata(to.join("src/a.rs")).unwrap().modified().unwrap();
-        let before = time();
-        write(&to.join("b.rs"), "old");
-        write(&to.join("gone.rs"), "");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        update(&from, &to).unwrap();
-        assert_eq!(time(), before);
-        assert_eq!(fs::read_to_string(to.join("b.rs")).unwrap(), "new");
-        assert!(!to.join("gone.rs").exists());
-    }
 }
