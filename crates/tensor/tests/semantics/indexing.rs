@@ -292,7 +292,9 @@ fn products_with_zeros_have_gradients() {
         let options = GradcheckOptions::default();
         for values in [[2.0, 0.0, 3.0, 4.0], [0.0, 2.0, 0.0, 4.0], [0.0, 0.0, 1.0, 2.0]] {
             let x = tensor(values, ())?.requires_grad_(true)?;
-            gradcheck(|x| Ok(vec![x[0].cumprod(0)?]), std::slice::from_ref(&x), options)?;
+            let products = |x: &[Tensor]| Ok(vec![x[0].cumprod(0)?]);
+            gradcheck(products, std::slice::from_ref(&x), options)?;
+            gradgradcheck(products, std::slice::from_ref(&x), options)?;
             let index = tensor([0i64, 0, 1, 1], ())?;
             let one = tensor([1f64, 2.0, 3.0, 4.0], ())?.requires_grad_(true)?;
             let product = |x: &[Tensor]| {

@@ -19,7 +19,8 @@ use crate::{
 pub enum ScatterReduce {
     /// The sum.
     Sum,
-    /// The product.
+    /// The product. Limitation: if several factors at a position are 0, the gradient is correct, but the gradient of
+    /// the gradient is not.
     Prod,
     /// The mean; rounded down for integers.
     Mean,
@@ -174,7 +175,8 @@ impl OpBackward for ScatterReduced {
 
 impl ScatterReduced {
     /// Computes the gradients of a product. The derivative with respect to an element is the product divided by
-    /// the element. If there is a single zero, its derivative is the product of the other elements.
+    /// the element. If there is a single zero, its derivative is the product of the other elements. The masks hide
+    /// products that have gradients.
     fn of_products(&self, grad: &Tensor, src: &Tensor) -> Result<(Tensor, Tensor)> {
         let Self { x, index, out, dim, .. } = self;
         let dim = *dim;

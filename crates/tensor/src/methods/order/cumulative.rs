@@ -6,7 +6,7 @@ use warpline_kernels::scan::{ScanOp, scan};
 use crate::amp::{autocast_operands, keep_operands};
 use crate::autograd::{Gradients, NodeInputs, OpBackward, linear, record, saved, should_record};
 use crate::called::Called;
-use crate::{CallScope, DType, Integer, Result, Tensor, where_cond};
+use crate::{CallScope, DType, Integer, Result, Tensor, cat, where_cond};
 
 impl Tensor {
     /// The cumulative sum along a dimension (`torch.cumsum`). Integers and bools give `int64`.
@@ -41,9 +41,8 @@ impl Tensor {
         self.copy_(&all, ())
     }
 
-    /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. Limitation:
-    /// if there are several zeros along the dimension, the gradient is correct, but the gradient of the
-    /// gradient is not.
+    /// The cumulative product along a dimension (`torch.cumprod`). Integers and bools give `int64`. With `create_graph`,
+    /// a gradient takes time and memory that grow with the square of the dimension's size, as in PyTorch.
     ///
     /// # Errors
     /// The same as [`Tensor::cumsum`].
@@ -145,9 +144,30 @@ saved! {
 }
 
 impl OpBackward for CumProd {
-    /// Before the first zero of a row, divides by the element. At the first zero, adds up the products without
-    /// this zero, up to the second zero. After the first zero, the gradient is 0.
+    /// Multiplies, for each element, the elements before it with the cumulative products of those behind it. Never
+    /// divides, so zeros need no special case.
     fn backward(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Gradients> {
+        let Self { x, dim, .. } = self;
+        if x.dim() == 0 {
+            return Ok(smallvec![Some(grad.clone())]);
+        }
+        let d = x.layout().dim(*dim)? as isize;
+        let n = x.size()[d as usize];
+        let gradient_of = |k: usize| {
+            let before = x.narrow(d, 0, k)?.prod_keepdim(d)?;
+            let behind = x.narrow(d, k + 1, n - k - 1)?.cumprod(d)?;
+            let products = cat(&[&before, &behind.mul(&before)?], d)?;
+            grad.narrow(d, k, n - k)?.mul(&products)?.sum_keepdim(d)
+        };
+        let gradients = (0..n).map(gradient_of).collect::<Result<Vec<_>>>()?;
+        let of_x = if n == 0 { grad.clone() } else { cat(&gradients, d)? };
+        Ok(smallvec![Some(of_x)])
+    }
+
+    /// Before the first zero of a row, divides by the element. At the first zero, adds up the products without
+    /// this zero, up to the second zero. After the first zero, the gradient is 0. The masks hide products that have
+    /// gradients, so this form must not be recorded.
+    fn fused(&self, grad: &Tensor, _: &NodeInputs<'_>) -> Result<Option<Gradients>> {
         let Self { x, out, dim } = self;
         let zero = x.eq(0.0)?;
         let zeros = zero.cumsum(*dim)?;
@@ -159,7 +179,8 @@ impl OpBackward for CumProd {
         // Only the products before the second zero are used, which `one` selects.
         let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(*dim)?;
         let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(*dim)?;
-        Ok(smallvec![Some(where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?)])
+        let of_x = where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)?;
+        Ok(Some(smallvec![Some(of_x)]))
     }
 }
 
