@@ -1,14 +1,15 @@
 //! Gradient scaling for training in `float16` (`torch.amp.GradScaler`). The regions of autocast are in
 //! [`warpline::amp`].
 //!
-//! Small gradients are zero in `float16`. A [`GradScaler`] multiplies the loss, and with it all gradients, by a scale,
-//! and divides the gradients by it before the optimizer uses them. If a gradient is infinite or NaN, the step is
-//! skipped and the scale becomes smaller; after many good steps it grows.
+//! Small gradients underflow to zero in `float16`. A [`GradScaler`] multiplies the loss, and with it all gradients, by
+//! a scale, and divides the gradients by the scale before the optimizer uses them. If a gradient is infinite or NaN,
+//! the step is skipped and the scale shrinks. After many steps without an overflow, the scale grows.
 //!
 //! The scale and the marks of overflows stay in device memory. A step of [`SGD`](crate::optim::SGD),
 //! [`Adam`](crate::optim::Adam), [`AdamW`](crate::optim::AdamW) or [`RMSprop`](crate::optim::RMSprop) reads them there,
-//! so that the host does not wait. For other optimizers, and for parameters or gradients that are not contiguous, the
-//! host waits once in each step.
+//! so that the host does not wait. The host waits once in each step of another optimizer, in each step with a parameter
+//! or gradient that is not contiguous or has 2³¹ elements or more, and in the first step of an `SGD` with momentum and
+//! dampening.
 //!
 //! ```
 //! use warpline::amp::autocast;
@@ -53,9 +54,10 @@ warpline::__options! {
     GradScalerOptions [] [] {
         /// Sets the first scale. Default: 65536.
         init_scale: f64 = 65536.0, f64;
-        /// Sets the factor of the scale after `growth_interval` steps without an overflow, above 1. Default: 2.
+        /// Sets the factor by which the scale grows after `growth_interval` consecutive steps without an overflow. Must
+        /// be above 1. Default: 2.
         growth_factor: f64 = 2.0, f64;
-        /// Sets the factor of the scale after an overflow, below 1. Default: 0.5.
+        /// Sets the factor by which the scale is multiplied after an overflow. Must be below 1. Default: 0.5.
         backoff_factor: f64 = 0.5, f64;
         /// Sets the number of consecutive steps without an overflow after which the scale grows. Default: 2000.
         growth_interval: i64 = 2000, i64;
@@ -293,13 +295,13 @@ impl GradScaler {
         self.options.growth_factor = new_factor;
     }
 
-    /// Returns the factor of the scale after an overflow.
+    /// Returns the factor by which the scale is multiplied after an overflow.
     #[must_use]
     pub fn get_backoff_factor(&self) -> f64 {
         self.options.backoff_factor
     }
 
-    /// Sets the factor of the scale after an overflow.
+    /// Sets the factor by which the scale is multiplied after an overflow.
     pub fn set_backoff_factor(&mut self, new_factor: f64) {
         self.options.backoff_factor = new_factor;
     }

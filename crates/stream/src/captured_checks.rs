@@ -3,8 +3,8 @@
 //! The arguments of a captured kernel are fixed, so all replays share one slot per kernel. If one of
 //! several overlapping replays fails, the failure therefore also marks the later replays, and the
 //! earlier replays whose outcome is not known yet. Once the failure is known, the next replay begins
-//! only when no replay runs, so that its outcome is its own. Only a graph with collectives does not
-//! wait, because other ranks may wait for it.
+//! only when no replay runs, so that the failure does not mark the next replay. Replays of a graph
+//! with collectives do not wait in this way, because other ranks may wait for them.
 //!
 //! If a replay fails, so does each later replay that overlaps it on the same stream. The later
 //! replay *covers* the earlier replay (`CheckedLaunch::covers`). Bytes that depend on a replay

@@ -53,7 +53,8 @@ impl CheckReports {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Drops the mailboxes of dropped streams and reclaims their slots.
+    /// Drops the mailboxes of dropped streams that have no launch in flight and no unreported failure, and
+    /// reclaims their slots.
     fn reclaim_abandoned(&self) {
         self.mailboxes().retain(|mailbox| {
             let slots = mailbox.abandoned_slots();

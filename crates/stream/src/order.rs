@@ -181,7 +181,7 @@ impl OpEvents {
         Ok(())
     }
 
-    /// Records an op event after `op`, the last enqueued operation, for waits that may come.
+    /// Records an op event after `op`, the last enqueued operation, for possible later waits.
     #[track_caller]
     pub(crate) fn record_automatic(
         &mut self,

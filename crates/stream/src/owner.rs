@@ -9,8 +9,8 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard, thread_local};
 use warpline_types::CallId;
 
-/// Number of reported calls that an owner remembers. Failures of a call that are found after this many later reports
-/// are reported as well.
+/// Number of calls that an owner remembers as reported. After this many reports of other calls, the owner forgets a
+/// call. If another failure of a forgotten call is found, it is reported too.
 pub(crate) const MAX_REPORTED_CALLS: usize = 256;
 
 /// The thread to which `synchronize` reports that an index was out of range in one of its launches.

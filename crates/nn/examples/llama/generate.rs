@@ -117,8 +117,8 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Generates up to `length` tokens after `prompt`, or until a token of `end` is chosen. Calls `each` with
-    /// each token.
+    /// Generates up to `length` tokens after `prompt`. Stops early when a token of `end` is chosen. Calls `each`
+    /// with each token before that.
     pub(crate) fn generate(
         &self,
         prompt: &[i64],

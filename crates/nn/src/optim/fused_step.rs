@@ -13,7 +13,7 @@ use super::rule::Slot;
 /// Tensors of a [`GradScaler`](crate::amp::GradScaler) that a step reads in device memory.
 #[derive(Clone, Debug)]
 pub struct GradScaling {
-    /// 1 if a gradient is infinite or NaN, so that the step must not change anything; otherwise 0. `[]`, `float32`.
+    /// 1 if a gradient is infinite or NaN: the step then changes nothing. Otherwise 0. `[]`, `float32`.
     pub found_inf: Tensor,
     /// Divides the gradients in place before the step. `[]`, `float32`. `None`: the gradients are not scaled.
     pub grad_scale: Option<Tensor>,

@@ -74,7 +74,8 @@ impl Coverage {
         self.add_calls(&name, call, &mut number, helpers, 0);
     }
 
-    /// Adds the calls in `tokens`. The words in `number` are names of the row's number.
+    /// Adds the calls in `tokens`. `number` has the names of the variables that hold the row's extreme number `n` or
+    /// are computed from it.
     fn add_calls(
         &mut self,
         row: &str,

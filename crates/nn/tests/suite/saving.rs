@@ -83,8 +83,8 @@ impl Drop for Saver {
     }
 }
 
-/// The program of the processes that the tests start; without their environment variables it does nothing.
-/// Saves a model for each line of input, or aborts at a given file system call of the first save.
+/// The code of the child processes that other tests start. Saves a model for each line of input, or aborts at a
+/// given file system call of the first save. Does nothing unless a parent has set the environment variables.
 #[test]
 fn program_of_the_saver() {
     let variable = |name: &str| std::env::var(format!("SAVER_{name}")).ok();

@@ -241,9 +241,10 @@ impl CheckedLaunch {
             && at.op >= before.op
     }
 
-    /// Records the outcome if it is known. `is_complete` returns `true` for operations known to be
-    /// complete. Returns whether the launch has settled. A union also settles when its operation is
-    /// complete, even if its outcome is not known.
+    /// Records the outcome if it is known. Operations count as complete if they are known to be
+    /// complete ([`StreamOp::is_known_done`]) or if `is_complete` returns `true`. Returns whether the
+    /// launch has settled. A union also settles when its operation is complete, even if its outcome is
+    /// not known.
     pub(crate) fn settle(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> bool {
         let known = !matches!(self.resolve(is_complete), Resolution::Pending);
         match &self.node.kind {

@@ -140,7 +140,8 @@ impl CheckedLaunch {
         })
     }
 
-    /// Returns the known outcome. `is_complete` returns `true` for operations known to be complete.
+    /// Returns the known outcome. Operations count as complete if they are known to be complete
+    /// ([`StreamOp::is_known_done`]) or if `is_complete` returns `true`.
     pub(super) fn resolve(&self, is_complete: &dyn Fn(&StreamOp) -> bool) -> Resolution {
         if let Some(known) = self.resolve_directly(is_complete) {
             return known;

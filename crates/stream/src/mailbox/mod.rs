@@ -38,8 +38,8 @@ const POLL_LAUNCHES: usize = 4;
 /// Poll at the latest after this many operations of the stream. A poll costs little compared to
 /// them.
 const POLL_OPS: OpNumber = 16;
-/// Maximum number of calls per owner whose unreported failures are kept. Data that depends on later failures still
-/// reports them.
+/// Maximum number of calls per owner whose unreported failures a mailbox keeps. `synchronize` does not report the
+/// failures of further calls; reads of the data that depends on them do.
 const MAX_UNREPORTED: usize = MAX_REPORTED_CALLS;
 
 /// Reports of failed index checks by the kernels of one stream, and the stream's checked launches in flight.

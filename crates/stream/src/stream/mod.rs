@@ -94,9 +94,9 @@ impl StreamInner {
         Ok(())
     }
 
-    /// Records an op event after the last work, unless the work has one or is done. This stream is about to enqueue a
-    /// wait. The op event comes before the wait, so another stream that waits for the last work does not also wait for
-    /// the target of this wait. A failure is ignored: a later wait for the work records an op event itself.
+    /// Records an op event after the last work, unless the work has one or is done. Call it before this stream enqueues
+    /// a wait: another stream that waits for the last work then does not also wait for the target of that wait. A
+    /// failure is ignored, because a later wait for the work records an op event itself.
     fn record_op_event_before_wait(&self, state: &mut SubmitState) {
         let SubmitState { op_events, clock } = state;
         let op = op_events.last_work;

@@ -233,8 +233,8 @@ fn a_wait_does_not_cover_later_unrelated_work() {
     assert!(later.iter().all(|m| !m.ran()), "the streams overlap");
 }
 
-/// Enqueues operations on `from`, for which the caller has made a late wait. `other` waits late for some
-/// of these operations, so that every operation gets an op event.
+/// Enqueues `count` operations on `from`. One late wait of `other` per 32 operations makes every operation
+/// get an op event. Before the call, another late wait for `from` must have started the op events.
 fn probes_with_late_waits(
     count: usize,
     clock: &RunClock,

@@ -35,7 +35,7 @@ warpline::__options! {
     /// Options of [`LinearLR`](super::LinearLR).
     #[derive(Clone, Copy, Debug, PartialEq)]
     LinearLROptions [] [] {
-        /// Sets the factor of epoch 0, above 0 and at most 1. Default: 1/3.
+        /// Sets the factor of epoch 0. Must be above 0 and at most 1. Default: 1/3.
         start_factor: f64 = 1.0 / 3.0, f64;
         /// Sets the factor from epoch `total_iters` on, from 0 to 1. Default: 1.
         end_factor: f64 = 1.0, f64;
@@ -95,7 +95,7 @@ warpline::__options! {
     ReduceLROnPlateauOptions [] [] {
         /// Sets which values of the metric are better. Default: [`PlateauMode::Min`].
         mode: PlateauMode = PlateauMode::Min, PlateauMode;
-        /// Sets the factor of a reduction, below 1. Default: 0.1.
+        /// Sets the factor by which a reduction multiplies the learning rates. Must be below 1. Default: 0.1.
         factor: f64 = 0.1, f64;
         /// Sets the number of epochs without improvement that are tolerated before a reduction. Default: 10.
         patience: u32 = 10, u32;

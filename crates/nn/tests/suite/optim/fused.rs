@@ -57,7 +57,7 @@ fn a_fused_step_equals_the_steps_of_single_parameters() {
     });
 }
 
-/// Replays of a captured step with clipping equal direct steps, with another learning rate each time.
+/// Checks that replays of a captured step with clipping equal eager steps. Each step has another learning rate.
 fn replays<R: Rule>(options: R) -> Result<()> {
     let device = Device::cuda(0);
     let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);

@@ -264,8 +264,8 @@ fn gradients_of_several_devices_share_one_scale() {
     });
 }
 
-/// A whole step with clipping and the update of the scale is captured. Its replays equal direct steps, also
-/// after overflows.
+/// Captures a whole step with clipping and the update of the scale. Checks that its replays equal eager steps,
+/// also after overflows.
 fn replays(device: Device) -> Result<()> {
     let (direct, captured) = (Toy::new(device)?, Toy::new(device)?);
     let slope = full([], 1.0, (DType::F32, device))?;
