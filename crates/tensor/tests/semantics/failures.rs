@@ -271,17 +271,27 @@ fn a_rejected_launch_is_harmless() {
 
 #[test]
 fn a_failed_wait_of_a_read_names_the_line_of_the_read() {
+    let waits = [CallKind::EventSynchronize, CallKind::EventQuery, CallKind::StreamSynchronize];
     let world = SimBox::lazy(1);
     world.enter(|| {
         // The second tensor is large enough to be staged.
-        for x in [ones([1], 0)?, ones([64 << 20], (DType::U8, 0))?] {
-            world.sim.inject(Fault::new(CallKind::EventSynchronize, CudaCode::INVALID_VALUE));
-            let (line, result) = (line!(), x.cpu());
-            world.sim.clear_faults();
-            let site = format!("{}:{line}:", file!());
-            let location = result.as_ref().err().and_then(|error| error.location());
-            assert_eq!(location.map(|at| at.line()), Some(line));
-            refused!(result, ErrorKind::Driver, "cuEventSynchronize", &site);
+        for bytes in [4, 64 << 20] {
+            let mut failed = 0;
+            for call in waits {
+                let x = ones([bytes], (DType::U8, 0))?;
+                world.sim.inject(Fault::new(call, CudaCode::INVALID_VALUE).times(100));
+                let (line, result) = (line!(), x.cpu());
+                world.sim.clear_faults();
+                if let Err(error) = result {
+                    failed += 1;
+                    assert_eq!(
+                        error.location().map(|at| at.line()),
+                        Some(line),
+                        "{call:?}: {error}"
+                    );
+                }
+            }
+            assert!(failed > 0, "no wait failed for {bytes} bytes");
         }
         Ok(())
     });
