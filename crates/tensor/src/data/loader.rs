@@ -253,9 +253,10 @@ impl<D: Dataset> LoadJob<D> {
         let end = start.saturating_add(self.batch_size).min(self.samples);
         let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i]);
         let samples: Result<Vec<_>> = (start..end).map(|i| self.dataset.get(index(i))).collect();
-        let batch = samples.and_then(Collate::collate);
-        let batch =
-            if self.pin_memory { batch.and_then(|batch| batch.pin_memory()) } else { batch };
+        let batch = samples.and_then(|samples| {
+            let batch = Collate::collate(samples)?;
+            if self.pin_memory { batch.pin_memory() } else { Ok(batch) }
+        });
         batch.map_err(|error| match error.location() {
             Some(at) if at.file() == file!() => error.at(location),
             _ => error,
