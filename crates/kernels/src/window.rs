@@ -1,7 +1,5 @@
 //! The geometry of a window that moves over an image, for convolutions and pools.
 
-use std::panic::Location;
-
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, blocks};
@@ -62,9 +60,8 @@ impl Window {
     /// Packs the window for kernels, which compute positions in 32 bits.
     #[track_caller]
     pub(crate) fn packed(&self, op: &'static str) -> Result<Taps> {
-        let location = Location::caller();
         if self.stride.contains(&0) || self.dilation.contains(&0) {
-            return Err(Error::invalid(op, "a stride or a dilation is 0").at(location));
+            return Err(Error::invalid(op, "a stride or a dilation is 0"));
         }
         let or_one = |step: [usize; 3], count: [usize; 3]| {
             std::array::from_fn(|d| if count[d] > 1 { step[d] } else { 1 })
@@ -74,10 +71,11 @@ impl Window {
             dilation: or_one(self.dilation, self.kernel),
             ..*self
         };
-        window.narrowed().ok_or_else(|| {
+        let Some(taps) = window.narrowed() else {
             let reason = "the image, the result, the window, or the range that the window reaches has 2³¹ elements or more";
-            Error::shape(op, reason).at(location)
-        })
+            return Err(Error::shape(op, reason));
+        };
+        Ok(taps)
     }
 
     /// Converts all numbers to 32 bits. Returns `None` if a number, a product of sizes, or the
@@ -172,7 +170,6 @@ pub(crate) fn images(
     view: View<'_>,
     sizes: [usize; 3],
 ) -> Result<([usize; 2], [i64; 5])> {
-    let location = Location::caller();
     let own = view.sizes();
     let spatial = own.len().wrapping_sub(2);
     let is_one = |n: &usize| *n == 1;
@@ -184,7 +181,7 @@ pub(crate) fn images(
         let reason = format!(
             "a tensor has sizes {own:?}, but a batch of images of sizes {sizes:?} is expected"
         );
-        return Err(Error::shape(op, reason).at(location));
+        return Err(Error::shape(op, reason));
     }
     let mut strides = [0; 5];
     let at = |d: usize| view.strides()[d] as i64;

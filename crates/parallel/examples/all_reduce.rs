@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    let started = std::env::current_exe().and_then(|program| {
+    let started = std::env::current_exe().map_err(warpline::Error::from).and_then(|program| {
         let launch = Launcher::new(program, args.ranks).driver(&args.driver);
         launch.arg("--size").arg(args.size.to_string()).run()
     });

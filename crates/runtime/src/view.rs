@@ -80,7 +80,7 @@ impl<'a> View<'a> {
         if self.dtype == expected {
             return Ok(());
         }
-        Err(ErrorKind::DTypeMismatch { expected, actual: self.dtype }.of(op))
+        Err(ErrorKind::DTypeMismatch { operand: "the tensor", expected, actual: self.dtype }.of(op))
     }
 
     /// Checks that the layout lies inside the storage.

@@ -110,9 +110,7 @@ pub fn embedding_bag(
     let location = Location::caller();
     KERNEL.check_dtype(OP, weight.dtype)?;
     for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
-        if view.dtype != expected {
-            return Err(ErrorKind::DTypeMismatch { expected, actual: view.dtype }.of(OP).at(location));
-        }
+        view.check_dtype(OP, expected)?;
     }
     let (&[size, width], &[rows, bag]) = (weight.sizes(), indices.sizes()) else {
         let reason = "weight and indices must be matrices".to_owned();

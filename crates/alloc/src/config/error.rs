@@ -68,6 +68,15 @@ impl fmt::Debug for ConfigError {
     }
 }
 
+/// Converts to `ErrorKind::InvalidArgument` with the `ConfigError` as its source.
+#[cfg(feature = "cuda")]
+impl From<ConfigError> for warpline_types::Error {
+    #[track_caller]
+    fn from(error: ConfigError) -> Self {
+        Self::invalid("", error.to_string()).with_source(std::sync::Arc::new(error))
+    }
+}
+
 pub(crate) fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
     ConfigError::InvalidValue { key: key.into(), value: value.into(), expected: expected.into() }
 }

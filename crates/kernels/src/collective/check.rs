@@ -32,7 +32,8 @@ pub(super) fn call(op: &'static str, member: GroupMember, call: &CollectiveOp<'_
     if let (Some(input), Some(output)) = (input, output)
         && input.dtype != output.dtype
     {
-        return Err(ErrorKind::DTypeMismatch { expected: input.dtype, actual: output.dtype }.of(op));
+        let (operand, expected, actual) = ("the output", input.dtype, output.dtype);
+        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
     }
     match *call {
         CollectiveOp::AllReduce { input, op: ReduceOp::Avg, .. }

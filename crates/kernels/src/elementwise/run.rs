@@ -196,7 +196,12 @@ fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
         match arg {
             Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
                 let (expected, actual) = (DType::Bool, view.dtype);
-                return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op.entry.name));
+                return Err(ErrorKind::DTypeMismatch {
+                    operand: "the condition",
+                    expected,
+                    actual,
+                }
+                .of(op.entry.name));
             }
             Arg::Number(value)
                 if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>

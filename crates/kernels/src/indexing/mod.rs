@@ -16,13 +16,11 @@ use std::panic::Location;
 
 use crate::dim::{at_least_1d, check_dim};
 use crate::programs::committed;
-#[cfg(doc)]
-use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Index, IterPlan, halves};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
+    DType, Error, ErrorKind, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
@@ -106,8 +104,8 @@ impl IndexedDim {
 /// any, and the sizes that [`index_select_sizes`] returns.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
+/// - [`ErrorKind::DTypeMismatch`] if `index` has a dtype other than `int32` or `int64`, or `out` has a different dtype
+///   than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `input` is a scalar and there is not
 ///   exactly one index, or if `out` does not have the sizes above.
@@ -174,8 +172,8 @@ pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Resul
 /// tensor of one dimension.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` has a dtype other than `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `input`.
+/// - [`ErrorKind::DTypeMismatch`] if `index` has a dtype other than `int32` or `int64`, or `out` has a different dtype
+///   than `input`.
 /// - [`ErrorKind::DimOutOfRange`] if `input` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `out` has different sizes than `index`, or if `index` is not empty and has a
 ///   different number of dimensions than `input`, or is larger than `input` in a dimension other than `dim`.
@@ -231,8 +229,8 @@ pub fn gather(
 /// by the size of a row. All dtypes are supported.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `indices` has a dtype other than `int32` or `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `out` has a different dtype than `weight`.
+/// - [`ErrorKind::DTypeMismatch`] if `indices` has a dtype other than `int32` or `int64`, or `out` has a different dtype
+///   than `weight`.
 /// - [`ErrorKind::ShapeMismatch`] if `weight` is not a matrix, or `out` does not have the sizes above.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.
@@ -278,8 +276,9 @@ pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
 #[track_caller]
 fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> Result<()> {
     if !matches!(index.dtype, DType::I32 | DType::I64) {
-        let reason = format!("the indices are {}; they must be int32 or int64", index.dtype);
-        return Err(Error::invalid(op, reason));
+        let (expected, actual) = (DType::I64, index.dtype);
+        let operand = "an index that is not int32";
+        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
     }
     out.check_dtype(op, input.dtype)?;
     check_operands(op, &[input.read(), index.read(), out.write()])

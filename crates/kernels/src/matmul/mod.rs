@@ -234,9 +234,11 @@ pub fn needs_contiguous(view: View<'_>) -> bool {
 #[track_caller]
 fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     let is_half = [DType::F16, DType::BF16].contains(&a.dtype);
-    for (other, or_f32) in [(b, false), (out, is_half)] {
+    for (operand, other, or_f32) in [("the second matrix", b, false), ("the product", out, is_half)]
+    {
         if other.dtype != a.dtype && !(or_f32 && other.dtype == DType::F32) {
-            return Err(ErrorKind::DTypeMismatch { expected: a.dtype, actual: other.dtype }.of(OP));
+            let (expected, actual) = (a.dtype, other.dtype);
+            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(OP));
         }
     }
     let (batch, m, k, n) = match (a.sizes(), b.sizes(), out.sizes()) {

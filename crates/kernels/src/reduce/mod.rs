@@ -126,7 +126,8 @@ fn run(
     let (name, flags) = (declaration.name, declaration.flags);
     let expected = declaration.result_dtype(a.dtype)?;
     if out.dtype != expected {
-        return Err(ErrorKind::DTypeMismatch { expected, actual: out.dtype }.of(name));
+        let (operand, actual) = ("the result", out.dtype);
+        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(name));
     }
     let indices = declaration.result == ResultDType::Index;
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {

@@ -168,8 +168,7 @@ cuda_struct! {
 /// run.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
+/// - [`ErrorKind::DTypeMismatch`] if `index` does not have dtype `int64`, or `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` is not empty, and the numbers of dimensions differ or
 ///   `index` is larger than described above.

@@ -75,8 +75,7 @@ cuda_struct! {
 /// each row, so atomics add the slices in any order.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if `index` does not have dtype `int64`.
-/// - [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than `out`.
+/// - [`ErrorKind::DTypeMismatch`] if `index` does not have dtype `int64`, or `source` has a different dtype than `out`.
 /// - [`ErrorKind::DimOutOfRange`] if `out` has no dimension `dim`.
 /// - [`ErrorKind::ShapeMismatch`] if `index` has more than one dimension, if `source` differs from
 ///   `out` in the number of dimensions or in a size other than that of `dim`, or if the size of

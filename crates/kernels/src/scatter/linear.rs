@@ -36,7 +36,7 @@ cuda_struct! {
 /// must have dtype `int64` and the same sizes.
 ///
 /// # Errors
-/// - [`ErrorKind::InvalidArgument`] if a view does not have dtype `int64`.
+/// - [`ErrorKind::DTypeMismatch`] if a view does not have dtype `int64`.
 /// - [`ErrorKind::ShapeMismatch`] if the sizes differ.
 /// - [`ErrorKind::TooManyDims`] if the views have more than 16 dimensions after merging.
 /// - [`ErrorKind::OutOfStorage`] if a view reaches outside its storage.

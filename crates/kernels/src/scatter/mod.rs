@@ -15,10 +15,8 @@ mod elements;
 mod index_add;
 mod linear;
 
-#[cfg(doc)]
-use warpline_runtime::ErrorKind;
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, Error, Result, View};
+use warpline_runtime::{DType, ErrorKind, Result, View};
 
 pub use elements::{Reduce, scatter};
 pub use index_add::{embedding_backward, index_add, index_add_as};
@@ -29,8 +27,9 @@ pub(crate) const PROGRAMS: &[&Program] =
 
 #[track_caller]
 fn check_index_dtype(op: &'static str, index: View<'_>) -> Result<()> {
-    if index.dtype == DType::I64 {
+    let (operand, expected, actual) = ("the index", DType::I64, index.dtype);
+    if expected == actual {
         return Ok(());
     }
-    Err(Error::invalid(op, format!("the indices are {}; they must be int64", index.dtype)))
+    Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op))
 }

@@ -26,9 +26,8 @@ mod tree;
 mod visitor;
 
 use std::any::Any;
-use std::panic::Location;
 
-use warpline::{Error, ErrorKind, Result, Tensor, TensorOptions};
+use warpline::{CallScope, Error, ErrorKind, Result, Tensor, TensorOptions};
 
 pub use apply::Apply;
 use replace::{Replacements, SeenTensors, options_for_tensor, replacement};
@@ -340,6 +339,7 @@ pub trait Module: Any + tree::AsDyn {
     where
         Self: Sized,
     {
+        let _call = CallScope::enter("Module::to");
         let options = options.into();
         if let Some(dtype) = options.requested_dtype()
             && !dtype.is_float()
@@ -347,12 +347,11 @@ pub trait Module: Any + tree::AsDyn {
             let reason = format!("a module's dtype must be floating-point, not {dtype}");
             return Err(Error::invalid("Module::to", reason));
         }
-        let location = Location::caller();
         let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
         let moved = Replacements::new(self, |_, tensor| {
             replacement(tensor, |t| t.to(options_for_tensor(&options, device, tensor)))
         });
-        moved.map_err(|e| e.of("Module::to").at(location))?.apply(self);
+        moved?.apply(self);
         Ok(())
     }
 
@@ -364,20 +363,20 @@ pub trait Module: Any + tree::AsDyn {
     /// of [`Tensor::share_memory`].
     #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
-        let location = Location::caller();
+        let _call = CallScope::enter("share_memory");
         for (name, parameter) in self.named_parameters() {
             if !parameter.is_cuda() {
                 let reason = "a parameter is on the host, where ops on shared memory are refused; \
                               move the module to a GPU first, or share tensors one by one";
                 let reason = format!("{name}: {reason}");
-                return Err(ErrorKind::CannotShare { reason }.of("share_memory").at(location));
+                return Err(ErrorKind::CannotShare { reason }.of("share_memory"));
             }
         }
         let shared = Replacements::new(self, |is_parameter, tensor| match is_parameter {
             true => replacement(tensor, Tensor::share_memory),
             false => Ok(tensor.clone()),
         });
-        shared.map_err(|e| e.at(location))?.apply(self);
+        shared?.apply(self);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Gradient clipping.
 
 use warpline::autograd::{check_not_moved, is_grad_enabled, no_grad};
-use warpline::{Error, IntoOptions, Result, Tensor, empty, stack, zeros};
+use warpline::{CallScope, Error, IntoOptions, Result, Tensor, empty, stack, zeros};
 use warpline_kernels::optim::{self as kernels, Tensors};
 
 use super::fused_step::rate;
@@ -45,15 +45,14 @@ pub fn clip_grad_norm_(
     options: impl IntoOptions<TotalNormOptions>,
 ) -> Result<Tensor> {
     let options = options.into_options();
-    let location = std::panic::Location::caller();
+    let _call = CallScope::enter("clip_grad_norm_");
     let grads = grads("clip_grad_norm_", parameters)?;
-    let run = || {
+    no_grad(|| {
         let norm = get_total_norm(&grads, options)?;
         let scale = (max_norm / &norm.add(1e-6)?)?.clamp_max(1.0)?;
         scale_all(&grads, &scale)?;
         Ok(norm)
-    };
-    no_grad(run).map_err(|e: Error| e.of("clip_grad_norm_").at(location))
+    })
 }
 
 /// Clamps each element of the gradients of `parameters` to `[-clip_value, clip_value]`
@@ -64,15 +63,14 @@ pub fn clip_grad_norm_(
 /// [`Tensor::clamp_`].
 #[track_caller]
 pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
-    let location = std::panic::Location::caller();
+    let _call = CallScope::enter("clip_grad_value_");
     let grads = grads("clip_grad_value_", parameters)?;
-    let run = || {
+    no_grad(|| {
         for grad in &grads {
             grad.clamp_(-clip_value, clip_value)?;
         }
         Ok(())
-    };
-    no_grad(run).map_err(|e: Error| e.of("clip_grad_value_").at(location))
+    })
 }
 
 /// Returns the norm of the vector of all elements of `tensors`, on the device of the first tensor

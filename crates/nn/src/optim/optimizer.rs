@@ -6,7 +6,7 @@
 
 use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{Error, Exec, IntoOptions, Result, Tensor};
+use warpline::{CallScope, Error, Exec, IntoOptions, Result, Tensor};
 
 use super::fused_step::{GradScaling, fits};
 use super::group::{IntoParamGroups, ParamGroup};
@@ -198,12 +198,12 @@ impl<R: Rule> Optim<R> {
 impl<R: Rule> Optim<R> {
     #[track_caller]
     fn take_step(&mut self, scaling: Option<&GradScaling>) -> Result<()> {
-        let location = std::panic::Location::caller();
+        let _call = CallScope::enter("step");
         let params = self.groups.iter().flat_map(|group| group.params());
         for param in params {
             check_not_moved("step", param)?;
         }
-        let run = || {
+        no_grad(|| {
             for (group, states) in self.groups.iter().zip(&mut self.states) {
                 separate_counters(group.params(), states)?;
                 let slots = group.params().iter().zip(states);
@@ -221,8 +221,7 @@ impl<R: Rule> Optim<R> {
                 group.options.step(&mut slots, &lr, scaling)?;
             }
             Ok(())
-        };
-        no_grad(run).map_err(|e: Error| e.at(location))
+        })
     }
 }
 

@@ -73,7 +73,7 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         assert_eq!((error.op(), location.line()), ("matmul", OWN_LINE), "{error}");
         let double = ones([2, 4], (DType::F64, at))?;
         let text = refused("linear", Linear::new(4, 2, at)?.forward(&double));
-        let operands = "input has torch.float64, weight torch.float32 and bias torch.float32";
+        let operands = "input and weight must have the same dtype, but they have torch.float64 and torch.float32";
         assert!(text.contains(operands), "{text}");
         Ok(())
     })

@@ -10,6 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+#[cfg(doc)]
+use warpline::ErrorKind;
+use warpline::{CallScope, Error, Result};
+
 use super::{Secret, TcpStore, TcpStoreOptions};
 
 /// The output stream of a line.
@@ -36,7 +40,7 @@ pub type OnLine = Arc<dyn Fn(usize, OutputStream, &str) + Send + Sync>;
 ///
 /// let status = Launcher::new("target/release/examples/all_reduce", 2).arg("--size").arg("64").run()?;
 /// std::process::exit(status.code());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), warpline::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Launcher {
@@ -121,9 +125,12 @@ impl Launcher {
     ///
     /// # Errors
     /// The same as [`Launcher::spawn`] and [`Ranks::wait`].
-    pub fn run(mut self) -> io::Result<Outcome> {
+    #[track_caller]
+    pub fn run(mut self) -> Result<Outcome> {
         loop {
+            let call = CallScope::enter("run");
             let outcome = self.clone().spawn()?.wait()?;
+            drop(call);
             let Some(rank) = outcome.first_failed.filter(|_| self.restarts < self.max_restarts)
             else {
                 return Ok(outcome);
@@ -141,17 +148,17 @@ impl Launcher {
     /// Starts all ranks once.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if the number of ranks is 0; the system's error if the program or a thread
-    /// cannot be started; [`io::ErrorKind::Other`] if the secret cannot be created or the store cannot be hosted. No
-    /// rank keeps running after an error.
-    pub fn spawn(self) -> io::Result<Ranks> {
+    /// [`ErrorKind::InvalidArgument`] if the number of ranks is 0; [`ErrorKind::Io`] if the program or a thread cannot
+    /// be started; [`ErrorKind::ProcessGroup`] if the secret cannot be created or the store cannot be hosted. No rank
+    /// keeps running after an error.
+    #[track_caller]
+    pub fn spawn(self) -> Result<Ranks> {
+        let _call = CallScope::enter("spawn");
         if self.ranks == 0 {
-            let text = "at least one rank must be started";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            return Err(Error::invalid("spawn", "at least one rank must be started"));
         }
-        let secret = Secret::random().map_err(io::Error::other)?;
-        let store = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret))
-            .map_err(io::Error::other)?;
+        let secret = Secret::random()?;
+        let store = TcpStore::host("127.0.0.1:0", TcpStoreOptions::new().secret(&secret))?;
         let (ended, reader_ends) = channel();
         let mut ranks = Ranks {
             children: Vec::new(),
@@ -251,18 +258,26 @@ impl Ranks {
     /// Kills a rank.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if there is no such rank; the system's error if the rank cannot be killed.
-    pub fn kill(&mut self, rank: usize) -> io::Result<()> {
-        let child = self.children.get_mut(rank);
-        child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
+    /// [`ErrorKind::InvalidArgument`] if there is no such rank; [`ErrorKind::Io`] if the rank cannot be killed.
+    #[track_caller]
+    pub fn kill(&mut self, rank: usize) -> Result<()> {
+        let _call = CallScope::enter("kill");
+        let ranks = self.children.len();
+        let Some((child, _)) = self.children.get_mut(rank) else {
+            let reason = format!("there is no rank {rank}; the number of ranks is {ranks}");
+            return Err(Error::invalid("kill", reason));
+        };
+        Ok(child.kill()?)
     }
 
     /// Waits until all ranks have ended. If a rank fails, kills the other ranks, unless [`Launcher::keep_going`] is
     /// set.
     ///
     /// # Errors
-    /// The system's error if the state of a rank cannot be queried.
-    pub fn wait(mut self) -> io::Result<Outcome> {
+    /// [`ErrorKind::Io`] if the state of a rank cannot be queried.
+    #[track_caller]
+    pub fn wait(mut self) -> Result<Outcome> {
+        let _call = CallScope::enter("wait");
         loop {
             let mut running = false;
             for rank in 0..self.children.len() {

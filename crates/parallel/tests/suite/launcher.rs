@@ -1,10 +1,12 @@
 //! `warpline-run` and its library.
 #![cfg(unix)]
 
+use std::io;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use warpline::ErrorKind;
 use warpline_parallel::distributed::launch::{Launcher, OutputStream};
 
 fn warpline_run(args: &[&str]) -> (Option<i32>, String, String) {
@@ -83,9 +85,21 @@ fn keep_going_lets_the_other_ranks_continue_and_a_rank_can_be_killed() {
             seen.lock().unwrap().push((rank, output, line.to_string()));
         }));
     let mut ranks = launch.spawn().unwrap();
+    let error = ranks.kill(2).unwrap_err();
+    assert!(error.to_string().contains("there is no rank 2"), "{error}");
     ranks.kill(0).unwrap();
     let outcome = ranks.wait().unwrap();
     assert_eq!((outcome.first_failed, outcome.code()), (Some(0), 137));
     assert!(outcome.statuses[1].success());
     assert_eq!(*lines.lock().unwrap(), [(1, OutputStream::Stdout, "late".to_string())]);
+}
+
+#[test]
+fn a_launch_fails_with_the_error_of_the_call() {
+    let (error, line) = (Launcher::new("/no/such/program", 1).run().unwrap_err(), line!());
+    assert!(matches!((error.op(), error.kind()), ("run", ErrorKind::Io)), "{error}");
+    assert_eq!(error.location().unwrap().line(), line);
+    assert_eq!(error.find::<io::Error>().unwrap().kind(), io::ErrorKind::NotFound);
+    let error = Launcher::new("true", 0).spawn().unwrap_err();
+    assert!(matches!((error.op(), error.kind()), ("spawn", ErrorKind::InvalidArgument { .. })));
 }

@@ -10,7 +10,6 @@ mod staging;
 mod thread_generators;
 mod workspaces;
 
-use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -217,8 +216,7 @@ impl Runtime {
             return Ok(gpu);
         }
         self.devices()?;
-        let (count, location) = (self.0.gpus.len(), Location::caller());
-        Err(ErrorKind::NoSuchDevice { index, count }.of("device").at(location))
+        Err(ErrorKind::NoSuchDevice { index, count: self.0.gpus.len() }.of("device"))
     }
 
     /// Returns the device with an index, for callers that do not need an error.

@@ -75,6 +75,9 @@ where
     }
 
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        // A public `Function` has no form of its own for `create_graph`, so the engine tells it only by the mode. A
+        // recorded pass would take wrong gradients of gradients, because the function is computed again on detached
+        // inputs.
         if mode::is_grad_enabled() {
             let reason = "a checkpointed function has no gradients of gradients, which a pass with `create_graph` \
                           records; call the function without a checkpoint";

@@ -209,6 +209,7 @@ pub(super) const fn is_bad_argument(kind: &ErrorKind) -> bool {
         ErrorKind::InvalidArgument { .. }
             | ErrorKind::ShapeMismatch { .. }
             | ErrorKind::BroadcastMismatch { .. }
+            | ErrorKind::DTypeMismatch { .. }
             | ErrorKind::OperandDTypes { .. }
             | ErrorKind::UnsupportedDType { .. }
     )

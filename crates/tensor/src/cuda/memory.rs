@@ -172,7 +172,7 @@ pub fn list_gpu_processes(device: impl CudaDeviceArg) -> Result<Option<Vec<GpuPr
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     with_allocator(device, |a| a.set_memory_fraction(fraction))
         .of("set_per_process_memory_fraction")?
-        .map_err(|e| Error::invalid("", e.to_string()))
+        .map_err(Error::from)
         .of("set_per_process_memory_fraction")
 }
 

@@ -1,7 +1,5 @@
 //! Copies windows of images into columns (im2col), and adds columns to images (col2im).
 
-use std::panic::Location;
-
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::options::{PerDimension, options};
@@ -107,8 +105,7 @@ fn of_images(
 ) -> Result<Window> {
     let FoldOptions { dilation, padding, stride } = options;
     if !input.dtype().is_float() {
-        let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+        return Err(ErrorKind::UnsupportedDType { dtype: input.dtype() }.of(op));
     }
     let mut output = sizes;
     not_negative(op, "output_size", &sizes)?;

@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes};
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::methods::composite::signed;
-use crate::{CallScope, Error, IntoOptionalTensor, Result, Tensor};
+use crate::{CallScope, ErrorKind, IntoOptionalTensor, Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
 /// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
@@ -22,8 +22,8 @@ use crate::{CallScope, Error, IntoOptionalTensor, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `input` and `weight` have different dtypes; the
-/// message names the dtype of each operand. Errors of [`Tensor::t`], [`Tensor::matmul`] and [`Tensor::add`].
+/// [`ErrorKind::OperandDTypes`] if `input` and `weight` have different dtypes. Errors of [`Tensor::t`],
+/// [`Tensor::matmul`] and [`Tensor::add`].
 #[track_caller]
 pub fn linear<'a>(
     input: &Tensor,
@@ -38,13 +38,8 @@ pub fn linear<'a>(
         return Ok(out);
     }
     if input.dtype() != weight.dtype() {
-        let bias = bias.map_or(String::new(), |bias| format!(" and bias {}", bias.dtype()));
-        let reason = format!(
-            "input, weight and bias must have the same dtype, but input has {}, weight {}{bias}; convert with `to`",
-            input.dtype(),
-            weight.dtype()
-        );
-        return Err(Error::invalid(op, reason));
+        let (operands, first, second) = ("input and weight", input.dtype(), weight.dtype());
+        return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
     }
     let product = input.matmul(&weight.t()?)?;
     match bias {

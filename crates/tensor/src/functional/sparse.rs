@@ -79,7 +79,8 @@ pub fn embedding(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `input` is not `int64`, or if it is empty and `num_classes` is missing.
+/// [`ErrorKind::DTypeMismatch`] if `input` is not `int64`. [`ErrorKind::InvalidArgument`] if `input` is empty and
+/// `num_classes` is missing.
 /// [`ErrorKind::IndexCheck`] if an index is negative or too large, as described at [`Tensor::index_select`].
 /// [`ErrorKind::Capture`] if `num_classes` is missing and the stream is being captured. Errors of
 /// [every op](Tensor#errors-of-every-op).
@@ -88,12 +89,7 @@ pub fn one_hot(input: &Tensor, options: impl IntoOptions<OneHotOptions>) -> Resu
     const OP: &str = "one_hot";
     let _call = CallScope::enter(OP);
     let OneHotOptions { num_classes } = options.into_options();
-    if input.dtype() != DType::I64 {
-        return Err(Error::invalid(
-            OP,
-            format!("the indices are {}; they must be int64", input.dtype()),
-        ));
-    }
+    input.as_view().check_dtype(OP, DType::I64)?;
     let classes = match num_classes {
         Some(classes) => classes,
         None if input.numel() == 0 => {

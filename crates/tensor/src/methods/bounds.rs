@@ -7,7 +7,7 @@ use super::elementwise::{
 };
 use super::inplace::check_filled;
 use crate::functional::options::{from_number, options};
-use crate::{CallScope, DType, Error, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, DType, ErrorKind, IntoOperand, IntoOptions, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`Tensor::nan_to_num`]. A number converts into options that replace NaN with this number.
@@ -35,7 +35,7 @@ from_number! { NanToNumOptions nan; }
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the condition is not boolean. Otherwise the same as [`Tensor::add`].
+/// [`ErrorKind::DTypeMismatch`] if the condition is not boolean. Otherwise the same as [`Tensor::add`].
 #[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
@@ -44,7 +44,7 @@ pub fn where_cond<'a>(
     y: impl IntoOperand<'a>,
 ) -> Result<Tensor> {
     let (x, y) = (x.into_operand(), y.into_operand());
-    check_bools("where", "condition", condition)?;
+    check_bools("where", "the condition", condition)?;
     apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
 }
 
@@ -163,13 +163,13 @@ impl Tensor {
     /// tensor's dtype, and the shape to which this tensor and the mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`, or if the mask is not boolean.
-    /// Otherwise the same as [`Tensor::add`].
+    /// [`ErrorKind::InvalidArgument`] if the dtype cannot hold `value`. [`ErrorKind::DTypeMismatch`] if the mask is not
+    /// boolean. Otherwise the same as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let _call = CallScope::enter("masked_fill");
         let value = value.into();
-        check_bools("masked_fill", "mask", mask)?;
+        check_bools("masked_fill", "the mask", mask)?;
         check_filled("masked_fill", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -185,7 +185,7 @@ impl Tensor {
     pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let _call = CallScope::enter("masked_fill_");
         let value = value.into();
-        check_bools("masked_fill_", "mask", mask)?;
+        check_bools("masked_fill_", "the mask", mask)?;
         check_filled("masked_fill_", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -238,17 +238,12 @@ impl Tensor {
     }
 }
 
-/// Fails if a condition or mask is not a boolean tensor. The error names the argument.
+/// Fails if a condition or mask is not a boolean tensor. The error names the operand.
 #[track_caller]
-fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
-    match chooses.dtype() {
-        DType::Bool => Ok(()),
-        dtype => Err(Error::invalid(
-            op,
-            format!(
-                "the {argument} must have dtype torch.bool, but has dtype {dtype}; compare, or convert with `to`"
-            ),
-        )),
+pub(super) fn check_bools(op: &'static str, operand: &'static str, chooses: &Tensor) -> Result<()> {
+    match (DType::Bool, chooses.dtype()) {
+        (expected, actual) if expected == actual => Ok(()),
+        (expected, actual) => Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op)),
     }
 }
 

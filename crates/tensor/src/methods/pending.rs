@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::called::Called;
 use crate::cuda::Event;
 use crate::exec::Exec;
-use crate::{CallScope, Element, ErrorKind, Result, Tensor};
+use crate::{CallScope, Element, Result, Tensor};
 
 /// A value that a device is still copying to the host. PyTorch's counterpart is `t.to('cpu',
 /// non_blocking=True)` together with an event that tells when the result can be read.
@@ -87,10 +89,7 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn to_vec_async<T: Element>(&self) -> Result<Pending<Vec<T>>> {
-        if self.dtype() != T::DTYPE {
-            return Err(ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }
-                .of("to_vec_async"));
-        }
+        self.as_view().check_dtype("to_vec_async", T::DTYPE)?;
         // Copy a host tensor at once, because later writes must not change the value.
         let from = if self.is_cuda() { self.clone() } else { self.duplicate()? };
         from.pending(|host| host.to_vec())

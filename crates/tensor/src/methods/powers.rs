@@ -270,9 +270,9 @@ impl Tensor {
     ) -> Result<Self> {
         let _call = CallScope::enter("isclose");
         let IsCloseOptions { rtol, atol, equal_nan } = options.into_options();
-        let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
+        let (operand, expected, actual) = ("the other tensor", self.dtype(), other.dtype());
         if expected != actual {
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
+            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of("isclose"));
         }
         let mut close = self.eq(other)?;
         if equal_nan && expected.is_float() {

@@ -48,11 +48,7 @@ impl Tensor {
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let _call = CallScope::enter("to_vec");
-        if self.dtype() != T::DTYPE {
-            return Err(
-                ErrorKind::DTypeMismatch { expected: T::DTYPE, actual: self.dtype() }.of("to_vec")
-            );
-        }
+        self.as_view().check_dtype("to_vec", T::DTYPE)?;
         self.check_readable("to_vec")?;
         let host = self.cpu()?.contiguous()?;
         // The buffer is aligned for every dtype.

@@ -109,7 +109,7 @@ pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
 
 /// Returns settings under which the allocator reserves and reuses memory exactly like PyTorch's.
 pub(crate) fn torch_config() -> RuntimeConfig {
-    let allocator = warpline_alloc::AllocatorConfig::parse("policy:torch").expect("options");
+    let allocator = warpline::cuda::AllocatorConfig::parse("policy:torch").expect("options");
     RuntimeConfig { allocator, ..RuntimeConfig::default() }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn gpu_spec() -> String {
 /// environment.
 pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let read = |name: &str| std::env::var(name);
-    let allocator = warpline_alloc::AllocatorConfig::from_env_with(read).expect("options");
+    let allocator = warpline::cuda::AllocatorConfig::from_env_with(read).expect("options");
     let config = RuntimeConfig { sync_policy: policy, allocator, ..RuntimeConfig::default() };
     gpu_with(needs, &config, body);
 }

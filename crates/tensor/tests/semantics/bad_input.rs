@@ -3,7 +3,7 @@
 
 use warpline::{
     DType, ErrorKind, Result, Tensor, TensorOptions, arange, arange_start_step, cuda, empty,
-    linspace, ones, randint, tensor, zeros,
+    functional, linspace, meshgrid, ones, randint, tensor, zeros,
 };
 
 use crate::common::World;
@@ -88,9 +88,9 @@ fn shapes(world: &World) -> Result<()> {
         fails!(a.softmax(5), ErrorKind::DimOutOfRange { .. });
         fails!(a.index_select(5, &a), ErrorKind::DimOutOfRange { .. });
         let row = a.select(0, 0)?;
-        fails!(a.index_select(0, &row), "index_select": ErrorKind::InvalidArgument { .. });
-        fails!(a.gather(0, &a), "gather": ErrorKind::InvalidArgument { .. });
-        fails!(warpline::embedding(&a, &a), "embedding": ErrorKind::InvalidArgument { .. });
+        fails!(a.index_select(0, &row), "index_select": ErrorKind::DTypeMismatch { .. });
+        fails!(a.gather(0, &a), "gather": ErrorKind::DTypeMismatch { .. });
+        fails!(warpline::embedding(&a, &a), "embedding": ErrorKind::DTypeMismatch { .. });
         let zero = zeros([2], (DType::I64, at))?;
         fails!(a.index_select(0, &zero.unsqueeze(0)?), ErrorKind::ShapeMismatch { .. });
         fails!(a.gather(0, &zero), ErrorKind::ShapeMismatch { .. });
@@ -148,6 +148,14 @@ fn dtypes(world: &World) -> Result<()> {
         fails!(&ints - true, ErrorKind::UnsupportedDType { .. });
         fails!(-&bools, ErrorKind::UnsupportedDType { .. });
         fails!(ints.matmul(&ones([2], at)?), ErrorKind::OperandDTypes { .. });
+        let floats = ones([2, 2], at)?;
+        fails!(functional::linear(&ints, &floats, None), "linear": ErrorKind::OperandDTypes { .. });
+        fails!(meshgrid(&[&ints, &floats], ()), "meshgrid": ErrorKind::OperandDTypes { .. });
+        fails!(functional::one_hot(&floats, ()), "one_hot": ErrorKind::DTypeMismatch { .. });
+        fails!(floats.masked_fill(&ints, 0), "masked_fill": ErrorKind::DTypeMismatch { .. });
+        fails!(floats.masked_select(&ints), "masked_select": ErrorKind::DTypeMismatch { .. });
+        fails!(floats.index_add(0, &bools, &floats), "index_add": ErrorKind::DTypeMismatch { .. });
+        fails!(functional::cross_entropy(&floats, &bools, ()), "cross_entropy": ErrorKind::DTypeMismatch { .. });
         assert_eq!(ints.to_vec::<i64>()?, [1, 1], "untouched");
         assert_eq!(ones([2], at)?.add_(&ints)?.to_vec::<f32>()?, [2.0; 2]);
     }

@@ -116,7 +116,7 @@ rows! {
         // A CPU tensor without dimensions counts as a number.
         let cpu = full([], 7, DType::I64)?;
         assert_eq!(where_cond(&condition, &a, &cpu)?.to_vec::<i64>()?, [7, 7, 3]);
-        assert!(where_cond(&a, 1, 0).as_ref().is_err_and(|e| matches!((e.op(), e.kind()), ("where", ErrorKind::InvalidArgument { .. }))));
+        assert!(where_cond(&a, 1, 0).as_ref().is_err_and(|e| matches!((e.op(), e.kind()), ("where", ErrorKind::DTypeMismatch { .. }))));
         assert!(matches!(condition.clamp_min(true).kind(), Some(ErrorKind::UnsupportedDType { .. })));
         assert!(matches!(a.lerp(&a, 0.5).kind(), Some(ErrorKind::UnsupportedDType { .. })));
         assert!(matches!(a.addcmul(&a, &a, 0.5).kind(), Some(ErrorKind::CannotCast { .. })));

@@ -1,6 +1,7 @@
 //! Tests that error messages name the called op, the fault, and the line of the call.
 
 use std::error::Error as _;
+use std::panic::Location;
 
 use warpline::cuda::PoolOptions;
 use warpline::data::{DataLoader, Dataset};
@@ -354,19 +355,31 @@ fn runtimes_streams_and_events_fail_under_their_own_names() -> Result<()> {
     })
 }
 
-/// Streams, events, tensors and files return one error type, so the closure needs no annotation.
+/// `?` converts the errors of options, streams, events, tensors and files to one type, so the closure needs no
+/// annotation.
 #[test]
-fn a_closure_uses_streams_and_tensors_with_one_error_type() -> Result<()> {
+fn a_closure_uses_options_streams_tensors_and_files_with_one_error_type() -> Result<()> {
     with_runtime(&simulated(1)?, || {
         let stream = cuda::Stream::new(())?;
         let x = ones([2], "cuda")?;
-        let work = || {
+        let work = |options: &str, file: &mut [u8]| {
+            let _options = cuda::AllocatorConfig::parse(options)?;
             let event = stream.record_event(None)?;
-            let sum = x.sum(())?;
+            let sum = x.add(&x)?.sum(())?;
             event.synchronize()?;
+            cuda::memory::snapshot()?.write_json(file)?;
             sum.item::<f32>()
         };
-        assert_eq!(work()?, 2.0);
+        let mut file = vec![0; 1 << 20];
+        assert_eq!(work("policy:torch", &mut file)?, 4.0);
+        let error = work("policy:none", &mut file).expect_err("no such policy");
+        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("`policy` cannot be `none`"), "{error}");
+        assert_eq!(error.location().map(Location::file), Some(file!()), "the line of the `?`");
+        let error = work("policy:torch", &mut []).expect_err("no space");
+        assert!(matches!(error.kind(), ErrorKind::Io), "{error}");
+        assert!(error.find::<std::io::Error>().is_some());
+        assert_eq!(error.location().map(Location::file), Some(file!()), "the line of the `?`");
         Ok(())
     })
 }

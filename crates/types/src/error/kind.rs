@@ -62,6 +62,10 @@ pub enum ErrorKind {
     /// Memory could not be allocated. The source is an `AllocError`.
     #[error("allocation failed")]
     Alloc,
+    /// The operating system refused a call, such as a write to a file or the start of a process. The source is a
+    /// [`std::io::Error`].
+    #[error("a call of the operating system failed")]
+    Io,
     /// An environment variable has an invalid value. Every call that needs a device, or asks for the number of devices,
     /// returns this error. The source is an [`InvalidVariable`](warpline_cuda_sys_safe::InvalidVariable).
     #[error("an environment variable has an invalid value")]
@@ -258,8 +262,13 @@ pub enum ErrorKind {
         to: DType,
     },
     /// A tensor does not have the expected dtype.
-    #[error("the tensor has dtype {actual}, not {expected}")]
+    #[error(
+        "{operand} must have dtype {expected}, but has dtype {actual}; {} with `to`",
+        if *expected == DType::Bool { "compare, or convert" } else { "convert" }
+    )]
     DTypeMismatch {
+        /// The tensor, such as `the index`.
+        operand: &'static str,
         /// The expected dtype.
         expected: DType,
         /// The tensor's dtype.
@@ -267,9 +276,11 @@ pub enum ErrorKind {
     },
     /// Operands that must have the same dtype have different dtypes.
     #[error(
-        "both tensors must have the same dtype, but they have {first} and {second}; convert one with `to`"
+        "{operands} must have the same dtype, but they have {first} and {second}; convert one with `to`"
     )]
     OperandDTypes {
+        /// The two operands, such as `input and weight`.
+        operands: &'static str,
         /// The first operand's dtype.
         first: DType,
         /// The other operand's dtype.

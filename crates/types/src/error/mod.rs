@@ -8,6 +8,7 @@ mod words;
 use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
@@ -314,6 +315,14 @@ impl From<DriverError> for Error {
             // The function that called the driver sets the op. If no op is set, the error is that of work on a stream.
             source => Self::without_call(ErrorKind::Driver, Some(Arc::new(source))),
         }
+    }
+}
+
+/// Converts to [`ErrorKind::Io`] with the `io::Error` as its source.
+impl From<io::Error> for Error {
+    #[track_caller]
+    fn from(error: io::Error) -> Self {
+        ErrorKind::Io.of("").with_source(Arc::new(error))
     }
 }
 

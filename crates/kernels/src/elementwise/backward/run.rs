@@ -177,7 +177,12 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
             match input {
                 Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
                     let (expected, actual) = (DType::Bool, view.dtype);
-                    return Err(ErrorKind::DTypeMismatch { expected, actual }.of(op));
+                    return Err(ErrorKind::DTypeMismatch {
+                        operand: "the condition",
+                        expected,
+                        actual,
+                    }
+                    .of(op));
                 }
                 Arg::Tensor(view) => {
                     views[k] = *view;

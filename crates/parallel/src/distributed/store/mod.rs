@@ -28,6 +28,10 @@ pub(super) use tcp::look_up;
 pub use tcp::{TcpStore, TcpStoreOptions};
 
 /// The result of an operation on a store.
+///
+/// A store fails with a [`StoreError`] instead of a [`warpline::Error`], because a store can be used without a runtime,
+/// and programs implement [`Store`] themselves. A `StoreError` converts with `?` to an
+/// [`ErrorKind::ProcessGroup`](warpline::ErrorKind::ProcessGroup) with the `StoreError` as its source.
 pub type StoreResult<T> = Result<T, StoreError>;
 
 /// Largest size of a key, in bytes.

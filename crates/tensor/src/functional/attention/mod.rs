@@ -71,8 +71,8 @@ options! {
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a tensor has fewer than two dimensions. [`ErrorKind::OperandDTypes`] if the dtypes
-/// differ. [`ErrorKind::InvalidArgument`] if the mask has an integer dtype, if there is a mask and `is_causal` is set,
-/// if `key_lengths` is not an `int64` tensor, or if `dropout_p` is not from 0 to 1. [`ErrorKind::InvalidArgument`] with
+/// differ. [`ErrorKind::DTypeMismatch`] if the mask has an integer dtype, or if `key_lengths` is not an `int64` tensor.
+/// [`ErrorKind::InvalidArgument`] if there is a mask and `is_causal` is set, or if `dropout_p` is not from 0 to 1; with
 /// `enable_gqa`, if the number of heads of the keys or values does not divide the number of heads of the queries, or if
 /// a tensor has fewer than three dimensions and the first two implementations do not support the operands.
 /// [`ErrorKind::BroadcastMismatch`] or [`ErrorKind::ExpandMismatch`] if the mask or `key_lengths` does not fit the
@@ -246,9 +246,9 @@ fn check(
             ));
         }
         if tensor.dtype() != query.dtype() {
-            return Err(
-                ErrorKind::OperandDTypes { first: query.dtype(), second: tensor.dtype() }.of(op)
-            );
+            let operands = if name == "key" { "query and key" } else { "query and value" };
+            let (first, second) = (query.dtype(), tensor.dtype());
+            return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
         }
     }
     if !(0.0..=1.0).contains(&options.dropout_p) {
@@ -256,9 +256,8 @@ fn check(
         return Err(Error::invalid(op, reason));
     }
     if let Some(lengths) = options.key_lengths.filter(|lengths| lengths.dtype() != DType::I64) {
-        let reason =
-            format!("key_lengths must have dtype int64, but have dtype {}", lengths.dtype());
-        return Err(Error::invalid(op, reason));
+        let (operand, expected, actual) = ("key_lengths", DType::I64, lengths.dtype());
+        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
     }
     if let Some(mask) = options.attn_mask {
         if options.is_causal {
@@ -266,11 +265,9 @@ fn check(
             return Err(Error::invalid(op, reason));
         }
         if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
-            let reason = format!(
-                "the mask must be boolean or floating-point, but its dtype is {}",
-                mask.dtype()
-            );
-            return Err(Error::invalid(op, reason));
+            let operand = "a mask that is not floating-point";
+            let (expected, actual) = (DType::Bool, mask.dtype());
+            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
         }
     }
     Ok(())

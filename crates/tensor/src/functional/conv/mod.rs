@@ -2,8 +2,6 @@
 
 mod gradient;
 
-use std::panic::Location;
-
 use super::options::{PerDimension, options};
 use super::window::{batched, last, not_negative, positive, window};
 use crate::amp::autocast_operands;
@@ -299,14 +297,15 @@ fn check<const D: usize>(
     }
     positive(op, "groups", groups)?;
     if !input.dtype().is_float() {
-        let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+        return Err(ErrorKind::UnsupportedDType { dtype: input.dtype() }.of(op));
     }
-    for other in [Some(weight), bias].into_iter().flatten() {
+    let others = [("input and weight", Some(weight)), ("input and bias", bias)];
+    for (operands, other) in others {
+        let Some(other) = other else { continue };
         check_together(op, input, other)?;
         if other.dtype() != input.dtype() {
             let (first, second) = (input.dtype(), other.dtype());
-            return Err(ErrorKind::OperandDTypes { first, second }.of(op));
+            return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
         }
     }
     Ok(())

@@ -4,11 +4,9 @@ use smallvec::smallvec;
 
 use super::fused_cross_entropy::fused_cross_entropy;
 use super::{CrossEntropyLossOptions, NLLLossOptions, Reduction};
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
-use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
 /// `input`, or its only dimension. The target has the sizes of `input` without the classes, and its elements are
@@ -17,10 +15,10 @@ use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if the target has neither the sizes of `input` without the classes nor, for
 /// probabilities, the sizes of `input`, if there is not one weight per class, or if `input` has no dimensions.
-/// [`ErrorKind::InvalidArgument`] if class indices are not `int64` (or `uint8`, for a target of at most one dimension),
-/// if `label_smoothing` is not from 0 to 1, or if the reduction is [`Reduction::BatchMean`]. [`ErrorKind::IndexCheck`]
-/// if a class index is out of range, as described at [`Tensor::index_select`]. Otherwise the same as
-/// [`Tensor::log_softmax`].
+/// [`ErrorKind::DTypeMismatch`] if class indices are not `int64` (or `uint8`, for a target of at most one dimension).
+/// [`ErrorKind::InvalidArgument`] if `label_smoothing` is not from 0 to 1, or if the reduction is
+/// [`Reduction::BatchMean`]. [`ErrorKind::IndexCheck`] if a class index is out of range, as described at
+/// [`Tensor::index_select`]. Otherwise the same as [`Tensor::log_softmax`].
 #[track_caller]
 pub fn cross_entropy<'a>(
     input: &Tensor,
@@ -255,12 +253,9 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
         if target.dtype() == DType::I64 || bytes {
             return Ok(());
         }
-        let dtype = target.dtype();
-        let reason = format!(
-            "a target of class indices must have dtype {}, not {dtype}; convert it with `to`",
-            DType::I64
-        );
-        return Err(Error::invalid(op, reason));
+        let (expected, actual) = (DType::I64, target.dtype());
+        let operand = "a target of class indices";
+        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
     }
     Err(Error::shape(
         op,

@@ -2,8 +2,6 @@
 
 mod gradient;
 
-use std::panic::Location;
-
 use warpline_kernels::pool::{Divisor, Regions, Window};
 
 use super::options::{PerDimension, options};
@@ -290,8 +288,7 @@ fn check<const D: usize>(op: &'static str, input: &Tensor) -> Result<()> {
         ));
     }
     if !input.dtype().is_float() {
-        let (dtype, location) = (input.dtype(), Location::caller());
-        return Err(ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+        return Err(ErrorKind::UnsupportedDType { dtype: input.dtype() }.of(op));
     }
     Ok(())
 }

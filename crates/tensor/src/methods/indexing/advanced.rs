@@ -50,9 +50,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::IndexCheck`] if an index is out of range, as described at [`Tensor::index_select`].
-    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions, or if the dtype of an index is
-    /// not `int64`, `int32` or bool. [`ErrorKind::ShapeMismatch`] if the sizes of a mask differ from those of
-    /// the dimensions that it indexes. [`ErrorKind::BroadcastMismatch`] if the indices do not broadcast.
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions. [`ErrorKind::DTypeMismatch`] if the
+    /// dtype of an index is not `int64`, `int32` or bool. [`ErrorKind::ShapeMismatch`] if the sizes of a mask differ
+    /// from those of the dimensions that it indexes. [`ErrorKind::BroadcastMismatch`] if the indices do not broadcast.
     /// [`ErrorKind::Capture`] if there is a mask and the stream is being captured. Errors of [every
     /// op](Tensor#errors-of-every-op).
     #[doc(alias = "__getitem__")]
@@ -302,9 +302,9 @@ fn shape(sizes: &[usize]) -> Vec<isize> {
 
 #[track_caller]
 fn check_values(op: &'static str, of: &Tensor, values: &Tensor) -> Result<()> {
-    let (expected, actual) = (of.dtype(), values.dtype());
+    let (operand, expected, actual) = ("the values", of.dtype(), values.dtype());
     if expected == actual {
         return Ok(());
     }
-    Err(ErrorKind::DTypeMismatch { expected, actual }.of(op))
+    Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op))
 }

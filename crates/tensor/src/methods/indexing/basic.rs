@@ -7,7 +7,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 use smallvec::{SmallVec, smallvec};
 use warpline_runtime::Layout;
 
-use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed};
+use crate::autograd::{Gradients, NodeInputs, OpBackward, Saved, embed, saved};
 use crate::called::Called;
 use crate::into_shape::list_tuples;
 use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor};
@@ -179,18 +179,22 @@ impl Tensor {
             ));
         }
         // The view keeps the dimensions that tensors index; `index` then selects from the view.
-        let mut basic = SmallVec::<[TensorIndex; 6]>::new();
+        let mut basic = SmallVec::<[BasicIndex; 6]>::new();
         let mut tensors = Vec::new();
-        for index in indices {
+        for index in &indices {
             match index {
-                TensorIndex::At(_) => basic.push(index),
-                TensorIndex::Slice(..) | TensorIndex::NewAxis => {
-                    basic.push(index);
+                TensorIndex::At(index) => basic.push(BasicIndex::At(*index)),
+                TensorIndex::Slice(start, end) => {
+                    basic.push(BasicIndex::Slice(*start, *end));
                     tensors.push(None);
                 }
-                TensorIndex::Tensor(ref indices) => {
-                    basic.extend((0..index.dims()).map(|_| TensorIndex::Slice(None, None)));
-                    tensors.push(Some(indices.clone()));
+                TensorIndex::NewAxis => {
+                    basic.push(BasicIndex::NewAxis);
+                    tensors.push(None);
+                }
+                TensorIndex::Tensor(indices) => {
+                    basic.extend((0..index.dims()).map(|_| BasicIndex::Slice(None, None)));
+                    tensors.push(Some(indices));
                 }
             }
         }
@@ -198,34 +202,33 @@ impl Tensor {
         if tensors.iter().all(Option::is_none) {
             return Ok(view);
         }
-        let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
         view.index(&tensors)
     }
 
-    /// Returns the view at indices without tensors.
+    /// Returns the view at indices.
     #[track_caller]
-    fn basic_view(&self, indices: SmallVec<[TensorIndex; 6]>) -> Result<Self> {
+    fn basic_view(&self, indices: SmallVec<[BasicIndex; 6]>) -> Result<Self> {
         let mut layout = self.layout().clone();
         let (mut dim, mut own) = (0, 0);
         for index in &indices {
             match *index {
-                TensorIndex::At(index) => layout = select(&layout, dim, index, own).of("i")?,
-                TensorIndex::Slice(start, end) => {
+                BasicIndex::At(index) => {
+                    layout = select(&layout, dim, index, own).of("i")?;
+                    own += 1;
+                }
+                BasicIndex::Slice(start, end) => {
                     let range = within((start, end), layout.sizes()[dim as usize]);
                     layout = layout.narrow(dim, range.start as isize, range.len()).of("i")?;
                     dim += 1;
+                    own += 1;
                 }
-                TensorIndex::NewAxis => {
+                BasicIndex::NewAxis => {
                     layout = layout.unsqueeze(dim).of("i")?;
                     dim += 1;
                 }
-                TensorIndex::Tensor(_) => {
-                    return Err(Error::invalid("i", "a view cannot be indexed by tensors"));
-                }
             }
-            own += index.dims();
         }
-        self.viewed("index", layout, BasicIndexing(indices))
+        self.viewed("index", layout, BasicIndexing { indices })
     }
 }
 
@@ -240,14 +243,25 @@ impl TensorIndex {
     }
 }
 
-#[derive(Clone)]
-struct BasicIndexing(SmallVec<[TensorIndex; 6]>);
+/// An index that gives a view: a [`TensorIndex`] without a tensor.
+#[derive(Clone, Copy)]
+enum BasicIndex {
+    At(isize),
+    Slice(Option<isize>, Option<isize>),
+    NewAxis,
+}
 
-impl Saved for BasicIndexing {}
+impl Saved for BasicIndex {}
+
+saved! {
+    /// A view at indices.
+    struct BasicIndexing { indices: SmallVec<[BasicIndex; 6]> }
+}
 
 impl OpBackward for BasicIndexing {
     fn backward(&self, grad: &Tensor, inputs: &NodeInputs<'_>) -> Result<Gradients> {
-        Ok(smallvec![Some(embed(grad, inputs.sizes(0), |whole| whole.basic_view(self.0.clone()))?)])
+        let view = |whole: &Tensor| whole.basic_view(self.indices.clone());
+        Ok(smallvec![Some(embed(grad, inputs.sizes(0), view)?)])
     }
 }
 

@@ -34,7 +34,7 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`](crate::ErrorKind::DimOutOfRange) if the tensor lacks the dimension.
     /// [`ErrorKind::ShapeMismatch`](crate::ErrorKind::ShapeMismatch) if `index` has several dimensions, or if the
     /// tensor has no dimensions and `index` does not have exactly one element.
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype of `index` is neither `int32` nor
+    /// [`ErrorKind::DTypeMismatch`](crate::ErrorKind::DTypeMismatch) if the dtype of `index` is neither `int32` nor
     /// `int64`. Errors of [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn index_select(&self, dim: impl Integer, index: &Tensor) -> Result<Self> {

@@ -2,6 +2,7 @@
 
 use warpline_runtime::broadcast;
 
+use crate::methods::bounds::check_bools;
 use crate::methods::order::searchsorted;
 use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
 
@@ -51,7 +52,7 @@ impl Tensor {
     /// (`torch.masked_select`). Tensor and mask broadcast. The host waits for the number of elements.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the mask is not boolean. [`ErrorKind::BroadcastMismatch`] if the
+    /// [`ErrorKind::DTypeMismatch`] if the mask is not boolean. [`ErrorKind::BroadcastMismatch`] if the
     /// shapes do not broadcast. [`ErrorKind::Capture`] if the stream is being captured. Errors of [every
     /// op](Tensor#errors-of-every-op).
     #[track_caller]
@@ -70,8 +71,8 @@ impl Tensor {
     /// (`torch.masked_scatter`). Tensor and mask broadcast.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the mask is not boolean, or is true anywhere while `source` is empty.
-    /// [`ErrorKind::DTypeMismatch`] if `source` has a different dtype than this tensor.
+    /// [`ErrorKind::DTypeMismatch`] if the mask is not boolean, or `source` has a different dtype than this tensor.
+    /// [`ErrorKind::InvalidArgument`] if the mask is true anywhere while `source` is empty.
     /// [`ErrorKind::BroadcastMismatch`] if the shapes do not broadcast. [`ErrorKind::IndexCheck`] if `source`
     /// has fewer elements than the broadcast mask has true elements. [`ErrorKind::Capture`] if `source` is empty and
     /// the stream is being captured. Errors of [every op](Tensor#errors-of-every-op).
@@ -80,9 +81,9 @@ impl Tensor {
         const OP: &str = "masked_scatter";
         let _call = CallScope::enter(OP);
         check_mask(OP, self, mask)?;
-        let (expected, actual) = (self.dtype(), source.dtype());
+        let (operand, expected, actual) = ("the source", self.dtype(), source.dtype());
         if expected != actual {
-            return Err(ErrorKind::DTypeMismatch { expected, actual }.of(OP));
+            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(OP));
         }
         let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
@@ -138,12 +139,5 @@ impl Tensor {
 #[track_caller]
 fn check_mask(op: &'static str, of: &Tensor, mask: &Tensor) -> Result<()> {
     crate::exec::check_together(op, of, mask)?;
-    if mask.dtype() == DType::Bool {
-        return Ok(());
-    }
-    let reason = format!(
-        "the mask must have dtype torch.bool, but has dtype {}; compare, or convert with `to`",
-        mask.dtype()
-    );
-    Err(Error::invalid(op, reason))
+    check_bools(op, "the mask", mask)
 }

@@ -38,8 +38,8 @@ impl Tensor {
     /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::ShapeMismatch`] if the
     /// tensor, `index` and `src` differ in the number of dimensions, or if `index` is larger than `src`, or
     /// larger than the tensor in a dimension other than `dim`. [`ErrorKind::DTypeMismatch`] if `src` has a
-    /// different dtype than this tensor. [`ErrorKind::InvalidArgument`] if the dtype of `index` is neither
-    /// `int64` nor `int32`, or if this tensor's dtype cannot hold the number `src`. Errors of [every
+    /// different dtype than this tensor, or if the dtype of `index` is neither `int64` nor `int32`.
+    /// [`ErrorKind::InvalidArgument`] if this tensor's dtype cannot hold the number `src`. Errors of [every
     /// op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn scatter<'a>(

@@ -22,7 +22,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::IndexCheck`] if a position is out of range, as described at [`Tensor::index_select`].
-    /// [`ErrorKind::InvalidArgument`] if `index` is neither `int64` nor `int32`. Errors of
+    /// [`ErrorKind::DTypeMismatch`] if `index` is neither `int64` nor `int32`. Errors of
     /// [every op](Tensor#errors-of-every-op).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Self> {

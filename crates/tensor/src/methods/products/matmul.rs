@@ -27,8 +27,8 @@ impl Tensor {
         autocast_operands!("matmul", [this, other] => this.matmul(other));
         check_together("matmul", self, other)?;
         if self.dtype() != other.dtype() {
-            return Err(ErrorKind::OperandDTypes { first: self.dtype(), second: other.dtype() }
-                .of("matmul"));
+            let (operands, first, second) = ("both tensors", self.dtype(), other.dtype());
+            return Err(ErrorKind::OperandDTypes { operands, first, second }.of("matmul"));
         }
         if self.dim() == 0 || other.dim() == 0 {
             return Err(Error::shape(

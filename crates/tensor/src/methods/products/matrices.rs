@@ -1,7 +1,5 @@
 //! Products of matrices and vectors with a fixed number of dimensions, Kronecker products, and the trace.
 
-use std::panic::Location;
-
 use crate::amp::{autocast_operands, keep_operands};
 use crate::called::Called;
 use crate::functional::options::options;
@@ -236,13 +234,12 @@ impl Tensor {
     fn add_product_(&self, product: Tensor, options: AddmmOptions) -> Result<&Self> {
         let AddmmOptions { beta, alpha } = options;
         if self.size() != product.size() {
-            let (location, op) = (Location::caller(), "addmm_");
             let reason = format!(
                 "a product of shape {:?} cannot be added to a tensor of shape {:?}",
                 product.size(),
                 self.size()
             );
-            return Err(Error::shape(op, reason).at(location));
+            return Err(Error::shape("addmm_", reason));
         }
         self.check_product(&product, beta, alpha)?;
         let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
@@ -273,8 +270,9 @@ impl Tensor {
     #[track_caller]
     fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {
-            return Err(ErrorKind::OperandDTypes { first: self.dtype(), second: product.dtype() }
-                .of("addmm"));
+            let operands = "the tensor and the matrices";
+            let (first, second) = (self.dtype(), product.dtype());
+            return Err(ErrorKind::OperandDTypes { operands, first, second }.of("addmm"));
         }
         if alpha.category() > product.dtype().category()
             || beta.category() > product.dtype().category()

@@ -6,12 +6,10 @@ use smallvec::SmallVec;
 use warpline_kernels as kernels;
 use warpline_runtime::{Sizes, resolve_dim};
 
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::exec::check_together;
 use crate::methods::composite::signed;
-use crate::{CallScope, Error, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
 
 impl Tensor {
     /// The same as [`crate::cat`].
@@ -183,8 +181,8 @@ impl From<()> for MeshIndexing {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if `tensors` is empty, or the dtypes differ. [`ErrorKind::ShapeMismatch`] if
-/// a tensor has more than one dimension.
+/// [`ErrorKind::InvalidArgument`] if `tensors` is empty. [`ErrorKind::OperandDTypes`] if the dtypes differ.
+/// [`ErrorKind::ShapeMismatch`] if a tensor has more than one dimension.
 #[track_caller]
 pub fn meshgrid<T: Borrow<Tensor>>(
     tensors: &[T],
@@ -197,12 +195,8 @@ pub fn meshgrid<T: Borrow<Tensor>>(
         return Err(Error::invalid(op, "expected at least one tensor"));
     };
     if let Some(other) = tensors.iter().find(|t| t.dtype() != head.dtype()) {
-        let reason = format!(
-            "all tensors must have the same dtype, but have {} and {}",
-            head.dtype(),
-            other.dtype()
-        );
-        return Err(Error::invalid(op, reason));
+        let (operands, first, second) = ("all tensors", head.dtype(), other.dtype());
+        return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
     }
     if let Some(other) = tensors.iter().find(|t| t.dim() > 1) {
         return Err(Error::shape(

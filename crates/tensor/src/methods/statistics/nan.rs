@@ -75,9 +75,8 @@ impl Tensor {
     #[track_caller]
     fn mean_of_numbers(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
         if !self.dtype().is_float() {
-            let location = std::panic::Location::caller();
-            let (op, dtype) = ("nanmean", self.dtype());
-            return Err(crate::ErrorKind::UnsupportedDType { dtype }.of(op).at(location));
+            let dtype = self.dtype();
+            return Err(crate::ErrorKind::UnsupportedDType { dtype }.of("nanmean"));
         }
         let nan = self.isnan()?;
         // Sum in a wider dtype, because the sum of half-width floats may overflow even if the mean does not.

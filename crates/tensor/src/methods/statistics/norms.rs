@@ -1,7 +1,5 @@
 //! Norms and distances.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
 
 use crate::amp::autocast_operands;
@@ -102,8 +100,7 @@ impl Tensor {
         let this = self;
         autocast_operands!("norm", [this] => this.norm_over(op, p, dims, keepdim));
         if !self.dtype().is_float() {
-            let location = Location::caller();
-            return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(op).at(location));
+            return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(op));
         }
         let x = self.widened()?;
         let norm = if p == f64::INFINITY {

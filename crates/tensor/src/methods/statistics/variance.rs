@@ -128,9 +128,7 @@ impl Tensor {
     ) -> Result<(Self, Self)> {
         let dims = &dim[..];
         if !self.dtype().is_float() {
-            let dtype = self.dtype();
-            let location = std::panic::Location::caller();
-            return Err(ErrorKind::UnsupportedDType { dtype }.of("var").at(location));
+            return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of("var"));
         }
         let Moments { mut mean, squares, count, .. } = self.widened()?.moments(dims)?;
         let mut spread = squares.sum_keepdim(dims)?.div(count.saturating_sub(correction) as f64)?;

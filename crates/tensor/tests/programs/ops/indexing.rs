@@ -29,7 +29,7 @@ fn indices(t: &[Value], n: &[i64]) -> Result<usize, Kinds> {
         if t[1].dtype == DType::I32 {
             return Err(UNKNOWN);
         }
-        wrong.push(&["InvalidArgument"]);
+        wrong.push(&["DTypeMismatch"]);
     }
     match wrong[..] {
         [] => dim(&t[0], n[0]),
