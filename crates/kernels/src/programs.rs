@@ -31,6 +31,8 @@ pub(crate) const TRUTHS: [&str; 1 + WIDER.len()] = {
 const WIDER: &[&str] = DType::suffixes(DType::I16, DType::F64);
 /// A variant for each element size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
+/// A variant for each size of a unit, for kernels that move several elements at once: 1 to 16 bytes.
+pub(crate) const UNITS: &[&str] = &["u8", "u16", "u32", "u64", "u128"];
 
 /// CUDA functions that multiply small matrices of half-width floats on tensor cores.
 pub(crate) const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
@@ -65,7 +67,8 @@ macro_rules! kernels {
             let kernels = Kernel::array(&$program, NAMES, hosts);
             $(let kernels = $crate::programs::selected_by(kernels, $at);)?
             $crate::programs::kernels!(@kernels kernels $([$($suffix),+])?)
-        };)+
+        };
+        $crate::programs::test_sources!($kernel);)+
     )+};
     (@names $function:ident) => { &[stringify!($function)] };
     (@names $function:ident [$($suffix:tt),+]) => {
@@ -82,6 +85,59 @@ macro_rules! kernels {
     (@kernels $kernels:ident $suffixes:tt) => { $kernels };
 }
 pub(crate) use kernels;
+
+/// Calls the macro `$kernel` for each variant of [`UNITS`], with Rust's type of the unit and the
+/// variant's name. Returns the kernels in an array, by the binary logarithm of the unit's size.
+macro_rules! by_unit {
+    ($kernel:ident) => {
+        [
+            $kernel!(u8, "u8"),
+            $kernel!(u16, "u16"),
+            $kernel!(u32, "u32"),
+            $kernel!(u64, "u64"),
+            $kernel!([u64; 2], "u128"),
+        ]
+    };
+}
+pub(crate) use by_unit;
+
+/// Makes a test for each listed kernel or array of kernels: the sources define the parameters that
+/// the kernels take. [`kernels!`] calls this macro for its kernels.
+macro_rules! test_sources {
+    ($($kernels:ident),+) => {$(
+        #[cfg(test)]
+        #[allow(non_snake_case)]
+        mod $kernels {
+            #[test]
+            fn takes_the_struct_that_its_source_defines() {
+                $crate::programs::CheckSources::check_sources(&super::$kernels);
+            }
+        }
+    )+};
+}
+pub(crate) use test_sources;
+
+/// Kernels whose sources a test checks.
+#[cfg(test)]
+pub(crate) trait CheckSources {
+    /// # Panics
+    /// If the source of a kernel does not define the kernel's parameters.
+    fn check_sources(&self);
+}
+
+#[cfg(test)]
+impl<P: CudaType + Pod, const N: usize> CheckSources for Kernel<P, N> {
+    fn check_sources(&self) {
+        self.check_source().unwrap();
+    }
+}
+
+#[cfg(test)]
+impl<K: CheckSources, const N: usize> CheckSources for [K; N] {
+    fn check_sources(&self) {
+        self.iter().for_each(K::check_sources);
+    }
+}
 
 /// Returns the number of names in all lists.
 pub(crate) const fn count(lists: &[&[&str]]) -> usize {

@@ -44,6 +44,9 @@ const FILES: &str = "files.tar.lzma";
 /// Size of the LZMA dictionary, in bytes: large enough for several programs, so that their common code is stored once.
 const DICTIONARY_BYTES: u32 = 64 << 20;
 
+/// Maximum size of an archive, in bytes, so that copying it to a GPU host stays fast.
+const MAX_BYTES: u64 = 44 << 20;
+
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
     let xtask: Vec<Crate> = workspace::crates(root)?;
@@ -59,16 +62,32 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     };
     let data = test_data(root, &layers)?;
     pack(root, file, &program.path, &built, &data)?;
-    let size = fs::metadata(file)?.len() as f64 / f64::from(1 << 20);
+    let size = fs::metadata(file)?.len();
     println!(
-        "{}: {} test binaries, {} examples, {} benches, {} data files, {size:.1} MiB",
+        "{}: {} test binaries, {} examples, {} benches, {} data files, {:.1} MiB",
         file.display(),
         built.tests.len(),
         built.examples.len(),
         built.benches.len(),
         data.len(),
+        mebibytes(size),
     );
+    check_size(size)?;
     println!("on the GPU host: tar xf FILE xtask && ./xtask gpu-test --from FILE");
+    Ok(())
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn check_size(bytes: u64) -> Result<()> {
+    ensure!(
+        bytes <= MAX_BYTES,
+        "the archive has {:.1} MiB, more than the limit of {} MiB; find the target that grew",
+        mebibytes(bytes),
+        MAX_BYTES >> 20
+    );
     Ok(())
 }
 
@@ -248,6 +267,17 @@ mod tests {
         let data = manifest.tests[0].dir.join("tests/goldens/a.json");
         assert_eq!(fs::read_to_string(data).unwrap(), "{}");
         assert_eq!(fs::read_to_string(dir.join("xtask")).unwrap(), "program");
+    }
+
+    #[test]
+    fn an_archive_above_the_limit_is_an_error() {
+        check_size(MAX_BYTES).unwrap();
+        let error = check_size(MAX_BYTES + (3 << 19)).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("the archive has 45.5 MiB, more than the limit of 44 MiB")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: checks of the workspace that the compiler does not make.
 
 mod dependencies;
+mod imports;
 mod layers;
 mod links;
 mod rows;
@@ -60,6 +61,7 @@ pub(crate) fn run() -> Result<()> {
             if name.ends_with(".rs") {
                 let source = SourceFile::new(&name, &text)?;
                 complaints.extend(rules::check(&source));
+                complaints.extend(imports::check(&source));
                 complaints.extend(unsafety::check(&source));
                 if unsafety::has_unsafe(&source) {
                     unsafe_files.push(name.clone());

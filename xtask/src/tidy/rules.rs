@@ -106,7 +106,7 @@ impl<'ast> Visit<'ast> for LockVisitor {
 }
 
 /// Returns whether an attribute is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
-fn is_test_only(attribute: &Attribute) -> bool {
+pub(super) fn is_test_only(attribute: &Attribute) -> bool {
     let Meta::List(list) = &attribute.meta else { return false };
     let names = source_file::idents(list.tokens.clone());
     let all = usize::from(names.first().is_some_and(|name| name == "all"));

@@ -11,7 +11,7 @@ use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{Error, ErrorKind, Operand, Result, Target, View, cuda_struct, hosts};
 
 use crate::copy;
-use crate::programs::committed;
+use crate::programs::{UNITS, by_unit, committed, test_sources};
 
 const OP: &str = "cat";
 
@@ -24,38 +24,34 @@ pub const SOURCES: usize = 8;
 const WIDEST: usize = 16;
 
 /// Variants by the size of the units that are moved.
-static CAT: Program =
-    Program::new("cat", &["u8", "u16", "u32", "u64", "u128"], &["", "pair"], |_, unit| {
-        let of =
-            Source::new().with::<Cat>().with::<CatPair>().push(module::ELEMENT).push(module::SPACE);
-        let of = of.push(&format!("#define SOURCES {SOURCES}\n#define BLOCK {BLOCK}"));
-        of.push(include_str!("cat.cuh")).push(&format!("CAT({unit})"))
-    })
-    .with_ptx(committed);
+static CAT: Program = Program::new("cat", UNITS, &["", "pair"], |_, unit| {
+    let of =
+        Source::new().with::<Cat>().with::<CatPair>().push(module::ELEMENT).push(module::SPACE);
+    let of = of.push(&format!("#define SOURCES {SOURCES}\n#define BLOCK {BLOCK}"));
+    of.push(include_str!("cat.cuh")).push(&format!("CAT({unit})"))
+})
+.with_ptx(committed);
+
+macro_rules! cat {
+    ($unit:ty, $variant:literal) => {
+        Kernel::new(&CAT, "", hosts!(any cpu::cat::<$unit>).in_variant($variant))
+    };
+}
+
+macro_rules! pair {
+    ($unit:ty, $variant:literal) => {
+        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<$unit>).in_variant($variant))
+    };
+}
 
 // SAFETY: `join` makes all `Cat`s, with the sizes of the launch's operands. The sources are contiguous,
 // and the result consists of columns of a contiguous tensor. All consist of whole units. Each source
 // has its own columns of the result's rows, and each unit is written by one thread.
-static CATS: [Kernel<Cat, { SOURCES + 1 }>; 5] = unsafe {
-    [
-        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u8>).in_variant("u8")),
-        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u16>).in_variant("u16")),
-        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u32>).in_variant("u32")),
-        Kernel::new(&CAT, "", hosts!(any cpu::cat::<u64>).in_variant("u64")),
-        Kernel::new(&CAT, "", hosts!(any cpu::cat::<[u64; 2]>).in_variant("u128")),
-    ]
-};
+static CATS: [Kernel<Cat, { SOURCES + 1 }>; UNITS.len()] = unsafe { by_unit!(cat) };
 // SAFETY: `join` makes each `CatPair` from the two parts of a `Cat` that fill the rows of the result.
 // The operands are contiguous and consist of whole units, and each unit is written by one thread.
-static PAIRS: [Kernel<CatPair, 3>; 5] = unsafe {
-    [
-        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u8>).in_variant("u8")),
-        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u16>).in_variant("u16")),
-        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u32>).in_variant("u32")),
-        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<u64>).in_variant("u64")),
-        Kernel::new(&CAT, "pair", hosts!(any cpu::pair::<[u64; 2]>).in_variant("u128")),
-    ]
-};
+static PAIRS: [Kernel<CatPair, 3>; UNITS.len()] = unsafe { by_unit!(pair) };
+test_sources!(CATS, PAIRS);
 
 cuda_struct! {
     /// The position of a source's units in the result.

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 use crate::dim::{at_least_1d, check_dim};
-use crate::programs::committed;
+use crate::programs::{UNITS, by_unit, committed, test_sources};
 use warpline_runtime::iter::{BLOCK, Index, IterPlan, halves};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -44,16 +44,15 @@ static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
 })
 .with_ptx(committed);
 
-/// Creates the kernel that moves units of `$bytes`, which have the type `$unit` in CUDA. The dtype
-/// of the indices selects the variant.
+/// Creates the kernel that moves units of type `$unit`. The dtype of the indices selects the variant.
 macro_rules! gather {
-    ($bytes:ty, $unit:literal) => {
+    ($unit:ty, $variant:literal) => {
         Kernel::new(
             &GATHER,
             "",
-            hosts!(I32 | I64, I => cpu::gather::<$bytes, I>)
-                .with_variant(DType::I32, concat!($unit, "_i32"))
-                .with_variant(DType::I64, concat!($unit, "_i64")),
+            hosts!(I32 | I64, I => cpu::gather::<$unit, I>)
+                .with_variant(DType::I32, concat!($variant, "_i32"))
+                .with_variant(DType::I64, concat!($variant, "_i64")),
         )
         .selected_by(1)
     };
@@ -62,15 +61,8 @@ macro_rules! gather {
 // SAFETY: `launch` makes all `Pick`s, with the sizes and strides, in units, of the launch's
 // operands. The kernel checks an index before it selects an element, and `whole` declares all
 // elements that an index can select. Each element of the result belongs to one thread.
-static GATHERS: [Kernel<Pick, 3>; 5] = unsafe {
-    [
-        gather!(u8, "u8"),
-        gather!(u16, "u16"),
-        gather!(u32, "u32"),
-        gather!(u64, "u64"),
-        gather!([u64; 2], "u128"),
-    ]
-};
+static GATHERS: [Kernel<Pick, 3>; UNITS.len()] = unsafe { by_unit!(gather) };
+test_sources!(GATHERS);
 
 cuda_struct! {
     /// The parameters. `step` is the stride of the source along the indexed dimension.

@@ -21,7 +21,7 @@ use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Operand, Result, Target, View, hosts};
 
 use super::{OP, Product, cpu};
-use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, committed, test_sources};
 
 /// Maximum number of rows of a product of few rows.
 const MAX_ROWS: u64 = 16;
@@ -75,6 +75,7 @@ static HALF: [Kernel<Product, 3>; 2] = unsafe {
 static F32: [Kernel<Product, 3>; 4] = unsafe {
     Kernel::array(&FEW_ROWS_FLOATS, ["1", "4", "8", "16"], hosts!(F32, T => cpu::floats::<T>))
 };
+test_sources!(HALF, F32);
 
 /// A product of few rows.
 pub(super) struct FewRows {

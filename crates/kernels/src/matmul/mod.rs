@@ -11,7 +11,7 @@ mod vector;
 use warpline_cuda_sys_safe::blas::Blas;
 
 use crate::library::is_usable;
-use crate::programs::{HALVES, NUMBERS, committed};
+use crate::programs::{HALVES, NUMBERS, committed, test_sources};
 use blas::Gemm;
 use few_rows::FewRows;
 use warpline_runtime::launch::{Grid, Hosts, Kernel, LibraryOp, blocks, check_operands};
@@ -78,6 +78,7 @@ macro_rules! product {
         // Each element of the result is written by one thread. `matmul` chooses a kernel whose
         // result has the dtype of `out`.
         static $kernel: Kernel<Product, 3> = unsafe { Kernel::new(&$program, "", $hosts) };
+        test_sources!($kernel);
     };
 }
 

@@ -10,7 +10,7 @@ use super::float::RandomFloat;
 use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::{Distribution, FromInt, RandomFill};
-use crate::programs::{FLOATS, committed, kernels};
+use crate::programs::{FLOATS, committed, kernels, test_sources};
 use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::iter::Walk;
@@ -43,15 +43,25 @@ kernels! {
     }
 }
 
-/// One variant for each size of a draw, in bits.
+/// One variant for each type of a draw.
 pub(super) static RANDINT: Program =
     Program::new("randint", &["u32", "u64"], &[""], any).with_ptx(committed);
+
+macro_rules! randint {
+    ($draw:ident) => {
+        Kernel::new(
+            &RANDINT,
+            "",
+            hosts!(all T => <$draw as Draws>::randint::<T>).in_variant(stringify!($draw)),
+        )
+    };
+}
+
+// The second kernel is for wide ranges.
+//
 // SAFETY: the same as for the kernels above.
-static FILL_RANDINT32: Kernel<Draw, 2> =
-    unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint32::<T>).in_variant("u32")) };
-// SAFETY: the same as for the kernels above.
-static FILL_RANDINT64: Kernel<Draw, 2> =
-    unsafe { Kernel::new(&RANDINT, "", hosts!(all T => randint64::<T>).in_variant("u64")) };
+static FILL_RANDINT: [Kernel<Draw, 2>; 2] = unsafe { [randint!(u32), randint!(u64)] };
+test_sources!(FILL_RANDINT);
 
 /// Maximum number of blocks per multiprocessor. The kernels loop over the remaining elements.
 const BLOCKS_PER_SM: u64 = 32;
@@ -137,8 +147,7 @@ pub(super) fn fill(
         Distribution::Normal => &FILL_NORMAL,
         Distribution::Exponential => &FILL_EXPONENTIAL,
         Distribution::Bernoulli => &FILL_BERNOULLI,
-        Distribution::Randint if wide => &FILL_RANDINT64,
-        Distribution::Randint => &FILL_RANDINT32,
+        Distribution::Randint => &FILL_RANDINT[usize::from(wide)],
     };
     let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
@@ -312,22 +321,33 @@ unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
     }
 }
 
-unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
-    let value = |p: &Draw, words: [u32; 4]| {
-        let (range, base) = (p.range as u32, p.base);
-        words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
-    };
-    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
-    unsafe { each(launch, p, 4, value) }
+/// A type of draws of random integers.
+trait Draws {
+    /// # Safety
+    /// The conditions of [`each`].
+    unsafe fn randint<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw);
 }
 
-unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
-    let value = |p: &Draw, words| {
-        let (range, base) = (p.range, p.base);
-        // A range of 0 means 2⁶⁴.
-        pairs(words)
-            .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
-    };
-    // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
-    unsafe { each(launch, p, 2, value) }
+impl Draws for u32 {
+    unsafe fn randint<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
+        let value = |p: &Draw, words: [u32; 4]| {
+            let (range, base) = (p.range as u32, p.base);
+            words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
+        };
+        // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
+        unsafe { each(launch, p, 4, value) }
+    }
+}
+
+impl Draws for u64 {
+    unsafe fn randint<T: FromInt>(launch: &HostLaunch<'_>, p: &Draw) {
+        let value = |p: &Draw, words| {
+            let (range, base) = (p.range, p.base);
+            // A range of 0 means 2⁶⁴.
+            pairs(words)
+                .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
+        };
+        // SAFETY: the caller guarantees that the operands are a result with elements of type `T` and the state.
+        unsafe { each(launch, p, 2, value) }
+    }
 }

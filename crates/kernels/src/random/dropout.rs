@@ -5,29 +5,28 @@ use warpline_cuda_sys_safe::HostLaunch;
 use super::cuda::{BLOCK, base, geometry};
 use super::float::RandomFloat;
 use super::philox::{philox, uniform4};
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::graph::{PhiloxState, Sequence};
 use warpline_runtime::host::{self, SharedPtr};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::Program;
-use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View};
-use warpline_runtime::{cuda_struct, hosts};
+use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View, cuda_struct};
 
 const OP: &str = "dropout";
 
-pub(super) static DROPOUT: Program = Program::new(OP, FLOATS, &[""], |_, ty| {
-    let of = base().with::<Dropout>().push(include_str!("dropout.cuh"));
-    of.push(&format!("DROPOUT({ty})"))
-})
-.with_ptx(committed);
-
-// SAFETY: only `dropout` makes `Dropout`s, and it passes contiguous operands of `numel` elements.
-// Each index belongs to one thread, which reads the input and writes both results at this index.
-// The kernel reads the state only if the flag for its presence in `Dropout` is set.
-static KERNEL: Kernel<Dropout, 4> =
-    unsafe { Kernel::new(&DROPOUT, "", hosts!(float T => each::<T>)) };
+kernels! {
+    pub(super) DROPOUT = "dropout", FLOATS, |_, ty| {
+        let of = base().with::<Dropout>().push(include_str!("dropout.cuh"));
+        of.push(&format!("DROPOUT({ty})"))
+    } => {
+        // SAFETY: only `dropout` makes `Dropout`s, and it passes contiguous operands of `numel`
+        // elements. Each index belongs to one thread, which reads the input and writes both results at
+        // this index. The kernel reads the state only if the flag for its presence in `Dropout` is set.
+        unsafe KERNEL: Kernel<Dropout, 4> = float cpu::dropout;
+    }
+}
 
 cuda_struct! {
     /// The kernel's parameters.
@@ -110,42 +109,47 @@ pub fn dropout(
     KERNEL.launch(target, OP, &operands, &params, grid)
 }
 
-/// Runs dropout on the CPU. One iteration does one draw of one thread of PyTorch's grid.
-///
-/// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input (`T`), `out` (`T`), `kept`
-/// (`bool`) and the generator's state. In a graph, the state must be valid; other launches do not read it.
-unsafe fn each<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
-    let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
-    let kept = SharedPtr::<bool>::operand(launch, 2);
-    // SAFETY: the last operand is the state, which `get` reads only if the flag in `p.philox` is
-    // set.
-    let (seed, offset) = unsafe { p.philox.get(launch, 3) };
-    let single = T::DIGITS <= 24;
-    host::parallel_for(launch.parallel, (p.threads * p.rounds) as usize, 256, |range| {
-        for unit in range {
-            let (thread, call) = (unit as u64 % p.threads, unit as u64 / p.threads);
-            let words = uniform4(philox(seed, thread, offset / 4 + call));
-            for (k, word) in words.into_iter().enumerate() {
-                let at = call * 4 + k as u64;
-                let i = (at / p.vec * p.threads + thread) * p.vec + at % p.vec;
-                if i >= p.numel {
-                    continue;
-                }
-                let keep = if single { word < p.p as f32 } else { f64::from(word) < p.p };
-                // SAFETY: `i` is less than the number of elements, and each element belongs to one
-                // thread.
-                unsafe {
-                    let x = input.read(i as isize).to_f64();
-                    let value = if single {
-                        f64::from(x as f32 * f32::from(u8::from(keep)) * p.scale as f32)
-                    } else {
-                        x * f64::from(u8::from(keep)) * p.scale
-                    };
-                    out.write(i as isize, T::from_f64(value));
-                    kept.write(i as isize, keep);
+/// The CPU implementation.
+mod cpu {
+    use super::*;
+
+    /// Runs dropout on the CPU. One iteration does one draw of one thread of PyTorch's grid.
+    ///
+    /// # Safety
+    /// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the input (`T`), `out` (`T`), `kept`
+    /// (`bool`) and the generator's state. In a graph, the state must be valid; other launches do not read it.
+    pub(super) unsafe fn dropout<T: RandomFloat>(launch: &HostLaunch<'_>, p: &Dropout) {
+        let (input, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+        let kept = SharedPtr::<bool>::operand(launch, 2);
+        // SAFETY: the last operand is the state, which `get` reads only if the flag in `p.philox` is
+        // set.
+        let (seed, offset) = unsafe { p.philox.get(launch, 3) };
+        let single = T::DIGITS <= 24;
+        host::parallel_for(launch.parallel, (p.threads * p.rounds) as usize, 256, |range| {
+            for unit in range {
+                let (thread, call) = (unit as u64 % p.threads, unit as u64 / p.threads);
+                let words = uniform4(philox(seed, thread, offset / 4 + call));
+                for (k, word) in words.into_iter().enumerate() {
+                    let at = call * 4 + k as u64;
+                    let i = (at / p.vec * p.threads + thread) * p.vec + at % p.vec;
+                    if i >= p.numel {
+                        continue;
+                    }
+                    let keep = if single { word < p.p as f32 } else { f64::from(word) < p.p };
+                    // SAFETY: `i` is less than the number of elements, and each element belongs to one
+                    // thread.
+                    unsafe {
+                        let x = input.read(i as isize).to_f64();
+                        let value = if single {
+                            f64::from(x as f32 * f32::from(u8::from(keep)) * p.scale as f32)
+                        } else {
+                            x * f64::from(u8::from(keep)) * p.scale
+                        };
+                        out.write(i as isize, T::from_f64(value));
+                        kept.write(i as isize, keep);
+                    }
                 }
             }
-        }
-    });
+        });
+    }
 }

@@ -6,6 +6,7 @@ use warpline_runtime::{DType, Target};
 
 use super::declaration::reductions;
 use super::{halves, run};
+use crate::programs::CheckSources;
 
 reductions! {
     SQUARES = "squares", "Squares", r#"
@@ -21,6 +22,47 @@ template <class T, class A = typename Wide<value_t<T>>::type> struct Squares : P
         Squares = "squares" => Wide, {
             T::Wide: Number::from_number(0i64), |x| x.wide().mul(x.wide()), |a, b| a.add(b)
         };
+    }
+}
+
+/// The example of `docs/add-an-op.md`, word for word, without the second reduction of its group.
+mod example {
+    use warpline_runtime::module::Program;
+
+    use crate::reduce::declaration::reductions;
+
+    reductions! {
+    EXTREME = "extreme", "Extreme", r#"
+// The largest value. A NaN is larger than all numbers.
+template <class T> struct Extreme : Plain<T, value_t<T>> {
+    typedef value_t<T> V;
+    typedef T Result;
+    enum { CHAINS = 1, AT_A_TIME = 1 };
+    static __device__ __forceinline__ V take(V v, u32 flip) { return flipped(v, flip); }
+    static __device__ __forceinline__ V identity() { return lowest(V()); }
+    static __device__ __forceinline__ V merge(V a, V b) { return a >= b || a != a ? a : b; }
+    static __device__ __forceinline__ void add(V& a, V v, u32) { a = merge(a, v); }
+    static __device__ __forceinline__ void put(T* to, V v, const Plan& p) {
+        store(*to, (compute_t<T>)flipped(v, p.flip));
+    }
+};"#, all {
+        /// `torch.amax`. NaN if an element is NaN.
+        Max = "amax" => Same, { T::Own: Number::LOWEST, |x| x.own(), |a, b| a.maximum(b) },
+            needs_elements;
+    }
+    }
+}
+
+fn largest(target: Target<'_>) {
+    for dtype in [DType::F32, DType::BF16, DType::I32] {
+        let a = Tensor::new(target, dtype, &[2, 3], &[1.0, -2.0, 3.0, 0.0, -4.0, -1.0]);
+        for (dims, expected) in [(&[1][..], &[3.0, 0.0][..]), (&[0], &[1.0, -2.0, 3.0])] {
+            for op in example::ReduceOp::ALL {
+                let out = Tensor::garbage(target, dtype, &[expected.len()]);
+                run(target, op.declaration(), a.view(), dims, out.view()).unwrap();
+                assert_close(dtype, &out.floats(target), expected, "the example");
+            }
+        }
     }
 }
 
@@ -46,14 +88,23 @@ fn squares(target: Target<'_>) {
 }
 
 #[test]
+fn reductions_take_the_struct_that_their_source_defines() {
+    for op in super::ReduceOp::ALL {
+        op.declaration().kernels.check_sources();
+    }
+}
+
+#[test]
 fn a_declaration_is_a_reduction() {
     on_every_target(squares);
+    on_every_target(largest);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_a_declaration_is_compiled_on_first_use() {
     on_gpu(squares);
+    on_gpu(largest);
 }
 
 /// Calls `halves` directly, which `run` needs only for more results than kernels count.

@@ -12,7 +12,7 @@ use crate::turn::TURN;
 #[derive(Debug)]
 pub(super) struct Declaration {
     pub(super) name: &'static str,
-    pub(super) result: ResultDType,
+    pub(super) result: ReducedDType,
     pub(super) flags: Flags,
     /// Returns the bits of the neutral element, which changes no result, repeated to fill eight bytes.
     pub(super) neutral: fn(DType) -> u64,
@@ -21,7 +21,7 @@ pub(super) struct Declaration {
 
 /// Dtype of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ResultDType {
+pub(super) enum ReducedDType {
     /// Dtype of the elements.
     Same,
     /// Dtype of the elements, which must be floating-point.
@@ -64,11 +64,11 @@ impl Declaration {
     pub(super) fn result_dtype(&self, dtype: DType) -> Result<DType> {
         let unsupported = ErrorKind::UnsupportedDType { dtype };
         Ok(match self.result {
-            ResultDType::Float if !dtype.is_float() => return Err(unsupported.of(self.name)),
-            ResultDType::Index if dtype == DType::Bool => return Err(unsupported.of(self.name)),
-            ResultDType::Wide if !dtype.is_float() => DType::I64,
-            ResultDType::Index => DType::I64,
-            ResultDType::Truth if dtype != DType::U8 => DType::Bool,
+            ReducedDType::Float if !dtype.is_float() => return Err(unsupported.of(self.name)),
+            ReducedDType::Index if dtype == DType::Bool => return Err(unsupported.of(self.name)),
+            ReducedDType::Wide if !dtype.is_float() => DType::I64,
+            ReducedDType::Index => DType::I64,
+            ReducedDType::Truth if dtype != DType::U8 => DType::Bool,
             _ => dtype,
         })
     }
@@ -138,11 +138,11 @@ macro_rules! reductions {
 
             /// Returns the declaration.
             pub(in $crate::reduce) fn declaration(self) -> &'static $crate::reduce::declaration::Declaration {
-                use $crate::reduce::declaration::{self, Declaration, Flags, ResultDType};
+                use $crate::reduce::declaration::{self, Declaration, Flags, ReducedDType};
                 match self {$($(Self::$op => {
                     static DECLARATION: Declaration = Declaration {
                         name: $name,
-                        result: ResultDType::$output,
+                        result: ReducedDType::$output,
                         flags: Flags { $($flag: true,)* ..Flags::NONE },
                         neutral: |dtype| warpline_runtime::dispatch!(dtype, all T => {
                             $crate::reduce::fold::neutral::<folds::$op, T>()

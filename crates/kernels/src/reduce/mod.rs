@@ -23,7 +23,7 @@ use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
 
 use crate::scratch::ScratchTensor;
 use crate::turn::{scratch_operand, ticket};
-use declaration::{Declaration, ResultDType};
+use declaration::{Declaration, ReducedDType};
 use plan::{Access, BLOCK, Plan, RESULTS_LIMIT};
 
 pub(crate) use table::PROGRAMS;
@@ -129,7 +129,7 @@ fn run(
         let (operand, actual) = ("the result", out.dtype);
         return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(name));
     }
-    let indices = declaration.result == ResultDType::Index;
+    let indices = declaration.result == ReducedDType::Index;
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {
         return Err(Error::invalid(
             name,

@@ -3,6 +3,7 @@
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, stored};
 
 use super::*;
+use crate::programs::CheckSources;
 
 scans! {
     SQUARES = "scan_squares" (r#"
@@ -51,6 +52,17 @@ fn compare_with_a_loop(target: Target<'_>) {
                 let context = format!("{op:?} of {dtype}, {:?}", [a, b, c]);
                 assert_close(dtype, &out.floats(target), &expected, &context);
             }
+        }
+    }
+}
+
+#[test]
+fn scans_take_the_struct_that_their_source_defines() {
+    let library = super::ScanOp::ALL.map(super::ScanOp::declaration);
+    for declaration in library.into_iter().chain(ScanOp::ALL.map(ScanOp::declaration)) {
+        match &declaration.kernels {
+            ScanKernels::Values(kernels) => kernels.check_sources(),
+            ScanKernels::Indexed(kernels) => kernels.check_sources(),
         }
     }
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use crate::dim::{at_least_1d, check_dim};
-use crate::programs::{BITS, committed, cuda_type};
+use crate::programs::{BITS, committed, cuda_type, test_sources};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
@@ -103,10 +103,14 @@ pub(super) static SCATTER_REDUCE: Program =
 static ASSIGN: Kernel<Scatter, 3> = unsafe {
     Kernel::new(&SCATTER, "", hosts!(bits T => on_host::<T, { Reduce::Assign as usize }>))
 };
+test_sources!(ASSIGN, REDUCE);
 
 fn source() -> Source {
+    let kinds = KERNELS.iter().map(|[name, ..]| name.to_uppercase() + ", ").collect::<String>();
     let of = Source::new().with::<Scatter>().push(module::ELEMENT).push(module::REPORT);
-    of.push(module::WALK).push(include_str!("scatter.cuh"))
+    of.push(module::WALK)
+        .push(&format!("enum {{ {kinds}ASSIGN }};"))
+        .push(include_str!("scatter.cuh"))
 }
 
 /// The work of a GPU thread: one element of the index (`Elements`), one element of the result

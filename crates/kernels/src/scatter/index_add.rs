@@ -1,25 +1,23 @@
 //! `index_add`, which adds slices at indices, and the gradient of an embedding.
 
-use warpline_cuda_sys_safe::HostLaunch;
-
+use super::cpu;
 use super::elements::{Reduce, scatter};
 use crate::dim::{at_least_1d, check_dim};
-use crate::programs::{committed, cuda_type};
+use crate::programs::{cuda_type, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, blocks, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct};
 
 /// Number of result rows per block, if the result has many rows.
 const ROWS: usize = 8;
 /// Number of indices that a thread compares at a time.
 const EACH: usize = 8;
 
-pub(super) static INDEX_ADD: Program =
-    Program::new("index_add", &DType::SUFFIXES, &["one", "eight"], |_, suffix| {
+kernels! {
+    pub(super) INDEX_ADD = "index_add", &DType::SUFFIXES, |_, suffix| {
         let of = Source::new().with::<IndexAdd>().push(module::ELEMENT).push(module::REPORT);
         let of = of.push(module::WALK);
         let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
@@ -27,19 +25,18 @@ pub(super) static INDEX_ADD: Program =
         let of = of.push(include_str!("index_add.cuh"));
         let of = of.push(&format!("INDEX_ADD(index_add_{suffix}_one, {ty}, 1)"));
         of.push(&format!("INDEX_ADD(index_add_{suffix}_eight, {ty}, {ROWS})"))
-    })
-    .with_ptx(committed);
-
-// A block of the first kernel computes one row of the result, a block of the second kernel [`ROWS`]
-// rows.
-//
-// SAFETY: only `params` makes `IndexAdd`s, with the sizes and strides of the launch's operands. The
-// kernel reads source and index within their layouts, and changes a row of the result only if an
-// index in range equals the row's number. Each element belongs to one thread. If `from_zero` is
-// set, the kernel writes every element of the result and reads none, and `run` declares the result
-// as only written.
-static ADD: [Kernel<IndexAdd, 3>; 2] =
-    unsafe { Kernel::array(&INDEX_ADD, ["one", "eight"], hosts!(all T => on_host::<T>)) };
+    } => {
+        // A block of the first kernel computes one row of the result, a block of the second kernel
+        // [`ROWS`] rows.
+        //
+        // SAFETY: only `params` makes `IndexAdd`s, with the sizes and strides of the launch's operands.
+        // The kernel reads source and index within their layouts, and changes a row of the result only
+        // if an index in range equals the row's number. Each element belongs to one thread. If
+        // `from_zero` is set, the kernel writes every element of the result and reads none, and `run`
+        // declares the result as only written.
+        unsafe ADD: [Kernel<IndexAdd, 3>; 2] = all cpu::index_add[one, eight];
+    }
+}
 
 /// Maximum number of index comparisons of all blocks together, for floats. Beyond this limit,
 /// [`scatter`] adds the slices, which may take atomics.
@@ -50,16 +47,16 @@ const MAX_INTEGER_COMPARISONS: usize = 1 << 26;
 cuda_struct! {
     /// The steps are strides along the indexed dimension. `walk` covers the other dimensions of
     /// source and result, which have `columns` elements. Indices equal to `skip` are ignored.
-    struct IndexAdd {
-        report: Report,
-        count: u64,
-        index_step: i64,
-        source_step: i64,
-        out_step: i64,
-        columns: u64,
-        from_zero: u64,
-        skip: i64,
-        walk: Walk<2>,
+    pub(super) struct IndexAdd {
+        pub(super) report: Report,
+        pub(super) count: u64,
+        pub(super) index_step: i64,
+        pub(super) source_step: i64,
+        pub(super) out_step: i64,
+        pub(super) columns: u64,
+        pub(super) from_zero: u64,
+        pub(super) skip: i64,
+        pub(super) walk: Walk<2>,
     }
 }
 
@@ -234,44 +231,4 @@ fn run(
     // out of range.
     let grid = Grid::new([blocks(groups.max(1)), chunks as u32, 1], BLOCK);
     ADD[usize::from(each > 1)].launch(target, op, &operands, &params, grid)
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// source (`T`), the index (`i64`) and the result (`T`).
-unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &IndexAdd) {
-    /// Minimum number of columns per task, because each task reads all indices.
-    const COLUMNS: usize = 64;
-    let (source, out) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 2));
-    let index = SharedPtr::<i64>::operand(launch, 1);
-    let [a, b, c] = [p.source_step, p.index_step, p.out_step].map(|step| step as isize);
-    let columns = p.columns as usize;
-    let work = p.count as usize + if p.from_zero != 0 { p.report.size() } else { 0 };
-    let grain = (host::GRAIN / work.max(1)).max(COLUMNS);
-    host::parallel_for(launch.parallel, columns, grain, |range| {
-        let offsets: Vec<[isize; 2]> = range.map(|column| p.walk.offsets(column)).collect();
-        // SAFETY: source and index have these elements. The columns of the result belong to this
-        // thread, and rows of the result are accessed only at indices in range. The report's
-        // mailbox lives as long as the launch.
-        unsafe {
-            if p.from_zero != 0 {
-                for row in 0..p.report.size() as isize {
-                    for [_, to] in &offsets {
-                        out.write(to + row * c, T::put(<T::Compute as Number>::from_bits(0)));
-                    }
-                }
-            }
-            for n in 0..p.count as isize {
-                let k = index.read(n * b);
-                if !p.report.check_index(k) || k == p.skip {
-                    continue;
-                }
-                for [from, to] in &offsets {
-                    let at = to + k as isize * c;
-                    let sum = out.read(at).get().add(source.read(from + n * a).get());
-                    out.write(at, T::put(sum));
-                }
-            }
-        }
-    });
 }

@@ -1,33 +1,32 @@
 //! Conversion of indices along several dimensions to linear indices.
 
-use warpline_cuda_sys_safe::HostLaunch;
-
-use crate::programs::committed;
+use super::cpu;
+use crate::programs::kernels;
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, GRAIN, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct};
 
-pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |_, _| {
-    let of = Source::new().with::<Linear>().push(module::REPORT).push(module::WALK);
-    of.push(include_str!("linear.cuh"))
-})
-.with_ptx(committed);
-
-// SAFETY: only `linear_index` makes `Linear`s, with the sizes and strides of the launch's operands.
-// Each element of the result belongs to one thread. For the first dimension, the thread does not
-// read the element, which may be uninitialized.
-static ADVANCE: Kernel<Linear, 2> = unsafe { Kernel::new(&LINEAR, "", hosts!(any on_host)) };
+kernels! {
+    pub(super) LINEAR = "linear_index", &[""], |_, _| {
+        let of = Source::new().with::<Linear>().push(module::REPORT).push(module::WALK);
+        of.push(include_str!("linear.cuh"))
+    } => {
+        // SAFETY: only `linear_index` makes `Linear`s, with the sizes and strides of the launch's
+        // operands. Each element of the result belongs to one thread. For the first dimension, the
+        // thread does not read the element, which may be uninitialized.
+        unsafe ADVANCE: Kernel<Linear, 2> = any cpu::linear_index;
+    }
+}
 
 cuda_struct! {
-    struct Linear {
-        report: Report,
-        elements: u64,
-        first: u64,
-        walk: Walk<2>,
+    pub(super) struct Linear {
+        pub(super) report: Report,
+        pub(super) elements: u64,
+        pub(super) first: u64,
+        pub(super) walk: Walk<2>,
     }
 }
 
@@ -73,27 +72,4 @@ pub fn linear_index(
         walk: Walk::new(op, dims)?,
     };
     ADVANCE.launch(target, op, &operands, &params, Grid::cover(elements, BLOCK))
-}
-
-/// # Safety
-/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are the index and the
-/// result, with elements of type `i64`.
-unsafe fn on_host(launch: &HostLaunch<'_>, p: &Linear) {
-    let (index, out) = (SharedPtr::<i64>::operand(launch, 0), SharedPtr::<i64>::operand(launch, 1));
-    let size = p.report.size() as i64;
-    host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {
-        for e in range {
-            let [at, to] = p.walk.offsets(e);
-            // SAFETY: both operands have this element, and the element of the result belongs to
-            // this thread. The report's mailbox lives as long as the launch.
-            unsafe {
-                let given = index.read(at);
-                let from_end = given.saturating_add(size);
-                let k = if given < 0 && from_end >= 0 { from_end } else { given };
-                let k = if p.report.check_index(k) { k } else { 0 };
-                let before = if p.first != 0 { 0 } else { out.read(to).wrapping_mul(size) };
-                out.write(to, before.wrapping_add(k));
-            }
-        }
-    });
 }

@@ -11,6 +11,7 @@
 //! accepts negative indices, which count from the end, and computes with 0 in the place of an index
 //! out of range.
 
+mod cpu;
 mod elements;
 mod index_add;
 mod linear;

@@ -1,12 +1,6 @@
 // Writes elements of a source at indices along a dimension, or combines them with the elements
 // there.
 
-#define SUM 0
-#define PROD 1
-#define MAX 2
-#define MIN 3
-#define ASSIGN 4
-
 template <int KIND, class C> __device__ __forceinline__ C combine(C a, C b) {
     if constexpr (KIND == ASSIGN) return b;
     else if constexpr (same<C, bool>::value) return KIND == SUM || KIND == MAX ? a || b : a && b;

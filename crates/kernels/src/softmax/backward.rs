@@ -1,50 +1,46 @@
 //! The gradients of softmax and log-softmax.
 
-use warpline_cuda_sys_safe::HostLaunch;
-
+use super::cpu;
 use crate::dim::{check_dim, check_result, rows_along};
-use crate::programs::{FLOATS, LANES, committed};
+use crate::programs::{FLOATS, LANES, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Result, Target, View, cuda_struct, hosts};
-
-/// Names of the kernels: with the lanes of a warp per row, with a block per row, and for rows that
-/// lie side by side in memory, as columns.
-const KERNELS: [&str; 3] = ["warp", "block", "columns"];
+use warpline_runtime::{Result, Target, View, cuda_struct};
 
 /// Maximum size of a row that the lanes of one warp share.
 const MAX_WARP_ROW: usize = 1024;
 /// Maximum number of threads per block for rows that lie side by side.
 const COLUMN_THREADS: u32 = 512;
 
-pub(super) static SOFTMAX_BACKWARD: Program =
-    Program::new("softmax_backward", FLOATS, &KERNELS, |_, ty| {
+kernels! {
+    pub(super) SOFTMAX_BACKWARD = "softmax_backward", FLOATS, |_, ty| {
         let of = Source::new().with::<Gradient>().push(module::ELEMENT).push(module::WALK);
         let of = of.push(LANES).push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
         of.push(include_str!("backward.cuh")).push(&format!("SOFTMAX_BACKWARD({ty})"))
-    })
-    .with_ptx(committed);
-
-// SAFETY: only `softmax_backward` makes `Gradient`s, with the sizes and strides of the launch's
-// operands. Each element of the result is written by one thread.
-static ROWS: [Kernel<Gradient, 3>; KERNELS.len()] =
-    unsafe { Kernel::array(&SOFTMAX_BACKWARD, KERNELS, hosts!(float T => rows::<T>)) };
+    } => {
+        // With the lanes of a warp per row, with a block per row, and for rows that lie side by side in
+        // memory, as columns.
+        //
+        // SAFETY: only `softmax_backward` makes `Gradient`s, with the sizes and strides of the launch's
+        // operands. Each element of the result is written by one thread.
+        unsafe ROWS: [Kernel<Gradient, 3>; 3] = float cpu::softmax_backward[warp, block, columns];
+    }
+}
 
 cuda_struct! {
     /// The gradient of `rows` rows of `size` elements. `steps` are the strides of the incoming
     /// gradient, the forward result and the result along a row. `team` is the binary logarithm of
     /// the number of lanes per row.
-    struct Gradient {
-        rows: u64,
-        size: u64,
-        team: u64,
-        log: u64,
-        steps: [i64; 3],
-        walk: Walk<3>,
+    pub(super) struct Gradient {
+        pub(super) rows: u64,
+        pub(super) size: u64,
+        pub(super) team: u64,
+        pub(super) log: u64,
+        pub(super) steps: [i64; 3],
+        pub(super) walk: Walk<3>,
     }
 }
 
@@ -104,32 +100,4 @@ pub fn softmax_backward(
         walk,
     };
     kernel.launch(target, op, &operands, &params, grid)
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// incoming gradient, the forward result and the result, with elements of type `T`.
-unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>, p: &Gradient) {
-    let [grad, out, result] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
-    let [a, b, c] = p.steps.map(|step| step as isize);
-    let (size, log) = (p.size as isize, p.log != 0);
-    let grain = (GRAIN / 4 / p.size as usize).max(1);
-    host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
-        for row in rows {
-            let [g, o, to] = p.walk.offsets(row);
-            let pair = |i: isize| -> (f64, f64) {
-                // SAFETY: `i` is less than the row's size, and the launch declares both operands as
-                // read.
-                let (g, o) = unsafe { (grad.read(g + i * a), out.read(o + i * b)) };
-                (g.get().cast(), o.get().cast())
-            };
-            let sum: f64 = (0..size).map(pair).map(|(g, o)| if log { g } else { g * o }).sum();
-            for i in 0..size {
-                let (g, o) = pair(i);
-                let slope = if log { g - o.exp() * sum } else { o * (g - sum) };
-                // SAFETY: `i` is less than the row's size, and the row belongs to this thread.
-                unsafe { result.write(to + i * c, T::put(T::Compute::from_number(slope))) };
-            }
-        }
-    });
 }

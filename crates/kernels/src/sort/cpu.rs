@@ -1,7 +1,8 @@
-//! CPU implementations of sorting.
+//! CPU implementations of sorting and of the search in sorted rows.
 
 use warpline_cuda_sys_safe::HostLaunch;
 
+use super::search::Search;
 use super::{Sort, SortPair};
 use warpline_runtime::Scalar;
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
@@ -99,4 +100,30 @@ pub(super) unsafe fn sort_write<T: HostElement>(launch: &HostLaunch<'_>, p: &Sor
             }
         }
     }
+}
+
+/// # Safety
+/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
+/// sorted rows (`T`), the values (`T`) and the result (`i64`).
+pub(super) unsafe fn searchsorted<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
+    let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
+    let out = SharedPtr::<i64>::operand(launch, 2);
+    host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {
+        for e in range {
+            let [row, at, to] = p.walk.offsets(e);
+            // SAFETY: `middle` stays within the sorted row. The element of the result belongs to
+            // this thread.
+            unsafe {
+                let value = values.read(at).get();
+                let (mut first, mut last) = (0, p.size as isize);
+                while first < last {
+                    let middle = first + (last - first) / 2;
+                    let other = sorted.read(row + middle * p.step as isize).get();
+                    let is_behind = if p.right != 0 { other > value } else { other >= value };
+                    if is_behind { last = middle } else { first = middle + 1 }
+                }
+                out.write(to, first as i64);
+            }
+        }
+    });
 }

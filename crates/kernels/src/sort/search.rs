@@ -1,38 +1,36 @@
 //! Binary search in sorted rows: `searchsorted`.
 
-use warpline_cuda_sys_safe::HostLaunch;
-
-use crate::programs::{NUMBERS, committed};
+use super::cpu;
+use crate::programs::{NUMBERS, kernels};
 #[cfg(doc)]
 use warpline_runtime::ErrorKind;
-use warpline_runtime::host::{self, GRAIN, HostElement, SharedPtr};
 use warpline_runtime::iter::{BLOCK, Walk};
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
 const OP: &str = "searchsorted";
 
-pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""], |_, ty| {
-    let of = Source::new().with::<Search>().push(module::ELEMENT).push(module::WALK);
-    of.push(include_str!("search.cuh")).push(&format!("SEARCH(searchsorted_{ty}, {ty})"))
-})
-.with_ptx(committed);
-
-// SAFETY: only `searchsorted` makes `Search`es, with the sizes and strides of the launch's
-// operands. Each element of the result belongs to one thread.
-static COUNT: Kernel<Search, 3> =
-    unsafe { Kernel::new(&SEARCH, "", hosts!(number T => on_host::<T>)) };
+kernels! {
+    pub(super) SEARCH = "searchsorted", NUMBERS, |_, ty| {
+        let of = Source::new().with::<Search>().push(module::ELEMENT).push(module::WALK);
+        of.push(include_str!("search.cuh")).push(&format!("SEARCH(searchsorted_{ty}, {ty})"))
+    } => {
+        // SAFETY: only `searchsorted` makes `Search`es, with the sizes and strides of the launch's
+        // operands. Each element of the result belongs to one thread.
+        unsafe COUNT: Kernel<Search, 3> = number cpu::searchsorted;
+    }
+}
 
 cuda_struct! {
     /// Sorted rows have `size` elements with stride `step`. `walk` gives, for each value, the
     /// offsets of its sorted row, of the value, and of its result.
-    struct Search {
-        elements: u64,
-        size: u64,
-        step: i64,
-        right: u64,
-        walk: Walk<3>,
+    pub(super) struct Search {
+        pub(super) elements: u64,
+        pub(super) size: u64,
+        pub(super) step: i64,
+        pub(super) right: u64,
+        pub(super) walk: Walk<3>,
     }
 }
 
@@ -98,30 +96,4 @@ pub fn searchsorted(
         walk: Walk::new(OP, dims)?,
     };
     COUNT.launch(target, OP, &operands, &params, Grid::cover(out.numel(), BLOCK))
-}
-
-/// # Safety
-/// The conditions of [`HostKernel`](warpline_cuda_sys_safe::HostKernel). The operands are the
-/// sorted rows (`T`), the values (`T`) and the result (`i64`).
-unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>, p: &Search) {
-    let (sorted, values) = (SharedPtr::<T>::operand(launch, 0), SharedPtr::<T>::operand(launch, 1));
-    let out = SharedPtr::<i64>::operand(launch, 2);
-    host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {
-        for e in range {
-            let [row, at, to] = p.walk.offsets(e);
-            // SAFETY: `middle` stays within the sorted row. The element of the result belongs to
-            // this thread.
-            unsafe {
-                let value = values.read(at).get();
-                let (mut first, mut last) = (0, p.size as isize);
-                while first < last {
-                    let middle = first + (last - first) / 2;
-                    let other = sorted.read(row + middle * p.step as isize).get();
-                    let is_behind = if p.right != 0 { other > value } else { other >= value };
-                    if is_behind { last = middle } else { first = middle + 1 }
-                }
-                out.write(to, first as i64);
-            }
-        }
-    });
 }

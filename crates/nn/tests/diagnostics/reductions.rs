@@ -1,9 +1,9 @@
 //! The library's macro, with stand-ins for the library: nothing declares the gradient of `Median`.
 
-#[path = "../../../tensor/src/methods/reduction_gradients.rs"]
+#[path = "../../../tensor/src/methods/record_reduction.rs"]
 mod macros;
 
-use macros::reduction_gradients;
+use macros::record_reduction;
 use warpline::Result;
 
 enum ReduceOp {
@@ -15,7 +15,7 @@ struct ReducedDims;
 
 struct Tensor;
 
-reduction_gradients! {
+record_reduction! {
     Any none;
 }
 

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use super::{BLOCK, Flat, Index, IterPlan, Params, Space, halves};
 use crate::host::params;
 use crate::launch::{self, Call};
-use crate::module::Program;
+use crate::module::{CudaType, Program};
 use crate::{DType, Error, ErrorKind, Operand, Result, Site, Target, View};
 
 /// A CPU implementation for `N` operands of common sizes, with the arguments `A`.
@@ -40,7 +40,7 @@ pub unsafe trait HostLoop<A, const N: usize> {
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, args: &A);
 }
 
-unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+unsafe fn flat<L: HostLoop<A, N>, A: CudaType + Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Flat, A> = params(launch);
     // SAFETY: `Variant::enqueue` passes these parameters to this function. Its caller guarantees that
     // `space` covers the operands' elements and that the operands have the dtypes that the loop accesses.
@@ -48,7 +48,7 @@ unsafe fn flat<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_
     unsafe { L::flat(launch, &space, &args) }
 }
 
-unsafe fn strided<L: HostLoop<A, N>, A: Pod, const N: usize>(launch: &HostLaunch<'_>) {
+unsafe fn strided<L: HostLoop<A, N>, A: CudaType + Pod, const N: usize>(launch: &HostLaunch<'_>) {
     let Params { space, args }: Params<Index<N>, A> = params(launch);
     // SAFETY: `Variant::enqueue` passes these parameters to this function. Its caller guarantees that
     // `space` covers the operands' elements and that the operands have the dtypes that the loop accesses.
@@ -101,7 +101,7 @@ impl<S> Code<S> {
     }
 }
 
-impl<A: Pod, const N: usize> Variant<A, N> {
+impl<A: CudaType + Pod, const N: usize> Variant<A, N> {
     /// Describes the kernels `flat`, `strided` and, if the program has it, `converting`
     /// ([`KERNELS`](super::KERNELS), [`CONVERTING_KERNELS`](super::CONVERTING_KERNELS)) of the
     /// variant that the loop `L` names. `dtypes` are those of the views.
@@ -165,7 +165,7 @@ pub struct Kernels<A, const N: usize> {
     by_dtype: [Option<Variant<A, N>>; DType::ALL.len()],
 }
 
-impl<A: Pod, const N: usize> Kernels<A, N> {
+impl<A: CudaType + Pod, const N: usize> Kernels<A, N> {
     /// Creates a table of variants, in the order of [`DType::ALL`]: [`by_dtype!`](crate::by_dtype)
     /// makes it.
     #[must_use]
@@ -240,7 +240,7 @@ impl<A: Pod, const N: usize> Kernels<A, N> {
     }
 }
 
-impl<A: Pod, const N: usize> Variant<A, N> {
+impl<A: CudaType + Pod, const N: usize> Variant<A, N> {
     /// Returns the kernels' access to each view.
     fn operands<'a>(&self, views: [View<'a>; N], untouched: u64) -> [Operand<'a>; N] {
         std::array::from_fn(|k| match views[k] {

@@ -83,7 +83,7 @@ pub fn dropout3d(input: &Tensor, options: impl IntoOptions<DropoutOptions>) -> R
 /// Drops elements in one launch, with the same random numbers as PyTorch's kernel. Keeps each element with
 /// probability `p`.
 #[track_caller]
-fn fused(input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
+fn launched(input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
     let x = input.detach().contiguous()?;
     let exec = x.exec()?;
     let out = exec.empty(x.size(), x.dtype())?;
@@ -131,7 +131,7 @@ fn drop_elements(
         && input.dtype().is_float()
         && let Exec::Cuda(_, device, _) = &input.exec()?
     {
-        return fused(input, 1.0 - p, device);
+        return launched(input, 1.0 - p, device);
     }
     let kept = if own == input.dim() {
         input.empty_like(())?

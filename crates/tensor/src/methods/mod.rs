@@ -18,10 +18,11 @@ mod print;
 mod products;
 mod promote;
 mod read;
+mod record_reduction;
 mod reduce;
-mod reduce_backward;
 mod reduction_gradients;
 mod shapes;
+mod softmax;
 mod statistics;
 mod tensor_data;
 mod transfer;
@@ -50,12 +51,12 @@ pub use powers::{IsCloseOptions, RoundingMode};
 pub use products::{AddmmOptions, TensordotDims, einsum};
 pub use promote::{promote_types, result_type};
 pub use reduce::{IntoDim, IntoDims};
-pub(crate) use reduce_backward::Softmax;
 pub(crate) use shapes::list;
 pub use shapes::{
     DiagEmbedOptions, DiagonalOptions, MeshIndexing, Rot90Options, block_diag, cat, dstack, hstack,
     meshgrid, stack, tril_indices, triu_indices, vstack,
 };
+pub(crate) use softmax::Softmax;
 pub use statistics::{DiffOptions, NormOptions, VarOptions, VectorNormOptions};
 pub use tensor_data::TensorData;
 pub use views::DimRange;

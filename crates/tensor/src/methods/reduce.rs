@@ -1,12 +1,11 @@
-//! Reductions over dimensions, and softmax.
+//! Reductions over dimensions.
 
 use smallvec::SmallVec;
 use warpline_kernels::reduce::{ReduceOp, reduce};
-use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use super::reduce_backward::{self as gradients, ReducedDims};
-use super::reduction_gradients::reduction_gradients;
+use super::record_reduction::record_reduction;
+use super::reduction_gradients::{self as gradients, ReducedDims};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
@@ -130,7 +129,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     record_reduction(op, a, out, ReducedDims(which))
 }
 
-/// Declares the methods of each reduction, and its gradient for [`reduction_gradients!`].
+/// Declares the methods of each reduction, and its gradient for [`record_reduction!`].
 macro_rules! reduction_methods {
     ($(
         $(#[$doc:meta])*
@@ -160,7 +159,7 @@ macro_rules! reduction_methods {
             }
         )*}
 
-        reduction_gradients! { $($op $gradient;)* }
+        record_reduction! { $($op $gradient;)* }
     };
 }
 
@@ -218,44 +217,5 @@ impl Tensor {
         let _call = CallScope::enter("min");
         let dim = dim.into_isize();
         Ok((self.amin(dim)?, self.argmin(dim)?))
-    }
-
-    /// `exp(self)`, divided by its sum along a dimension (`torch.softmax`). Floats only.
-    ///
-    /// # Errors
-    /// [`ErrorKind::DimOutOfRange`] if the tensor lacks the dimension. [`ErrorKind::UnsupportedDType`] if the
-    /// tensor is not floating-point. Errors of [every op](Tensor#errors-of-every-op).
-    #[track_caller]
-    pub fn softmax(&self, dim: impl Integer) -> Result<Self> {
-        self.softmax_or_log(dim.into_isize(), false)
-    }
-
-    /// The logarithm of [`Tensor::softmax`] (`torch.log_softmax`). It is more accurate than `softmax` followed
-    /// by `log`.
-    ///
-    /// # Errors
-    /// The same as [`Tensor::softmax`].
-    #[track_caller]
-    pub fn log_softmax(&self, dim: impl Integer) -> Result<Self> {
-        self.softmax_or_log(dim.into_isize(), true)
-    }
-
-    #[track_caller]
-    fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
-        let name = if log { "log_softmax" } else { "softmax" };
-        let this = self;
-        autocast_operands!(name, [this] => this.softmax_or_log(dim, log));
-        let d = self.layout().dim(dim).of(name)?;
-        if self.dim() == 0 {
-            return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);
-        }
-        let exec = self.exec()?;
-        let out = exec.empty(self.size(), self.dtype()).of(name)?;
-        kernel::softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
-        if !should_record(&[self]) {
-            return Ok(out);
-        }
-        let saved = out.clone();
-        record(name, out, &[self], gradients::Softmax { out: saved, dim: d, log })
     }
 }

@@ -9,6 +9,9 @@
 //!   each kernel as a `static` beside its program.
 //! - [`Grid`] is the number of blocks and threads of a launch.
 //!
+//! [`iter::Kernels`](crate::iter::Kernels) is a second typed kernel, because a kernel over elements takes the layouts
+//! of its views with its arguments, and a launch chooses between a flat, a strided and a converting kernel by them.
+//!
 //! The parameters are declared once, in Rust. [`cuda_struct!`](crate::cuda_struct) makes the `#[repr(C)]` struct and
 //! the text of CUDA's struct of the same name from this declaration.
 //!
@@ -41,6 +44,7 @@
 mod grid;
 mod hosts;
 mod library;
+mod source_check;
 #[cfg(test)]
 mod tests;
 

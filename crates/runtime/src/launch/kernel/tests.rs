@@ -216,3 +216,37 @@ fn both_forms_of_a_declaration_define_the_same_struct() {
     assert_eq!(whole.text().replace("Checked", "Apart"), apart.text());
     const { assert!(Apart::BEGINS_WITH_REPORT) };
 }
+
+#[test]
+fn a_source_that_does_not_take_the_parameters_is_found() {
+    fn source(_: &Program, variant: &str) -> Source {
+        Source::new().with::<Plain>().with::<Checked>().push(&format!(
+            "#define BOTH(V) extern \"C\" __global__ void both_##V##_rows(f32* x, const __grid_constant__ Plain p) {{}} \
+             extern \"C\" __global__ void both_##V(f32* x, const __grid_constant__ Checked p) {{}}\nBOTH({variant})"
+        ))
+    }
+    fn without(_: &Program, _: &str) -> Source {
+        Source::new().push("extern \"C\" __global__ void lacks(const __grid_constant__ Plain p) {}")
+    }
+    static BOTH: Program = Program::new("both", &["f32", "f64"], &["", "rows"], source);
+    static LACKS: Program = Program::new("lacks", &[""], &[""], without);
+    fn check<P: CudaType + bytemuck::Pod>(
+        program: &'static Program,
+        kernel: &str,
+        hosts: Hosts<P>,
+    ) -> Result<(), String> {
+        // SAFETY: the kernel is not launched.
+        unsafe { Kernel::<P, 1>::new(program, kernel, hosts) }.check_source()
+    }
+    unsafe fn any<P, T>(_: &HostLaunch<'_>, _: &P) {}
+    let plain = hosts!(F32 | F64, T => any::<Plain, T>);
+    let checked = hosts!(F32 | F64, T => any::<Checked, T>);
+    assert_eq!(check(&BOTH, "rows", plain), Ok(()));
+    assert_eq!(check(&BOTH, "", checked), Ok(()));
+    let message = check(&BOTH, "rows", checked).unwrap_err();
+    assert_eq!(message, "both_f32_rows: its last parameter is not a `Checked`");
+    let message = check(&BOTH, "", plain).unwrap_err();
+    assert_eq!(message, "both_f32: its last parameter is not a `Plain`");
+    let message = check(&LACKS, "", hosts!(any any::<Plain, ()>)).unwrap_err();
+    assert_eq!(message, "lacks: its source does not define `Plain` as in Rust");
+}

@@ -136,7 +136,7 @@ fn attention(
     };
     if !drops
         && mask.is_none()
-        && let Some(out) = PlainAttention(score_options).fused(query, &k, &v)?
+        && let Some(out) = PlainAttention(score_options).launched(query, &k, &v)?
     {
         return Ok(out);
     }

@@ -20,7 +20,7 @@ pub(super) struct PlainAttention(pub(super) ScoreOptions);
 impl PlainAttention {
     /// Computes the result if the kernels support the operands: floats on one device, with the same batch dimensions.
     #[track_caller]
-    pub(super) fn fused(
+    pub(super) fn launched(
         self,
         query: &Tensor,
         key: &Tensor,

@@ -22,7 +22,7 @@ pub(super) struct RowNorm {
 impl RowNorm {
     /// Computes the result if the kernels support the operands (`fits`). The caller has checked all sizes.
     #[track_caller]
-    pub(super) fn fused(
+    pub(super) fn launched(
         self,
         input: &Tensor,
         weight: Option<&Tensor>,

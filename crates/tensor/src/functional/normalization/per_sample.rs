@@ -213,7 +213,7 @@ fn by_row(
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    if let Some(out) = of.clone().fused(input, weight, bias)? {
+    if let Some(out) = of.clone().launched(input, weight, bias)? {
         return Ok(out);
     }
     let x = standardized(&input.widened()?, &of.dims, of.eps, of.centred)?;

@@ -23,13 +23,13 @@ mod cpu;
 use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{Grid, Kernel, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct};
 
 use super::{
     Attention, BOOLEAN, ScoreOptions, Steps, TILES, attention_takes, has_tensor_cores,
     is_supported_width, of_mask, refused,
 };
-use crate::programs::{HALVES, LANES, TENSOR_CORES, committed};
+use crate::programs::{HALVES, LANES, TENSOR_CORES, kernels};
 use crate::scratch::ScratchTensor;
 use crate::turn::{TURN, scratch_operand, ticket};
 
@@ -49,24 +49,22 @@ const BLOCKS: u64 = 2;
 /// shared memory.
 const MOST_SPLITS: u64 = 256;
 
-pub(in super::super) static FEW_QUERIES: Program =
-    Program::new("few_queries", HALVES, &["wide_64", "wide_128", "wide_256"], |_, ty| {
+kernels! {
+    pub(in super::super) FEW_QUERIES = "few_queries", HALVES, |_, ty| {
         let of = Source::new().with::<FewQueries>().push(module::ELEMENT).push(LANES);
         let of = of.push(&format!("#define BOOLEAN {BOOLEAN}\n#define MOST_SPLITS {MOST_SPLITS}"));
         let of = of.push("#define ROWS 16\n#define THREADS 128");
         let of = of.push(TENSOR_CORES).push(TILES).push(TURN).push(include_str!("few_queries.cuh"));
         let kernels = KERNELS.map(|(width, warps)| format!("FEW_QUERIES({ty}, {width}, {warps})"));
         of.push(&kernels.join("\n"))
-    })
-    .with_ptx(committed);
-
-// SAFETY: `few_queries` makes all `FewQueries`, from the launch's operands, whose rows consist of
-// whole vectors. Each element of the result is written by one block, and scratch memory has the
-// words that `FewQueries::scratch_words` counts.
-static FORWARD: [Kernel<FewQueries, 7>; KERNELS.len()] = unsafe {
-    let hosts = hosts!(F16 | BF16, T => cpu::few_queries::<T>);
-    Kernel::array(&FEW_QUERIES, ["wide_64", "wide_128", "wide_256"], hosts)
-};
+    } => {
+        // SAFETY: `few_queries` makes all `FewQueries`, from the launch's operands, whose rows consist
+        // of whole vectors. Each element of the result is written by one block, and scratch memory has
+        // the words that `FewQueries::scratch_words` counts.
+        unsafe FORWARD: [Kernel<FewQueries, 7>; KERNELS.len()] =
+            F16 | BF16 cpu::few_queries[wide_64, wide_128, wide_256];
+    }
+}
 
 cuda_struct! {
     /// A split has `split_keys` keys. `length` is the stride between the lengths of the outer batches.
