@@ -2,7 +2,7 @@
 
 use warpline::functional::*;
 
-use super::entry::{Entry, floats, numbers};
+use super::entry::{Entry, floats};
 use super::sample::{Arg, positive, x};
 
 /// Returns a sample with an input, and a weight and a bias of the size `channels`.
@@ -80,7 +80,7 @@ fn channels() -> Vec<Entry> {
             },
         )
         .with("training"),
-        Entry::new("functional::batch_norm", numbers, evaluated(), |x| {
+        Entry::new("functional::batch_norm", floats, evaluated(), |x| {
             let (weight, bias) = (Some(&x[1]), Some(&x[2]));
             let options = BatchNormOptions::new().weight(weight).bias(bias).training(false);
             batch_norm(&x[0], &x[3], &x[4], options)
