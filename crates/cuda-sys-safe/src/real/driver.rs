@@ -525,6 +525,26 @@ unsafe impl Driver for CudaDriver {
         })
     }
 
+    unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+        // SAFETY: the caller guarantees a live stream.
+        unsafe { self.create_condition(stream) }
+    }
+
+    unsafe fn capture_conditional(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        kind: ConditionalKind,
+    ) -> Result<GraphHandle> {
+        // SAFETY: the caller guarantees a live stream, and a condition of its graph.
+        unsafe { self.add_conditional(stream, condition, kind) }
+    }
+
+    unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
+        // SAFETY: the caller guarantees a live stream and a live body.
+        unsafe { self.begin_body(stream, body) }
+    }
+
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {
         let mut number = mode_number(mode);
         call!(self, device, cuThreadExchangeStreamCaptureMode(&mut number))?;

@@ -27,6 +27,7 @@
 
 mod api;
 mod call_macros;
+mod conditional;
 mod device;
 mod driver;
 mod fork;

@@ -10,6 +10,7 @@ use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{CapturedChecks, CapturedStream, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
+use super::bodies::Bodies;
 use super::pool::GraphPool;
 use crate::captured_collectives::{self, CollectiveWatcher};
 use crate::launch::{ResultMarks, TOKEN};
@@ -33,7 +34,7 @@ pub(crate) struct GraphLog {
 }
 
 #[derive(Default)]
-struct LogRecords {
+pub(super) struct LogRecords {
     /// The storages of the captured work. Each value references its storage, strongly or weakly, so
     /// that no other storage can get the key.
     storages_by_key: HashMap<usize, LoggedStorage>,
@@ -47,6 +48,8 @@ struct LogRecords {
     unreleased: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
+    /// The bodies of conditional nodes.
+    pub(super) bodies: Bodies,
     /// Whether the capture has ended.
     ended: bool,
 }
@@ -75,6 +78,8 @@ pub(super) struct CapturedWork {
     pub(super) draws: u64,
     pub(super) checks: Arc<CapturedChecks>,
     pub(super) communicators: Vec<captured_collectives::CapturedCommunicator>,
+    /// Name of the op whose body failed.
+    pub(super) broken: Option<&'static str>,
 }
 
 /// A communicator used in the capture, its watcher, and the names of its calls.
@@ -87,9 +92,10 @@ struct UsedCommunicator {
 impl LogRecords {
     /// Releases the memory of dropped storages, if the memory's stream is ordered after all uses.
     fn reclaim(&mut self) {
-        let twins = &self.twins;
+        let (twins, bodies) = (&self.twins, &self.bodies);
         self.unreleased.retain(|(block, uses)| {
-            let twin = twins.iter().find(|twin| twin.id() == block.stream_id());
+            let in_body = bodies.twin_of(block.stream_id());
+            let twin = in_body.or_else(|| twins.iter().find(|t| t.id() == block.stream_id()));
             let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
                 all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
@@ -121,11 +127,11 @@ impl GraphLog {
         Arc::clone(captured.log()).downcast().ok()
     }
 
-    fn records(&self) -> MutexGuard<'_, LogRecords> {
+    pub(super) fn records(&self) -> MutexGuard<'_, LogRecords> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory for a captured stream, from the graph's pool unless the program routes
+    /// Allocates memory for a captured stream, which is not that of a body, from the graph's pool unless the program routes
     /// requests to another pool. The request names the pool. Routing all requests of the stream to
     /// the pool instead would also redirect requests that other threads make just before or after
     /// the capture.
@@ -175,6 +181,7 @@ impl GraphLog {
             return false;
         }
         records.made.insert(storage.key(), storage.downgrade());
+        records.bodies.add_made(storage.key());
         drop(records);
         self.pool.add(storage);
         true
@@ -254,7 +261,10 @@ impl GraphLog {
             return Err(Error::capture(op, reason).at(location));
         };
         let mut records = log.records();
-        let LogRecords { storages_by_key, made, .. } = &mut *records;
+        if storages.iter().any(|(storage, _)| storage.same_as(&log.philox_state)) {
+            records.bodies.check_random(captured, site)?;
+        }
+        let LogRecords { storages_by_key, made, bodies, .. } = &mut *records;
         let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
         for (storage, _) in storages {
             let (key, bytes) = (storage.key(), storage.bytes());
@@ -273,11 +283,14 @@ impl GraphLog {
             });
             uses.push(std::mem::take(&mut logged.uses));
         }
-        let op = in_order(captured, storages, touches, &mut uses, site, result_marks, f);
+        let op = in_order(captured, storages, touches, (&mut uses, bodies), site, result_marks, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
-            if let Some(logged) = records.storages_by_key.get_mut(&storage.key()) {
+            if let Some(logged) = storages_by_key.get_mut(&storage.key()) {
                 logged.uses = uses;
                 logged.writes |= write & op.is_ok();
+                if captured.home().is_some() && matches!(logged.storage, GraphStorage::Pooled(_)) {
+                    bodies.keep(storage);
+                }
             }
         }
         for (storage, _) in storages.iter().filter(|_| op.is_ok()) {
@@ -294,8 +307,17 @@ impl GraphLog {
     pub(super) fn take(&self) -> CapturedWork {
         let ended = LogRecords { ended: true, ..LogRecords::default() };
         let records = std::mem::replace(&mut *self.records(), ended);
-        let LogRecords { storages_by_key, needed, made, twins, unreleased, draws, ended: _ } =
-            records;
+        let LogRecords {
+            storages_by_key,
+            needed,
+            made,
+            twins,
+            unreleased,
+            draws,
+            bodies,
+            ended: _,
+        } = records;
+        let broken = bodies.broken();
         let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
         // Replays lock communicators in the order of their identifiers.
@@ -308,10 +330,10 @@ impl GraphLog {
                 }
             });
         let communicators = captured.collect();
-        drop((made, twins, unreleased));
+        drop((made, twins, unreleased, bodies));
         let storages = storages_by_key.into_values();
         let storages = storages.map(|logged| (logged.storage, logged.writes, logged.uses.marks));
-        CapturedWork { storages: storages.collect(), needed, draws, checks, communicators }
+        CapturedWork { storages: storages.collect(), needed, draws, checks, communicators, broken }
     }
 }
 
@@ -320,7 +342,7 @@ fn in_order(
     captured: &CapturedStream,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
-    uses: &mut [Box<Uses>],
+    (uses, bodies): (&mut [Box<Uses>], &Bodies),
     site: Site,
     result_marks: &ResultMarks<'_>,
     f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
@@ -333,7 +355,7 @@ fn in_order(
             let all = storages.iter().zip(uses.iter());
             let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
             for used in uses_elsewhere(twin, all) {
-                twin.wait_for(&used.stream, used.op)?;
+                bodies.wait_for(twin, used)?;
             }
         } else if first.runtime().detects_races() {
             accesses = Some(CheckedAccesses::new(twin, site, touches, storages, uses)?);
