@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use warpline_stream::{BodyGuard, CapturedStream, ConditionalKind, OpNumber, Stream};
 
 use super::GraphLog;
-use crate::storage::Use;
+use super::log::{LogRecords, LoggedStorage};
+use crate::storage::{Dependencies, Use};
 use crate::{Error, Result, Site, Storage};
 
 /// The bodies of a capture.
@@ -28,8 +29,10 @@ struct OpenBody {
     /// Identifier of the stream for which the body allocates memory.
     home: u64,
     kind: ConditionalKind,
-    /// Keys of the storages made in the body. Their log keeps the keys from being reused.
+    /// Keys of the storages made in the body. The log keeps the keys from being reused.
     made: HashSet<usize>,
+    /// Keys of the storages that the body uses. The flag is set if the body writes the storage.
+    used: HashMap<usize, bool>,
 }
 
 impl Bodies {
@@ -46,11 +49,26 @@ impl Bodies {
         }
     }
 
-    /// Keeps a storage of the graph's pool that the innermost body uses, unless the body made it.
-    pub(super) fn keep(&mut self, storage: &Storage) {
-        if self.open.last().is_some_and(|body| !body.made.contains(&storage.key())) {
-            self.kept.entry(storage.key()).or_insert_with(|| storage.clone());
+    /// Records a use of a storage by the innermost body. Keeps the storage if it is `pooled`, in the
+    /// graph's pool, and not made in the body.
+    pub(super) fn note_use(&mut self, storage: &Storage, write: bool, pooled: bool) {
+        let (key, Some(body)) = (storage.key(), self.open.last_mut()) else { return };
+        *body.used.entry(key).or_default() |= write;
+        if pooled && !body.made.contains(&key) {
+            self.kept.entry(key).or_insert_with(|| storage.clone());
         }
+    }
+
+    /// Removes a body, and all bodies within it. Adds its uses to those of the enclosing body.
+    fn close(&mut self, twin: &Stream) -> Option<OpenBody> {
+        let at = self.open.iter().position(|body| body.twin == *twin)?;
+        let body = self.open.drain(at..).next()?;
+        if let Some(outer) = self.open.last_mut() {
+            for (&key, &write) in &body.used {
+                *outer.used.entry(key).or_default() |= write;
+            }
+        }
+        Some(body)
     }
 
     /// Fails if random ops cannot be captured now.
@@ -94,8 +112,9 @@ impl GraphLog {
 
     /// Records that a body was begun. The body allocates memory for the stream `home`.
     pub(super) fn begin_body(&self, guard: &BodyGuard, home: u64, kind: ConditionalKind) {
-        let (twin, made) = (guard.twin().clone(), HashSet::new());
-        self.records().bodies.open.push(OpenBody { twin, home, kind, made });
+        let twin = guard.twin().clone();
+        let (made, used) = (HashSet::new(), HashMap::new());
+        self.records().bodies.open.push(OpenBody { twin, home, kind, made, used });
     }
 
     /// Ends a body.
@@ -104,11 +123,12 @@ impl GraphLog {
         let (twin, outer) = (guard.twin().clone(), guard.outer_twin().clone());
         let ended = guard.end(join);
         let mut records = self.records();
-        let bodies = &mut records.bodies;
-        // A body that ends before the bodies within it ends these, too.
-        if let Some(at) = bodies.open.iter().position(|body| body.twin == twin) {
-            bodies.open.truncate(at);
-        }
+        let LogRecords { bodies, storages_by_key, .. } = &mut *records;
+        let body = bodies.close(&twin);
+        let marked = match body.filter(|body| body.kind == ConditionalKind::While) {
+            Some(body) => mark_carried(&body.used, storages_by_key),
+            None => Ok(()),
+        };
         let op = ended.as_ref().map_or_else(|_| outer.last_op(), |op| *op);
         bodies.ended.insert(twin.id(), (outer, op));
         let kept = match bodies.open.is_empty() {
@@ -118,11 +138,33 @@ impl GraphLog {
         drop(records);
         // Dropping a storage locks the records.
         drop(kept);
-        ended.map(drop)
+        ended.map(drop).and(marked)
     }
 
     /// Records that a body of the op failed, so that the capture fails at its end.
     pub(super) fn break_off(&self, op: &'static str) {
         self.records().bodies.broken.get_or_insert(op);
     }
+}
+
+/// Marks the results of a loop's body with the dependencies of all storages that the body uses,
+/// because each run may read results of the run before.
+#[track_caller]
+fn mark_carried(
+    used: &HashMap<usize, bool>,
+    storages: &mut HashMap<usize, LoggedStorage>,
+) -> Result<()> {
+    let mut carried = Dependencies::new();
+    for key in used.keys() {
+        if let Some(storage) = storages.get_mut(key) {
+            storage.marks().read(&(0..usize::MAX), &mut carried)?;
+        }
+    }
+    for (key, _) in used.iter().filter(|(_, writes)| **writes) {
+        if let Some(storage) = storages.get_mut(key) {
+            let bytes = 0..storage.bytes();
+            storage.marks().add(&bytes, &carried);
+        }
+    }
+    Ok(())
 }

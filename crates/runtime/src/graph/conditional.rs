@@ -16,6 +16,8 @@
 //!   the program frees in a body may be reused in the same body if the storage was made there.
 //!   Otherwise the next iteration would find foreign bytes, so the log keeps the storage until the
 //!   outermost body has ended.
+//! - **Marks.** A body may not run, so it never removes a mark. A run of a loop's body may read
+//!   results of the run before, so at its end all results of the body depend on all its inputs.
 //! - **Random ops** of a replay have fixed offsets, so iterations would repeat the numbers. A loop's
 //!   body refuses random ops.
 //! - A body that fails breaks the capture: the capture returns an error at its end.
@@ -39,7 +41,8 @@ const MAX_DEPTH: usize = 32;
 /// The kernel that sets a condition.
 pub(crate) static CONDITION: Program = Program::new("condition", &[""], &["set"], |_, _| {
     Source::new().with::<SetCondition>().push(include_str!("condition.cu"))
-});
+})
+.with_ptx(|_| Some(include_bytes!("../../ptx/condition.ptx.lzma")));
 
 // SAFETY: the kernel and the CPU implementation read the bytes of the operand's only element, as
 // many as the parameters say. Only `set` launches it, with a view of one element and its size.

@@ -37,7 +37,7 @@ pub(crate) struct GraphLog {
 pub(super) struct LogRecords {
     /// The storages of the captured work. Each value references its storage, strongly or weakly, so
     /// that no other storage can get the key.
-    storages_by_key: HashMap<usize, LoggedStorage>,
+    pub(super) storages_by_key: HashMap<usize, LoggedStorage>,
     /// Replay flags of other captures: this capture uses storages that were made in them.
     needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
@@ -55,11 +55,23 @@ pub(super) struct LogRecords {
 }
 
 /// A storage that the captured work uses.
-struct LoggedStorage {
+pub(super) struct LoggedStorage {
     storage: GraphStorage,
+    /// Size in bytes.
+    bytes: usize,
     writes: bool,
     /// Captured uses of the storage, on the streams' twins.
     uses: Box<Uses>,
+}
+
+impl LoggedStorage {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn marks(&mut self) -> &mut StorageMarks {
+        &mut self.uses.marks
+    }
 }
 
 /// A graph's reference to a storage.
@@ -279,7 +291,7 @@ impl GraphLog {
                 if !made.contains_key(&key) {
                     uses.marks = StorageMarks::before_replay(bytes);
                 }
-                LoggedStorage { storage, writes: false, uses }
+                LoggedStorage { storage, bytes, writes: false, uses }
             });
             uses.push(std::mem::take(&mut logged.uses));
         }
@@ -288,8 +300,9 @@ impl GraphLog {
             if let Some(logged) = storages_by_key.get_mut(&storage.key()) {
                 logged.uses = uses;
                 logged.writes |= write & op.is_ok();
-                if captured.home().is_some() && matches!(logged.storage, GraphStorage::Pooled(_)) {
-                    bodies.keep(storage);
+                if captured.home().is_some() && op.is_ok() {
+                    let pooled = matches!(logged.storage, GraphStorage::Pooled(_));
+                    bodies.note_use(storage, *write, pooled);
                 }
             }
         }
@@ -365,7 +378,14 @@ fn in_order(
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.record(twin, op, *write, site);
     }
-    result_marks.record(inputs, touches, storages, uses, None);
+    if captured.home().is_some() {
+        // The body may not run, so its results may keep their former values.
+        let former: SmallVec<[StorageMarks; 4]> = uses.iter().map(|u| u.marks.clone()).collect();
+        result_marks.record(inputs, touches, storages, uses, None);
+        uses.iter_mut().zip(&former).for_each(|(uses, former)| uses.marks.add_all(former));
+    } else {
+        result_marks.record(inputs, touches, storages, uses, None);
+    }
     if let Some(accesses) = accesses {
         accesses.record(twin, op, uses);
     }

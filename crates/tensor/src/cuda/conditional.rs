@@ -87,12 +87,12 @@ pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result
 /// use warpline::{cuda, ones, simulated, tensor, with_runtime};
 ///
 /// with_runtime(&simulated(1)?, || {
-///     let (x, more) = (ones([1], "cuda")?, tensor(true, "cuda")?);
+///     let (x, more) = (ones([1], "cuda")?, tensor([true], "cuda")?);
 ///     let (graph, ()) = cuda::graph(|| {
-///         more.copy_(&x.lt(100.0)?.squeeze(())?, ())?;
+///         more.copy_(&x.lt(100.0)?, ())?;
 ///         cuda::graph_while(&more, || {
 ///             x.mul_(2.0)?;
-///             more.copy_(&x.lt(100.0)?.squeeze(())?, ()).map(drop)
+///             more.copy_(&x.lt(100.0)?, ()).map(drop)
 ///         })
 ///     })?;
 ///     graph.replay()?; // doubles `x` seven times
