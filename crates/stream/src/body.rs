@@ -4,12 +4,12 @@
 //! A body is captured on a stream of its own, which is in no other capture. This is a capture within
 //! the capture: it has the same log, and its streams have twins. The body runs as a part of the
 //! node, and the node takes its turn on the stream that it was added on. So the body's twin begins
-//! with the clock of this stream's twin, and the latter takes over the clock of the body's twin when
-//! the body has ended. Neither needs a wait in the driver, which would refuse a wait between the two
-//! captures.
+//! with the clock of this stream's twin. This needs no wait in the driver, which would refuse a wait
+//! between the two captures.
 //!
-//! The node gets its number on the stream's twin when the body has ended. Uses of memory by the body
-//! come before this number.
+//! The node gets its number on the stream's twin when the body has ended. Then this number stands
+//! for all operations of the body. No clock outside the body has entries for them: a stream that
+//! joins two bodies has two twins, which number their operations independently.
 //!
 //! A capture has at most one open body, and a body has at most one open body within. A capture that
 //! ends first ends its open body, because the body belongs to the graph.
@@ -200,7 +200,7 @@ impl BodyGuard {
         drop(open);
         let ended = self.body.finish(join);
         // Later work of the stream follows the node in any case.
-        let op = self.outer.twin().take_over(&self.body.twin.now());
+        let op = self.outer.twin().number_enqueued();
         ended.map_err(|error| error.at(location))?;
         Ok(op)
     }

@@ -266,6 +266,16 @@ impl Stream {
         self.twin_in().is_some()
     }
 
+    /// Returns whether both streams are twins in the same capture. The body of a conditional node is
+    /// a capture of its own.
+    #[must_use]
+    pub fn shares_capture(&self, other: &Self) -> bool {
+        match (self.twin_in(), other.twin_in()) {
+            (Some(own), Some(other)) => own.ptr_eq(other),
+            _ => false,
+        }
+    }
+
     pub(crate) fn twin_in(&self) -> Option<&Weak<OngoingCapture>> {
         self.capture_state().twin_in()
     }

@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use super::conditional::NodeParams;
+use super::captures::NodeParams;
 use super::raw::WrittenProperties;
 use crate::Result;
 use crate::dylib::{LibrarySearch, StatusCode, function_table, version_text};

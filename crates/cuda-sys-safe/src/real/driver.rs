@@ -505,29 +505,11 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
-        let (mut status, mut id) = (0, 0);
-        call!(
-            self,
-            stream.device(),
-            cuStreamGetCaptureInfo_v2(
-                raw_stream(stream),
-                &mut status,
-                &mut id,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
-        )?;
-        Ok(match status {
-            0 => CaptureStatus::None,
-            1 => CaptureStatus::Active(id),
-            _ => CaptureStatus::Invalidated,
-        })
+        self.status_of(stream)
     }
 
     unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
-        // SAFETY: the caller guarantees a live stream.
-        unsafe { self.create_condition(stream) }
+        self.create_condition(stream)
     }
 
     unsafe fn capture_conditional(
@@ -536,13 +518,11 @@ unsafe impl Driver for CudaDriver {
         condition: ConditionHandle,
         kind: ConditionalKind,
     ) -> Result<GraphHandle> {
-        // SAFETY: the caller guarantees a live stream, and a condition of its graph.
-        unsafe { self.add_conditional(stream, condition, kind) }
+        self.add_conditional(stream, condition, kind)
     }
 
     unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
-        // SAFETY: the caller guarantees a live stream and a live body.
-        unsafe { self.begin_body(stream, body) }
+        self.begin_body(stream, body)
     }
 
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {

@@ -27,7 +27,7 @@
 
 mod api;
 mod call_macros;
-mod conditional;
+mod captures;
 mod device;
 mod driver;
 mod fork;

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use warpline_stream::{BodyGuard, CapturedStream, ConditionalKind, OpNumber, Stream};
+use warpline_stream::{BodyGuard, CapturedStream, ConditionalKind, Stream};
 
 use super::GraphLog;
 use super::log::{LogRecords, LoggedStorage};
-use crate::storage::{Dependencies, Use};
+use crate::storage::Dependencies;
 use crate::{Error, Result, Site, Storage};
 
 /// The bodies of a capture.
@@ -14,9 +14,6 @@ use crate::{Error, Result, Site, Storage};
 pub(super) struct Bodies {
     /// The bodies in progress, the innermost last.
     open: Vec<OpenBody>,
-    /// For each finished body, by the identifier of its stream: the twin of the stream that its
-    /// node is on, and the number of the node.
-    ended: HashMap<u64, (Stream, OpNumber)>,
     /// Storages that a body in progress uses and that were made outside it, by key.
     kept: HashMap<usize, Storage>,
     /// Name of the op whose body failed.
@@ -82,18 +79,6 @@ impl Bodies {
         Err(Error::capture(site.op, reason).at(site.location))
     }
 
-    /// Makes `twin` wait for a captured use. A use in a finished body ends with the body's node.
-    pub(super) fn wait_for(&self, twin: &Stream, used: &Use) -> Result<()> {
-        let (mut stream, mut op) = (&used.stream, used.op);
-        while !twin.is_ordered_after(stream, op)? {
-            match self.ended.get(&stream.id()) {
-                Some((outer, node)) => (stream, op) = (outer, *node),
-                None => return twin.wait_for(stream, op),
-            }
-        }
-        Ok(())
-    }
-
     /// Returns the name of the op whose body failed or has not ended.
     pub(super) fn broken(&self) -> Option<&'static str> {
         let open = self.open.first().map(|body| match body.kind {
@@ -117,20 +102,26 @@ impl GraphLog {
         self.records().bodies.open.push(OpenBody { twin, home, kind, made, used });
     }
 
-    /// Ends a body.
+    /// Ends a body. From then on, its node stands for all its uses of storages.
     #[track_caller]
     pub(super) fn end_body(&self, guard: BodyGuard, join: bool) -> Result<()> {
         let (twin, outer) = (guard.twin().clone(), guard.outer_twin().clone());
         let ended = guard.end(join);
         let mut records = self.records();
-        let LogRecords { bodies, storages_by_key, .. } = &mut *records;
-        let body = bodies.close(&twin);
-        let marked = match body.filter(|body| body.kind == ConditionalKind::While) {
-            Some(body) => mark_carried(&body.used, storages_by_key),
-            None => Ok(()),
-        };
-        let op = ended.as_ref().map_or_else(|_| outer.last_op(), |op| *op);
-        bodies.ended.insert(twin.id(), (outer, op));
+        let LogRecords { bodies, storages_by_key, unreleased, .. } = &mut *records;
+        let (body, node) = (bodies.close(&twin), (&outer, outer.last_op()));
+        unreleased.iter_mut().for_each(|(_, uses)| uses.end_body(&twin, node));
+        let mut marked = Ok(());
+        if let Some(OpenBody { used, kind, .. }) = body {
+            for key in used.keys() {
+                if let Some(storage) = storages_by_key.get_mut(key) {
+                    storage.uses.end_body(&twin, node);
+                }
+            }
+            if kind == ConditionalKind::While {
+                marked = mark_carried(&used, storages_by_key);
+            }
+        }
         let kept = match bodies.open.is_empty() {
             true => std::mem::take(&mut bodies.kept),
             false => HashMap::new(),
@@ -157,13 +148,13 @@ fn mark_carried(
     let mut carried = Dependencies::new();
     for key in used.keys() {
         if let Some(storage) = storages.get_mut(key) {
-            storage.marks().read(&(0..usize::MAX), &mut carried)?;
+            storage.uses.marks.read(&(0..usize::MAX), &mut carried)?;
         }
     }
     for (key, _) in used.iter().filter(|(_, writes)| **writes) {
         if let Some(storage) = storages.get_mut(key) {
-            let bytes = 0..storage.bytes();
-            storage.marks().add(&bytes, &carried);
+            let bytes = 0..storage.bytes;
+            storage.uses.marks.add(&bytes, &carried);
         }
     }
     Ok(())

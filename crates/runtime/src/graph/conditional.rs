@@ -10,8 +10,8 @@
 //! - **One log.** The body's work is recorded in the log of the enclosing capture, so a replay
 //!   declares all storages that any body may use, whether or not the body runs.
 //! - **Order.** Under `SyncPolicy::Auto` the node waits for all streams of the enclosing capture,
-//!   because work of the body cannot wait for work outside. Captured work that conflicts with a
-//!   finished body waits for the node.
+//!   because work of the body cannot wait for work outside. When a body ends, its node takes over
+//!   its uses of storages, so later work that conflicts with them waits for the node.
 //! - **Memory.** A body allocates memory in the order of the stream that its node is on. Memory that
 //!   the program frees in a body may be reused in the same body if the storage was made there.
 //!   Otherwise the next iteration would find foreign bytes, so the log keeps the storage until the

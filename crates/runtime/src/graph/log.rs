@@ -45,7 +45,7 @@ pub(super) struct LogRecords {
     /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
     /// Memory of dropped storages that other streams of the capture may still use, with its uses.
-    unreleased: Vec<(Arc<CudaBlock>, Uses)>,
+    pub(super) unreleased: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
     /// The bodies of conditional nodes.
@@ -58,20 +58,10 @@ pub(super) struct LogRecords {
 pub(super) struct LoggedStorage {
     storage: GraphStorage,
     /// Size in bytes.
-    bytes: usize,
+    pub(super) bytes: usize,
     writes: bool,
     /// Captured uses of the storage, on the streams' twins.
-    uses: Box<Uses>,
-}
-
-impl LoggedStorage {
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(super) fn marks(&mut self) -> &mut StorageMarks {
-        &mut self.uses.marks
-    }
+    pub(super) uses: Box<Uses>,
 }
 
 /// A graph's reference to a storage.
@@ -295,7 +285,7 @@ impl GraphLog {
             });
             uses.push(std::mem::take(&mut logged.uses));
         }
-        let op = in_order(captured, storages, touches, (&mut uses, bodies), site, result_marks, f);
+        let op = in_order(captured, storages, touches, &mut uses, site, result_marks, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
             if let Some(logged) = storages_by_key.get_mut(&storage.key()) {
                 logged.uses = uses;
@@ -355,7 +345,7 @@ fn in_order(
     captured: &CapturedStream,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
-    (uses, bodies): (&mut [Box<Uses>], &Bodies),
+    uses: &mut [Box<Uses>],
     site: Site,
     result_marks: &ResultMarks<'_>,
     f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
@@ -368,7 +358,7 @@ fn in_order(
             let all = storages.iter().zip(uses.iter());
             let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
             for used in uses_elsewhere(twin, all) {
-                bodies.wait_for(twin, used)?;
+                twin.wait_for(&used.stream, used.op)?;
             }
         } else if first.runtime().detects_races() {
             accesses = Some(CheckedAccesses::new(twin, site, touches, storages, uses)?);

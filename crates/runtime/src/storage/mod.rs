@@ -42,7 +42,7 @@ pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
 pub(crate) use pool_membership::{CapturePool, PoolMembership, ReplayedFlag};
 pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
-pub(crate) use uses::{PRIOR_STORAGE, Use, Uses, uses_elsewhere};
+pub(crate) use uses::{PRIOR_STORAGE, Uses, uses_elsewhere};
 pub use version::Version;
 
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees

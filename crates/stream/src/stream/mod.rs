@@ -336,12 +336,11 @@ impl Stream {
         self.0.lock().clock.join(&self.0.progress, point);
     }
 
-    /// Numbers an operation that is enqueued already and ends after `point`.
-    pub(crate) fn take_over(&self, point: &StreamPoint) -> OpNumber {
+    /// Numbers an operation that is enqueued already.
+    pub(crate) fn number_enqueued(&self) -> OpNumber {
         let mut state = self.0.lock();
         let op = self.0.advance(&mut state);
         let SubmitState { op_events, clock } = &mut *state;
-        clock.join(&self.0.progress, point);
         op_events.last_work = op;
         if self.is_capturing() {
             // As in `submit`, a failure is returned by the next wait for the operation.

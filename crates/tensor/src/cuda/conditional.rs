@@ -144,5 +144,5 @@ fn captured_body(
 #[track_caller]
 fn holds(condition: &Tensor, op: &'static str) -> Result<bool> {
     let _call = CallScope::enter(op);
-    Ok(condition.ne(0)?.item::<bool>()?)
+    condition.ne(0)?.item::<bool>()
 }

@@ -1,6 +1,6 @@
-//! Conditional nodes of graphs (CUDA 12.3).
+//! Captures of streams, and conditional nodes of graphs (CUDA 12.3).
 //!
-//! The functions are optional, so an older driver fails with
+//! The functions for conditional nodes are optional, so an older driver fails with
 //! [`MissingSymbol`](crate::DriverError::MissingSymbol). The condition is created first, and its
 //! function names CUDA 12.3.
 
@@ -14,8 +14,8 @@ use super::CudaDriver;
 use super::call_macros::call;
 use super::raw::{mode_number, raw_stream};
 use crate::{
-    CaptureMode, ConditionHandle, ConditionalKind, CudaCode, DriverError, GraphHandle, Result,
-    StreamHandle,
+    CaptureMode, CaptureStatus, ConditionHandle, ConditionalKind, CudaCode, DriverError,
+    GraphHandle, Result, StreamHandle,
 };
 
 /// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
@@ -54,18 +54,40 @@ struct ConditionalParams {
 const _: () = assert!(size_of::<NodeParams>() == 256 && offset_of!(NodeParams, conditional) == 16);
 
 impl CudaDriver {
+    /// Returns the capture status of a stream.
+    pub(super) fn status_of(&self, stream: StreamHandle) -> Result<CaptureStatus> {
+        let (mut status, mut id, raw) = (0, 0, raw_stream(stream));
+        call!(
+            self,
+            stream.device(),
+            cuStreamGetCaptureInfo_v2(
+                raw,
+                &mut status,
+                &mut id,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        )?;
+        Ok(match status {
+            0 => CaptureStatus::None,
+            1 => CaptureStatus::Active(id),
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
     /// Returns the graph that a stream is captured into, with the nodes that its next work depends
     /// on. The nodes are valid until the next call for the stream.
     fn captured_graph(&self, stream: StreamHandle) -> Result<(CUgraph, *const CUgraphNode, usize)> {
         const ACTIVE: u32 = 1;
         let (mut status, mut id, mut graph) = (0, 0, ptr::null_mut());
-        let (mut nodes, mut count) = (ptr::null(), 0);
+        let (mut nodes, mut count, raw) = (ptr::null(), 0, raw_stream(stream));
         let device = stream.device();
         call!(
             self,
             device,
             cuStreamGetCaptureInfo_v2(
-                raw_stream(stream),
+                raw,
                 &mut status,
                 &mut id,
                 &mut graph,
@@ -73,18 +95,16 @@ impl CudaDriver {
                 &mut count,
             )
         )?;
-        if status != ACTIVE {
-            let call = "cuStreamGetCaptureInfo_v2";
-            let why = "the stream is not captured, or its capture is invalid";
-            return Err(DriverError::cuda(call, CudaCode::ILLEGAL_STATE, Some(device))
-                .with_detail(|| why.into()));
+        if status == ACTIVE {
+            return Ok((graph, nodes, count));
         }
-        Ok((graph, nodes, count))
+        let (call, code) = ("cuStreamGetCaptureInfo_v2", CudaCode::ILLEGAL_STATE);
+        let why = "the stream is not captured, or its capture is invalid";
+        Err(DriverError::cuda(call, code, Some(device)).with_detail(|| why.into()))
     }
 
-    /// # Safety
-    /// The stream is live.
-    pub(super) unsafe fn create_condition(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+    /// Creates a condition in the graph that a stream is captured into.
+    pub(super) fn create_condition(&self, stream: StreamHandle) -> Result<ConditionHandle> {
         let device = stream.device();
         // Find out first whether the driver is new enough.
         self.api.cuGraphConditionalHandleCreate()?;
@@ -100,9 +120,8 @@ impl CudaDriver {
         Ok(unsafe { ConditionHandle::from_raw(device, handle) })
     }
 
-    /// # Safety
-    /// The stream is live, and the condition belongs to the graph that the stream is captured into.
-    pub(super) unsafe fn add_conditional(
+    /// Adds a conditional node after the captured work of a stream, and returns its body.
+    pub(super) fn add_conditional(
         &self,
         stream: StreamHandle,
         condition: ConditionHandle,
@@ -144,9 +163,8 @@ impl CudaDriver {
         Ok(unsafe { GraphHandle::from_raw(device, body as usize as u64) })
     }
 
-    /// # Safety
-    /// The stream and the body are live.
-    pub(super) unsafe fn begin_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
+    /// Begins to capture a stream into a body.
+    pub(super) fn begin_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
         let (raw, graph) = (raw_stream(stream), body.raw() as usize as CUgraph);
         let mode = mode_number(CaptureMode::Relaxed);
         call!(
