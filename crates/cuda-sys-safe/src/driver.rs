@@ -382,6 +382,46 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Returns the capture status of a stream (`cuStreamGetCaptureInfo`).
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
 
+    /// Creates a condition in the graph that the stream is captured into
+    /// (`cuGraphConditionalHandleCreate`). Each launch of the graph begins with the value 0. Kernels
+    /// of the graph set the value with `cudaGraphSetConditional`, and CPU implementations with
+    /// [`set_graph_condition`].
+    ///
+    /// # Errors
+    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no conditions, and
+    /// with [`CudaCode::ILLEGAL_STATE`] if the stream is not captured.
+    unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+        Err(no_conditions("cuGraphConditionalHandleCreate", stream.device()))
+    }
+
+    /// Adds a conditional node to the graph that the stream is captured into (`cuGraphAddNode`).
+    /// The node depends on the stream's captured work, and later work of the stream depends on the
+    /// node. Returns the body, an empty graph that belongs to the captured graph.
+    ///
+    /// # Errors
+    /// The same as [`Driver::condition_create`].
+    unsafe fn capture_conditional(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        kind: ConditionalKind,
+    ) -> Result<GraphHandle> {
+        let _ = (condition, kind);
+        Err(no_conditions("cuGraphAddNode", stream.device()))
+    }
+
+    /// Begins to capture a stream into the body of a conditional node
+    /// (`cuStreamBeginCaptureToGraph`), in relaxed mode. [`Driver::end_capture`] ends the capture
+    /// and returns the body, which must not be destroyed. The graph that the body belongs to must
+    /// not be destroyed before the capture has ended.
+    ///
+    /// # Errors
+    /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no conditions.
+    unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
+        let _ = body;
+        Err(no_conditions("cuStreamBeginCaptureToGraph", stream.device()))
+    }
+
     /// Sets the calling thread's capture mode and returns the old mode
     /// (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode>;
@@ -441,5 +481,10 @@ fn cannot_share(call: &'static str, device: usize) -> DriverError {
 
 fn no_value(call: &'static str, device: usize) -> DriverError {
     let why = "this driver's streams cannot wait for values in memory";
+    DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
+}
+
+fn no_conditions(call: &'static str, device: usize) -> DriverError {
+    let why = "this driver has no conditional nodes";
     DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
 }

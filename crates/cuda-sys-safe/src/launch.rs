@@ -9,6 +9,7 @@
 //! it also runs the CPU implementation on poisoned copies, and reports each element that was
 //! touched without being declared.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::Location;
 
@@ -106,6 +107,24 @@ pub struct HostLaunch<'a> {
 /// No other code accesses the elements meanwhile. `params` holds the parameter block that the kernel
 /// expects. Operands may alias each other.
 pub type HostKernel = unsafe fn(&HostLaunch<'_>);
+
+thread_local! {
+    /// The condition that this thread's CPU implementation set last, with its value.
+    static SET_CONDITION: Cell<Option<(u64, u32)>> = const { Cell::new(None) };
+}
+
+/// Sets the value of a graph's condition, as `cudaGraphSetConditional` does on a GPU. For CPU
+/// implementations of kernels that are captured on a simulated device; the last call of a launch
+/// counts. Has no effect elsewhere.
+pub fn set_graph_condition(condition: u64, value: u32) {
+    let _ = SET_CONDITION.try_with(|set| set.set(Some((condition, value))));
+}
+
+/// Returns the condition that this thread's CPU implementations have set since the last call of
+/// this function.
+pub(crate) fn take_set_condition() -> Option<(u64, u32)> {
+    SET_CONDITION.try_with(Cell::take).ok().flatten()
+}
 
 /// The GPU code of a launch.
 #[derive(Clone, Copy)]

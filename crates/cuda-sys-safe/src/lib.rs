@@ -30,7 +30,9 @@ mod visible;
 
 pub use driver::Driver;
 pub use error::{CollectiveMismatch, CudaCode, CudaError, DriverError, InvalidVariable, Result};
-pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
+pub use launch::{
+    Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch, set_graph_condition,
+};
 pub use open::{count_devices, open};
 pub use real::fork_generation;
 pub use types::*;

@@ -415,6 +415,27 @@ unsafe impl Driver for NullDriver {
         Ok(CaptureStatus::None)
     }
 
+    unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+        Ok(handle!(self, ConditionHandle, stream.device()))
+    }
+
+    unsafe fn capture_conditional(
+        &self,
+        stream: StreamHandle,
+        _condition: ConditionHandle,
+        _kind: ConditionalKind,
+    ) -> Result<GraphHandle> {
+        Ok(handle!(self, GraphHandle, stream.device()))
+    }
+
+    unsafe fn begin_capture_to_body(
+        &self,
+        _stream: StreamHandle,
+        _body: GraphHandle,
+    ) -> Result<()> {
+        Ok(())
+    }
+
     fn exchange_capture_mode(&self, _device: usize, _mode: CaptureMode) -> Result<CaptureMode> {
         Ok(CaptureMode::Global)
     }

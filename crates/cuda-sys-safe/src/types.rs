@@ -101,6 +101,8 @@ handles! {
     GraphExecHandle;
     /// A stream-ordered memory pool (`CUmemoryPool`).
     MemPoolHandle;
+    /// A condition of a graph (`CUgraphConditionalHandle`). Kernels of the graph set its value.
+    ConditionHandle;
 }
 
 impl StreamHandle {
@@ -109,6 +111,16 @@ impl StreamHandle {
     pub const fn default_of(device: usize) -> Self {
         Self { device, raw: 0 }
     }
+}
+
+/// The kind of a conditional node (`CUgraphConditionalNodeType`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConditionalKind {
+    /// Runs the body once if the condition is not zero.
+    If,
+    /// Runs the body again and again as long as the condition is not zero. The condition is tested
+    /// before each run.
+    While,
 }
 
 /// Properties and limits of a device.

@@ -15,10 +15,12 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned::{self, LaunchToken};
-use warpline_cuda_sys_safe::{CaptureMode, StreamHandle};
+use warpline_cuda_sys_safe::{CaptureMode, DriverError, StreamHandle};
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
+use crate::body::OpenBody;
+use crate::stream::SubmitGuard;
 use crate::{Error, ErrorKind, OpNumber, Result, Stream};
 
 /// Caller-defined data attached to a capture.
@@ -36,6 +38,11 @@ pub(crate) struct OngoingCapture {
     /// after the end. Locked before any stream's lock. A stream that joins holds this lock, so that
     /// the capture does not end meanwhile.
     streams: Mutex<Option<Vec<(Stream, Stream)>>>,
+    /// The body that is being captured into the graph of this capture. Changed under the lock on
+    /// `streams`.
+    body: Mutex<Option<Arc<OpenBody>>>,
+    /// In the capture of a body: the stream on which the enclosing graph is captured.
+    home: Option<Stream>,
 }
 
 /// A stream in a capture.
@@ -71,6 +78,18 @@ impl CapturedStream {
     pub fn log(&self) -> &CaptureLog {
         &self.capture.log
     }
+
+    /// In the body of a conditional node, returns the stream that the node was added on; in nested
+    /// bodies, that of the outermost node. The body runs in the order of this stream. `None` outside
+    /// bodies.
+    #[must_use]
+    pub fn home(&self) -> Option<&Stream> {
+        self.capture.home.as_ref()
+    }
+
+    pub(crate) fn capture(&self) -> &Arc<OngoingCapture> {
+        &self.capture
+    }
 }
 
 impl std::fmt::Debug for CapturedStream {
@@ -86,9 +105,82 @@ impl std::fmt::Debug for OngoingCapture {
 }
 
 impl OngoingCapture {
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<(Stream, Stream)>>> {
+    pub(crate) fn new(
+        log: CaptureLog,
+        token: LaunchToken,
+        device: usize,
+        home: Option<Stream>,
+    ) -> Self {
+        Self {
+            log,
+            token,
+            device,
+            ended: AtomicBool::new(false),
+            streams: Mutex::new(Some(Vec::new())),
+            body: Mutex::default(),
+            home,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Vec<(Stream, Stream)>>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(crate) fn log(&self) -> &CaptureLog {
+        &self.log
+    }
+
+    pub(crate) fn body(&self) -> MutexGuard<'_, Option<Arc<OpenBody>>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the capture, which `end` ends in the driver. With `join`, the first stream first waits
+    /// for all other streams of the capture. Ends an open body before.
+    #[track_caller]
+    pub(crate) fn finish<R>(
+        &self,
+        join: bool,
+        end: impl FnOnce() -> std::result::Result<R, DriverError>,
+    ) -> Result<R> {
+        let location = Location::caller();
+        let Some(streams) = self.lock().take() else {
+            return Err(ErrorKind::NotCapturing.of("end_capture").at(location));
+        };
+        // The body belongs to the graph, so its capture must not outlive the capture of the graph.
+        let body = self.body().take();
+        if let Some(body) = body {
+            let _ = body.finish(false);
+        }
+        // The locks are held until the capture has ended. Otherwise another thread could enqueue
+        // captured work after the joins, or number work as captured that runs after the end.
+        let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
+        let mut joined = Ok(());
+        if join {
+            joined = join_streams(&streams, &mut held);
+        }
+        self.ended.store(true, Ordering::Release);
+        let ended = end();
+        streams.iter().for_each(|(stream, _)| stream.capture_state().set(None));
+        drop(held);
+        joined?;
+        Ok(ended?)
+    }
+}
+
+/// Makes the first stream of a capture wait for the others. The locks of all are held.
+fn join_streams(
+    streams: &[(Stream, Stream)],
+    held: &mut [(SubmitGuard<'_>, SubmitGuard<'_>)],
+) -> Result<()> {
+    let mut joined = Ok(());
+    if let (Some(((_, twin), others)), Some(((_, first), rest))) =
+        (streams.split_first(), held.split_first_mut())
+    {
+        for ((_, other), (_, held)) in others.iter().zip(rest) {
+            joined = joined.and(twin.wait_held(first, other, held));
+        }
+    }
+    joined
 }
 
 /// Capture state of a stream.
@@ -174,6 +266,16 @@ impl Stream {
         self.twin_in().is_some()
     }
 
+    /// Returns whether both streams are twins in the same capture. The body of a conditional node is
+    /// a capture of its own.
+    #[must_use]
+    pub fn shares_capture(&self, other: &Self) -> bool {
+        match (self.twin_in(), other.twin_in()) {
+            (Some(own), Some(other)) => own.ptr_eq(other),
+            _ => false,
+        }
+    }
+
     pub(crate) fn twin_in(&self) -> Option<&Weak<OngoingCapture>> {
         self.capture_state().twin_in()
     }
@@ -203,9 +305,7 @@ impl Stream {
     /// - [`ErrorKind::Driver`] if the driver cannot begin the capture.
     #[track_caller]
     pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
-        let streams = Mutex::new(Some(Vec::new()));
-        let (device, ended) = (self.device_index(), AtomicBool::new(false));
-        let capture = Arc::new(OngoingCapture { log, token, device, ended, streams });
+        let capture = Arc::new(OngoingCapture::new(log, token, self.device_index(), None));
         let captures = &self.core().captures;
         captures.fetch_add(1, Ordering::SeqCst);
         let begun = match &mut *capture.lock() {
@@ -251,7 +351,7 @@ impl Stream {
     /// Creates a twin and calls `enter` with the twin. `enter` begins the driver's capture, or makes
     /// the driver's stream join.
     #[track_caller]
-    fn enter_capture<R>(
+    pub(crate) fn enter_capture<R>(
         &self,
         capture: &Arc<OngoingCapture>,
         streams: &mut Vec<(Stream, Stream)>,
@@ -316,28 +416,12 @@ impl CaptureGuard {
 
     #[track_caller]
     fn finish(&mut self, join: bool) -> Result<owned::Graph> {
-        let not_capturing = ErrorKind::NotCapturing.of("end_capture");
-        let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
-            return Err(not_capturing);
+        let Some(raw) = self.raw.take() else {
+            return Err(ErrorKind::NotCapturing.of("end_capture"));
         };
-        // The locks are held until the capture has ended. Otherwise another thread could enqueue
-        // captured work after the joins, or number work as captured that runs after the end.
-        let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
-        let mut joined = Ok(());
-        if let (true, Some(((_, twin), others)), Some(((_, first), rest))) =
-            (join, streams.split_first(), held.split_first_mut())
-        {
-            for ((_, other), (_, held)) in others.iter().zip(rest) {
-                joined = joined.and(twin.wait_held(first, other, held));
-            }
-        }
-        self.capture.ended.store(true, Ordering::Release);
-        let graph = raw.end();
-        streams.iter().for_each(|(stream, _)| stream.capture_state().set(None));
-        drop(held);
+        let graph = self.capture.finish(join, || raw.end());
         self.stream.core().captures.fetch_sub(1, Ordering::SeqCst);
-        joined?;
-        Ok(graph?)
+        graph
     }
 }
 

@@ -32,6 +32,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod body;
 mod capture;
 mod captured_checks;
 mod check_reports;
@@ -53,6 +54,7 @@ mod order;
 mod owner;
 mod stream;
 
+pub use body::{BodyGuard, ConditionalKind};
 pub use capture::{CaptureGuard, CaptureLog, CapturedStream};
 pub use captured_checks::CapturedChecks;
 pub use checked_launch::{CheckOutcome, CheckedLaunch};

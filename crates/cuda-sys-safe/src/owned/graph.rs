@@ -25,7 +25,7 @@ impl Membership {
         !self.over.load(Ordering::Acquire)
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
     }
 }

@@ -12,6 +12,8 @@
 //!
 //! - Beginning a capture takes the token and returns a [`Capture`], which alone can end the
 //!   capture.
+//! - Adding a conditional node takes the token and returns a [`BodyCapture`], which alone can end
+//!   the capture of the node's body.
 //! - Waiting on a captured event joins the capture only if the caller holds the token.
 //! - Replaying a graph is `unsafe`.
 //! - A driver's stream that is wrapped twice is one [`Stream`], unless it is a default stream,
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use crate::{Driver, DriverError, Result};
 
 mod communicator;
+mod conditional;
 mod event;
 mod foreign;
 mod graph;
@@ -48,6 +51,7 @@ mod vmm;
 mod words;
 
 pub use communicator::Communicator;
+pub use conditional::BodyCapture;
 pub use event::Event;
 pub use foreign::ForeignMemory;
 pub use graph::{Capture, Graph, GraphExec};

@@ -17,6 +17,8 @@ impl LaunchToken {
     /// - Work that is reported as done is done, and so is all earlier work on that stream.
     /// - A capture is begun only if the captured work may use its memory at every replay
     ///   ([`GraphExec::launch`](super::GraphExec::launch)).
+    /// - A condition is used in the graph in which it was created. The capture of a body ends before
+    ///   the capture of the graph that the body belongs to.
     /// - A stream joins a capture only if all code that enqueues work on the stream knows of it.
     #[must_use]
     pub const unsafe fn new() -> Self {

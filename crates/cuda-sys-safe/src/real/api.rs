@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
+use super::captures::NodeParams;
 use super::raw::WrittenProperties;
 use crate::Result;
 use crate::dylib::{LibrarySearch, StatusCode, function_table, version_text};
@@ -186,6 +187,25 @@ function_table! {
         "CUDA 11.2" cuMemPoolTrimTo(CUmemoryPool, usize);
         "CUDA 11.2" cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
         "CUDA 11.2" cuMemFreeAsync(CUdeviceptr, CUstream);
+
+        "CUDA 12.3" cuGraphConditionalHandleCreate(*mut u64, CUgraph, CUcontext, c_uint, c_uint);
+        // Without `_v2`: the form of CUDA 12.3, whose edges have no data.
+        "CUDA 12.2" cuGraphAddNode(
+            *mut CUgraphNode,
+            CUgraph,
+            *const CUgraphNode,
+            usize,
+            *mut NodeParams,
+        );
+        "CUDA 12.3" cuStreamBeginCaptureToGraph(
+            CUstream,
+            CUgraph,
+            *const CUgraphNode,
+            *const c_void,
+            usize,
+            c_uint,
+        );
+        "CUDA 11.3" cuStreamUpdateCaptureDependencies(CUstream, *mut CUgraphNode, usize, c_uint);
 
         "CUDA 11.7" cuStreamWaitValue32_v2(CUstream, CUdeviceptr, c_uint, c_uint);
         "CUDA 11.7" cuStreamWriteValue32_v2(CUstream, CUdeviceptr, c_uint, c_uint);

@@ -505,24 +505,24 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
-        let (mut status, mut id) = (0, 0);
-        call!(
-            self,
-            stream.device(),
-            cuStreamGetCaptureInfo_v2(
-                raw_stream(stream),
-                &mut status,
-                &mut id,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
-        )?;
-        Ok(match status {
-            0 => CaptureStatus::None,
-            1 => CaptureStatus::Active(id),
-            _ => CaptureStatus::Invalidated,
-        })
+        self.status_of(stream)
+    }
+
+    unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+        self.create_condition(stream)
+    }
+
+    unsafe fn capture_conditional(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        kind: ConditionalKind,
+    ) -> Result<GraphHandle> {
+        self.add_conditional(stream, condition, kind)
+    }
+
+    unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
+        self.begin_body(stream, body)
     }
 
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {

@@ -28,6 +28,7 @@
 
 mod api;
 mod call_macros;
+mod captures;
 mod device;
 mod driver;
 mod fork;

@@ -79,6 +79,9 @@ calls! {
     BeginCapture = "cuStreamBeginCapture_v2";
     EndCapture = "cuStreamEndCapture";
     CaptureStatus = "cuStreamGetCaptureInfo_v2";
+    ConditionCreate = "cuGraphConditionalHandleCreate";
+    CaptureConditional = "cuGraphAddNode";
+    BeginCaptureToBody = "cuStreamBeginCaptureToGraph";
     ExchangeCaptureMode = "cuThreadExchangeStreamCaptureMode";
     GraphInstantiate = "cuGraphInstantiateWithFlags";
     GraphLaunch = "cuGraphLaunch";

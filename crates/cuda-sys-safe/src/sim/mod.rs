@@ -126,6 +126,10 @@
 //! A graph runs as one operation, with its nodes in any legal order. Replays of one executable
 //! graph run one after another, on any streams.
 //!
+//! A conditional node runs its body in the same way, and tests its condition before each run. A body
+//! cannot hold collectives. A loop that does not end fails with `LAUNCH_TIMEOUT` after 100,000 runs
+//! of its body; on hardware it hangs.
+//!
 //! **The process.** The first call that needs a device's primary context creates it. A forked child
 //! gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the driver's
 //! lock and may not call the driver (`NOT_PERMITTED`). A panic in a host function is caught.

@@ -369,6 +369,20 @@ fn pool_memory_keeps_its_pool_and_graphs_outlive_their_source() {
 }
 
 #[test]
+fn a_driver_without_conditional_nodes_names_its_version() {
+    let fake = Fake::new("conditions");
+    let driver = fake.load().unwrap();
+    let stream = Stream::new(&driver, 0, StreamFlags::default()).unwrap();
+    // SAFETY: the capture contains no work.
+    let token = unsafe { LaunchToken::new() };
+    let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
+    let error = stream.create_condition(token).unwrap_err();
+    assert!(matches!(error, DriverError::MissingSymbol { .. }), "{error}");
+    assert!(error.to_string().contains("CUDA 12.3"), "{error}");
+    capture.end().unwrap();
+}
+
+#[test]
 fn calls_in_a_forked_child_name_the_fork() {
     let fake = Fake::new("fork");
     let driver = fake.load().unwrap();

@@ -14,6 +14,7 @@ mod nccl_programs;
 mod shared_memory;
 mod sim;
 mod sim_calls;
+mod sim_conditions;
 mod sim_kernels;
 mod sim_nccl;
 mod sim_nccl_splits;

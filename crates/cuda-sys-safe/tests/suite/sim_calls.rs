@@ -54,11 +54,19 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             Copy { dst: CopyEnd::Device { device: 0, ptr }, src: CopyEnd::Host(host), bytes: 64 };
         match kind {
             K::HostUnregister => d.host_register(0, mine, 64, HostFlags::default())?,
-            K::EndCapture => d.begin_capture(stream, CaptureMode::Relaxed)?,
+            K::EndCapture | K::ConditionCreate | K::CaptureConditional | K::BeginCaptureToBody => {
+                d.begin_capture(stream, CaptureMode::Relaxed)?
+            }
             K::MemSetAccess | K::MemUnmap => d.mem_map(range, PAGE, 0, piece)?,
             K::DisablePeerAccess => d.enable_peer_access(0, 1)?,
             _ => {}
         }
+        let begun = d.capture_status(stream)? != CaptureStatus::None;
+        let condition = if begun { Some(d.condition_create(stream)?) } else { None };
+        let body = match condition.filter(|_| kind == K::BeginCaptureToBody) {
+            Some(condition) => d.capture_conditional(stream, condition, ConditionalKind::If)?,
+            None => graph,
+        };
         d.inject(Fault::new(kind, CudaCode::UNKNOWN).on(0));
         match kind {
             K::Properties => d.properties(0).map(drop),
@@ -126,6 +134,15 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::BeginCapture => d.begin_capture(stream, CaptureMode::Relaxed),
             K::EndCapture => d.end_capture(stream).map(drop),
             K::CaptureStatus => d.capture_status(stream).map(drop),
+            K::ConditionCreate => d.condition_create(stream).map(drop),
+            K::CaptureConditional => {
+                let condition = condition.ok_or(DriverError::InvalidDevice { device: 0, count: 0 });
+                d.capture_conditional(stream, condition?, ConditionalKind::If).map(drop)
+            }
+            K::BeginCaptureToBody => {
+                let other = d.stream_create(0, StreamFlags::default())?;
+                d.begin_capture_to_body(other, body)
+            }
             K::ExchangeCaptureMode => d.exchange_capture_mode(0, CaptureMode::Global).map(drop),
             K::GraphInstantiate => d.graph_instantiate(graph).map(drop),
             K::GraphLaunch => d.graph_launch(exec, stream),

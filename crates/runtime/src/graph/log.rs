@@ -10,6 +10,7 @@ use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{CapturedChecks, CapturedStream, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
+use super::bodies::Bodies;
 use super::pool::GraphPool;
 use crate::captured_collectives::{self, CollectiveWatcher};
 use crate::launch::{ResultMarks, TOKEN};
@@ -33,10 +34,10 @@ pub(crate) struct GraphLog {
 }
 
 #[derive(Default)]
-struct LogRecords {
+pub(super) struct LogRecords {
     /// The storages of the captured work. Each value references its storage, strongly or weakly, so
     /// that no other storage can get the key.
-    storages_by_key: HashMap<usize, LoggedStorage>,
+    pub(super) storages_by_key: HashMap<usize, LoggedStorage>,
     /// Replay flags of other captures: this capture uses storages that were made in them.
     needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
@@ -44,19 +45,23 @@ struct LogRecords {
     /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
     /// Memory of dropped storages that other streams of the capture may still use, with its uses.
-    unreleased: Vec<(Arc<CudaBlock>, Uses)>,
+    pub(super) unreleased: Vec<(Arc<CudaBlock>, Uses)>,
     /// Number of values by which random ops advanced the generator.
     draws: u64,
+    /// The bodies of conditional nodes.
+    pub(super) bodies: Bodies,
     /// Whether the capture has ended.
     ended: bool,
 }
 
 /// A storage that the captured work uses.
-struct LoggedStorage {
+pub(super) struct LoggedStorage {
     storage: GraphStorage,
+    /// Size in bytes.
+    pub(super) bytes: usize,
     writes: bool,
     /// Captured uses of the storage, on the streams' twins.
-    uses: Box<Uses>,
+    pub(super) uses: Box<Uses>,
 }
 
 /// A graph's reference to a storage.
@@ -75,6 +80,8 @@ pub(super) struct CapturedWork {
     pub(super) draws: u64,
     pub(super) checks: Arc<CapturedChecks>,
     pub(super) communicators: Vec<captured_collectives::CapturedCommunicator>,
+    /// Name of the op whose body failed.
+    pub(super) broken: Option<&'static str>,
 }
 
 /// A communicator used in the capture, its watcher, and the names of its calls.
@@ -87,9 +94,10 @@ struct UsedCommunicator {
 impl LogRecords {
     /// Releases the memory of dropped storages, if the memory's stream is ordered after all uses.
     fn reclaim(&mut self) {
-        let twins = &self.twins;
+        let (twins, bodies) = (&self.twins, &self.bodies);
         self.unreleased.retain(|(block, uses)| {
-            let twin = twins.iter().find(|twin| twin.id() == block.stream_id());
+            let in_body = bodies.twin_of(block.stream_id());
+            let twin = in_body.or_else(|| twins.iter().find(|t| t.id() == block.stream_id()));
             let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
                 all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
@@ -121,11 +129,11 @@ impl GraphLog {
         Arc::clone(captured.log()).downcast().ok()
     }
 
-    fn records(&self) -> MutexGuard<'_, LogRecords> {
+    pub(super) fn records(&self) -> MutexGuard<'_, LogRecords> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory for a captured stream, from the graph's pool unless the program routes
+    /// Allocates memory for a captured stream, which is not that of a body, from the graph's pool unless the program routes
     /// requests to another pool. The request names the pool. Routing all requests of the stream to
     /// the pool instead would also redirect requests that other threads make just before or after
     /// the capture.
@@ -175,6 +183,7 @@ impl GraphLog {
             return false;
         }
         records.made.insert(storage.key(), storage.downgrade());
+        records.bodies.add_made(storage.key());
         drop(records);
         self.pool.add(storage);
         true
@@ -254,7 +263,10 @@ impl GraphLog {
             return Err(Error::capture(op, reason).at(location));
         };
         let mut records = log.records();
-        let LogRecords { storages_by_key, made, .. } = &mut *records;
+        if storages.iter().any(|(storage, _)| storage.same_as(&log.philox_state)) {
+            records.bodies.check_random(captured, site)?;
+        }
+        let LogRecords { storages_by_key, made, bodies, .. } = &mut *records;
         let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
         for (storage, _) in storages {
             let (key, bytes) = (storage.key(), storage.bytes());
@@ -269,15 +281,19 @@ impl GraphLog {
                 if !made.contains_key(&key) {
                     uses.marks = StorageMarks::before_replay(bytes);
                 }
-                LoggedStorage { storage, writes: false, uses }
+                LoggedStorage { storage, bytes, writes: false, uses }
             });
             uses.push(std::mem::take(&mut logged.uses));
         }
         let op = in_order(captured, storages, touches, &mut uses, site, result_marks, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
-            if let Some(logged) = records.storages_by_key.get_mut(&storage.key()) {
+            if let Some(logged) = storages_by_key.get_mut(&storage.key()) {
                 logged.uses = uses;
                 logged.writes |= write & op.is_ok();
+                if captured.home().is_some() && op.is_ok() {
+                    let pooled = matches!(logged.storage, GraphStorage::Pooled(_));
+                    bodies.note_use(storage, *write, pooled);
+                }
             }
         }
         for (storage, _) in storages.iter().filter(|_| op.is_ok()) {
@@ -294,8 +310,17 @@ impl GraphLog {
     pub(super) fn take(&self) -> CapturedWork {
         let ended = LogRecords { ended: true, ..LogRecords::default() };
         let records = std::mem::replace(&mut *self.records(), ended);
-        let LogRecords { storages_by_key, needed, made, twins, unreleased, draws, ended: _ } =
-            records;
+        let LogRecords {
+            storages_by_key,
+            needed,
+            made,
+            twins,
+            unreleased,
+            draws,
+            bodies,
+            ended: _,
+        } = records;
+        let broken = bodies.broken();
         let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
         // Replays lock communicators in the order of their identifiers.
@@ -308,10 +333,10 @@ impl GraphLog {
                 }
             });
         let communicators = captured.collect();
-        drop((made, twins, unreleased));
+        drop((made, twins, unreleased, bodies));
         let storages = storages_by_key.into_values();
         let storages = storages.map(|logged| (logged.storage, logged.writes, logged.uses.marks));
-        CapturedWork { storages: storages.collect(), needed, draws, checks, communicators }
+        CapturedWork { storages: storages.collect(), needed, draws, checks, communicators, broken }
     }
 }
 
@@ -343,7 +368,14 @@ fn in_order(
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.record(twin, op, *write, site);
     }
-    result_marks.record(inputs, touches, storages, uses, None);
+    if captured.home().is_some() {
+        // The body may not run, so its results may keep their former values.
+        let former: SmallVec<[StorageMarks; 4]> = uses.iter().map(|u| u.marks.clone()).collect();
+        result_marks.record(inputs, touches, storages, uses, None);
+        uses.iter_mut().zip(&former).for_each(|(uses, former)| uses.marks.add_all(former));
+    } else {
+        result_marks.record(inputs, touches, storages, uses, None);
+    }
     if let Some(accesses) = accesses {
         accesses.record(twin, op, uses);
     }

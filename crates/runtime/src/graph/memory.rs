@@ -25,6 +25,9 @@ impl Storage {
         runtime.check_stream(stream, "empty")?;
         let device = runtime.device(stream.device_index())?;
         let mut block = None;
+        // A body allocates in the order of the stream that its node is on.
+        let home = stream.captured().and_then(|captured| captured.home().cloned());
+        let stream = home.as_ref().unwrap_or(stream);
         if let Some(log) = GraphLog::of(stream) {
             let captured = log.malloc(device, bytes, stream)?;
             if bytes == 0 || log.keeps(&captured) {

@@ -14,10 +14,15 @@
 //! the replays of all graphs of the pool run one after another. When a tensor of the pool is dropped, this storage
 //! takes over the uses of the tensor, so later replays wait for them.
 //!
+//! A captured conditional node has a body, which is a capture within the capture (`conditional.rs`). Its work is in the
+//! same log (`bodies.rs`).
+//!
 //! `Storage` knows nothing of graphs: `memory.rs` chooses the memory during a capture, and
 //! `storage/pool_membership.rs` ties a storage to its pool. Generators know nothing of launches:
 //! `philox.rs` chooses where a random op starts.
 
+mod bodies;
+mod conditional;
 mod log;
 mod memory;
 mod philox;
@@ -40,6 +45,8 @@ use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
 use log::GraphStorage;
 
+pub(crate) use conditional::CONDITION;
+pub use conditional::{CapturingBody, check_condition};
 pub(crate) use log::GraphLog;
 pub(crate) use philox::PHILOX;
 pub use philox::{PhiloxState, Position, Sequence};
@@ -114,6 +121,7 @@ impl Capturing {
     /// # Errors
     /// [`ErrorKind::Driver`] if the capture was invalidated or the graph cannot be instantiated,
     /// and under [`SyncPolicy::Manual`] if the program did not wait for a stream that joined.
+    /// [`ErrorKind::Capture`] if the body of a conditional node failed.
     #[track_caller]
     pub fn end(mut self) -> Result<Graph> {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
@@ -121,6 +129,10 @@ impl Capturing {
         let captured = self.log.take();
         let not_capturing = ErrorKind::NotCapturing.of("capture_end");
         let template = graph.ok_or(not_capturing)??;
+        if let Some(op) = captured.broken {
+            let reason = format!("the body of `{op}` failed, so the graph is incomplete");
+            return Err(Error::capture("capture_end", reason));
+        }
         let exec = OnceLock::new();
         let template = if self.keeps_graph {
             Some(template)

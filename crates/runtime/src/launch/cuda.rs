@@ -33,6 +33,12 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         return Err(Error::invalid(call.op, reason));
     }
     let site = call.site();
+    if matches!(call.code, Code::Collectives(..))
+        && stream.captured().is_some_and(|captured| captured.home().is_some())
+    {
+        let reason = "the body of a conditional node cannot hold collectives; call them outside";
+        return Err(Error::capture(call.op, reason).at(site.location));
+    }
     let function = |kernel| {
         device.function(kernel).map_err(|e| match e.driver_error() {
             Some(source) if source.loses_device() => located(source.clone().into(), stream, site),

@@ -154,7 +154,7 @@ impl Program {
 /// Returns the programs of this crate.
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
-    vec![&crate::graph::PHILOX]
+    vec![&crate::graph::PHILOX, &crate::graph::CONDITION]
 }
 
 /// Returns the index of a name in a list. Uses only loops that a constant evaluation supports.

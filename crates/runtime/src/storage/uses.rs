@@ -108,6 +108,31 @@ impl Uses {
         }
     }
 
+    /// Replaces uses by the twins of a finished body by uses by the body's node: operation `node` of
+    /// `outer`. `twin` is one of the body's twins.
+    pub(crate) fn end_body(&mut self, twin: &Stream, (outer, node): (&Stream, OpNumber)) {
+        for used in self.write.iter_mut().chain(&mut self.reads) {
+            if used.stream.shares_capture(twin) {
+                (used.stream, used.op) = (outer.clone(), node);
+            }
+        }
+        // The node is the last operation of `outer`, so its reads include the earlier ones.
+        let mut kept: SmallVec<[Use; 1]> = SmallVec::new();
+        for read in self.reads.drain(..) {
+            match kept.iter_mut().find(|kept| kept.stream == read.stream) {
+                Some(kept) if kept.op >= read.op => {}
+                Some(kept) => *kept = read,
+                None => kept.push(read),
+            }
+        }
+        self.reads = kept;
+        for access in self.history.iter_mut().flat_map(|history| &mut history.accesses) {
+            if access.stream.shares_capture(twin) {
+                (access.stream, access.op) = (outer.clone(), node);
+            }
+        }
+    }
+
     /// Adds a stream that the allocator is told of. Returns whether the stream is new.
     pub(crate) fn add_allocator_stream(&mut self, stream: &Stream) -> bool {
         let new = !self.allocator_streams.contains(stream);

@@ -319,6 +319,37 @@ impl Stream {
         }
     }
 
+    /// Calls `f` with the current end of this stream, a twin, under the stream's lock.
+    #[track_caller]
+    pub(crate) fn at_end<R>(
+        &self,
+        call: &'static str,
+        f: impl FnOnce(&StreamPoint) -> Result<R>,
+    ) -> Result<R> {
+        let location = Location::caller();
+        let state = self.0.lock();
+        self.0.capture.refuse_ended(call, location)?;
+        f(&self.0.point(&state))
+    }
+
+    /// Records that all later work on this stream comes after `point`, without a wait.
+    pub(crate) fn follow(&self, point: &StreamPoint) {
+        self.0.lock().clock.join(&self.0.progress, point);
+    }
+
+    /// Numbers an operation that is enqueued already.
+    pub(crate) fn number_enqueued(&self) -> OpNumber {
+        let mut state = self.0.lock();
+        let op = self.0.advance(&mut state);
+        let SubmitState { op_events, clock } = &mut *state;
+        op_events.last_work = op;
+        if self.is_capturing() {
+            // As in `submit`, a failure is returned by the next wait for the operation.
+            let _ = op_events.record_automatic(&self.0.core, &self.0.raw, op, clock);
+        }
+        op
+    }
+
     /// Returns an event recorded at or after operation `op`, and its point.
     #[track_caller]
     pub(crate) fn event_at_or_after(

@@ -16,6 +16,7 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+mod conditional;
 pub mod driver;
 mod graph;
 mod graphed;
@@ -35,6 +36,7 @@ use crate::{
     runtime,
 };
 
+pub use conditional::{graph_if, graph_while};
 pub use graph::{
     CaptureOptions, CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing,
 };

@@ -35,6 +35,8 @@ mod s38_graphed_callables;
 mod s38_kept_graphs;
 #[cfg(target_os = "linux")]
 mod s40_nvml_check;
+mod s41_bodies;
+mod s41_control_flow;
 
 mod s35_backward_streams;
 

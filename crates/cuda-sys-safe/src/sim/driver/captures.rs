@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::sim::CallKind;
 use crate::sim::state::capture::{CaptureState, thread_number};
-use crate::sim::state::graph::{Frontier, GraphNodes};
+use crate::sim::state::graph::{BodyNodes, Frontier, GraphNodes};
+use crate::sim::state::work::StreamKey;
 use crate::sim::state::{SimState, error};
 use crate::*;
 
@@ -22,6 +23,18 @@ impl SimState {
         if self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
             return Err(error(call, CudaCode::ILLEGAL_STATE, device, "already being captured"));
         }
+        self.insert_capture(key, device, mode, None);
+        Ok(())
+    }
+
+    /// Begins the capture of a stream, as a graph or into the body of a conditional node.
+    pub(super) fn insert_capture(
+        &mut self,
+        key: StreamKey,
+        device: usize,
+        mode: CaptureMode,
+        body: Option<(u64, BodyNodes)>,
+    ) {
         let id = self.fresh();
         let capture = CaptureState {
             origin: key,
@@ -32,12 +45,12 @@ impl SimState {
             frontiers: BTreeMap::from([(key, Frontier::new())]),
             last_nodes: BTreeMap::new(),
             invalid: false,
+            body,
         };
         self.captures.insert(id, capture);
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.capture = Some(id);
         }
-        Ok(())
     }
 
     pub(super) fn end_capture(&mut self, stream: StreamHandle) -> Result<GraphHandle> {
@@ -68,8 +81,18 @@ impl SimState {
         if !capture.joined() {
             return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
         }
-        let graph = self.fresh();
-        self.graphs.insert(graph, (device, Arc::new(GraphNodes::new(capture.nodes))));
+        let nodes = Arc::new(GraphNodes::new(capture.nodes));
+        let graph = match capture.body {
+            Some((graph, body)) => {
+                let _ = body.set(nodes);
+                graph
+            }
+            None => {
+                let graph = self.fresh();
+                self.graphs.insert(graph, (device, nodes));
+                graph
+            }
+        };
         // SAFETY: this driver has just created the object.
         Ok(unsafe { GraphHandle::from_raw(device, graph) })
     }

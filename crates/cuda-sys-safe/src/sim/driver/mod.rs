@@ -2,6 +2,7 @@
 
 mod captures;
 mod collectives;
+mod conditional;
 mod copies;
 mod events;
 mod faults;
@@ -483,6 +484,27 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
         forward!(self, CaptureStatus, stream.device(), s => s.capture_status(stream))
+    }
+
+    unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
+        forward!(self, ConditionCreate, stream.device(), s => s.condition_create(stream))
+    }
+
+    unsafe fn capture_conditional(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        kind: ConditionalKind,
+    ) -> Result<GraphHandle> {
+        let device = stream.device();
+        forward!(self, CaptureConditional, device, s => {
+            s.capture_conditional(stream, condition, kind)
+        })
+    }
+
+    unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
+        let device = stream.device();
+        forward!(self, BeginCaptureToBody, device, s => s.begin_capture_to_body(stream, body))
     }
 
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {

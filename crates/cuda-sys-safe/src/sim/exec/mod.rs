@@ -1,5 +1,6 @@
 //! The executor, which picks the next operation and runs it.
 
+mod conditional;
 mod copies;
 mod footprint;
 mod groups;
@@ -15,6 +16,7 @@ use super::state::graph::{GraphNode, GraphNodes, OpProgress, RunningReplay};
 use super::state::memory::RegionKind;
 use super::state::streams::{SimStreamOp, StreamOpKind};
 use super::state::work::{CallGroup, CopyWork, DeviceWork, HostFn, Label, Point, StreamKey};
+use crate::launch::take_set_condition;
 use crate::*;
 
 /// The rule that picks an operation among those that can run.
@@ -129,13 +131,17 @@ impl SimState {
                 self.lock_shared().and_then(|_locked| self.run_work(device, &work))
             }
             StreamOpKind::Graph(ref graph) => {
-                let begun = op.begun.take();
-                let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, begun));
+                let mut replay = match op.begun.take() {
+                    Some(OpProgress::Graph(replay)) => replay,
+                    _ => RunningReplay::new(graph),
+                };
+                let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, &mut replay));
                 match run {
-                    Ok(RunOutcome::Blocked(begun)) => {
-                        return self.requeue(key, SimStreamOp { begun: Some(begun), ..op });
+                    Ok(true) => Ok(replay.time),
+                    Ok(false) => {
+                        let begun = Some(OpProgress::Graph(replay));
+                        return self.requeue(key, SimStreamOp { begun, ..op });
                     }
-                    Ok(RunOutcome::Ended(time)) => Ok(time),
                     Err(error) => Err(error),
                 }
             }
@@ -223,6 +229,8 @@ impl SimState {
             DeviceWork::Memset(memset) => self.run_memset(memset),
             // A group runs in several steps, in `run_group`.
             DeviceWork::Group(_) => Ok(0.0),
+            // Only graphs have conditional nodes, which `run_graph` runs.
+            DeviceWork::Conditional(_) => Ok(0.0),
             DeviceWork::Kernel(launch) => {
                 let ran = CaughtPanic::catch(|| self.run_kernel(device, launch));
                 ran.unwrap_or_else(|_| {
@@ -236,15 +244,12 @@ impl SimState {
     }
 
     /// Runs a graph's nodes in an order that their dependencies allow, until other ranks block it.
+    /// Returns whether all nodes have ended.
     fn run_graph(
         &mut self,
         graph: &GraphNodes,
-        begun: Option<OpProgress>,
-    ) -> Result<RunOutcome, RunError> {
-        let mut replay = match begun {
-            Some(OpProgress::Graph(replay)) => replay,
-            _ => RunningReplay::new(graph),
-        };
+        replay: &mut RunningReplay,
+    ) -> Result<bool, RunError> {
         while !(replay.ready.is_empty() && replay.begun.is_empty()) {
             let unblocked = |&i: &usize| {
                 let (_, participant, op) = &replay.begun[i];
@@ -253,7 +258,7 @@ impl SimState {
             let unblocked: Vec<usize> = (0..replay.begun.len()).filter(unblocked).collect();
             let candidates = replay.ready.len() + unblocked.len();
             if candidates == 0 {
-                return Ok(RunOutcome::Blocked(OpProgress::Graph(replay)));
+                return Ok(false);
             }
             let pick = self.random(candidates);
             let (node, begun) = match pick.checked_sub(replay.ready.len()) {
@@ -271,7 +276,15 @@ impl SimState {
             }
             let ran = match work {
                 DeviceWork::Group(group) => self.run_group(*device, group, begun),
-                work => self.run_work(*device, work).map(RunOutcome::Ended),
+                DeviceWork::Conditional(conditional) => {
+                    let ran = self.run_conditional(conditional, &mut replay.conditions);
+                    ran.map(RunOutcome::Ended)
+                }
+                work => {
+                    let ran = self.run_work(*device, work);
+                    replay.conditions.extend(take_set_condition());
+                    ran.map(RunOutcome::Ended)
+                }
             };
             let ran =
                 ran.map_err(|e| RunError { why: format!("node `{}`: {}", label.op, e.why), ..e })?;
@@ -283,7 +296,7 @@ impl SimState {
                 (RunOutcome::Blocked(_), _) => {}
             }
         }
-        Ok(RunOutcome::Ended(replay.time))
+        Ok(true)
     }
 
     /// Begins a group, or ends one that has begun.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::thread::ThreadId;
 
-use super::graph::{Frontier, GraphNode};
+use super::graph::{BodyNodes, Frontier, GraphNode};
 use super::work::StreamKey;
 use crate::CaptureMode;
 
@@ -17,6 +17,8 @@ pub(crate) struct CaptureState {
     /// The last node of each communicator.
     pub(crate) last_nodes: BTreeMap<u64, usize>,
     pub(crate) invalid: bool,
+    /// The body that the nodes are for, with its handle. `None` if the capture makes a graph.
+    pub(crate) body: Option<(u64, BodyNodes)>,
 }
 
 impl CaptureState {

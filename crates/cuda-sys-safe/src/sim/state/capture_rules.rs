@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::capture::{CaptureState, thread_number};
 use super::graph::{Frontier, GraphNode};
 use super::streams::{StreamOpKind, StreamState};
-use super::work::{Label, StreamKey};
+use super::work::{DeviceWork, Label, StreamKey};
 use super::{SimState, error};
 use crate::sim::CallKind;
 use crate::*;
@@ -41,6 +41,10 @@ impl SimState {
                 refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
             _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
+            StreamOpKind::Work(DeviceWork::Group(_)) if capture.body.is_some() => {
+                let why = "the body of a conditional node cannot hold collectives";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
+            }
             StreamOpKind::Work(work) => {
                 let node = Frontier::from([capture.nodes.len()]);
                 let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
@@ -101,6 +105,7 @@ impl SimState {
         for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
             stream.capture = None;
         }
+        self.conditions.retain(|_, capture| *capture != id);
         self.captures.remove(&id)
     }
 

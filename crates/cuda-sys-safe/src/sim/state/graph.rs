@@ -1,9 +1,10 @@
 //! Graphs, and their running replays.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 
 use super::work::{DeviceWork, Label, Point};
+use crate::ConditionalKind;
 use crate::nccl::sim::Participant;
 
 /// The nodes that the next captured work of a stream depends on.
@@ -33,6 +34,20 @@ impl GraphNodes {
     }
 }
 
+/// The nodes of a conditional node's body. Empty until the capture of the body has ended.
+pub(crate) type BodyNodes = Arc<OnceLock<Arc<GraphNodes>>>;
+
+/// A conditional node.
+pub(crate) struct ConditionalWork {
+    /// The handle of the condition.
+    pub(crate) condition: u64,
+    pub(crate) kind: ConditionalKind,
+    pub(crate) body: BodyNodes,
+}
+
+/// The values of a running replay's conditions, by handle. A condition without an entry is 0.
+pub(crate) type ConditionValues = BTreeMap<u64, u32>;
+
 pub(crate) struct GraphExecState {
     pub(crate) device: usize,
     pub(crate) graph: Arc<GraphNodes>,
@@ -57,13 +72,14 @@ pub(crate) struct RunningReplay {
     /// Groups that have begun, by their nodes.
     pub(crate) begun: Vec<(usize, Arc<Participant>, u64)>,
     pub(crate) time: f64,
+    pub(crate) conditions: ConditionValues,
 }
 
 impl RunningReplay {
     pub(crate) fn new(graph: &GraphNodes) -> Self {
         let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();
-        Self { waits, ready, begun: Vec::new(), time: 2.0 }
+        Self { waits, ready, begun: Vec::new(), time: 2.0, conditions: ConditionValues::new() }
     }
 
     /// Records the end of a node. Returns the number of steps: one for the node, and one for each

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use self::capture::CaptureState;
 use self::faults::Faults;
-use self::graph::{GraphExecState, GraphNodes};
+use self::graph::{BodyNodes, GraphExecState, GraphNodes};
 use self::memory::{MemoryState, Overrun};
 use self::modules::{FunctionState, ModuleState};
 use self::pools::PoolState;
@@ -55,6 +55,10 @@ pub(crate) struct SimState {
     pub(crate) capture_modes: BTreeMap<u64, CaptureMode>,
     pub(crate) graphs: BTreeMap<u64, (usize, Arc<GraphNodes>)>,
     pub(crate) graph_execs: BTreeMap<u64, GraphExecState>,
+    /// The capture in which each condition was created, by handle. Conditions of nodes have no entry.
+    pub(crate) conditions: BTreeMap<u64, u64>,
+    /// The device and the nodes of bodies whose capture has not begun, by handle.
+    pub(crate) bodies: BTreeMap<u64, (usize, BodyNodes)>,
     pub(crate) comms: BTreeMap<u64, CommRecord>,
     pub(crate) faults: Faults,
     pub(crate) calls: BTreeMap<CallKind, u64>,
@@ -133,6 +137,8 @@ impl SimState {
             capture_modes: BTreeMap::new(),
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
+            conditions: BTreeMap::new(),
+            bodies: BTreeMap::new(),
             comms: BTreeMap::new(),
             faults: Faults::default(),
             calls: BTreeMap::new(),

@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::graph::ConditionalWork;
 use super::launch::OwnedLaunch;
 use crate::nccl::Collective;
 use crate::nccl::sim::Participant;
@@ -43,6 +44,8 @@ pub(crate) enum DeviceWork {
     Memset(MemsetWork),
     Kernel(Arc<OwnedLaunch>),
     Group(Arc<CallGroup>),
+    /// A conditional node. Only in graphs.
+    Conditional(Arc<ConditionalWork>),
 }
 
 impl DeviceWork {

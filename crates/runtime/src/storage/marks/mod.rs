@@ -190,6 +190,11 @@ impl StorageMarks {
         }
     }
 
+    /// Adds the marks that the storage had before work that may not run.
+    pub(crate) fn add_all(&mut self, former: &Self) {
+        former.marks.iter().for_each(|mark| self.add(&mark.bytes, &mark.dependencies));
+    }
+
     /// Applies [`Dependencies::merge_launches`] to each mark.
     pub(crate) fn merge_launches(&mut self, stream: &Stream, op: OpNumber) {
         self.marks
