@@ -38,8 +38,8 @@ pub(crate) struct OngoingCapture {
     /// after the end. Locked before any stream's lock. A stream that joins holds this lock, so that
     /// the capture does not end meanwhile.
     streams: Mutex<Option<Vec<(Stream, Stream)>>>,
-    /// The body that is being captured into the graph of this capture. Changed under the lock on
-    /// `streams`.
+    /// The body that is being captured into the graph of this capture. Set only while `streams` is
+    /// `Some` and locked.
     body: Mutex<Option<Arc<OpenBody>>>,
     /// In the capture of a body: the stream on which the enclosing graph is captured.
     home: Option<Stream>,

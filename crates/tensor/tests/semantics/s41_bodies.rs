@@ -151,7 +151,7 @@ fn fails<R: std::fmt::Debug>(
     let error = answer.unwrap_err();
     assert!(error.op() == op && kind(error.kind()), "{error:?}");
     assert!(error.to_string().contains(text), "{error}");
-    assert!(error.to_string().contains("s41_control_flow.rs"), "{error}");
+    assert!(error.to_string().contains("s41_bodies.rs"), "{error}");
 }
 
 /// Nests `depth` branches.
