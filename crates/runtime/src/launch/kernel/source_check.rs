@@ -37,8 +37,8 @@ fn takes(text: &str, kernel: &str, structure: &str) -> bool {
     let fitting = definitions.filter_map(|(head, _)| {
         let (before, parameters) = head.rsplit_once('(')?;
         let name = before.split_whitespace().next_back()?;
-        let last = parameters.rsplit(',').next()?;
-        let takes = last.contains(&format!("__grid_constant__ {structure} "));
+        let last = parameters.split(')').next()?.rsplit(',').next()?;
+        let takes = last.split_whitespace().rev().nth(1) == Some(structure);
         Some((common_characters(name, kernel)?, takes))
     });
     let fitting: Vec<(usize, bool)> = fitting.collect();
