@@ -269,34 +269,6 @@ fn a_rejected_launch_is_harmless() {
     }
 }
 
-#[test]
-fn a_failed_wait_of_a_read_names_the_line_of_the_read() {
-    let waits = [CallKind::EventSynchronize, CallKind::EventQuery, CallKind::StreamSynchronize];
-    let world = SimBox::lazy(1);
-    world.enter(|| {
-        // The second tensor is large enough to be staged.
-        for bytes in [4, 64 << 20] {
-            let mut failed = 0;
-            for call in waits {
-                let x = ones([bytes], (DType::U8, 0))?;
-                world.sim.inject(Fault::new(call, CudaCode::INVALID_VALUE).times(100));
-                let (line, result) = (line!(), x.cpu());
-                world.sim.clear_faults();
-                if let Err(error) = result {
-                    failed += 1;
-                    assert_eq!(
-                        error.location().map(|at| at.line()),
-                        Some(line),
-                        "{call:?}: {error}"
-                    );
-                }
-            }
-            assert!(failed > 0, "no wait failed for {bytes} bytes");
-        }
-        Ok(())
-    });
-}
-
 /// Each kind of driver call fails once. The next run of the program succeeds.
 #[test]
 fn one_failed_call_of_any_kind_is_survived() {

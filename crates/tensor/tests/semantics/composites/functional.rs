@@ -168,7 +168,10 @@ fn attention_names_unsupported_arguments() {
             let error = scaled_dot_product_attention(&x, &x, &x, options).expect_err(words);
             assert!(error.to_string().contains(words), "{error}");
         };
-        says(AttentionOptions::new().attn_mask(&mask), "boolean or floating-point");
+        says(
+            AttentionOptions::new().attn_mask(&mask),
+            "must have dtype torch.bool, but has dtype torch.int64",
+        );
         let float = zeros([2, 2], ())?;
         let both = AttentionOptions::new().attn_mask(&float).is_causal(true);
         says(both, "cannot be given both");
