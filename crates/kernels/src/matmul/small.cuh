@@ -1,6 +1,5 @@
 // Small matrix products with any strides. cuBLAS would take longer to choose a kernel than the GPU
 // takes to multiply. Each thread computes one element, which spreads little work over many blocks.
-
 // Elements of `k` per step.
 #define DEPTH 64
 #define LOADS (SIDE * DEPTH / 256)

@@ -33,7 +33,6 @@ pub(crate) const KERNELS: &[Case] = cases! {
     "softmax_backward" |at, n| to(zeros([2, 3], at)?, |t, out| softmax::softmax_backward(t, m(at).as_view(), m(at).as_view(), n.u, out, true))?;
     "sort" |at, n| to(zeros([2, 3], at)?, |t, out| sort::sort(t, m(at).as_view(), n.u, false, out, zeros([2, 3], (DType::I64, at))?.as_view()))?;
     "sort_in_parts" |at, n| to(zeros([2, 3], at)?, |t, out| sort::sort_in_parts(t, m(at).as_view(), n.u, false, [out, zeros([2, 3], (DType::I64, at))?.as_view()], 8))?;
-    "sort_in_parts, pairs" |at, n| to(zeros([2, 3], at)?, |t, out| sort::sort_in_parts(t, m(at).as_view(), 1, false, [out, zeros([2, 3], (DType::I64, at))?.as_view()], n.u))?;
     "check" |at, n| { Window { input: [1, 1, n.u], ..ONE }.check("check")?; };
     "im2col" |at, n| columns(at, &Window { stride: [1, 1, n.u], ..ONE })?;
     "im2col" |at, n| columns(at, &Window { padding: [0, 0, n.u], ..ONE })?;

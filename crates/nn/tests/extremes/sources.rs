@@ -19,6 +19,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("exclusive_stream", "a priority, which is clamped; a row replaces the device"),
     ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),
+    ("sort_in_parts", "the number of pairs is clamped; a row replaces the dimension"),
     ("has_attention", "reads a device's properties"),
     ("has_few_queries", "reads a device's properties"),
     ("is_condition", "dtypes alone"),
