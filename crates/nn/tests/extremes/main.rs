@@ -241,7 +241,7 @@ const PREPARATION: &str = "preparation";
 
 /// Functions whose errors have another name: that of PyTorch's function, of the op that the function takes as an
 /// argument, or of the type that the function builds.
-const OTHER_NAMES: [(&str, &str); 9] = [
+const OTHER_NAMES: [(&str, &str); 10] = [
     ("sort_in_parts", "sort"),
     ("arange_start", "arange"),
     ("arange_start_step", "arange"),
