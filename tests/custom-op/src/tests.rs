@@ -8,9 +8,9 @@ use warpline::autograd::{Context, Function, GradcheckOptions, Gradients, ToSave}
 use warpline::autograd::{gradcheck, gradgradcheck};
 use warpline::cuda;
 use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
-use warpline_runtime::IndexCheck;
 use warpline::{Race, Tensor, full, tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
+use warpline_runtime::IndexCheck;
 use warpline_runtime::host::{HostLaunch, Shared};
 use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{Program, Source, stale};
@@ -216,7 +216,10 @@ fn operands_that_do_not_fit_are_refused() {
     };
     run(&weight, &index, &out).unwrap();
     let refused = |result: Result<()>| result.unwrap_err();
-    assert!(matches!(refused(run(&index, &index, &out)).kind(), ErrorKind::UnsupportedDType { .. }));
+    assert!(matches!(
+        refused(run(&index, &index, &out)).kind(),
+        ErrorKind::UnsupportedDType { .. }
+    ));
     assert!(matches!(refused(run(&weight, &weight, &out)).kind(), ErrorKind::DTypeMismatch { .. }));
     let row = out.narrow(0, 0, 1).unwrap();
     assert!(matches!(refused(run(&weight, &index, &row)).kind(), ErrorKind::ShapeMismatch { .. }));
@@ -262,12 +265,7 @@ static READS_NEXT: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any r
 static WRITES_NONE: Kernel<u32, 2> = unsafe { Kernel::new(&LIES, "", hosts!(any writes_none)) };
 
 #[track_caller]
-fn lie(
-    target: Target<'_>,
-    kernel: &Kernel<u32, 2>,
-    of: View<'_>,
-    out: View<'_>,
-) -> Result<()> {
+fn lie(target: Target<'_>, kernel: &Kernel<u32, 2>, of: View<'_>, out: View<'_>) -> Result<()> {
     let [of_first, out_first] = [of, out].map(|view| view.layout.narrow(0, 0, 1).unwrap());
     let operands =
         [View { layout: &of_first, ..of }.read(), View { layout: &out_first, ..out }.write()];
