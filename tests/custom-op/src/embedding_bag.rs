@@ -6,7 +6,9 @@ use std::panic::Location;
 use warpline_runtime::host::{HostLaunch, SharedPtr, parallel_for};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View, cuda_struct, hosts};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 cuda_struct! {
     /// Parameters of the kernel and the CPU function. Strides are in elements.
