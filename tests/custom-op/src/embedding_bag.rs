@@ -3,11 +3,11 @@
 use std::ops::AddAssign;
 use std::panic::Location;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::{HostLaunch, SharedPtr, parallel_for};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-#[cfg(doc)]
-use warpline_runtime::ErrorKind;
 use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, hosts};
 
 cuda_struct! {
