@@ -233,7 +233,7 @@ fn operands_that_do_not_fit_are_refused() {
 /// # Safety
 /// Operand 1 has a second element of `f32`.
 unsafe fn writes_two(launch: &HostLaunch<'_>, _: &u32) {
-    let out = Shared::<f32>::operand(launch, 1);
+    let out = SharedPtr::<f32>::operand(launch, 1);
     // SAFETY: operand 1 has two elements of `f32`, as the caller guarantees.
     unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
 }
@@ -243,7 +243,7 @@ unsafe fn writes_two(launch: &HostLaunch<'_>, _: &u32) {
 /// # Safety
 /// Operand 0 has a second element of `u32`.
 unsafe fn reads_next(launch: &HostLaunch<'_>, _: &u32) {
-    let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
+    let (of, out) = (SharedPtr::<u32>::operand(launch, 0), SharedPtr::<u32>::operand(launch, 1));
     // SAFETY: operand 0 has two elements of `u32`, as the caller guarantees.
     unsafe { out.write(0, !of.read(1)) };
 }
