@@ -11,7 +11,7 @@ use warpline::{DType, Error, ErrorKind, RaceReport, Result, Runtime, RuntimeConf
 use warpline::{Race, Tensor, full, tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_runtime::IndexCheck;
-use warpline_runtime::host::{HostLaunch, Shared};
+use warpline_runtime::host::{HostLaunch, SharedPtr};
 use warpline_runtime::launch::{Grid, Kernel};
 use warpline_runtime::module::{Program, Source, stale};
 use warpline_runtime::{Target, View, hosts};
