@@ -15,7 +15,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("warpline-sync", &[]),
     ("warpline-files", &[]),
     ("warpline-cuda-sys-safe", &["warpline-sync"]),
-    ("warpline-types", &["warpline-cuda-sys-safe"]),
+    ("warpline-types", &["warpline-sync", "warpline-cuda-sys-safe"]),
     ("warpline-alloc", &["warpline-sync", "warpline-cuda-sys-safe", "warpline-types"]),
     ("warpline-stream", &["warpline-sync", "warpline-cuda-sys-safe", "warpline-types"]),
     (

@@ -171,7 +171,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         value: u32,
     ) -> Result<()> {
         let _ = (word, value);
-        Err(no_value("cuStreamWaitValue32_v2", stream.device()))
+        Err(not_supported("cuStreamWaitValue32_v2", stream.device(), NO_VALUES))
     }
 
     /// Writes `value` to a word in page-locked host memory once earlier work on the stream is done
@@ -187,7 +187,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         value: u32,
     ) -> Result<()> {
         let _ = (word, value);
-        Err(no_value("cuStreamWriteValue32_v2", stream.device()))
+        Err(not_supported("cuStreamWriteValue32_v2", stream.device(), NO_VALUES))
     }
 
     /// Returns the priority of a stream (`cuStreamGetPriority`).
@@ -285,7 +285,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// memory.
     fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
         let _ = bytes;
-        Err(cannot_share("cuMemCreate", device))
+        Err(not_supported("cuMemCreate", device, CANNOT_SHARE))
     }
 
     /// Returns an operating-system handle with which another process opens the memory
@@ -296,7 +296,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// [`DriverError::Cuda`] if the memory was not created by [`Driver::mem_create_shareable`], and
     /// with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
     unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
-        Err(cannot_share("cuMemExportToShareableHandle", memory.device()))
+        Err(not_supported("cuMemExportToShareableHandle", memory.device(), CANNOT_SHARE))
     }
 
     /// Opens memory of this device that another process exported
@@ -308,7 +308,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// with [`CudaCode::NOT_SUPPORTED`] if this driver or system cannot share memory.
     fn mem_import(&self, device: usize, bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
         let _ = (bytes, handle);
-        Err(cannot_share("cuMemImportFromShareableHandle", device))
+        Err(not_supported("cuMemImportFromShareableHandle", device, CANNOT_SHARE))
     }
 
     /// Releases physical memory (`cuMemRelease`). The memory is freed when its last mapping is
@@ -391,7 +391,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no conditions, and
     /// with [`CudaCode::ILLEGAL_STATE`] if the stream is not captured.
     unsafe fn condition_create(&self, stream: StreamHandle) -> Result<ConditionHandle> {
-        Err(no_conditions("cuGraphConditionalHandleCreate", stream.device()))
+        Err(not_supported("cuGraphConditionalHandleCreate", stream.device(), NO_CONDITIONS))
     }
 
     /// Adds a conditional node to the graph that the stream is captured into (`cuGraphAddNode`).
@@ -407,7 +407,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         kind: ConditionalKind,
     ) -> Result<GraphHandle> {
         let _ = (condition, kind);
-        Err(no_conditions("cuGraphAddNode", stream.device()))
+        Err(not_supported("cuGraphAddNode", stream.device(), NO_CONDITIONS))
     }
 
     /// Begins to capture a stream into the body of a conditional node
@@ -419,7 +419,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// [`DriverError::Cuda`] with [`CudaCode::NOT_SUPPORTED`] if this driver has no conditions.
     unsafe fn begin_capture_to_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
         let _ = body;
-        Err(no_conditions("cuStreamBeginCaptureToGraph", stream.device()))
+        Err(not_supported("cuStreamBeginCaptureToGraph", stream.device(), NO_CONDITIONS))
     }
 
     /// Sets the calling thread's capture mode and returns the old mode
@@ -474,17 +474,10 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     }
 }
 
-fn cannot_share(call: &'static str, device: usize) -> DriverError {
-    let why = "this driver or system cannot share memory with other processes";
-    DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
-}
+const CANNOT_SHARE: &str = "this driver or system cannot share memory with other processes";
+const NO_VALUES: &str = "this driver's streams cannot wait for values in memory";
+const NO_CONDITIONS: &str = "this driver has no conditional nodes";
 
-fn no_value(call: &'static str, device: usize) -> DriverError {
-    let why = "this driver's streams cannot wait for values in memory";
-    DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
-}
-
-fn no_conditions(call: &'static str, device: usize) -> DriverError {
-    let why = "this driver has no conditional nodes";
+fn not_supported(call: &'static str, device: usize, why: &'static str) -> DriverError {
     DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
 }

@@ -77,10 +77,24 @@ impl<'a> View<'a> {
     /// [`ErrorKind::DTypeMismatch`] if the view's dtype is not `expected`.
     #[track_caller]
     pub fn check_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
+        self.check_operand_dtype(op, "the tensor", expected)
+    }
+
+    /// Returns an error that names the operand, such as `the index`, for a view of a different dtype.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DTypeMismatch`] if the view's dtype is not `expected`.
+    #[track_caller]
+    pub fn check_operand_dtype(
+        &self,
+        op: &'static str,
+        operand: &'static str,
+        expected: DType,
+    ) -> Result<()> {
         if self.dtype == expected {
             return Ok(());
         }
-        Err(ErrorKind::DTypeMismatch { operand: "the tensor", expected, actual: self.dtype }.of(op))
+        Err(ErrorKind::DTypeMismatch { operand, expected, actual: self.dtype }.of(op))
     }
 
     /// Checks that the layout lies inside the storage.

@@ -13,8 +13,10 @@
 mod caught_panic;
 #[cfg(shuttle)]
 mod checked;
+mod drop_list;
 
 pub use caught_panic::CaughtPanic;
+pub use drop_list::DropList;
 
 #[cfg(shuttle)]
 pub use checked::{LazyLock, OnceLock, let_others_run};

@@ -47,7 +47,7 @@ pub struct HostMemory {
     origin: HostMemoryOrigin,
 }
 
-// SAFETY: the buffer is plain bytes, of which only addresses are given out (`as_ptr`, `ptr_at`).
+// SAFETY: the buffer holds plain bytes, and its methods give out only their addresses (`as_ptr`, `ptr_at`).
 // Its users order their accesses.
 unsafe impl Send for HostMemory {}
 // SAFETY: `&HostMemory` gives out no references to the bytes, only their address.

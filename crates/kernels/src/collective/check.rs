@@ -29,11 +29,8 @@ pub(super) fn call(op: &'static str, member: GroupMember, call: &CollectiveOp<'_
         }
         view.check_inside(op)?;
     }
-    if let (Some(input), Some(output)) = (input, output)
-        && input.dtype != output.dtype
-    {
-        let (operand, expected, actual) = ("the output", input.dtype, output.dtype);
-        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
+    if let (Some(input), Some(output)) = (input, output) {
+        output.check_operand_dtype(op, "the output", input.dtype)?;
     }
     match *call {
         CollectiveOp::AllReduce { input, op: ReduceOp::Avg, .. }

@@ -194,14 +194,8 @@ fn run<const I: usize, const N: usize>(
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
     for (input, arg) in op.entry.inputs.iter().zip(args) {
         match arg {
-            Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
-                let (expected, actual) = (DType::Bool, view.dtype);
-                return Err(ErrorKind::DTypeMismatch {
-                    operand: "the condition",
-                    expected,
-                    actual,
-                }
-                .of(op.entry.name));
+            Arg::Tensor(view) if input.is_bool => {
+                view.check_operand_dtype(op.entry.name, "the condition", DType::Bool)?;
             }
             Arg::Number(value)
                 if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>

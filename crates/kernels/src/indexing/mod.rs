@@ -16,11 +16,13 @@ use std::panic::Location;
 
 use crate::dim::{at_least_1d, check_dim};
 use crate::programs::{UNITS, by_unit, committed, test_sources};
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::iter::{BLOCK, Index, IterPlan, halves};
 use warpline_runtime::launch::{Grid, Kernel, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{
-    DType, Error, ErrorKind, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
+    DType, Error, Layout, Result, Site, Sizes, Strides, Target, View, cuda_struct, hosts,
 };
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
@@ -267,10 +269,8 @@ pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
 
 #[track_caller]
 fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> Result<()> {
-    if !matches!(index.dtype, DType::I32 | DType::I64) {
-        let (expected, actual) = (DType::I64, index.dtype);
-        let operand = "an index that is not int32";
-        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
+    if index.dtype != DType::I32 {
+        index.check_operand_dtype(op, "an index that is not int32", DType::I64)?;
     }
     out.check_dtype(op, input.dtype)?;
     check_operands(op, &[input.read(), index.read(), out.write()])

@@ -18,8 +18,10 @@ mod plan;
 mod plan_tests;
 mod table;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::launch::{self, Grid};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 use crate::scratch::ScratchTensor;
 use crate::turn::{scratch_operand, ticket};
@@ -125,10 +127,7 @@ fn run(
 ) -> Result<()> {
     let (name, flags) = (declaration.name, declaration.flags);
     let expected = declaration.result_dtype(a.dtype)?;
-    if out.dtype != expected {
-        let (operand, actual) = ("the result", out.dtype);
-        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(name));
-    }
+    out.check_operand_dtype(name, "the result", expected)?;
     let indices = declaration.result == ReducedDType::Index;
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {
         return Err(Error::invalid(

@@ -16,8 +16,10 @@ mod elements;
 mod index_add;
 mod linear;
 
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::module::Program;
-use warpline_runtime::{DType, ErrorKind, Result, View};
+use warpline_runtime::{DType, Result, View};
 
 pub use elements::{Reduce, scatter};
 pub use index_add::{embedding_backward, index_add, index_add_as};
@@ -28,9 +30,5 @@ pub(crate) const PROGRAMS: &[&Program] =
 
 #[track_caller]
 fn check_index_dtype(op: &'static str, index: View<'_>) -> Result<()> {
-    let (operand, expected, actual) = ("the index", DType::I64, index.dtype);
-    if expected == actual {
-        return Ok(());
-    }
-    Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op))
+    index.check_operand_dtype(op, "the index", DType::I64)
 }

@@ -133,10 +133,10 @@ impl GraphLog {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory for a captured stream, which is not that of a body, from the graph's pool unless the program routes
-    /// requests to another pool. The request names the pool. Routing all requests of the stream to
-    /// the pool instead would also redirect requests that other threads make just before or after
-    /// the capture.
+    /// Allocates memory for a captured stream, which is not that of a body, from the graph's pool
+    /// unless the program routes requests to another pool. The request names the pool. Routing all
+    /// requests of the stream to the pool instead would also redirect requests that other threads
+    /// make just before or after the capture.
     #[track_caller]
     pub(crate) fn malloc(
         &self,
@@ -368,13 +368,13 @@ fn in_order(
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.record(twin, op, *write, site);
     }
-    if captured.home().is_some() {
-        // The body may not run, so its results may keep their former values.
-        let former: SmallVec<[StorageMarks; 4]> = uses.iter().map(|u| u.marks.clone()).collect();
-        result_marks.record(inputs, touches, storages, uses, None);
-        uses.iter_mut().zip(&former).for_each(|(uses, former)| uses.marks.add_all(former));
-    } else {
-        result_marks.record(inputs, touches, storages, uses, None);
+    // A body may not run, so its results may keep their former values.
+    let former = captured.home().map(|_| {
+        uses.iter().map(|uses| uses.marks.clone()).collect::<SmallVec<[StorageMarks; 4]>>()
+    });
+    result_marks.record(inputs, touches, storages, uses, None);
+    for (uses, former) in uses.iter_mut().zip(former.iter().flatten()) {
+        uses.marks.add_all(former);
     }
     if let Some(accesses) = accesses {
         accesses.record(twin, op, uses);

@@ -11,14 +11,11 @@
 //! of the locked structure first.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::thread;
 
-use warpline_sync::CaughtPanic;
+use warpline_sync::DropList;
 
 use super::meta::AutogradMeta;
 use super::node::NodeParts;
@@ -95,63 +92,23 @@ pub struct DeferredDrops {
 impl DeferredDrops {
     /// Begins to keep values.
     pub fn begin() -> Self {
-        let outer = DEFERRED.with_borrow_mut(|deferred| {
-            let outer = deferred.is_some();
-            deferred.get_or_insert_default();
-            outer
-        });
-        Self { outer, not_send: PhantomData }
+        Self { outer: !DEFERRED.with(DropList::begin), not_send: PhantomData }
     }
 }
 
 impl Drop for DeferredDrops {
     fn drop(&mut self) {
         if !self.outer {
-            drop_deferred(next_deferred());
+            DEFERRED.with(DropList::end);
         }
     }
 }
 
 thread_local! {
-    /// Values that this thread has yet to drop. `None` while the thread drops nothing. The list has no
-    /// destructor, so destructors of other thread-locals can still use it while the thread ends.
-    static DEFERRED: RefCell<Option<ManuallyDrop<Vec<DeferredDrop>>>> = const { RefCell::new(None) };
+    static DEFERRED: DropList<DeferredDrop> = const { DropList::new() };
 }
 
-/// Drops `owned` at once, or after the value that this thread is currently dropping.
-///
-/// If the `Drop` of a user value panics, the remaining values are dropped first. Then the panic continues. If
-/// several values panic, the last panic continues. While the thread is already panicking, the panic is
-/// discarded, because a second panic would abort the process.
+/// Drops `owned` at once, or after the value that this thread is currently dropping ([`DropList::drop_in_turn`]).
 pub(super) fn reclaim(owned: DeferredDrop) {
-    let first = DEFERRED.with_borrow_mut(|deferred| {
-        if let Some(deferred) = deferred {
-            deferred.push(owned);
-            return None;
-        }
-        *deferred = Some(ManuallyDrop::default());
-        Some(owned)
-    });
-    if first.is_some() {
-        drop_deferred(first);
-    }
-}
-
-fn next_deferred() -> Option<DeferredDrop> {
-    DEFERRED.with_borrow_mut(|deferred| deferred.as_mut().and_then(|list| list.pop()))
-}
-
-/// Drops a value and all values on this thread's list, and removes the list.
-fn drop_deferred(mut next: Option<DeferredDrop>) {
-    let mut panic = None;
-    while let Some(owned) = next {
-        if let Err(next) = CaughtPanic::catch(|| drop(owned)) {
-            panic = Some(next);
-        }
-        next = next_deferred();
-    }
-    drop(DEFERRED.take().map(ManuallyDrop::into_inner));
-    if let Some(panic) = panic.filter(|_| !thread::panicking()) {
-        panic.resume();
-    }
+    DEFERRED.with(|list| list.drop_in_turn(owned));
 }

@@ -44,7 +44,7 @@ pub fn where_cond<'a>(
     y: impl IntoOperand<'a>,
 ) -> Result<Tensor> {
     let (x, y) = (x.into_operand(), y.into_operand());
-    check_bools("where", "the condition", condition)?;
+    condition.as_view().check_operand_dtype("where", "the condition", DType::Bool)?;
     apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
 }
 
@@ -169,7 +169,7 @@ impl Tensor {
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let _call = CallScope::enter("masked_fill");
         let value = value.into();
-        check_bools("masked_fill", "the mask", mask)?;
+        mask.as_view().check_operand_dtype("masked_fill", "the mask", DType::Bool)?;
         check_filled("masked_fill", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -185,7 +185,7 @@ impl Tensor {
     pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let _call = CallScope::enter("masked_fill_");
         let value = value.into();
-        check_bools("masked_fill_", "the mask", mask)?;
+        mask.as_view().check_operand_dtype("masked_fill_", "the mask", DType::Bool)?;
         check_filled("masked_fill_", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -235,15 +235,6 @@ impl Tensor {
         };
         let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
         Some(numbers.map(|v| Scalar::Float(v).into()))
-    }
-}
-
-/// Fails if a condition or mask is not a boolean tensor. The error names the operand.
-#[track_caller]
-pub(super) fn check_bools(op: &'static str, operand: &'static str, chooses: &Tensor) -> Result<()> {
-    match (DType::Bool, chooses.dtype()) {
-        (expected, actual) if expected == actual => Ok(()),
-        (expected, actual) => Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op)),
     }
 }
 

@@ -5,11 +5,11 @@ use warpline_kernels::elementwise as table;
 use super::binary;
 use super::elementwise::{TensorOrScalar, apply, apply_in_place, common_dtype};
 use super::promote::{result_type, result_type_scalar};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::functional::options::options;
-use crate::{
-    CallScope, DType, Error, ErrorKind, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor,
-};
+use crate::{CallScope, DType, Error, IntoOperand, IntoOptions, OrDefault, Result, Scalar, Tensor};
 
 options! {
     /// Options of [`Tensor::isclose`] and [`Tensor::allclose`].
@@ -270,18 +270,16 @@ impl Tensor {
     ) -> Result<Self> {
         let _call = CallScope::enter("isclose");
         let IsCloseOptions { rtol, atol, equal_nan } = options.into_options();
-        let (operand, expected, actual) = ("the other tensor", self.dtype(), other.dtype());
-        if expected != actual {
-            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of("isclose"));
-        }
+        let dtype = self.dtype();
+        other.as_view().check_operand_dtype("isclose", "the other tensor", dtype)?;
         let mut close = self.eq(other)?;
-        if equal_nan && expected.is_float() {
+        if equal_nan && dtype.is_float() {
             close = close.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)?;
         }
         if rtol == 0.0 && atol == 0.0 {
             return Ok(close);
         }
-        let float = if expected.is_float() { expected } else { DType::F32 };
+        let float = if dtype.is_float() { dtype } else { DType::F32 };
         let (a, b) = (self.in_dtype(float)?, other.in_dtype(float)?);
         let allowed = b.mul(rtol)?.abs()?.add(atol)?;
         let difference = a.sub(&b)?.abs()?;

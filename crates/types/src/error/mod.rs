@@ -5,15 +5,14 @@ mod kind;
 mod tests;
 mod words;
 
-use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
+use warpline_sync::DropList;
 
 use crate::Site;
 
@@ -52,39 +51,15 @@ struct ErrorInner {
 type Source = Arc<dyn StdError + Send + Sync>;
 
 thread_local! {
-    /// Sources that this thread has yet to drop. `None` while the thread drops no error. The list has no destructor, so
-    /// destructors of other thread-locals can still use it while the thread ends.
-    static SOURCES: RefCell<Option<ManuallyDrop<Vec<Source>>>> = const { RefCell::new(None) };
+    static SOURCES: DropList<Source> = const { DropList::new() };
 }
 
-/// Drops a chain of sources without recursion, also if errors of other types are part of the chain: an error that is
-/// dropped while the thread drops another error only adds its source to the list of the thread.
+/// Drops a chain of sources without recursion, also if errors of other types are part of the chain.
 impl Drop for ErrorInner {
     fn drop(&mut self) {
-        let Some(source) = self.source.take() else { return };
-        let is_outermost = SOURCES.with_borrow_mut(|sources| {
-            let is_outermost = sources.is_none();
-            sources.get_or_insert_default().push(source);
-            is_outermost
-        });
-        if is_outermost {
-            let _end = EndOfDrops;
-            let next =
-                || SOURCES.with_borrow_mut(|sources| sources.as_mut().and_then(|list| list.pop()));
-            while let Some(source) = next() {
-                drop(source);
-            }
+        if let Some(source) = self.source.take() {
+            SOURCES.with(|list| list.drop_in_turn(source));
         }
-    }
-}
-
-/// Removes the list of the thread. Drops the sources that are still on it, if the drop of a source has panicked.
-struct EndOfDrops;
-
-impl Drop for EndOfDrops {
-    fn drop(&mut self) {
-        let sources = SOURCES.take();
-        drop(sources.map(ManuallyDrop::into_inner));
     }
 }
 

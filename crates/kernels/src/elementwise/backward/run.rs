@@ -4,10 +4,12 @@ use std::fmt::Debug;
 use std::panic::Location;
 
 use bytemuck::Zeroable;
+#[cfg(doc)]
+use warpline_runtime::ErrorKind;
 use warpline_runtime::host::HostElement;
 use warpline_runtime::iter::{Kernels, Variant, Widths};
 use warpline_runtime::module::{Program, Source};
-use warpline_runtime::{DType, Error, ErrorKind, Result, Scalar, Site, Target, View, by_dtype};
+use warpline_runtime::{DType, Error, Result, Scalar, Site, Target, View, by_dtype};
 
 use super::host::Backpropagation;
 use super::{Backward, BackwardPass};
@@ -175,16 +177,10 @@ impl<const I: usize, const N: usize> LaunchBackward for BackwardKernels<I, N> {
         for (k, input) in args.iter().enumerate() {
             let is_condition = formula.is_condition(k);
             match input {
-                Arg::Tensor(view) if is_condition && view.dtype != DType::Bool => {
-                    let (expected, actual) = (DType::Bool, view.dtype);
-                    return Err(ErrorKind::DTypeMismatch {
-                        operand: "the condition",
-                        expected,
-                        actual,
-                    }
-                    .of(op));
-                }
                 Arg::Tensor(view) => {
+                    if is_condition {
+                        view.check_operand_dtype(op, "the condition", DType::Bool)?;
+                    }
                     views[k] = *view;
                     numbers.set_code(k, view.dtype as u32);
                 }

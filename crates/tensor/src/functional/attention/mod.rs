@@ -255,19 +255,17 @@ fn check(
         let reason = format!("dropout_p must be from 0 to 1, but is {}", options.dropout_p);
         return Err(Error::invalid(op, reason));
     }
-    if let Some(lengths) = options.key_lengths.filter(|lengths| lengths.dtype() != DType::I64) {
-        let (operand, expected, actual) = ("key_lengths", DType::I64, lengths.dtype());
-        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
+    if let Some(lengths) = options.key_lengths {
+        lengths.as_view().check_operand_dtype(op, "key_lengths", DType::I64)?;
     }
     if let Some(mask) = options.attn_mask {
         if options.is_causal {
             let reason = "a mask and is_causal cannot be given both";
             return Err(Error::invalid(op, reason));
         }
-        if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
+        if !mask.dtype().is_float() {
             let operand = "a mask that is not floating-point";
-            let (expected, actual) = (DType::Bool, mask.dtype());
-            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
+            mask.as_view().check_operand_dtype(op, operand, DType::Bool)?;
         }
     }
     Ok(())

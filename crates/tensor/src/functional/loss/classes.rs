@@ -4,9 +4,11 @@ use smallvec::smallvec;
 
 use super::fused_cross_entropy::fused_cross_entropy;
 use super::{CrossEntropyLossOptions, NLLLossOptions, Reduction};
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record_all, saved, should_record};
-use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoOptions, Result, Tensor};
 
 /// The cross entropy of logits and a target (`torch.nn.functional.cross_entropy`). Classes are the second dimension of
 /// `input`, or its only dimension. The target has the sizes of `input` without the classes, and its elements are
@@ -250,12 +252,10 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     if target.size() == &sizes[..] {
         // PyTorch also accepts `uint8`, but only for targets of at most one dimension.
         let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
-        if target.dtype() == DType::I64 || bytes {
+        if bytes {
             return Ok(());
         }
-        let (expected, actual) = (DType::I64, target.dtype());
-        let operand = "a target of class indices";
-        return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op));
+        return target.as_view().check_operand_dtype(op, "a target of class indices", DType::I64);
     }
     Err(Error::shape(
         op,

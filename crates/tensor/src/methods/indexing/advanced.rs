@@ -9,8 +9,10 @@ use warpline_kernels::scatter::linear_index;
 use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::amp::{autocast_operands, keep_operands};
-use crate::{CallScope, DType, Error, ErrorKind, IntoOptions, OrDefault, Result, Tensor};
+use crate::{CallScope, DType, Error, IntoOptions, OrDefault, Result, Tensor};
 
 /// An indexing whose indices have been checked. The indexed dimensions are moved to the front and merged into
 /// one, and the indices are linear indices into the merged dimension.
@@ -140,7 +142,7 @@ impl Tensor {
     /// Implements [`Tensor::index_put`] for an index without tensors, which selects the whole tensor.
     #[track_caller]
     fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
-        check_values(op, self, values)?;
+        values.as_view().check_operand_dtype(op, "the values", self.dtype())?;
         if accumulate {
             let values = values.expand(shape(self.size()))?;
             return self.add(&values);
@@ -298,13 +300,4 @@ fn inverse(order: &[isize]) -> Vec<isize> {
 
 fn shape(sizes: &[usize]) -> Vec<isize> {
     sizes.iter().map(|&n| n as isize).collect()
-}
-
-#[track_caller]
-fn check_values(op: &'static str, of: &Tensor, values: &Tensor) -> Result<()> {
-    let (operand, expected, actual) = ("the values", of.dtype(), values.dtype());
-    if expected == actual {
-        return Ok(());
-    }
-    Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(op))
 }

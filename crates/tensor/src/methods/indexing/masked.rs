@@ -2,9 +2,10 @@
 
 use warpline_runtime::broadcast;
 
-use crate::methods::bounds::check_bools;
+#[cfg(doc)]
+use crate::ErrorKind;
 use crate::methods::order::searchsorted;
-use crate::{CallScope, DType, Error, ErrorKind, Result, Tensor, arange_start, where_cond};
+use crate::{CallScope, DType, Error, Result, Tensor, arange_start, where_cond};
 
 impl Tensor {
     /// Returns the indices of the nonzero elements, one row per element, in row-major order (`torch.nonzero`).
@@ -81,10 +82,7 @@ impl Tensor {
         const OP: &str = "masked_scatter";
         let _call = CallScope::enter(OP);
         check_mask(OP, self, mask)?;
-        let (operand, expected, actual) = ("the source", self.dtype(), source.dtype());
-        if expected != actual {
-            return Err(ErrorKind::DTypeMismatch { operand, expected, actual }.of(OP));
-        }
+        source.as_view().check_operand_dtype(OP, "the source", self.dtype())?;
         let sizes = broadcast(self.size(), mask.size())?;
         let sizes: Vec<isize> = sizes.iter().map(|&n| n as isize).collect();
         let mask = mask.expand(&sizes)?;
@@ -139,5 +137,5 @@ impl Tensor {
 #[track_caller]
 fn check_mask(op: &'static str, of: &Tensor, mask: &Tensor) -> Result<()> {
     crate::exec::check_together(op, of, mask)?;
-    check_bools(op, "the mask", mask)
+    mask.as_view().check_operand_dtype(op, "the mask", DType::Bool)
 }
