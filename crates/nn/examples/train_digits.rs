@@ -47,7 +47,7 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
         .shuffle(true)
         .drop_last(true)
         .pin_memory(device.is_cuda())
-        .generator(generator);
+        .generator(&generator)?;
     anyhow::ensure!(!loader.is_empty(), "a batch has at most 1437 images");
     let bar = ProgressBar::new(args.steps.into());
     bar.set_style(ProgressStyle::with_template("{pos}/{len} {bar:30} {eta:>4} {msg}")?);

@@ -38,8 +38,8 @@ pub use layout::{
 pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{
-    CudaDevice, CudnnSettings, GeneratorGuard, HostCacheStats, Precision, PrecisionOf, Runtime,
-    RuntimeConfig, Staging, SyncPolicy, Workspace,
+    ChosenGenerators, CudaDevice, CudnnSettings, Generator, HostCacheStats, Precision, PrecisionOf,
+    Runtime, RuntimeConfig, Staging, SyncPolicy, Workspace,
 };
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Storage, Version};

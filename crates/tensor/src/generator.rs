@@ -1,57 +1,110 @@
-//! Random number generators on the host, and access to the state of the runtime's CPU generator.
-
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+//! Random number generators of a program, and access to the state of the runtime's CPU generator.
 
 use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::{ChosenGenerators, SharedGenerator};
 
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called as _;
-use crate::{DType, Error, Result, Tensor, runtime};
+use crate::cuda::CudaDeviceArg as _;
+use crate::{DType, Device, Error, IntoDevice, Result, Tensor, runtime};
 
-/// A random number generator on the host, with its own sequence (`torch.Generator`). A clone shares the
-/// sequence.
+/// Evaluates an expression with the shared generator, whatever its device.
+macro_rules! each {
+    ($of:expr, $generator:ident => $do:expr) => {
+        match $of {
+            warpline_runtime::Generator::Cpu($generator) => $do,
+            warpline_runtime::Generator::Cuda { generator: $generator, .. } => $do,
+        }
+    };
+}
+
+/// A random number generator of the CPU or of a GPU, with its own sequence (`torch.Generator`). [`with_generator`] draws
+/// from it. A clone shares the sequence.
 ///
 /// ```
-/// use warpline::Generator;
+/// use warpline::{Generator, rand, with_generator};
 ///
 /// let generator = Generator::new();
 /// generator.manual_seed(42);
 /// let state = generator.get_state()?;
 /// assert_eq!(state.size(), [5056]);
+/// let once = with_generator(&generator, || rand([3], ()))?.to_vec::<f32>()?;
 /// generator.set_state(&state)?;
+/// assert_eq!(with_generator(&generator, || rand([3], ()))?.to_vec::<f32>()?, once);
 /// assert_eq!(generator.initial_seed(), 42);
 /// # Ok::<(), warpline::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct Generator(Arc<Mutex<CpuGenerator>>);
+#[derive(Clone, Debug)]
+pub struct Generator(warpline_runtime::Generator);
+
+impl Default for Generator {
+    fn default() -> Self {
+        Self(warpline_runtime::Generator::Cpu(SharedGenerator::default()))
+    }
+}
 
 impl Generator {
-    /// Creates a generator with PyTorch's default seed.
+    /// Creates a generator of the CPU with PyTorch's default seed.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Creates a generator of a device with PyTorch's default seed (`torch.Generator(device)`).
+    ///
+    /// ```
+    /// use warpline::{Device, Generator};
+    ///
+    /// assert_eq!(Generator::on("cpu")?.device(), Device::Cpu);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidDeviceString`] if a string
+    /// does not name a device. [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or
+    /// [`ErrorKind::Driver`] if no GPU can be used.
+    #[track_caller]
+    pub fn on(device: impl IntoDevice) -> Result<Self> {
+        let device = device.into_device()?;
+        if device == Device::Cpu {
+            return Ok(Self::new());
+        }
+        let runtime = runtime();
+        let device = device.index_in(&runtime).of("Generator")?;
+        let generator = SharedGenerator::default();
+        Ok(Self(warpline_runtime::Generator::Cuda { runtime, device, generator }))
+    }
+
+    /// Returns the device whose values the generator draws.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        match &self.0 {
+            warpline_runtime::Generator::Cpu(_) => Device::Cpu,
+            warpline_runtime::Generator::Cuda { device, .. } => Device::Cuda(Some(*device)),
+        }
+    }
+
     /// Restarts the sequence from `seed`.
     pub fn manual_seed(&self, seed: u64) {
-        self.lock().manual_seed(seed);
+        each!(&self.0, generator => generator.lock().manual_seed(seed));
     }
 
     /// Returns the seed from which the sequence was started.
     #[must_use]
     pub fn initial_seed(&self) -> u64 {
-        self.lock().initial_seed()
+        each!(&self.0, generator => generator.lock().initial_seed())
     }
 
-    /// Returns the state of the generator: a `uint8` tensor on the CPU, in PyTorch's format of 5,056 bytes.
+    /// Returns the state of the generator: a `uint8` tensor on the CPU, in PyTorch's format of 5,056 bytes for the CPU
+    /// and 16 bytes for a GPU.
     ///
     /// # Errors
     /// [`ErrorKind::Alloc`] if there is no memory for the tensor.
     #[track_caller]
     pub fn get_state(&self) -> Result<Tensor> {
-        let state = self.lock().state();
-        crate::tensor(state, crate::Device::Cpu)
+        let state = each!(&self.0, generator => generator.lock().state());
+        crate::tensor(state, Device::Cpu)
     }
 
     /// Restores a state that [`Generator::get_state`] returned, or PyTorch's `get_state`.
@@ -61,12 +114,41 @@ impl Generator {
     #[track_caller]
     pub fn set_state(&self, state: &Tensor) -> Result<()> {
         let state = bytes("set_state", state)?;
-        self.lock().set_state(&state).of("set_state")
+        each!(&self.0, generator => generator.lock().set_state(&state)).of("set_state")
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, CpuGenerator> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the generator if it draws values on the CPU.
+    #[track_caller]
+    pub(crate) fn of_cpu(&self, op: &'static str) -> Result<SharedGenerator<CpuGenerator>> {
+        if let warpline_runtime::Generator::Cpu(generator) = &self.0 {
+            return Ok(generator.clone());
+        }
+        let reason = format!("expects a generator of the cpu, not of {}", self.device());
+        Err(Error::invalid(op, reason))
     }
+}
+
+/// Runs `f` and draws its random values on the generator's device from this generator, in this thread (`generator=` of
+/// PyTorch's random functions). This holds for every random op, [`dropout`](crate::functional::dropout) included;
+/// [`manual_seed`](crate::manual_seed) and [`set_rng_state`] in `f` set this generator. The former generator serves
+/// again afterwards, even if `f` panics.
+///
+/// In a capture, the graph registers each generator from which its ops draw (`CUDAGraph.register_generator_state`), at
+/// most 32 of them. A replay then continues their sequences.
+///
+/// ```
+/// use warpline::{Generator, manual_seed, randn, with_generator};
+///
+/// let (weights, noise) = (Generator::new(), Generator::new());
+/// weights.manual_seed(1);
+/// noise.manual_seed(1);
+/// let first = with_generator(&weights, || randn([2, 2], ()))?;
+/// let second = with_generator(&noise, || randn([2, 2], ()))?;
+/// assert_eq!(first.to_vec::<f32>()?, second.to_vec::<f32>()?);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+pub fn with_generator<R>(generator: &Generator, f: impl FnOnce() -> R) -> R {
+    ChosenGenerators::current().with(generator.0.clone()).within(f)
 }
 
 /// Returns the state of the CPU's generator: a `uint8` tensor on the CPU, in PyTorch's format of 5,056 bytes
@@ -86,8 +168,7 @@ impl Generator {
 /// [`ErrorKind::Alloc`] if there is no memory for the tensor.
 #[track_caller]
 pub fn get_rng_state() -> Result<Tensor> {
-    let runtime = runtime();
-    let state = runtime.cpu_generator().state();
+    let state = runtime().cpu_generator().lock().state();
     crate::tensor(state, crate::Device::Cpu)
 }
 
@@ -99,9 +180,7 @@ pub fn get_rng_state() -> Result<Tensor> {
 #[track_caller]
 pub fn set_rng_state(state: &Tensor) -> Result<()> {
     let state = bytes("set_rng_state", state)?;
-    let runtime = runtime();
-    let mut generator = runtime.cpu_generator();
-    generator.set_state(&state)
+    runtime().cpu_generator().lock().set_state(&state)
 }
 
 /// Returns the bytes of a generator state.

@@ -66,7 +66,7 @@ pub use backends::{get_float32_matmul_precision, set_float32_matmul_precision};
 pub use called::Called as __Called;
 pub use device::IntoDevice;
 pub use exec::Exec;
-pub use generator::{Generator, get_rng_state, set_rng_state};
+pub use generator::{Generator, get_rng_state, set_rng_state, with_generator};
 pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
     AddmmOptions, BincountOptions, DiagEmbedOptions, DiagonalOptions, DiffOptions, DimRange,

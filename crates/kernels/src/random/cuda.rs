@@ -153,7 +153,8 @@ pub(super) fn fill(
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
     // The random sequence stays locked until the launch is enqueued, so that fills draw from the
     // sequence in the order of their launches.
-    let mut sequence = Sequence::of(target, device);
+    let generator = device.generator();
+    let mut sequence = Sequence::of(target, &generator)?;
     let (threads, rounds) = (blocks * BLOCK, values / 4);
     let typed = matches!(
         fill.distribution,

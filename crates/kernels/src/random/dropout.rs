@@ -87,7 +87,8 @@ pub fn dropout(
     while !numel.is_multiple_of(vec) || !input.layout.offset().is_multiple_of(vec) {
         vec /= 2;
     }
-    let mut sequence = Sequence::of(target, device);
+    let generator = device.generator();
+    let mut sequence = Sequence::of(target, &generator)?;
     let threads = blocks * BLOCK;
     // A draw gives four random numbers, so a vector of eight elements needs two draws. As in
     // PyTorch, the second draw may use values beyond those by which the sequence advances.

@@ -277,7 +277,7 @@ fn run(target: Target<'_>, out: View<'_>, fill: &RandomFill) -> Result<()> {
     }
 }
 
-/// Runs a fill of a CPU tensor of `T` with the runtime's generator.
+/// Runs a fill of a CPU tensor of `T` with this thread's generator.
 #[track_caller]
 fn on_cpu<T: HostElement>(
     target: Target<'_>,
@@ -288,6 +288,7 @@ fn on_cpu<T: HostElement>(
     let runtime = target.runtime();
     // Every fill locks the generator before the storage, so two fills of the same tensor cannot
     // deadlock.
-    let mut generator = runtime.cpu_generator();
+    let generator = runtime.cpu_generator();
+    let mut generator = generator.lock();
     FillTarget::with(site, out, |out| f(out, &mut generator))
 }

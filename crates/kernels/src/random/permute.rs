@@ -118,7 +118,8 @@ fn on_cuda(runtime: &Runtime, device: &CudaDevice, stream: &Stream, out: View<'_
     // The random sequence stays locked until all kernels are enqueued, so that ops draw from the
     // sequence in the order of their launches.
     let target = Target::Cuda(runtime, device, stream);
-    let mut sequence = Sequence::of(target, device);
+    let generator = device.generator();
+    let mut sequence = Sequence::of(target, &generator)?;
     let mut params = Permutation {
         n: n as u64,
         pairs: count as u64,

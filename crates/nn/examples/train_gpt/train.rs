@@ -60,7 +60,7 @@ impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
             .shuffle(true)
             .drop_last(true)
             .pin_memory(device.is_cuda())
-            .generator(generator.clone());
+            .generator(&generator)?;
         let (epoch, batches) = (generator.get_state()?, loader.iter()?);
         Ok(Self {
             model,

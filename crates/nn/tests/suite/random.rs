@@ -195,7 +195,7 @@ fn loaders_and_samplers_have_pytorchs_order() {
                 Value::Array((0..2).map(|_| epoch(&loader).unwrap()).collect())
             }
             "DataLoader(shuffle, generator) of 11 by 4" => {
-                epoch(&loader().shuffle(true).generator(seeded(seed))).unwrap()
+                epoch(&loader().shuffle(true).generator(&seeded(seed)).unwrap()).unwrap()
             }
             "DistributedSampler of 11 on 3, epochs 0 and 1" => {
                 let epoch = |epoch: u64| -> Value {

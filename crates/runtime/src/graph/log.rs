@@ -11,14 +11,16 @@ use warpline_stream::{CapturedChecks, CapturedStream, OpNumber, Stream};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::bodies::Bodies;
+use super::philox::GENERATORS;
 use super::pool::GraphPool;
 use crate::captured_collectives::{self, CollectiveWatcher};
+use crate::generator::CudaGenerator;
 use crate::launch::{ResultMarks, TOKEN};
 use crate::race::{CheckedAccesses, Touch};
 use crate::storage::{
     PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, uses_elsewhere,
 };
-use crate::{CudaDevice, Error, Result, Site, Storage, SyncPolicy};
+use crate::{CudaDevice, Error, Result, SharedGenerator, Site, Storage, SyncPolicy};
 
 /// The log of one capture.
 pub(crate) struct GraphLog {
@@ -46,8 +48,8 @@ pub(super) struct LogRecords {
     twins: Vec<Stream>,
     /// Memory of dropped storages that other streams of the capture may still use, with its uses.
     pub(super) unreleased: Vec<(Arc<CudaBlock>, Uses)>,
-    /// Number of values by which random ops advanced the generator.
-    draws: u64,
+    /// The generators from which random ops draw, at most [`GENERATORS`].
+    draws: Vec<Draws>,
     /// The bodies of conditional nodes.
     pub(super) bodies: Bodies,
     /// Whether the capture has ended.
@@ -77,11 +79,21 @@ pub(super) struct CapturedWork {
     /// The storages, whether each is written, and their marks.
     pub(super) storages: Vec<(GraphStorage, bool, StorageMarks)>,
     pub(super) needed: Vec<ReplayedFlag>,
-    pub(super) draws: u64,
+    pub(super) draws: Vec<Draws>,
     pub(super) checks: Arc<CapturedChecks>,
     pub(super) communicators: Vec<captured_collectives::CapturedCommunicator>,
     /// Name of the op whose body failed.
     pub(super) broken: Option<&'static str>,
+}
+
+/// The draws of captured random ops from one generator.
+#[derive(Debug)]
+pub(super) struct Draws {
+    pub(super) generator: SharedGenerator<CudaGenerator>,
+    /// Position of the generator in the log, and of its state in the pool's memory.
+    pub(super) index: usize,
+    /// Number of values by which the ops advance the generator.
+    pub(super) values: u64,
 }
 
 /// A communicator used in the capture, its watcher, and the names of its calls.
@@ -189,23 +201,50 @@ impl GraphLog {
         true
     }
 
-    /// Reserves random values for an op whose threads take at most `values` values each. Returns
-    /// the op's offset, relative to the replay's offset.
-    pub(crate) fn draw(&self, values: u64) -> u64 {
-        let mut records = self.records();
-        let offset = records.draws;
-        records.draws = offset.wrapping_add(values.next_multiple_of(4));
-        offset
+    /// Returns the index of a generator from which a captured op draws.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capture`] if the capture draws from too many generators.
+    #[track_caller]
+    pub(super) fn source(&self, generator: &SharedGenerator<CudaGenerator>) -> Result<usize> {
+        let draws = &mut self.records().draws;
+        let known = draws.iter().position(|draws| draws.generator.key() == generator.key());
+        let index = known.unwrap_or(draws.len());
+        if index == GENERATORS {
+            let reason = format!("a graph cannot draw from more than {GENERATORS} generators");
+            return Err(Error::capture("capture", reason));
+        }
+        if known.is_none() {
+            draws.push(Draws { generator: generator.clone(), index, values: 0 });
+        }
+        Ok(index)
     }
 
-    /// Returns the offset of the next random op.
-    pub(crate) fn drawn(&self) -> u64 {
-        self.records().draws
+    /// Reserves random values for an op whose threads take at most `values` values each. Returns
+    /// the op's offset, relative to the replay's offset.
+    pub(super) fn draw(&self, source: usize, values: u64) -> u64 {
+        self.at_source(source, |drawn| {
+            let offset = *drawn;
+            *drawn = offset.wrapping_add(values.next_multiple_of(4));
+            offset
+        })
+    }
+
+    /// Returns the offset of the next random op that draws from a generator.
+    pub(super) fn drawn(&self, source: usize) -> u64 {
+        self.at_source(source, |drawn| *drawn)
     }
 
     /// Sets the offset of the next random op to a value that [`GraphLog::drawn`] returned.
-    pub(crate) fn draw_from(&self, drawn: u64) {
-        self.records().draws = drawn;
+    pub(super) fn draw_from(&self, source: usize, drawn: u64) {
+        self.at_source(source, |offset| *offset = drawn);
+    }
+
+    /// Calls `f` with the offset of the next op that draws from a generator.
+    fn at_source<R>(&self, source: usize, f: impl FnOnce(&mut u64) -> R) -> R {
+        // Another thread may have ended the capture, and then no launch of the op succeeds.
+        let mut ended = 0;
+        f(self.records().draws.get_mut(source).map_or(&mut ended, |draws| &mut draws.values))
     }
 
     /// Returns the reports of failed index checks by captured kernels. The graph keeps these
@@ -242,8 +281,8 @@ impl GraphLog {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the memory from which captured kernels read the replay's seed and offset.
-    pub(crate) fn philox_state(&self) -> &Storage {
+    /// Returns the memory from which captured kernels read the replay's seeds and offsets.
+    pub(super) fn philox_state(&self) -> &Storage {
         &self.philox_state
     }
 

@@ -9,7 +9,7 @@
 //! capture, that capture's graph must have been replayed first.
 //!
 //! Tensors made in the capture lie in the graph's [`GraphPool`], unless the program routes their memory to a pool of
-//! its own, and may be dropped during the capture. The graph's pool has one small storage with the seed and offset from
+//! its own, and may be dropped during the capture. The graph's pool has one small storage with the seeds and offsets from
 //! which random ops of a replay start (PyTorch's `PhiloxCudaState`). Each replay counts as a write of this storage, so
 //! the replays of all graphs of the pool run one after another. When a tensor of the pool is dropped, this storage
 //! takes over the uses of the tensor, so later replays wait for them.
@@ -43,7 +43,7 @@ use crate::captured_collectives;
 use crate::launch::{GraphReplay, TOKEN};
 use crate::storage::{Dependencies, ReplayUses, ReplayedFlag, ReplayedStorage};
 use crate::{Device, Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy, Target};
-use log::GraphStorage;
+use log::{Draws, GraphStorage};
 
 pub(crate) use conditional::CONDITION;
 pub use conditional::{CapturingBody, check_condition};
@@ -163,6 +163,10 @@ impl Capturing {
                 captured_marks: Some(Arc::new(captured_marks)),
             });
         }
+        let mut draws = captured.draws;
+        draws.retain(|draws| draws.values > 0);
+        // Concurrent replays lock their generators in one order.
+        draws.sort_unstable_by_key(|draws| draws.generator.key());
         Ok(Graph {
             template,
             exec,
@@ -171,7 +175,7 @@ impl Capturing {
             uses: Arc::new(ReplayUses::new(members)),
             made: AtomicU64::new(0),
             needed: captured.needed,
-            draws: captured.draws,
+            draws,
             checks: captured.checks,
             communicators: captured.communicators,
             runtime: self.runtime.clone(),
@@ -212,8 +216,8 @@ pub struct Graph {
     made: AtomicU64,
     /// Replay flags of other graphs: this graph uses storages that were made in their captures.
     needed: Vec<ReplayedFlag>,
-    /// Number of values by which the graph's random ops advance the generator.
-    draws: u64,
+    /// What the graph's random ops draw from each generator, in an order that is the same for all graphs.
+    draws: Vec<Draws>,
     /// Reports of failed index checks by the graph's kernels.
     checks: Arc<CapturedChecks>,
     /// Communicators that replays use.
@@ -327,13 +331,14 @@ impl Graph {
         let device = self.runtime.device(stream.device_index())?;
         let exec = self.exec(site.op)?;
         let state = &self.log.philox_state;
-        // Hold the generator until the replay is enqueued, so that the order of draws is the order
+        // Hold the generators until the replay is enqueued, so that the order of draws is the order
         // of launches.
-        let mut generator = None;
-        if self.draws > 0 {
+        let mut generators = Vec::new();
+        for Draws { generator, index, values } in &self.draws {
             let target = Target::Cuda(&self.runtime, device, stream);
-            let held = generator.insert(device.generator());
-            philox::set_state(target, state, held, self.draws, site.location)?;
+            let mut held = generator.lock();
+            philox::set_state(target, state, *index, &mut held, *values, site.location)?;
+            generators.push(held);
         }
         // Storages of the pool may reuse each other's memory, so a replay may write the memory of any of them.
         let (made, new) = self.pool().made_since(self.made.load(Ordering::Relaxed));

@@ -1,9 +1,10 @@
 //! Starting points of random ops on CUDA, in the sequence of the generator or of a replay.
 
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use warpline_cuda_sys_safe::HostLaunch;
+use warpline_sync::MutexGuard;
 
 use super::GraphLog;
 #[cfg(doc)]
@@ -12,8 +13,14 @@ use crate::generator::CudaGenerator;
 use crate::host::SharedPtr;
 use crate::launch::{Grid, Kernel};
 use crate::module::{Program, Source};
-use crate::{CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage};
-use crate::{Site, Target, View, cuda_struct, hosts};
+use crate::{DType, Error, Layout, Operand, Result, SharedGenerator, Site, Storage, Target, View};
+use crate::{cuda_struct, hosts};
+
+/// Number of generators from which a graph can draw.
+pub(super) const GENERATORS: usize = 32;
+
+/// Size of a pool's memory for the states of generators, in bytes.
+pub(super) const STATE_BYTES: usize = GENERATORS * size_of::<[u64; 2]>();
 
 /// The kernel that writes the starting point of a replay's random ops.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
@@ -51,13 +58,14 @@ impl PhiloxState {
     }
 }
 
-/// The source of a random op's numbers on CUDA: the device's generator, or the graph being
+/// The source of a random op's numbers on CUDA: a generator, or the draws from it in the graph being
 /// captured. Hold it until the op is enqueued, so that the order of draws is the order of launches.
 pub struct Sequence<'a>(SequenceSource<'a>);
 
 enum SequenceSource<'a> {
-    Generator(GeneratorGuard<'a, CudaGenerator>),
-    Graph(Arc<GraphLog>),
+    Generator(MutexGuard<'a, CudaGenerator>),
+    /// A capture, and the index of the generator in its log.
+    Graph(Arc<GraphLog>, usize),
 }
 
 /// A saved position of a [`Sequence`].
@@ -67,49 +75,60 @@ pub struct Position(At);
 #[derive(Clone, Debug)]
 enum At {
     Generator(Vec<u8>),
-    Graph(u64),
+    Graph(Weak<GraphLog>, u64),
 }
 
 impl std::fmt::Debug for Sequence<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = if matches!(self.0, SequenceSource::Graph(_)) { "graph" } else { "generator" };
+        let of = if matches!(self.0, SequenceSource::Graph(..)) { "graph" } else { "generator" };
         f.debug_tuple("Sequence").field(&of).finish()
     }
 }
 
 impl<'a> Sequence<'a> {
-    /// Returns the sequence for an op on `target`.
-    #[must_use]
-    pub fn of(target: Target<'_>, device: &'a CudaDevice) -> Self {
+    /// Returns the sequence for an op on `target` that draws from a generator of the target's device. In a capture
+    /// this registers the generator with the graph (`CUDAGraph.register_generator_state`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capture`] if the capture draws from too many generators.
+    #[track_caller]
+    pub fn of(target: Target<'_>, generator: &'a SharedGenerator<CudaGenerator>) -> Result<Self> {
         let log = if let Target::Cuda(_, _, stream) = target { GraphLog::of(stream) } else { None };
-        Self(match log {
-            Some(log) => SequenceSource::Graph(log),
-            None => SequenceSource::Generator(device.generator()),
-        })
+        Ok(Self(match log {
+            Some(log) => {
+                let source = log.source(generator)?;
+                SequenceSource::Graph(log, source)
+            }
+            None => SequenceSource::Generator(generator.lock()),
+        }))
     }
 
     /// Returns the current position.
     #[must_use]
     pub fn position(&self) -> Position {
         Position(match &self.0 {
-            SequenceSource::Generator(generator) => At::Generator(generator.state().to_vec()),
-            SequenceSource::Graph(log) => At::Graph(log.drawn()),
+            SequenceSource::Generator(generator) => At::Generator(generator.state()),
+            SequenceSource::Graph(log, source) => {
+                At::Graph(Arc::downgrade(log), log.drawn(*source))
+            }
         })
     }
 
     /// Returns to a saved position.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the position belongs to a capture and this sequence does
-    /// not, or the reverse.
+    /// [`ErrorKind::InvalidArgument`] if only one of the position and this sequence belongs to a
+    /// capture, or if they belong to different captures.
     #[track_caller]
     pub fn go_to(&mut self, position: &Position) -> Result<()> {
         match (&mut self.0, &position.0) {
             (SequenceSource::Generator(generator), At::Generator(state)) => {
                 generator.set_state(state)
             }
-            (SequenceSource::Graph(log), At::Graph(drawn)) => {
-                log.draw_from(*drawn);
+            (SequenceSource::Graph(log, source), At::Graph(of, drawn))
+                if std::ptr::eq(of.as_ptr(), Arc::as_ptr(log)) =>
+            {
+                log.draw_from(*source, *drawn);
                 Ok(())
             }
             _ => {
@@ -128,8 +147,8 @@ impl<'a> Sequence<'a> {
                 let (seed, offset) = generator.advance(values);
                 PhiloxState { seed, offset, in_graph: 0 }
             }
-            SequenceSource::Graph(log) => {
-                PhiloxState { seed: 0, offset: log.draw(values), in_graph: 1 }
+            SequenceSource::Graph(log, source) => {
+                PhiloxState { seed: 0, offset: log.draw(*source, values), in_graph: 1 }
             }
         }
     }
@@ -141,7 +160,10 @@ impl<'a> Sequence<'a> {
     /// larger size.
     #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
-        Layout::contiguous(&[if matches!(self.0, SequenceSource::Graph(_)) { 2 } else { 0 }])
+        match &self.0 {
+            SequenceSource::Generator(_) => Layout::contiguous(&[0]),
+            SequenceSource::Graph(_, source) => state_layout(*source),
+        }
     }
 
     /// Returns a kernel's operand for the state: the graph's state within a graph, otherwise no element
@@ -149,23 +171,31 @@ impl<'a> Sequence<'a> {
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
         let storage =
-            if let SequenceSource::Graph(log) = &self.0 { log.philox_state() } else { other };
+            if let SequenceSource::Graph(log, _) = &self.0 { log.philox_state() } else { other };
         View { storage, layout, dtype: DType::I64 }.read()
     }
 }
 
-/// Writes the starting point of a replay's random ops, and advances the generator past all of them.
+/// Returns the layout of a generator's two words in a pool's state.
+#[track_caller]
+fn state_layout(index: usize) -> Result<Layout> {
+    Layout::contiguous(&[GENERATORS, 2])?.select(0, index as isize)
+}
+
+/// Writes the starting point of the random ops of a replay that draw from `generator`, and advances the generator past
+/// all of them. `index` is the index of the generator in the graph's log.
 #[track_caller]
 pub(super) fn set_state(
     target: Target<'_>,
     state: &Storage,
+    index: usize,
     generator: &mut CudaGenerator,
     values: u64,
     location: &'static Location<'static>,
 ) -> Result<()> {
     let (seed, offset) = generator.advance(values);
     let position = PhiloxState { seed, offset, in_graph: 0 };
-    let layout = Layout::contiguous(&[2])?;
+    let layout = state_layout(index)?;
     let operands = [View { storage: state, layout: &layout, dtype: DType::I64 }.write()];
     let site = Site { op: "replay", location };
     SET_STATE.launch_at(target, site, &operands, &position, Grid::new([1; 3], 1))

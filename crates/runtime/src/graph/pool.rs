@@ -7,6 +7,7 @@ use warpline_alloc::{MemPool, PoolOptions};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
+use super::philox::STATE_BYTES;
 use super::{GraphLog, check_device};
 use crate::storage::{CapturePool, PoolMembership, ReplayedFlag, Uses, WeakStorage};
 use crate::{CudaDevice, ErrorKind, Result, Runtime, Storage};
@@ -24,7 +25,7 @@ struct GraphPoolInner {
     device: usize,
     /// The [`Devices::id`](warpline_stream::Devices::id) of the device.
     devices_id: u64,
-    /// Seed and offset from which random ops of a replay start. Each replay counts as a write of this
+    /// Seeds and offsets from which random ops of a replay start, by generator. Each replay counts as a write of this
     /// storage, so the uses of the storage order all graphs of the pool.
     philox_state: OnceLock<Storage>,
     /// The stream for captures that have no stream of their own. All of them use the same stream,
@@ -110,7 +111,7 @@ impl GraphPool {
         if let Some(state) = self.0.philox_state.get() {
             return Ok(state);
         }
-        let state = Storage::device(runtime, 2 * size_of::<u64>(), stream)?;
+        let state = Storage::device(runtime, STATE_BYTES, stream)?;
         Ok(self.0.philox_state.get_or_init(|| state))
     }
 

@@ -22,7 +22,7 @@ pub struct CudaDevice {
     pub(super) workspace_bytes: Option<usize>,
     allocator: CudaAllocator,
     kernels: KernelCache,
-    pub(super) generator: Mutex<CudaGenerator>,
+    pub(super) generator: SharedGenerator<CudaGenerator>,
 }
 
 impl CudaDevice {
@@ -34,7 +34,7 @@ impl CudaDevice {
             workspace_bytes: config.cublas_workspace,
             allocator: CudaAllocator::new(backend, config.allocator.clone()),
             kernels: KernelCache::new(config.compile_cache.clone()),
-            generator: Mutex::default(),
+            generator: SharedGenerator::default(),
         }
     }
 
@@ -70,7 +70,7 @@ impl CudaDevice {
 
     /// Seeds the device's generator (`torch.cuda.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
-        self.generator().manual_seed(seed);
+        self.generator().lock().manual_seed(seed);
     }
 
     /// Returns a kernel, and loads its module on first use.

@@ -7,7 +7,6 @@ mod peers;
 mod precision;
 mod shared_memory;
 mod staging;
-mod thread_generators;
 mod workspaces;
 
 use std::path::PathBuf;
@@ -26,6 +25,7 @@ use crate::{Error, ErrorKind, Race, RaceReport, Result};
 
 pub use cudnn::CudnnSettings;
 pub use device::CudaDevice;
+pub use generators::{ChosenGenerators, Generator, SharedGenerator};
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{MIN_CACHED_BYTES, PageableCache};
 use peers::PeerLinks;
@@ -33,7 +33,6 @@ pub use precision::{Precision, PrecisionOf};
 use shared_memory::RuntimeSharedMemory;
 pub(crate) use shared_memory::{SharedMapping, UnusedMemory, new_memory_id};
 pub use staging::Staging;
-pub use thread_generators::GeneratorGuard;
 pub use workspaces::Workspace;
 
 /// The party that orders work on different streams.
@@ -124,7 +123,7 @@ struct RuntimeInner {
     pinned: OnceLock<CudaHostCache>,
     pinned_config: HostConfig,
     host_cache: PageableCache,
-    cpu_generator: Mutex<CpuGenerator>,
+    cpu_generator: SharedGenerator<CpuGenerator>,
     policy: AtomicU8,
     launch_blocking: bool,
     no_cublas: bool,
@@ -174,7 +173,7 @@ impl Runtime {
             pinned: OnceLock::new(),
             pinned_config: config.allocator.host.clone(),
             host_cache: PageableCache::new(config.host_cache_limit),
-            cpu_generator: Mutex::default(),
+            cpu_generator: SharedGenerator::default(),
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
@@ -284,7 +283,7 @@ impl Runtime {
 
     /// Seeds all generators that this thread draws from (`torch.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
-        self.cpu_generator().manual_seed(seed);
+        self.cpu_generator().lock().manual_seed(seed);
         for gpu in &self.0.gpus {
             gpu.manual_seed(seed);
         }

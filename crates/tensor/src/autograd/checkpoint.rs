@@ -6,8 +6,8 @@
 
 use std::sync::OnceLock;
 
-use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
+use warpline_runtime::{ChosenGenerators, Target};
 
 use super::engine::PassOptions;
 use super::function::{Function, ToSave};
@@ -116,14 +116,15 @@ where
     }
 }
 
-/// Positions of the CPU's generator and of devices' generators. A device is represented by a tensor on it.
+/// Positions of a thread's generators for the CPU and for devices. A device is represented by a tensor on it.
 struct GeneratorPositions {
+    chosen: ChosenGenerators,
     cpu: Vec<u8>,
     devices: Vec<(Tensor, Position)>,
 }
 
 impl GeneratorPositions {
-    /// Returns the current positions of the CPU's generator and of the generators of the tensors' devices.
+    /// Returns the current positions of this thread's generators for the CPU and for the tensors' devices.
     fn of<'a>(runtime: &Runtime, tensors: impl Iterator<Item = &'a Tensor>) -> Result<Self> {
         let mut devices: Vec<(Tensor, Position)> = Vec::new();
         for tensor in tensors {
@@ -132,21 +133,19 @@ impl GeneratorPositions {
                 devices.extend(position.map(|position| (tensor.detach(), position)));
             }
         }
-        let cpu = runtime.cpu_generator().state();
-        Ok(Self { cpu, devices })
+        let cpu = runtime.cpu_generator().lock().state();
+        Ok(Self { chosen: ChosenGenerators::current(), cpu, devices })
     }
 
-    /// Sets the generators to these positions.
+    /// Sets the generators, which this thread has chosen, to these positions.
     fn set(&self, runtime: &Runtime) -> Result<()> {
-        let mut cpu = runtime.cpu_generator();
-        cpu.set_state(&self.cpu)?;
-        drop(cpu);
+        runtime.cpu_generator().lock().set_state(&self.cpu)?;
         self.devices.iter().try_for_each(|(tensor, position)| {
             sequence(tensor, |sequence| sequence.go_to(position)).map(drop)
         })
     }
 
-    /// Runs `f` with these positions, and restores the previous positions afterwards, even if `f` panics.
+    /// Runs `f` with these generators and positions, and restores the previous ones afterwards, even if `f` panics.
     fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
         struct RestorePositions<'a>(GeneratorPositions, &'a Runtime);
         impl Drop for RestorePositions<'_> {
@@ -155,29 +154,34 @@ impl GeneratorPositions {
                 let _ = self.0.set(self.1);
             }
         }
-        let tensors = self.devices.iter().map(|(tensor, _)| tensor);
-        let _back = RestorePositions(Self::of(runtime, tensors)?, runtime);
-        self.set(runtime)?;
-        f()
+        self.chosen.clone().within(|| {
+            let tensors = self.devices.iter().map(|(tensor, _)| tensor);
+            let _back = RestorePositions(Self::of(runtime, tensors)?, runtime);
+            self.set(runtime)?;
+            f()
+        })
     }
 }
 
-/// Calls `f` with the sequence from which random ops on a tensor's device draw: the device's generator, or
-/// the sequence of a capture. Returns `None` on the CPU.
+/// Calls `f` with the sequence from which random ops on a tensor's device draw: this thread's generator, or
+/// the draws from it in a capture. Returns `None` on the CPU.
 fn sequence<R>(
     tensor: &Tensor,
     f: impl FnOnce(&mut Sequence<'_>) -> Result<R>,
 ) -> Result<Option<R>> {
     let exec = tensor.exec()?;
     match exec.target() {
-        target @ Target::Cuda(_, device, _) => f(&mut Sequence::of(target, device)).map(Some),
+        target @ Target::Cuda(_, device, _) => {
+            f(&mut Sequence::of(target, &device.generator())?).map(Some)
+        }
         _ => Ok(None),
     }
 }
 
 /// Computes `f` of the inputs and keeps only the inputs. The backward pass computes `f` again, and this time
 /// keeps the intermediate results that it needs (`torch.utils.checkpoint`). The second computation draws the
-/// same random numbers from the CPU's generator and from the generators of the inputs' devices.
+/// same random numbers from the generators of the CPU and of the inputs' devices, those of
+/// [`with_generator`](crate::with_generator) included.
 ///
 /// Tensors that `f` owns, such as parameters, get their gradients from [`Tensor::backward`], but not from
 /// [`grad`](crate::autograd::grad). If no input requires a gradient, the call is not recorded, and such tensors get

@@ -43,7 +43,7 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("get_rng_state")?;
     let gpu = runtime.device(index)?;
-    let state = gpu.generator().state();
+    let state = gpu.generator().lock().state();
     crate::tensor(state, crate::Device::Cpu)
 }
 
@@ -61,5 +61,5 @@ pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("set_rng_state")?;
     let gpu = runtime.device(index)?;
-    gpu.generator().set_state(&state)
+    gpu.generator().lock().set_state(&state)
 }

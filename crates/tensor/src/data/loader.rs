@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use warpline_runtime::Runtime;
+use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::{ChosenGenerators, Runtime, SharedGenerator};
 use warpline_stream::CheckOwner;
 use warpline_sync::CaughtPanic;
 
@@ -39,7 +40,7 @@ pub struct DataLoader<D> {
     batch_size: usize,
     shuffle: bool,
     sampler: Option<Box<dyn Sampler>>,
-    generator: Option<Generator>,
+    generator: Option<SharedGenerator<CpuGenerator>>,
     drop_last: bool,
     num_workers: usize,
     prefetch_factor: usize,
@@ -101,10 +102,13 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Sets the generator of random orders and seeds, instead of the CPU's. Default: none.
-    #[must_use]
-    pub fn generator(mut self, generator: Generator) -> Self {
-        self.generator = Some(generator);
-        self
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if it is a generator of a GPU.
+    #[track_caller]
+    pub fn generator(mut self, generator: &Generator) -> Result<Self> {
+        self.generator = Some(generator.of_cpu("DataLoader")?);
+        Ok(self)
     }
 
     /// Sets whether a last batch that is not full is dropped. Default: `false`.
@@ -191,11 +195,8 @@ impl<D: Dataset> DataLoader<D> {
         let order = match &self.sampler {
             Some(sampler) => Some(sampler.indices()),
             None if self.shuffle => {
-                let sampler = RandomSampler::new(n);
-                Some(match &self.generator {
-                    Some(generator) => sampler.generator(generator.clone()).indices(),
-                    None => sampler.indices(),
-                })
+                let generator = self.generator.clone();
+                Some(RandomSampler { generator, ..RandomSampler::new(n) }.indices())
             }
             None => None,
         };
@@ -298,7 +299,9 @@ impl<B: Send + 'static> LoaderWorker<B> {
         };
         let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
             with_runtime(&runtime, || {
-                owner.within(|| runtime.with_generators(seed, || modes.within(work)))
+                owner.within(|| {
+                    ChosenGenerators::seeded(&runtime, seed).within(|| modes.within(work))
+                })
             })
         });
         match thread {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use warpline_runtime::SharedGenerator;
 use warpline_runtime::generator::CpuGenerator;
 
 #[cfg(doc)]
@@ -26,12 +27,9 @@ pub trait Sampler: Send + Sync + 'static {
 
 /// Draws a non-negative `int64` (`torch.empty((), dtype=torch.int64).random_()`). Without a generator, uses the
 /// generator of the CPU.
-pub(super) fn draw(generator: Option<&Generator>) -> u64 {
-    let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
-    match generator {
-        Some(own) => next(&mut own.lock()),
-        None => next(&mut runtime().cpu_generator()),
-    }
+pub(super) fn draw(generator: Option<&SharedGenerator<CpuGenerator>>) -> u64 {
+    let generator = generator.cloned().unwrap_or_else(|| runtime().cpu_generator());
+    generator.lock().random64() & i64::MAX as u64
 }
 
 /// Returns the numbers `0..n` in a random order.
@@ -43,7 +41,7 @@ fn permutation(n: usize, generator: &mut CpuGenerator) -> Vec<usize> {
 #[derive(Clone, Debug)]
 pub struct RandomSampler {
     samples: usize,
-    generator: Option<Generator>,
+    pub(super) generator: Option<SharedGenerator<CpuGenerator>>,
 }
 
 impl RandomSampler {
@@ -54,10 +52,13 @@ impl RandomSampler {
     }
 
     /// Sets the generator of the order, instead of the CPU's.
-    #[must_use]
-    pub fn generator(mut self, generator: Generator) -> Self {
-        self.generator = Some(generator);
-        self
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if it is a generator of a GPU.
+    #[track_caller]
+    pub fn generator(mut self, generator: &Generator) -> Result<Self> {
+        self.generator = Some(generator.of_cpu("RandomSampler")?);
+        Ok(self)
     }
 }
 

@@ -56,6 +56,7 @@ mod factories;
 mod failures;
 mod formats;
 mod formulas;
+mod generators;
 mod hazards;
 mod indexing;
 mod loss_arguments;

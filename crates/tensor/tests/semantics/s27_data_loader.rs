@@ -220,7 +220,7 @@ fn s27_the_order_is_pytorchs_for_a_seed() {
             assert_eq!([numbers(&shuffled)?, numbers(&shuffled)?], two_epochs[i], "seed {seed}");
             let generator = Generator::new();
             generator.manual_seed(seed);
-            assert_eq!(numbers(&loader()?.generator(generator))?, own[i], "seed {seed}");
+            assert_eq!(numbers(&loader()?.generator(&generator)?)?, own[i], "seed {seed}");
         }
         Ok(())
     });
@@ -236,7 +236,7 @@ fn s27_an_iteration_goes_on_where_another_was_stopped() {
                 .batch_size(2)?
                 .shuffle(true)
                 .num_workers(workers)
-                .generator(generator.clone());
+                .generator(&generator)?;
             numbers(&loader)?;
             let (before, own) = (generator.get_state()?, warpline::get_rng_state()?);
             let whole = numbers(&loader)?;
