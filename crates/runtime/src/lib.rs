@@ -39,7 +39,7 @@ pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{
     ChosenGenerators, CudaDevice, CudnnSettings, Generator, HostCacheStats, Precision, PrecisionOf,
-    Runtime, RuntimeConfig, Staging, SyncPolicy, Workspace,
+    Runtime, RuntimeConfig, SharedGenerator, Staging, SyncPolicy, Workspace,
 };
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Storage, Version};

@@ -87,6 +87,13 @@ impl CapturedStream {
         self.capture.home.as_ref()
     }
 
+    /// Returns whether the body of a conditional node of this capture is being captured. Work of this
+    /// stream would then not be part of the body.
+    #[must_use]
+    pub fn has_open_body(&self) -> bool {
+        self.capture.body().is_some()
+    }
+
     pub(crate) fn capture(&self) -> &Arc<OngoingCapture> {
         &self.capture
     }

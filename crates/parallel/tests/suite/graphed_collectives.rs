@@ -118,7 +118,7 @@ fn within_ddp(ranks: &Ranks) {
         let mut results = Vec::new();
         for captures in [false, true] {
             let [w1, w2] = weights(device)?;
-            let (w1, w2) = (Parameter::new(&w1.detach())?, Parameter::new(&w2.detach())?);
+            let (w1, w2) = (Parameter::new(w1.detach())?, Parameter::new(w2.detach())?);
             let mut net = Net { w1, w2, group: group.clone(), graphed: None };
             if captures {
                 let samples = batch(0, part, device)?.0.size()[0];

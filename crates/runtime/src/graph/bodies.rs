@@ -6,7 +6,7 @@ use warpline_stream::{BodyGuard, CapturedStream, ConditionalKind, Stream};
 
 use super::GraphLog;
 use super::log::{LogRecords, LoggedStorage};
-use crate::storage::Dependencies;
+use crate::storage::{Dependencies, PoolMembership};
 use crate::{Error, Result, Site, Storage};
 
 /// The bodies of a capture.
@@ -37,6 +37,13 @@ impl Bodies {
     /// for this stream.
     pub(super) fn twin_of(&self, stream: u64) -> Option<&Stream> {
         self.open.iter().rev().find(|body| body.home == stream).map(|body| &body.twin)
+    }
+
+    /// Returns whether captured work can use a storage: it was made outside bodies, or in a body in
+    /// progress.
+    pub(super) fn can_use(&self, storage: &Storage) -> bool {
+        let of_body = storage.member().is_some_and(PoolMembership::of_body);
+        !of_body || self.open.iter().any(|body| body.made.contains(&storage.key()))
     }
 
     /// Records a storage made in the capture.
@@ -108,7 +115,7 @@ impl GraphLog {
         let (twin, outer) = (guard.twin().clone(), guard.outer_twin().clone());
         let ended = guard.end(join);
         let mut records = self.records();
-        let LogRecords { bodies, storages_by_key, unreleased, .. } = &mut *records;
+        let LogRecords { bodies, storages_by_key, unreleased, made, .. } = &mut *records;
         let (body, node) = (bodies.close(&twin), (&outer, outer.last_op()));
         unreleased.iter_mut().for_each(|(_, uses)| uses.end_body(&twin, node));
         let mut marked = Ok(());
@@ -118,6 +125,9 @@ impl GraphLog {
                     storage.uses.end_body(&twin, node);
                 }
             }
+            made.values_mut().filter(|made| made.prior.0.shares_capture(&twin)).for_each(|made| {
+                made.prior = (outer.clone(), outer.last_op());
+            });
             if kind == ConditionalKind::While {
                 marked = mark_carried(&used, storages_by_key);
             }

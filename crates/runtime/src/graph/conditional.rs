@@ -13,7 +13,9 @@
 //!   because work of the body cannot wait for work outside. When a body ends, its node takes over
 //!   its uses of storages, so later work that conflicts with them waits for the node.
 //! - **Memory.** A body allocates memory in the order of the stream that its node is on. Memory that
-//!   the program frees in a body may be reused in the same body if the storage was made there.
+//!   the program frees in a body may be reused in the same body if the storage was made there. All
+//!   streams of the body share this memory; the first use by another stream than the body's own
+//!   comes after the former use.
 //!   Otherwise the next iteration would find foreign bytes, so the log keeps the storage until the
 //!   outermost body has ended.
 //! - **Marks.** A body may not run, so it never removes a mark. A run of a loop's body may read
@@ -149,21 +151,27 @@ impl CapturingBody {
         let (Some(captured), Some(log)) = (stream.captured(), GraphLog::of(stream)) else {
             return Err(Error::capture(op, "the stream is not captured by a graph"));
         };
+        if captured.has_open_body() {
+            let reason = "another body is being captured into the same graph; end it first";
+            return Err(Error::capture(op, reason));
+        }
         if log.depth() >= MAX_DEPTH {
             let reason = format!("bodies are nested more than {MAX_DEPTH} deep");
             return Err(Error::capture(op, reason));
         }
         let device = runtime.device(stream.device_index())?;
         let named = |error: Error| error.of(op).at(site.location);
-        let handle = captured.create_condition(TOKEN).map_err(named)?;
         let body = device.device().exclusive_stream(0).map_err(named)?;
-        value.set(Target::Cuda(runtime, device, stream), handle, site)?;
-        if runtime.sync_policy() == SyncPolicy::Auto {
-            captured.wait_for_capture().map_err(named)?;
-        }
+        let handle = captured.create_condition(TOKEN).map_err(named)?;
+        let begin = || {
+            value.set(Target::Cuda(runtime, device, stream), handle, site)?;
+            if runtime.sync_policy() == SyncPolicy::Auto {
+                captured.wait_for_capture().map_err(named)?;
+            }
+            captured.begin_body(stream, handle, kind, &body, TOKEN).map_err(named)
+        };
         // A condition without a node makes the graph invalid.
-        let begun = captured.begin_body(stream, handle, kind, &body, TOKEN);
-        let guard = begun.map_err(named).inspect_err(|_| log.break_off(op))?;
+        let guard = begin().inspect_err(|_| log.break_off(op))?;
         let home = captured.home().unwrap_or(stream).id();
         log.begin_body(&guard, home, kind);
         let again = (kind == ConditionalKind::While).then_some((handle, value));

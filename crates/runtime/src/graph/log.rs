@@ -18,7 +18,7 @@ use crate::generator::CudaGenerator;
 use crate::launch::{ResultMarks, TOKEN};
 use crate::race::{CheckedAccesses, Touch};
 use crate::storage::{
-    PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, uses_elsewhere,
+    PoolMembership, ReplayedFlag, StorageMarks, Uses, WeakStorage, outside_body, uses_elsewhere,
 };
 use crate::{CudaDevice, Error, Result, SharedGenerator, Site, Storage, SyncPolicy};
 
@@ -43,7 +43,7 @@ pub(super) struct LogRecords {
     /// Replay flags of other captures: this capture uses storages that were made in them.
     needed: Vec<ReplayedFlag>,
     /// Storages made in the capture, by key.
-    made: HashMap<usize, WeakStorage>,
+    pub(super) made: HashMap<usize, MadeStorage>,
     /// Twins of the streams for which memory was allocated.
     twins: Vec<Stream>,
     /// Memory of dropped storages that other streams of the capture may still use, with its uses.
@@ -54,6 +54,16 @@ pub(super) struct LogRecords {
     pub(super) bodies: Bodies,
     /// Whether the capture has ended.
     ended: bool,
+}
+
+/// A storage made in the capture.
+pub(super) struct MadeStorage {
+    /// Keeps the key from being reused.
+    _storage: WeakStorage,
+    /// The point up to which a stream's captured work may use the previous storage in this memory.
+    /// The first use by another stream waits for it.
+    pub(super) prior: (Stream, OpNumber),
+    site: Site,
 }
 
 /// A storage that the captured work uses.
@@ -104,18 +114,23 @@ struct UsedCommunicator {
 }
 
 impl LogRecords {
+    /// Returns the twin in whose order memory for a stream is reused.
+    fn twin_of(&self, stream: u64) -> Option<&Stream> {
+        let outside_bodies = || self.twins.iter().find(|twin| twin.id() == stream);
+        self.bodies.twin_of(stream).or_else(outside_bodies)
+    }
+
     /// Releases the memory of dropped storages, if the memory's stream is ordered after all uses.
     fn reclaim(&mut self) {
-        let (twins, bodies) = (&self.twins, &self.bodies);
-        self.unreleased.retain(|(block, uses)| {
-            let in_body = bodies.twin_of(block.stream_id());
-            let twin = in_body.or_else(|| twins.iter().find(|t| t.id() == block.stream_id()));
+        let mut unreleased = std::mem::take(&mut self.unreleased);
+        unreleased.retain(|(block, uses)| {
             let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
                 all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
             };
-            !twin.is_some_and(comes_after)
+            !self.twin_of(block.stream_id()).is_some_and(comes_after)
         });
+        self.unreleased = unreleased;
     }
 }
 
@@ -157,7 +172,7 @@ impl GraphLog {
         stream: &Stream,
     ) -> Result<CudaBlock> {
         let mut records = self.records();
-        if !records.twins.contains(stream) {
+        if !records.twins.iter().any(|twin| twin.id() == stream.id()) {
             let twin = stream.captured().map_or_else(|| stream.clone(), |c| c.twin().clone());
             records.twins.push(twin);
         }
@@ -167,9 +182,9 @@ impl GraphLog {
         block.map_err(crate::error::alloc("empty"))
     }
 
-    /// Returns the pool membership of a storage made in the capture.
-    pub(crate) fn member(&self) -> PoolMembership {
-        self.pool.member(&self.replayed)
+    /// Returns the pool membership of a storage made in the capture. `of_body` is set for a storage made in a body.
+    pub(crate) fn member(&self, of_body: bool) -> PoolMembership {
+        self.pool.member(&self.replayed, of_body)
     }
 
     /// Returns whether the memory belongs to the graph's pool.
@@ -187,18 +202,39 @@ impl GraphLog {
         }
     }
 
-    /// Adds a storage made in the capture. Returns `false` if the capture has ended: replays may
-    /// write to the memory, so the storage must not use it.
-    pub(crate) fn add_made(&self, storage: &Storage) -> bool {
+    /// Adds a storage made in the capture with memory for `stream`. Returns `false` if the capture has
+    /// ended: replays may write to the memory, so the storage must not use it.
+    #[track_caller]
+    pub(crate) fn add_made(&self, storage: &Storage, stream: &Stream) -> bool {
         let mut records = self.records();
         if records.ended {
             return false;
         }
-        records.made.insert(storage.key(), storage.downgrade());
+        let twin = records.twin_of(stream.id()).unwrap_or(stream).clone();
+        let prior = (twin.clone(), twin.last_op());
+        let (site, _storage) = (Site::here("empty"), storage.downgrade());
+        records.made.insert(storage.key(), MadeStorage { _storage, prior, site });
         records.bodies.add_made(storage.key());
         drop(records);
         self.pool.add(storage);
         true
+    }
+
+    /// Makes a captured stream wait for the work that may use the previous storage in the memory of a
+    /// new one.
+    #[track_caller]
+    pub(super) fn wait_for_prior_storage(
+        &self,
+        storage: &Storage,
+        captured: &CapturedStream,
+    ) -> Result<()> {
+        let prior = self.records().made.get(&storage.key()).map(|made| made.prior.clone());
+        match prior {
+            Some((twin, op)) if twin != *captured.twin() => {
+                Ok(captured.twin().wait_for(&twin, op)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the index of a generator from which a captured op draws.
@@ -301,11 +337,20 @@ impl GraphLog {
             let reason = "the stream is in a capture that no graph began";
             return Err(Error::capture(op, reason).at(location));
         };
+        let at_site = |error: Error| error.at(site.location);
+        if captured.has_open_body() {
+            let reason = "the stream belongs to the capture around the body of `graph_if` or `graph_while` that is \
+                          being captured; the body can only use its own stream and streams that wait for it";
+            return Err(at_site(Error::capture(site.op, reason)));
+        }
         let mut records = log.records();
         if storages.iter().any(|(storage, _)| storage.same_as(&log.philox_state)) {
             records.bodies.check_random(captured, site)?;
         }
         let LogRecords { storages_by_key, made, bodies, .. } = &mut *records;
+        if storages.iter().any(|(storage, _)| !bodies.can_use(storage)) {
+            return Err(at_site(outside_body(site.op)));
+        }
         let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
         for (storage, _) in storages {
             let (key, bytes) = (storage.key(), storage.bytes());
@@ -317,8 +362,11 @@ impl GraphLog {
                     GraphStorage::External((*storage).clone())
                 };
                 let mut uses = Box::<Uses>::default();
-                if !made.contains_key(&key) {
-                    uses.marks = StorageMarks::before_replay(bytes);
+                match made.get(&key) {
+                    Some(MadeStorage { prior: (twin, op), site, .. }) => {
+                        uses.record(twin, *op, true, *site);
+                    }
+                    None => uses.marks = StorageMarks::before_replay(bytes),
                 }
                 LoggedStorage { storage, bytes, writes: false, uses }
             });
@@ -329,6 +377,9 @@ impl GraphLog {
             if let Some(logged) = storages_by_key.get_mut(&storage.key()) {
                 logged.uses = uses;
                 logged.writes |= write & op.is_ok();
+                if *write && op.is_ok() {
+                    storage.record_write();
+                }
                 if captured.home().is_some() && op.is_ok() {
                     let pooled = matches!(logged.storage, GraphStorage::Pooled(_));
                     bodies.note_use(storage, *write, pooled);

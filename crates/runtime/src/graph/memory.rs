@@ -1,16 +1,16 @@
 //! Allocates device memory for a storage: from the allocator, or during a capture from the graph's
 //! pool.
 
-use warpline_stream::Stream;
+use warpline_stream::{CapturedStream, Stream};
 
 use super::GraphLog;
-use crate::{Result, Runtime, Storage};
+use crate::{Result, Runtime, Storage, SyncPolicy};
 
 impl Storage {
     /// Allocates device memory for `stream`: from the caching allocator, or in a capture from the
     /// graph's pool (or the pool to which the program routed the request). Under
     /// `SyncPolicy::Auto`, the first use by another stream is ordered after the work that was
-    /// enqueued on `stream` before the allocation. The memory is not initialized: it holds leftover
+    /// enqueued (in a capture: captured) on `stream` before the allocation. The memory is not initialized: it holds leftover
     /// bytes of earlier users.
     ///
     /// # Errors
@@ -26,14 +26,22 @@ impl Storage {
         let device = runtime.device(stream.device_index())?;
         let mut block = None;
         // A body allocates in the order of the stream that its node is on.
-        let home = stream.captured().and_then(|captured| captured.home().cloned());
-        let stream = home.as_ref().unwrap_or(stream);
+        let captured_stream = stream.captured();
+        let body = captured_stream.as_ref().filter(|captured| captured.home().is_some());
+        let stream = body.and_then(CapturedStream::home).unwrap_or(stream);
         if let Some(log) = GraphLog::of(stream) {
             let captured = log.malloc(device, bytes, stream)?;
             if bytes == 0 || log.keeps(&captured) {
-                let storage =
-                    Self::from_block(runtime, captured, bytes, stream, Some(log.member()));
-                if log.add_made(&storage) {
+                let member = log.member(body.is_some());
+                let storage = Self::from_block(runtime, captured, bytes, stream, Some(member));
+                if log.add_made(&storage, stream) {
+                    // Under `Manual` nothing orders the first use. The program need not do it, because it cannot know
+                    // that the streams of a body share their free memory.
+                    if let Some(captured) = body
+                        && runtime.sync_policy() == SyncPolicy::Manual
+                    {
+                        log.wait_for_prior_storage(&storage, captured)?;
+                    }
                     return Ok(storage);
                 }
             } else {

@@ -159,9 +159,9 @@ impl GraphPool {
     }
 
     /// Returns the membership of a storage made in this pool.
-    pub(super) fn member(&self, replayed: &ReplayedFlag) -> PoolMembership {
+    pub(super) fn member(&self, replayed: &ReplayedFlag, of_body: bool) -> PoolMembership {
         let pool: Weak<GraphPoolInner> = Arc::downgrade(&self.0);
-        PoolMembership::new(pool, replayed)
+        PoolMembership::new(pool, replayed, of_body)
     }
 
     pub(super) fn has(&self, member: &PoolMembership) -> bool {

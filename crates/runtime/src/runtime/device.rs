@@ -5,10 +5,9 @@ use std::sync::Arc;
 use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, FunctionHandle};
 use warpline_stream::Device;
-use warpline_sync::Mutex;
 
-use super::RuntimeConfig;
 use super::workspaces::Workspaces;
+use super::{RuntimeConfig, SharedGenerator};
 use crate::Result;
 use crate::generator::CudaGenerator;
 use crate::module::{KernelCache, Program};

@@ -123,11 +123,9 @@ impl ChosenGenerators {
     }
 }
 
-/// Returns the latest chosen generator for which `of` returns one.
-fn chosen<G>(of: impl Fn(&Generator) -> Option<&SharedGenerator<G>>) -> Option<SharedGenerator<G>> {
-    let find = |chosen: &RefCell<ChosenGenerators>| {
-        chosen.borrow().0.iter().rev().find_map(|generator| of(generator).cloned())
-    };
+/// Returns the latest chosen generator for which `of` returns it.
+fn chosen<G>(of: impl Fn(&Generator) -> Option<G>) -> Option<G> {
+    let find = |chosen: &RefCell<ChosenGenerators>| chosen.borrow().0.iter().rev().find_map(&of);
     CHOSEN.try_with(find).ok().flatten()
 }
 
@@ -136,7 +134,9 @@ impl Runtime {
     /// [`ChosenGenerators`], or the runtime's.
     #[must_use]
     pub fn cpu_generator(&self) -> SharedGenerator<CpuGenerator> {
-        let cpu = |generator: &_| if let Generator::Cpu(own) = generator { Some(own) } else { None };
+        let cpu = |generator: &_| {
+            if let Generator::Cpu(own) = generator { Some(own.clone()) } else { None }
+        };
         chosen(cpu).unwrap_or_else(|| self.0.cpu_generator.clone())
     }
 }
@@ -150,7 +150,7 @@ impl CudaDevice {
             Generator::Cuda { runtime, device, generator }
                 if runtime.gpu(*device).is_some_and(|device| std::ptr::eq(device, self)) =>
             {
-                Some(generator)
+                Some(generator.clone())
             }
             _ => None,
         };

@@ -2,6 +2,7 @@
 
 mod cudnn;
 mod device;
+mod generators;
 mod host_cache;
 mod peers;
 mod precision;
@@ -16,8 +17,8 @@ use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError, fork_generation};
 use warpline_stream::{Devices, Stream};
+use warpline_sync::OnceLock;
 use warpline_sync::atomic::{AtomicU8, Ordering};
-use warpline_sync::{Mutex, OnceLock};
 
 use crate::generator::CpuGenerator;
 use crate::race::Detector;

@@ -450,11 +450,13 @@ impl Storage {
         self.0.member.as_ref()
     }
 
-    /// Fails outside a capture for a storage that was made in a capture and has no contents yet.
+    /// Fails outside a capture for a storage that was made in a capture and has no contents yet, or
+    /// has contents only in the body of a conditional node.
     #[inline]
     #[track_caller]
     pub(crate) fn check_replayed(&self, captured: bool, op: &'static str) -> Result<()> {
         match &self.0.member {
+            Some(member) if !captured && member.of_body() => Err(outside_body(op)),
             Some(member) if !member.was_replayed() && !captured => {
                 Err(ErrorKind::NotReplayed.of(op))
             }
@@ -557,4 +559,13 @@ pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
             reason: "the storage is device memory; copy it to the host first".into(),
         },
     )
+}
+
+/// Creates the error for a use, outside a conditional node's body, of a storage that was made in the body.
+#[cold]
+#[track_caller]
+pub(crate) fn outside_body(op: &'static str) -> Error {
+    let reason = "the tensor was made in the body of `graph_if` or `graph_while` and has values only there; \
+                  copy them into a tensor from outside the body";
+    Error::capture(op, reason)
 }

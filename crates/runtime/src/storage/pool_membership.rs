@@ -23,15 +23,21 @@ pub(crate) trait CapturePool: Debug + Send + Sync {
 pub(crate) struct PoolMembership {
     pool: Weak<dyn CapturePool>,
     replayed: ReplayedFlag,
+    /// Whether the storage was made in the body of a conditional node, and so has contents only there.
+    of_body: bool,
 }
 
 impl PoolMembership {
-    pub(crate) fn new(pool: Weak<dyn CapturePool>, replayed: &ReplayedFlag) -> Self {
-        Self { pool, replayed: Arc::clone(replayed) }
+    pub(crate) fn new(pool: Weak<dyn CapturePool>, replayed: &ReplayedFlag, of_body: bool) -> Self {
+        Self { pool, replayed: Arc::clone(replayed), of_body }
     }
 
     pub(crate) fn replayed(&self) -> &ReplayedFlag {
         &self.replayed
+    }
+
+    pub(crate) fn of_body(&self) -> bool {
+        self.of_body
     }
 
     /// Returns whether the storage lies in this pool.

@@ -29,12 +29,16 @@ use crate::{Error, ErrorKind};
 /// # Bodies in captures
 ///
 /// - Results are passed on by ops in place, such as [`copy_`](Tensor::copy_), on tensors from outside the body. A tensor
-///   that is made in the body has no values until a replay has run the body.
-/// - A body may contain kernels, copies, and further calls of [`graph_if`] and [`graph_while`] up to 32 deep. It cannot
-///   contain calls of process groups.
+///   that is made in the body can only be used there, because a replay may skip the body.
+/// - Only the captured work runs again or is skipped. What `body` does on the host, such as counting, ops on CPU tensors
+///   or [`set_grad`](Tensor::set_grad), happens once.
+/// - A body may contain kernels, copies, and further calls of [`graph_if`] and [`graph_while`] up to 32 deep; a driver
+///   may refuse fewer. It cannot contain calls of process groups.
 /// - The body is captured on a stream of its own, which is the current stream while `body` runs. Streams of the
 ///   enclosing capture cannot be used in the body.
-/// - Gradients: a backward pass must lie in the body with all its forward ops, or outside all bodies.
+/// - Gradients: a backward pass must lie in the body with all its forward ops, or outside all bodies. A leaf without a
+///   gradient gets one that is made in the body, anew in each run. For gradients that add up or are used outside, create
+///   them before, for example with `set_grad(Some(&zeros))`.
 /// - The driver must support CUDA 12.3 (version 545 or newer).
 ///
 /// ```
@@ -58,8 +62,12 @@ use crate::{Error, ErrorKind};
 /// Errors of `body`. In a capture, the capture then also fails at its end, even if the program ignores the error.
 /// [`ErrorKind::UnsupportedDType`] if the condition is a float. [`ErrorKind::InvalidArgument`] if the condition does not
 /// have one element. [`ErrorKind::DeviceMismatch`] in a capture if the condition is on another device.
-/// [`ErrorKind::Capture`] if bodies are nested too deep. [`ErrorKind::Driver`] if the driver refuses the node; the
-/// message names CUDA 12.3 if the driver is older. Errors of [every op](Tensor#errors-of-every-op).
+/// [`ErrorKind::Capture`] if bodies are nested too deep, or if another body of the same capture is being captured.
+/// [`ErrorKind::Driver`] if the driver refuses the node; the message names CUDA 12.3 if the driver is older. Under
+/// [`SyncPolicy::Manual`](crate::SyncPolicy::Manual) also if the body's stream does not wait for a stream that joined it.
+/// Errors of [every op](Tensor#errors-of-every-op). Ops in the body fail with [`ErrorKind::Capture`] on a stream of the
+/// enclosing capture, and with [`ErrorKind::OutsideCapture`] if they need work of such a stream that the body does not
+/// come after.
 #[track_caller]
 pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result<()> {
     const OP: &str = "graph_if";

@@ -195,8 +195,9 @@ impl<D: Dataset> DataLoader<D> {
         let order = match &self.sampler {
             Some(sampler) => Some(sampler.indices()),
             None if self.shuffle => {
-                let generator = self.generator.clone();
-                Some(RandomSampler { generator, ..RandomSampler::new(n) }.indices())
+                let mut sampler = RandomSampler::new(n);
+                sampler.generator.clone_from(&self.generator);
+                Some(sampler.indices())
             }
             None => None,
         };

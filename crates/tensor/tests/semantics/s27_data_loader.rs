@@ -177,7 +177,7 @@ fn s27_workers_draw_from_seeds_of_their_own() {
             // As in PyTorch, an iteration draws a base seed, and the seed of a worker is the base
             // seed plus the worker's number.
             manual_seed(5);
-            let base = world.runtime.cpu_generator().random64() & i64::MAX as u64;
+            let base = world.runtime.cpu_generator().lock().random64() & i64::MAX as u64;
             for worker in 0..workers {
                 manual_seed(base.wrapping_add(worker as u64));
                 for batch in outcomes[0].iter().skip(worker).step_by(workers) {

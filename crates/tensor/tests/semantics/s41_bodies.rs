@@ -30,6 +30,18 @@ crate::rows! {
         gpu_s41_an_index_out_of_range_in_a_body_is_reported => indices;
     schedules(1) s41_a_step_of_training_fits_in_a_body
         gpu_s41_a_step_of_training_fits_in_a_body => training;
+    schedules64(1) s41_streams_of_a_body_share_its_memory
+        gpu_s41_streams_of_a_body_share_its_memory => shared_memory;
+    manual(1) s41_streams_of_a_body_share_its_memory_under_manual
+        gpu_s41_streams_of_a_body_share_its_memory_under_manual => shared_memory_in_order;
+    schedules64(1) s38_new_memory_in_a_capture_is_ordered_with_its_former_use
+        gpu_s38_new_memory_in_a_capture_is_ordered_with_its_former_use => new_memory;
+    schedules(1) s41_streams_around_a_body_are_refused_in_it
+        gpu_s41_streams_around_a_body_are_refused_in_it => around;
+    schedules(1) s41_tensors_of_a_body_are_refused_outside_it
+        gpu_s41_tensors_of_a_body_are_refused_outside_it => outside;
+    schedules(1) s38_a_captured_write_invalidates_saved_tensors
+        gpu_s38_a_captured_write_invalidates_saved_tensors => saved;
 }
 
 /// The body uses results of a stream that joined the capture, and the other way round. Two bodies
@@ -138,6 +150,187 @@ fn dropped(_: &World) -> Result<()> {
         assert_eq!(values(&sum)?, [906.0 * count as f32; 5000]);
     }
     assert_eq!(cuda::memory_reserved(0)?, pool);
+    Ok(())
+}
+
+/// Size of a tensor whose ops take a simulated device some time.
+const LARGE: usize = 5000;
+
+/// Each of a body's two streams makes and drops tensors of one size.
+fn both_streams(
+    joined: &Stream,
+    [sum, other, a, b]: [&Tensor; 4],
+    left: &Tensor,
+    f: impl Fn(&dyn Fn() -> Result<()>) -> Result<()>,
+) -> Result<()> {
+    let (graph, ()) = captured(|| {
+        graph_while(left, || {
+            joined.wait_stream(&cuda::current_stream(())?)?;
+            for _ in 0..3 {
+                sum.add_(&a.mul(1.0)?)?;
+                f(&|| other.add_(&b.mul(1.0)?).map(drop))?;
+            }
+            cuda::current_stream(())?.wait_stream(joined)?;
+            left.sub_(1).map(drop)
+        })
+    })?;
+    for count in [1, 4] {
+        sum.zero_()?;
+        other.zero_()?;
+        left.fill_(count)?;
+        graph.replay()?;
+        assert_eq!(values(sum)?, [6.0 * count as f32; LARGE]);
+        assert_eq!(values(other)?, [900.0 * count as f32; LARGE]);
+    }
+    Ok(())
+}
+
+fn shared_memory(_: &World) -> Result<()> {
+    let joined = Stream::new(())?;
+    let [sum, other] = [zeros([LARGE], 0)?, zeros([LARGE], 0)?];
+    let [a, b] = [full([LARGE], 2.0, 0)?, full([LARGE], 300.0, 0)?];
+    let left = zeros([1], (DType::I64, 0))?;
+    both_streams(&joined, [&sum, &other, &a, &b], &left, |f| cuda::with_stream(&joined, f))
+}
+
+/// Each stream only uses its own temporary tensors, so the program orders nothing but the streams at begin and end.
+fn shared_memory_in_order(world: &World) -> Result<()> {
+    world.runtime.set_race_report(RaceReport::Error);
+    let stream = Stream::new(())?;
+    cuda::with_stream(&stream, || shared_memory(world))
+}
+
+/// Outside bodies, too, a stream that first uses new memory comes after the former use on the memory's stream.
+fn new_memory(_: &World) -> Result<()> {
+    let joined = Stream::new(())?;
+    let [sum, a] = [zeros([LARGE], 0)?, full([LARGE], 2.0, 0)?];
+    let (graph, kept) = captured(|| {
+        joined.wait_stream(&cuda::current_stream(())?)?;
+        let mut kept = Vec::new();
+        for _ in 0..3 {
+            sum.add_(&a.mul(1.0)?)?;
+            let new = warpline::empty([LARGE], 0)?;
+            cuda::with_stream(&joined, || new.fill_(300.0).map(drop))?;
+            kept.push(new);
+        }
+        Ok(kept)
+    })?;
+    for replays in 1..4 {
+        graph.replay()?;
+        assert_eq!(values(&sum)?, [6.0 * replays as f32; LARGE]);
+        for new in &kept {
+            assert_eq!(values(new)?, [300.0; LARGE]);
+        }
+    }
+    Ok(())
+}
+
+fn around(_: &World) -> Result<()> {
+    let [stream, side] = [Stream::new(())?, Stream::new(())?];
+    let condition = ones([1], (DType::Bool, 0))?;
+    let [x, y] = [ones([3], 0)?, ones([3], 0)?];
+    let in_capture = |k: &ErrorKind| matches!(k, ErrorKind::Capture { .. });
+    let mut graph = CudaGraph::new();
+    cuda::with_stream(&stream, || {
+        graph.capture(|| {
+            side.wait_stream(&stream)?;
+            graph_if(&condition, || {
+                for around in [&stream, &side] {
+                    cuda::with_stream(around, || {
+                        fails("add_", y.add_(1.0), in_capture, "the capture around the body");
+                        fails("zeros", zeros([3], 0), in_capture, "the capture around the body");
+                        fails(
+                            "graph_if",
+                            graph_if(&condition, || Ok(())),
+                            in_capture,
+                            "another body",
+                        );
+                        Ok(())
+                    })?;
+                }
+                x.add_(1.0).map(drop)
+            })?;
+            // After the body, the streams can be used again.
+            cuda::with_stream(&side, || y.add_(1.0).map(drop))
+        })
+    })?;
+    for (run, expected) in [(true, 2.0), (false, 2.0)] {
+        condition.fill_(run)?;
+        cuda::with_stream(&stream, || graph.replay())?;
+        assert_eq!(values(&x)?, [expected; 3]);
+    }
+    assert_eq!(values(&y)?, [3.0; 3]);
+    Ok(())
+}
+
+fn outside(_: &World) -> Result<()> {
+    let (x, condition) = (ones([3], 0)?, ones([1], (DType::Bool, 0))?);
+    let w = ones([3], 0)?.requires_grad_(true)?;
+    let in_capture = |k: &ErrorKind| matches!(k, ErrorKind::Capture { .. });
+    let text = "made in the body of `graph_if` or `graph_while`";
+    let (graph, made) = captured(|| {
+        let mut made = None;
+        graph_if(&condition, || {
+            let y = x.mul(2.0)?;
+            // A body within can use it.
+            graph_if(&condition, || x.copy_(&y.add(1.0)?, ()).map(drop))?;
+            made = Some(y);
+            w.mul(2.0)?.sum(())?.backward()
+        })?;
+        let made = made.expect("the body was called");
+        fails("add_", x.add_(&made), in_capture, text);
+        graph_if(&condition, || {
+            fails("add_", x.add_(&made), in_capture, text);
+            fails("add_", made.add_(1.0), in_capture, text);
+            Ok(())
+        })?;
+        Ok(made)
+    })?;
+    for run in [false, true] {
+        condition.fill_(run)?;
+        graph.replay()?;
+        fails("to_vec", made.to_vec::<f32>(), in_capture, text);
+        fails("add", made.add(1.0), in_capture, text);
+        fails("to_vec", w.grad().expect("a gradient").to_vec::<f32>(), in_capture, text);
+    }
+    assert_eq!(values(&x)?, [3.0; 3]);
+    let other = captured(|| x.copy_(&made, ()).map(drop));
+    fails("copy_", other, in_capture, text);
+    drop(made);
+    // A gradient from outside the body accumulates in each run of a loop.
+    let (left, w) = (zeros([1], (DType::I64, 0))?, ones([3], 0)?.requires_grad_(true)?);
+    w.set_grad(Some(&zeros([3], 0)?))?;
+    let (graph, ()) = captured(|| {
+        graph_while(&left, || {
+            w.mul(2.0)?.sum(())?.backward()?;
+            left.sub_(1).map(drop)
+        })
+    })?;
+    left.fill_(3)?;
+    graph.replay()?;
+    assert_eq!(values(&w.grad().expect("a gradient"))?, [6.0; 3]);
+    Ok(())
+}
+
+/// A captured backward pass whose saved tensors were changed in the capture fails, as it does eagerly.
+fn saved(_: &World) -> Result<()> {
+    let (w, x) = (ones([3], 0)?.requires_grad_(true)?, full([3], 2.0, 0)?);
+    let condition = ones([1], (DType::Bool, 0))?;
+    let changed = || {
+        let y = w.mul(&x)?;
+        x.add_(1.0)?;
+        y.sum(())?.backward()
+    };
+    for answer in [
+        changed(),
+        captured(changed).map(drop),
+        captured(|| graph_if(&condition, changed)).map(drop),
+    ] {
+        let error = answer.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
+        assert!(error.to_string().contains("in-place"), "{error}");
+    }
+    assert!(w.grad().is_none());
     Ok(())
 }
 
@@ -320,8 +513,12 @@ fn training(_: &World) -> Result<()> {
 /// Whichever driver call fails, the error names the op, and the device stays usable.
 #[test]
 fn s41_refused_driver_calls_are_errors() {
-    let calls =
-        [CallKind::ConditionCreate, CallKind::CaptureConditional, CallKind::BeginCaptureToBody];
+    let calls = [
+        CallKind::ConditionCreate,
+        CallKind::Launch,
+        CallKind::CaptureConditional,
+        CallKind::BeginCaptureToBody,
+    ];
     for call in calls {
         let machine = SimBox::with(1, Schedule::Eager, SyncPolicy::Auto);
         machine.enter(|| {
