@@ -148,11 +148,19 @@ fn param_size(declaration: &str) -> Option<usize> {
 fn without_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find("//").into_iter().chain(rest.find("/*")).min() {
-        out.push_str(&rest[..at]);
-        let (end, skip) = if rest[at..].starts_with("//") { ("\n", 0) } else { ("*/", 2) };
+    while let Some((before, from)) = rest.split_once('/') {
+        out.push_str(before);
+        let (end, skip) = match from.as_bytes().first() {
+            Some(b'/') => ("\n", 0),
+            Some(b'*') => ("*/", 2),
+            _ => {
+                out.push('/');
+                rest = from;
+                continue;
+            }
+        };
         out.push(' ');
-        rest = rest[at..].find(end).map_or("", |i| &rest[at + i + skip..]);
+        rest = from[1..].find(end).map_or("", |i| &from[1 + i + skip..]);
     }
     out + rest
 }
@@ -165,5 +173,6 @@ mod tests {
     fn comments_are_removed() {
         assert_eq!(without_comments("a // .entry b(\nc /* d\n */e"), "a  \nc  e");
         assert_eq!(without_comments("a /* open"), "a  ");
+        assert_eq!(without_comments("a / b /*/ c */ /"), "a / b   /");
     }
 }

@@ -1,6 +1,7 @@
 //! Virtual memory management: reservations, physical memory, mappings, access.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::sim::CallKind;
 use crate::sim::backing::{HostMapping, MemoryFile};
@@ -98,6 +99,9 @@ impl SimState {
 
     pub(super) fn add_physical(&mut self, physical: PhysicalState) -> PhysicalHandle {
         let (id, device) = (self.fresh(), physical.device);
+        if let PhysicalBacking::Shared { file, .. } = &physical.backing {
+            self.shared_files.insert(id, Arc::clone(file));
+        }
         self.physical.insert(id, physical);
         // SAFETY: this driver has just created the object.
         unsafe { PhysicalHandle::from_raw(device, id) }
@@ -129,6 +133,7 @@ impl SimState {
             file.punch(*offset, physical.bytes);
         }
         self.physical.remove(&id);
+        self.shared_files.remove(&id);
     }
 
     pub(super) fn mem_map(

@@ -12,19 +12,14 @@ use super::RunError;
 use crate::CudaCode;
 use crate::sim::backing::SharedFile;
 use crate::sim::state::SimState;
-use crate::sim::state::vmm::PhysicalBacking;
 
 impl SimState {
     /// Locks all memory that other processes may share, until the returned locks are dropped.
     pub(super) fn lock_shared(&self) -> Result<SharedLocks, RunError> {
         // The map removes duplicates: memory that was exported and imported again has two entries.
         // All processes lock in the order of ids, so that they cannot deadlock.
-        let mut files = BTreeMap::new();
-        for physical in self.physical.values() {
-            if let PhysicalBacking::Shared { file, .. } = &physical.backing {
-                files.insert(file.id, Arc::clone(file));
-            }
-        }
+        let files: BTreeMap<_, _> =
+            self.shared_files.values().map(|file| (file.id, Arc::clone(file))).collect();
         let mut locked = SharedLocks(Vec::new());
         for file in files.into_values() {
             file.lock().map_err(|why| RunError {

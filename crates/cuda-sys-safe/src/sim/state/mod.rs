@@ -35,6 +35,7 @@ use self::streams::{EventState, StreamState};
 use self::violation::FootprintViolation;
 use self::vmm::PhysicalState;
 use self::work::{CommRecord, HostFn, StreamKey};
+use super::backing::SharedFile;
 use super::config::MAX_DEVICES;
 use super::{CallKind, Schedule, SimConfig, h200};
 use crate::system::CAN_MAP_TWICE;
@@ -50,6 +51,8 @@ pub(crate) struct SimState {
     pub(crate) modules: BTreeMap<u64, ModuleState>,
     pub(crate) functions: BTreeMap<u64, FunctionState>,
     pub(crate) physical: BTreeMap<u64, PhysicalState>,
+    /// The files of physical memory that other processes may share, by the memory's number.
+    pub(crate) shared_files: BTreeMap<u64, Arc<SharedFile>>,
     pub(crate) pools: BTreeMap<u64, PoolState>,
     pub(crate) captures: BTreeMap<u64, CaptureState>,
     pub(crate) capture_modes: BTreeMap<u64, CaptureMode>,
@@ -132,6 +135,7 @@ impl SimState {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             physical: BTreeMap::new(),
+            shared_files: BTreeMap::new(),
             pools: BTreeMap::new(),
             captures: BTreeMap::new(),
             capture_modes: BTreeMap::new(),

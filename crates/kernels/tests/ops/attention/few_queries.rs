@@ -43,22 +43,23 @@ fn expected(
     let mut out = Vec::new();
     for o in 0..outer {
         for h in 0..heads * group {
-            let rows = |of: &[f64], key: usize| {
+            let at_key = |key: usize| {
                 let at = ((o * heads + h / group) * keys + key) * width;
-                of[at..at + width].to_vec()
+                at..at + width
             };
             for query in 0..queries {
                 let at = ((o * heads * group + h) * queries + query) * width;
                 let own = &q[at..at + width];
                 let weights: Vec<f64> = (0..keys)
                     .map(|key| {
-                        let dot: f64 = own.iter().zip(rows(k, key)).map(|(a, b)| a * b).sum();
+                        let dot: f64 = own.iter().zip(&k[at_key(key)]).map(|(a, b)| a * b).sum();
                         attends([o, h, query, key]).map_or(0.0, |added| (dot * SCALE + added).exp())
                     })
                     .collect();
                 let total: f64 = weights.iter().sum();
                 for column in 0..width {
-                    let sum: f64 = (0..keys).map(|key| weights[key] * rows(v, key)[column]).sum();
+                    let sum: f64 =
+                        (0..keys).map(|key| weights[key] * v[at_key(key).start + column]).sum();
                     out.push(if total > 0.0 { sum / total } else { 0.0 });
                 }
             }
