@@ -1,0 +1,1 @@
+//! Programs that must not compile. The test is `tests/compile_fail.rs`.
