@@ -131,7 +131,7 @@ fn named(value: Option<OsString>, elevated: bool) -> Option<PathBuf> {
 }
 
 /// Returns the loader's message, which libloading keeps in the error's source.
-fn complaint(error: &libloading::Error) -> String {
+pub(crate) fn complaint(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
 }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The result of a driver call.
@@ -268,6 +269,20 @@ pub enum DriverError {
         version: String,
         /// The first release that has the function.
         needs: &'static str,
+    },
+    /// The library of a [`CudaPluggableAllocator`](crate::owned::CudaPluggableAllocator) cannot be
+    /// loaded, or lacks a function.
+    #[error("the allocator's library {} {}: {reason}", path.display(), match symbol {
+        Some(symbol) => format!("has no function `{symbol}`"),
+        None => "cannot be loaded".to_owned(),
+    })]
+    AllocatorLibrary {
+        /// Path of the library.
+        path: PathBuf,
+        /// The missing function. `None` if the library cannot be loaded.
+        symbol: Option<String>,
+        /// The loader's message.
+        reason: String,
     },
     /// The driver works, but reports no device.
     #[error("no CUDA device is visible: {reason}")]

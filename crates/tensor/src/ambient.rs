@@ -25,6 +25,7 @@ use std::sync::OnceLock;
 
 use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::owned::CudaPluggableAllocator;
 
 use crate::environment::{cublas_workspace, hides_on_purpose, unknown_variable, why_hidden};
 use crate::{Error, IntoOptions, Result, Runtime, RuntimeConfig};
@@ -50,9 +51,7 @@ impl CurrentRuntime {
         match OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten() {
             Some(own) => Self::Override(own),
             None => {
-                let names = || std::env::vars_os().map(|(name, _)| name);
-                let read = |name: &str| std::env::var(name);
-                Self::Process(PROCESS.get_or_init(|| from_environment(read, names())))
+                Self::Process(PROCESS.get_or_init(|| process_runtime(RuntimeConfig::default())))
             }
         }
     }
@@ -178,14 +177,55 @@ pub(crate) fn count_devices_before_use() -> Option<usize> {
     warpline_cuda_sys_safe::count_devices(spec.as_deref(), visible.as_deref())
 }
 
-/// Creates the runtime of the process. `names` yields the names of all variables, and `read` returns a
-/// variable's value.
+/// Allocates all GPU memory of the process with a library (`torch.cuda.memory.change_current_allocator`). The library is
+/// called for each tensor, without a cache; [`MemPool`](crate::cuda::MemPool)s and captured graphs cache its memory.
+///
+/// Call this function before all others of Warpline except [`is_available`](crate::cuda::is_available) and
+/// [`device_count`](crate::cuda::device_count) under `PYTORCH_NVML_BASED_CUDA_CHECK`: it creates the runtime of the
+/// process. The runtimes of [`open`] have the field [`RuntimeConfig::pluggable_allocator`] instead. To use a library for
+/// some tensors only, make a pool ([`MemPool::over`](crate::cuda::MemPool::over)).
+///
+/// ```no_run
+/// use warpline::{cuda, zeros};
+///
+/// // SAFETY: the functions of this library call `cudaMalloc` and `cudaFree`.
+/// let allocator = unsafe { cuda::CudaPluggableAllocator::load("./alloc.so", "my_alloc", "my_free") }?;
+/// cuda::change_current_allocator(&allocator)?;
+/// let x = zeros([1000], "cuda")?; // in memory of `my_alloc`
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the runtime of the process is already in use.
+#[track_caller]
+pub fn change_current_allocator(allocator: &CudaPluggableAllocator) -> Result<()> {
+    let mut is_first_use = false;
+    PROCESS.get_or_init(|| {
+        is_first_use = true;
+        let pluggable_allocator = Some(allocator.clone());
+        process_runtime(RuntimeConfig { pluggable_allocator, ..RuntimeConfig::default() })
+    });
+    if is_first_use {
+        return Ok(());
+    }
+    let reason = "the runtime of the process is already in use; change the allocator before the first tensor";
+    Err(Error::invalid("change_current_allocator", reason))
+}
+
+/// Creates the runtime of the process.
+fn process_runtime(config: RuntimeConfig) -> Runtime {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    from_environment(config, |name: &str| std::env::var(name), names)
+}
+
+/// Sets the options of `config` that the environment names, and creates the runtime. `names` yields the names of all
+/// variables, and `read` returns a variable's value.
 #[track_caller]
 fn from_environment(
+    mut config: RuntimeConfig,
     read: impl Fn(&str) -> Result<String, VarError>,
     names: impl Iterator<Item = impl AsRef<OsStr>>,
 ) -> Runtime {
-    let mut config = RuntimeConfig::default();
     let opened = match unknown_variable(names) {
         None => open_from_environment(read, &mut config),
         Some((name, reason)) => {
@@ -288,7 +328,8 @@ mod tests {
     }
 
     fn with(variables: &[(&str, &str)]) -> Runtime {
-        from_environment(lookup(variables), variables.iter().map(|(name, _)| *name))
+        let names = variables.iter().map(|(name, _)| *name);
+        from_environment(RuntimeConfig::default(), lookup(variables), names)
     }
 
     #[cfg(target_os = "linux")]
@@ -424,7 +465,7 @@ mod tests {
                 "WARPLINE_DRIVER" => Ok("sim:1".into()),
                 _ => Err(VarError::NotPresent),
             };
-            let runtime = from_environment(read, [variable].iter());
+            let runtime = from_environment(RuntimeConfig::default(), read, [variable].iter());
             let reason = unavailable_reason(&runtime);
             assert!(reason.contains(variable) && reason.contains("UTF-8"), "{reason}");
         }

@@ -65,9 +65,9 @@ impl CudaBackend {
     }
 
     /// Returns a backend for the same device whose segments `source` allocates, for a
-    /// [pool](CachingAllocator::new_pool_over). `source` receives the driver, the index of the
-    /// device and the minimum number of bytes. No lock that a hit takes is held during the call. A
-    /// request of `source` to an allocator fails with
+    /// [pool](CachingAllocator::new_pool_over) or for an allocator. `source` receives the driver,
+    /// the index of the device and the minimum number of bytes. No lock that a hit takes is held
+    /// during the call. A request of `source` to an allocator fails with
     /// [`AllocError::InsideSource`](crate::AllocError), unless the cache serves it and no route to
     /// a pool exists. `source` must not call the allocator in other ways.
     ///
@@ -191,6 +191,10 @@ impl Backend for CudaBackend {
         bytes: usize,
         stream: &Stream,
     ) -> Option<Result<CudaMemory, DriverError>> {
+        // A source has no stream-ordered pool.
+        if self.source.is_some() {
+            return None;
+        }
         Some(self.pool.alloc(&self.driver, self.device, bytes, stream))
     }
 
@@ -234,7 +238,9 @@ impl Backend for CudaBackend {
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory<DriverError>> {
-        self.granularity().map(|_| self as &dyn VirtualMemory<DriverError>)
+        // A source supplies whole segments, not pages.
+        let granularity = if self.source.is_some() { None } else { self.granularity() };
+        granularity.map(|_| self as &dyn VirtualMemory<DriverError>)
     }
 
     fn device(&self) -> String {

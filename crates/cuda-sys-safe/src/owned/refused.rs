@@ -32,6 +32,9 @@ pub enum ReleaseKind {
     PoolMemory,
     /// `cuIpcCloseMemHandle`.
     SharedMemory,
+    /// The `free` of a [`CudaPluggableAllocator`](super::CudaPluggableAllocator), after a wait for
+    /// the device.
+    LibraryMemory,
     /// `cuMemPoolDestroy`.
     MemPool,
     /// `cuStreamDestroy`.
@@ -57,6 +60,7 @@ impl ReleaseKind {
         Self::RegisteredMemory,
         Self::PoolMemory,
         Self::SharedMemory,
+        Self::LibraryMemory,
         Self::MemPool,
         Self::Stream,
         Self::Event,

@@ -26,12 +26,19 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     pub(super) fn new(device: Device, config: &RuntimeConfig) -> Self {
-        let backend = CudaBackend::new(Arc::clone(device.driver()), device.index());
+        let mut backend = CudaBackend::new(Arc::clone(device.driver()), device.index());
+        let mut options = config.allocator.clone();
+        if let Some(library) = config.pluggable_allocator.clone() {
+            backend = backend.with_source(move |driver, device, bytes| {
+                Ok(library.alloc(driver, device, bytes)?.into())
+            });
+            options.caching = false;
+        }
         Self {
             device,
             workspaces: Workspaces::default(),
             workspace_bytes: config.cublas_workspace,
-            allocator: CudaAllocator::new(backend, config.allocator.clone()),
+            allocator: CudaAllocator::new(backend, options),
             kernels: KernelCache::new(config.compile_cache.clone()),
             generator: SharedGenerator::default(),
         }

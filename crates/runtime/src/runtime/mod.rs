@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
+use warpline_cuda_sys_safe::owned::CudaPluggableAllocator;
 use warpline_cuda_sys_safe::{Driver, DriverError, fork_generation};
 use warpline_stream::{Devices, Stream};
 use warpline_sync::OnceLock;
@@ -67,6 +68,10 @@ pub struct RuntimeConfig {
     /// Options of the caching allocators, one per device, and of the cache of page-locked memory.
     /// Default: [`AllocatorConfig::default`], which is `policy:default` without limits.
     pub allocator: AllocatorConfig,
+    /// Library that allocates all device memory (`torch.cuda.memory.change_current_allocator`). As
+    /// in PyTorch, the library is called for each tensor. Only private pools and captured graphs
+    /// cache its memory. Default: `None`, the driver.
+    pub pluggable_allocator: Option<CudaPluggableAllocator>,
     /// Size limits and threads of copies that go through page-locked memory, because neither end is
     /// page-locked. Default: copies of 8 MiB and more, in pieces of up to 4 MiB, by one thread per
     /// core, up to 8 ([`Staging::default`]).
@@ -90,6 +95,7 @@ impl Default for RuntimeConfig {
             no_cublas: false,
             cublas_workspace: None,
             allocator: AllocatorConfig::default(),
+            pluggable_allocator: None,
             staging: Staging::default(),
             compile_cache: None,
             host_cache_limit: 2 << 30,

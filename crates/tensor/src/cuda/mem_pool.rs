@@ -65,11 +65,11 @@ impl MemPool {
         Ok(Self { allocator, pool })
     }
 
-    /// Creates an empty pool of a device. `source` allocates the segments of the pool (`torch.cuda.MemPool(allocator)`
-    /// with a `CUDAPluggableAllocator`). `source` is called with the driver, the index of the device, and the minimum
-    /// size in bytes. During this call, other requests that the cache cannot serve wait. A GPU tensor can be made in
-    /// `source` only if the cache serves the request, and `source` must not use the allocator in other ways. The
-    /// returned memory is released when it is dropped.
+    /// Creates an empty pool of a device (`torch.cuda.MemPool(allocator)`). `source` allocates the segments of the
+    /// pool. `source` is called with the driver, the index of the device, and the minimum size in bytes. During
+    /// this call, other requests that the cache cannot serve wait. A GPU tensor can be made in `source` only if the
+    /// cache serves the request, and `source` must not use the allocator in other ways. The returned memory is released
+    /// when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;
@@ -84,6 +84,19 @@ impl MemPool {
     ///     let x = cuda::with_mem_pool(&pool, || zeros([1000], "cuda"))?;
     ///     assert_eq!(pool.snapshot()[0].blocks[0].address, x.data_ptr());
     ///     Ok::<_, warpline::Error>(())
+    /// })?;
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// The functions of a shared library can be the source:
+    ///
+    /// ```no_run
+    /// use warpline::cuda::{CudaPluggableAllocator, MemPool, PoolOptions};
+    ///
+    /// // SAFETY: the functions of this library call `cudaMalloc` and `cudaFree`.
+    /// let library = unsafe { CudaPluggableAllocator::load("./alloc.so", "my_alloc", "my_free") }?;
+    /// let pool = MemPool::over("cuda", PoolOptions::default(), move |driver, device, bytes| {
+    ///     Ok(library.alloc(driver, device, bytes)?.into())
     /// })?;
     /// # Ok::<(), warpline::Error>(())
     /// ```

@@ -17,6 +17,7 @@ pub use super::history::dump_snapshot;
 pub use super::history::{
     annotate, memory_snapshot, record_memory_history, set_memory_metadata, snapshot,
 };
+pub use crate::ambient::change_current_allocator;
 
 /// Calls `f` with a device's allocator.
 #[track_caller]
@@ -68,7 +69,9 @@ allocator_functions! {
     /// Resets all sums and counts to zero (`torch.cuda.reset_accumulated_memory_stats`).
     reset_accumulated_memory_stats: () = |a| a.reset_accumulated_stats();
     /// Returns all statistics of a device's allocator (`torch.cuda.memory_stats`). [`MemoryStats::as_map`] has
-    /// PyTorch's keys.
+    /// PyTorch's keys, such as `allocated_bytes.all.peak`. The fields are those of
+    /// `torch.cuda.memory_stats_as_nested_dict`: `stats.allocated_bytes.all.peak`.
+    #[doc(alias = "memory_stats_as_nested_dict")]
     memory_stats: MemoryStats = |a| a.memory_stats();
     /// Returns the statistics of a device's allocator as a table (`torch.cuda.memory_summary`).
     memory_summary: String = |a| a.memory_summary();

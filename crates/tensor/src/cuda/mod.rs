@@ -46,7 +46,7 @@ pub use host_memory::{
 };
 pub use mem_pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use memory::{
-    caching_allocator_config, clear_cublas_workspaces, empty_cache,
+    caching_allocator_config, change_current_allocator, clear_cublas_workspaces, empty_cache,
     get_per_process_memory_fraction, list_gpu_processes, max_memory_allocated, max_memory_cached,
     max_memory_reserved, mem_get_info, memory_allocated, memory_cached, memory_reserved,
     memory_snapshot, memory_stats, memory_summary, reset_accumulated_memory_stats,
@@ -62,6 +62,7 @@ pub use warpline_alloc::{
     AllocatorConfig, Backtraces, BlockState, HostMemoryStats, MemoryStats, PoolOptions,
     SegmentInfo, Snapshot, TraceAction, TraceConfig,
 };
+pub use warpline_cuda_sys_safe::owned::CudaPluggableAllocator;
 pub use warpline_cuda_sys_safe::{GpuProcess, MemInfo};
 pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamDevice, StreamGuard};
 

@@ -39,6 +39,8 @@ mod s41_bodies;
 mod s41_control_flow;
 
 mod s35_backward_streams;
+#[cfg(target_os = "linux")]
+mod s36_pluggable;
 
 mod added_op;
 mod autocast;

@@ -50,6 +50,17 @@ fn allocated(world: &World) -> Result<()> {
         let stats = cuda::memory_stats(i)?.as_map();
         assert_eq!(stats["allocated_bytes.all.current"], 0);
         assert_eq!(stats["allocation.all.allocated"], 3);
+        // The fields of `memory_stats` are PyTorch's nested names.
+        let nested = cuda::memory_stats(i)?;
+        assert_eq!(
+            stats["allocated_bytes.small_pool.peak"],
+            nested.allocated_bytes.small_pool.peak
+        );
+        assert_eq!(stats["num_device_alloc"], nested.num_device_alloc);
+        assert_eq!(
+            [nested.num_alloc_retries, nested.num_ooms, nested.num_sync_all_streams],
+            [0; 3]
+        );
         assert!(cuda::memory_summary(i)?.contains("Allocated memory"));
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpline::cuda::driver::{self, DeviceMemory, ForeignMemory};
 use warpline::cuda::{MemPool, PoolOptions};
-use warpline::{ErrorKind, Result, cuda, ones};
+use warpline::{ErrorKind, Result, cuda, empty, ones};
 
 use crate::common::World;
 
@@ -14,6 +14,7 @@ rows! {
     worlds(1) mem_pools_are_left_on_panic gpu_mem_pools_are_left_on_panic => panics;
     worlds(1) mem_pools_over_sources gpu_mem_pools_over_sources => sources;
     worlds(1) mem_pools_over_bad_sources gpu_mem_pools_over_bad_sources => bad_sources;
+    worlds(1) s36_free_memory_of_a_pool_serves_other_requests gpu_s36_free_memory_of_a_pool_serves_other_requests => used_on_oom;
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
@@ -115,6 +116,27 @@ fn sources(_: &World) -> Result<()> {
     assert_eq!(live.load(Ordering::SeqCst), 1);
     drop(foreign);
     assert_eq!(live.load(Ordering::SeqCst), 0);
+    Ok(())
+}
+
+fn used_on_oom(_: &World) -> Result<()> {
+    for use_on_oom in [false, true] {
+        let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
+        let pool = MemPool::over(0, options, |driver, device, bytes| {
+            Ok(DeviceMemory::new(driver, device, bytes)?.into())
+        })?;
+        drop(cuda::with_mem_pool(&pool, || empty([4 << 20], 0))?);
+        // The cache gets no more memory from the driver.
+        cuda::set_per_process_memory_fraction(0.0, 0)?;
+        let served = empty([4 << 20], 0);
+        cuda::set_per_process_memory_fraction(1.0, 0)?;
+        match served {
+            Ok(tensor) => assert!(use_on_oom && holds(&pool, &tensor)),
+            Err(error) => {
+                assert!(!use_on_oom && matches!(error.kind(), ErrorKind::Alloc), "{error}")
+            }
+        }
+    }
     Ok(())
 }
 
