@@ -6,7 +6,10 @@ use std::ops::{self, Deref};
 
 use warpline::autograd::mark_moved;
 use warpline::expr::FormulaOperand;
-use warpline::{IntoOptionalTensor, Result, Tensor, TensorIndex, TensorOptions, TensorOrScalar};
+use warpline::{
+    Error, IntoOptionalTensor, Result, Scalar, Tensor, TensorIndex, TensorOptions, TensorOrScalar,
+};
+use warpline_runtime::{bf16, f16};
 
 use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, VisitorMut};
 
@@ -26,8 +29,7 @@ use crate::module_trait::{Apply, Forward, Member, MemberMut, Module, Visitor, Vi
 ///
 /// A function that takes a tensor takes a parameter, too: `x.matmul(&self.weight)`, `(&x * &self.scale)?`,
 /// `linear(&x, &self.weight, &self.bias)`, `cat(&[&x, &self.token], 0)?`. An optional tensor may be an
-/// `&Option<Parameter>`. Two forms have limits: in a list with other tensors, a tensor comes first; and of Rust's
-/// numbers, the operators take `f64` and `i64` (`expr!` takes all).
+/// `&Option<Parameter>`. In a list with other tensors, a tensor comes first.
 ///
 /// A clone is the same parameter. A parameter with several names in a module is *tied*; [`Module::to`] keeps it tied.
 #[derive(Clone)]
@@ -150,6 +152,14 @@ impl Deref for Buffer {
 /// an optional tensor argument.
 macro_rules! as_tensor {
     ($($name:ident $other:ident),*) => {$(
+        impl FormulaOperand for $name {
+            type Operand = Tensor;
+
+            fn operand(self) -> Tensor {
+                (*self).clone()
+            }
+        }
+
         impl<'a> FormulaOperand for &'a $name {
             type Operand = &'a Tensor;
 
@@ -208,23 +218,59 @@ macro_rules! as_tensor {
         }
 
         operators!($name $other: Add add, Sub sub, Mul mul, Div div, Rem rem);
+        operators!(@prefix $name: Neg neg, Not not);
+
+        conversions!($name: bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64);
+        conversions!(@each $name: u32, u64, usize);
     )*};
 }
 
-/// Implements the arithmetic operators between a reference to a parameter or buffer and a parameter, buffer, tensor,
-/// `f64` or `i64`, on either side.
+/// The types of numbers. The implementation of an operator for all of them does not overlap with the implementations
+/// for tensors, because the trait belongs to this crate.
+trait Number: Into<Scalar> {}
+
+macro_rules! numbers {
+    ($($ty:ty),*) => {$(
+        impl Number for $ty {}
+    )*};
+}
+
+numbers!(bool, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
+numbers!(f16, bf16, f32, f64, Scalar);
+
+/// Implements the operators of a reference to a parameter or buffer. The other operand of an arithmetic operator is a
+/// parameter, buffer, tensor or number, on either side. The types of numbers are those of [`Tensor`]'s operators.
 macro_rules! operators {
+    (@prefix $name:ident: $($trait:ident $method:ident),*) => {$(
+        impl ops::$trait for &$name {
+            type Output = Result<Tensor>;
+
+            #[track_caller]
+            fn $method(self) -> Result<Tensor> {
+                ops::$trait::$method(&**self)
+            }
+        }
+    )*};
     ($name:ident $other:ident: $($trait:ident $method:ident),*) => {$(
+        impl<S: Number> ops::$trait<S> for &$name {
+            type Output = Result<Tensor>;
+
+            #[track_caller]
+            fn $method(self, number: S) -> Result<Tensor> {
+                ops::$trait::$method(&**self, number)
+            }
+        }
         operators!(@one $trait $method &$name, &$other, |a, b| (&**a, &**b));
         operators!(@one $trait $method &$name, &$name, |a, b| (&**a, &**b));
         operators!(@one $trait $method &$name, &Tensor, |a, b| (&**a, b));
         operators!(@one $trait $method &$name, Tensor, |a, b| (&**a, b));
-        operators!(@one $trait $method &$name, f64, |a, b| (&**a, b));
-        operators!(@one $trait $method &$name, i64, |a, b| (&**a, b));
         operators!(@one $trait $method &Tensor, &$name, |a, b| (a, &**b));
         operators!(@one $trait $method Tensor, &$name, |a, b| (a, &**b));
         operators!(@one $trait $method f64, &$name, |a, b| (a, &**b));
         operators!(@one $trait $method i64, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method f16, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method bf16, &$name, |a, b| (a, &**b));
+        operators!(@one $trait $method Scalar, &$name, |a, b| (a, &**b));
     )*};
     (@one $trait:ident $method:ident $left:ty, $right:ty, |$a:ident, $b:ident| $operands:expr) => {
         impl ops::$trait<$right> for $left {
@@ -238,6 +284,24 @@ macro_rules! operators {
             }
         }
     };
+}
+
+/// Implements the conversions of [`Tensor`] into numbers and vectors.
+macro_rules! conversions {
+    ($name:ident: $($ty:ty),*) => {$(
+        conversions!(@each $name: $ty, Vec<$ty>, Vec<Vec<$ty>>, Vec<Vec<Vec<$ty>>>);
+    )*};
+    (@each $name:ident: $($ty:ty),*) => {$(
+        /// The same as the conversion of a [`Tensor`].
+        impl TryFrom<&$name> for $ty {
+            type Error = Error;
+
+            #[track_caller]
+            fn try_from(tensor: &$name) -> Result<Self> {
+                Self::try_from(&**tensor)
+            }
+        }
+    )*};
 }
 
 as_tensor!(Parameter Buffer, Buffer Parameter);

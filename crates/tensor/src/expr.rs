@@ -5,8 +5,8 @@
 
 use crate::{Result, Scalar, Tensor};
 
-/// A type besides numbers that can be an operand in [`expr!`](crate::expr!), such as a [`Tensor`], a reference to a
-/// tensor, or a reference to a module's parameter.
+/// A type besides numbers that can be an operand in [`expr!`](crate::expr!), such as a [`Tensor`], a module's parameter,
+/// or a reference to one of them.
 ///
 /// ```
 /// use warpline::expr::FormulaOperand;

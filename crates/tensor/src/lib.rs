@@ -70,14 +70,14 @@ pub use generator::{Generator, get_rng_state, set_rng_state, with_generator};
 pub use into_shape::{Integer, IntoShape, IntoSizes};
 pub use methods::{
     AddmmOptions, BincountOptions, DiagEmbedOptions, DiagonalOptions, DiffOptions, DimRange,
-    HistcOptions, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand, IsCloseOptions,
-    MeshIndexing, NanToNumOptions, NormOptions, NormalOptions, Pending, Rot90Options, RoundingMode,
-    ScatterReduce, SortOptions, TensorData, TensorIndex, TensorOrScalar, TensordotDims,
-    TopkOptions, UniformOptions, UniqueOptions, VarOptions, VectorNormOptions, apply_elementwise,
-    arange, arange_start, arange_start_step, block_diag, cat, dstack, einsum, embedding, empty,
-    eye, full, hstack, isin, linspace, logspace, meshgrid, ones, promote_types, rand, randint,
-    randn, randperm, result_type, searchsorted, stack, tensor, tensor_of_literals, tril_indices,
-    triu_indices, vstack, where_cond, zeros,
+    Ellipsis, HistcOptions, IndexRange, IntoDim, IntoDims, IntoIndices, IntoOperand,
+    IsCloseOptions, MeshIndexing, NanToNumOptions, NormOptions, NormalOptions, Pending,
+    Rot90Options, RoundingMode, ScatterReduce, SortOptions, TensorData, TensorIndex,
+    TensorOrScalar, TensordotDims, TopkOptions, UniformOptions, UniqueOptions, VarOptions,
+    VectorNormOptions, apply_elementwise, arange, arange_start, arange_start_step, block_diag, cat,
+    dstack, einsum, embedding, empty, eye, full, hstack, isin, linspace, logspace, meshgrid, ones,
+    promote_types, rand, randint, randn, randperm, result_type, searchsorted, stack, tensor,
+    tensor_of_literals, tril_indices, triu_indices, vstack, where_cond, zeros,
 };
 pub use tensor::Tensor;
 pub use tensor_options::{IntoOptionalTensor, IntoOptions, OrDefault, TensorOptions};

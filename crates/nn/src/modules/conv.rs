@@ -2,8 +2,8 @@
 
 use warpline::__Called as _;
 use warpline::functional::{
-    self, PadMode, Padding, PerDimension, conv_transpose1d, conv_transpose2d, conv_transpose3d,
-    conv1d, conv2d, conv3d, pad,
+    self, IntoPadding, PadMode, Padding, PerDimension, conv_transpose1d, conv_transpose2d,
+    conv_transpose3d, conv1d, conv2d, conv3d, pad,
 };
 use warpline::{Error, IntoOptions, Result, Tensor, TensorOptions, empty};
 
@@ -47,7 +47,7 @@ parameter_options! {
         /// Sets the distance from one window to the next, in elements. Default: 1.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the padding around the image: elements on both sides, or a [`Padding`]. Default: none.
-        padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
+        padding: Padding<D> = Padding::Valid, impl IntoPadding<D> => IntoPadding::into_padding;
         /// Sets the distance from one element of the window to the next, in elements. Default: 1.
         dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the number of channel groups, which must divide the numbers of channels. Default: 1.

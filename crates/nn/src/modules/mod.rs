@@ -23,14 +23,14 @@ pub use attention::{
 };
 pub use conv::*;
 pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
-pub use embedding::{Embedding, EmbeddingOptions};
+pub use embedding::{Embedding, EmbeddingFromPretrainedOptions, EmbeddingOptions};
 pub use linear::{Bilinear, Linear, LinearOptions};
 pub use loss::*;
 pub use normalization::*;
 pub use pad::*;
 pub use pool::*;
 pub use recurrent::{
-    GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell, RecurrentCellOptions, RecurrentOptions,
+    GRU, GRUCell, IntoStates, LSTM, LSTMCell, RNN, RNNCell, RecurrentCellOptions, RecurrentOptions,
 };
 pub use sequential::{Layer, Sequential};
 pub use shape::{Flatten, FlattenOptions, Identity, Unflatten};

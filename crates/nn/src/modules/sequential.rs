@@ -170,6 +170,29 @@ impl Sequential {
     }
 }
 
+/// Makes a sequence of elements of other sequences, which it shares (`nn.Sequential(*list(net.children())[:-1])`).
+///
+/// ```
+/// use warpline_nn::{Linear, ReLU, Sequential};
+///
+/// let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
+/// let features: Sequential = net.iter().take(2).cloned().collect();
+/// assert_eq!(features.forward(&warpline::ones([3, 4], ())?)?.size(), [3, 8]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+impl FromIterator<Hooked<Box<dyn Layer>>> for Sequential {
+    fn from_iter<I: IntoIterator<Item = Hooked<Box<dyn Layer>>>>(layers: I) -> Self {
+        Self { layers: layers.into_iter().collect() }
+    }
+}
+
+/// Makes a sequence of boxed layers, whose types may differ.
+impl FromIterator<Box<dyn Layer>> for Sequential {
+    fn from_iter<I: IntoIterator<Item = Box<dyn Layer>>>(layers: I) -> Self {
+        layers.into_iter().map(Hooked::new).collect()
+    }
+}
+
 /// # Panics
 /// If there are fewer modules. [`Sequential::get`] returns `None` instead.
 impl Index<usize> for Sequential {

@@ -9,6 +9,7 @@ use warpline::{Error, IntoOptions, Result, Tensor};
 
 use super::rule::Settings;
 use super::state::GroupState;
+use crate::Parameter;
 
 /// Parameters that share settings (an entry of `param_groups`).
 #[derive(Clone, Debug)]
@@ -25,10 +26,11 @@ pub struct ParamGroup<R> {
     pub(super) initial_lr: Option<f64>,
 }
 
-/// The parameters of a new optimizer: a `Vec` of tensors, which form one group, or a `Vec` of [`ParamGroup`]s.
+/// The parameters of a new optimizer: a `Vec` of tensors or [`Parameter`]s, which form one group, or a `Vec` of
+/// [`ParamGroup`]s.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a list of parameters",
-    label = "expected a `Vec<Tensor>`, such as `net.parameters()`, or a `Vec<ParamGroup<{R}>>`"
+    label = "expected a `Vec<Tensor>`, such as `net.parameters()`, a `Vec<Parameter>`, or a `Vec<ParamGroup<{R}>>`"
 )]
 pub trait IntoParamGroups<R> {
     /// Returns the groups.
@@ -38,6 +40,12 @@ pub trait IntoParamGroups<R> {
 impl<R: Settings> IntoParamGroups<R> for Vec<Tensor> {
     fn into_param_groups(self) -> Vec<ParamGroup<R>> {
         vec![ParamGroup::new(self)]
+    }
+}
+
+impl<R: Settings> IntoParamGroups<R> for Vec<Parameter> {
+    fn into_param_groups(self) -> Vec<ParamGroup<R>> {
+        vec![ParamGroup::new(self.iter().map(|parameter| (**parameter).clone()).collect())]
     }
 }
 

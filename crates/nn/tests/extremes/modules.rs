@@ -13,9 +13,10 @@ use warpline_nn::optim::{
 };
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
-    Embedding, EmbeddingOptions, Flatten, FlattenOptions, GroupNorm, LSTM, LSTMCell, LayerNorm,
-    Linear, LinearOptions, MultiheadAttention, PReLU, PReLUOptions, RMSNorm, RecurrentOptions,
-    TransformerEncoder, TransformerEncoderLayer, TransformerEncoderLayerOptions, Unflatten,
+    Embedding, EmbeddingFromPretrainedOptions, EmbeddingOptions, Flatten, FlattenOptions,
+    GroupNorm, LSTM, LSTMCell, LayerNorm, Linear, LinearOptions, MultiheadAttention, PReLU,
+    PReLUOptions, RMSNorm, RecurrentOptions, TransformerEncoder, TransformerEncoderLayer,
+    TransformerEncoderLayerOptions, Unflatten,
 };
 
 use super::cases::{cases, m};
@@ -31,6 +32,7 @@ pub(crate) const MODULES: &[Case] = cases! {
     "Embedding::new" |at, n| Parameters(Embedding::new(n.u, 2, at)?);
     "Embedding::new" |at, n| Parameters(Embedding::new(2, 2, EmbeddingOptions::from(at).padding_idx(n.i))?);
     "Embedding::new" |at, n| Parameters(Embedding::new(2, n.u, EmbeddingOptions::from(at).padding_idx(0))?);
+    "Embedding::from_pretrained" |at, n| Parameters(Embedding::from_pretrained(&m(at), EmbeddingFromPretrainedOptions::new().padding_idx(n.i))?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, 1, at)?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(4, n.u, at)?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, n.u, at)?);

@@ -85,6 +85,27 @@ fn an_embedding_counts_its_padding_from_the_end() -> Result<()> {
 }
 
 #[test]
+fn a_pretrained_embedding_shares_its_vectors_and_is_frozen_by_default() -> Result<()> {
+    let vectors = randn([4, 3], ())?;
+    let frozen = Embedding::from_pretrained(&vectors, ())?;
+    assert_eq!(frozen.weight.data_ptr(), vectors.data_ptr());
+    assert!(!frozen.weight.requires_grad());
+    let options = EmbeddingFromPretrainedOptions::new().padding_idx(1);
+    let table = Embedding::from_pretrained(&vectors, options.freeze(false))?;
+    let out = table.forward(&tensor([1i64, 2], ())?)?;
+    same(&out, &vectors.narrow(0, 1, 2)?)?;
+    out.sum(())?.backward()?;
+    let grad = table.weight.grad().expect("a gradient").sum(1)?;
+    assert_eq!(grad.to_vec::<f32>()?, [0.0, 0.0, 3.0, 0.0]);
+    assert!(!vectors.requires_grad() && !frozen.weight.requires_grad());
+    refuses(Embedding::from_pretrained(&vectors, options.padding_idx(4)), "padding_idx");
+    let error = Embedding::from_pretrained(&vectors.i(0)?, ()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
+    assert_eq!(error.op(), "Embedding");
+    Ok(())
+}
+
+#[test]
 fn norms_are_the_functions_with_the_same_options() -> Result<()> {
     let x = randn([4, 6, 5], ())?;
     let norm = LayerNorm::new(5, LayerNormOptions::new().eps(0.5).bias(false))?;
@@ -145,6 +166,17 @@ fn recurrent_layers_choose_layers_biases_and_activation() -> Result<()> {
     let cell = LSTMCell::new(3, 4, DType::F32)?;
     let zero = cell.initial_hidden(&step)?;
     same(&cell.forward(&step, None)?.1, &cell.forward(&step, (&zero, &zero))?.1)?;
+    // The states are a pair of references, a reference to a pair, or an `Option` of one of them.
+    let states = cell.forward(&step, None)?;
+    let next = cell.forward(&step, (&states.0, &states.1))?.1;
+    same(&cell.forward(&step, &states)?.1, &next)?;
+    same(&cell.forward(&step, Some((&states.0, &states.1)))?.1, &next)?;
+    same(&cell.forward(&step, &Some(states))?.1, &next)?;
+    let lstm = LSTM::new(3, 4, ())?;
+    let (_, states) = lstm.forward(&x, None)?;
+    let parameters = (Parameter::new(states.0.clone())?, Parameter::new(states.1.clone())?);
+    same(&lstm.forward(&x, &states)?.0, &lstm.forward(&x, (&states.0, &states.1))?.0)?;
+    same(&lstm.forward(&x, &states)?.0, &lstm.forward(&x, &parameters)?.0)?;
 
     refuses(LSTM::new(3, 4, RecurrentOptions::new().num_layers(0)), "num_layers");
     refuses(GRU::new(3, 4, RecurrentOptions::new().dropout(1.5)), "dropout");

@@ -46,6 +46,10 @@ const HIDDEN: &[(&str, &str)] = &[
     ("assert_module", MACROS),
     ("begin", CRATES),
     ("current", PRIVATE),
+    ("delete", PRIVATE),
+    ("here", CRATES),
+    ("of", CRATES),
+    ("operand", MACROS),
     ("show", MACROS),
     ("show_mut", MACROS),
     ("tensor_of_literals", MACROS),
@@ -70,8 +74,12 @@ fn public() -> BTreeMap<String, String> {
         for file in sources::files(&Path::new("..").join(name).join("src")) {
             let text = std::fs::read_to_string(&file).expect("a source");
             let functions = sources::functions(&text).into_iter().map(|function| function.name);
+            // The guide does not list the conversions of arguments.
+            let methods = sources::trait_methods(&text).into_iter();
+            let methods = methods.filter(|name| !name.starts_with("into_"));
+            let names = functions.chain(methods).chain(sources::exports(&text)).chain(types(&text));
             let file = file.display().to_string();
-            found.extend(functions.chain(types(&text)).map(|name| (name, file.clone())));
+            found.extend(names.map(|name| (name, file.clone())));
         }
     }
     assert!(found.len() > 900, "the scanner found {} names", found.len());
@@ -94,7 +102,8 @@ fn types(text: &str) -> impl Iterator<Item = String> {
 fn the_guide_lists_every_name_that_pytorch_does_not_have() {
     let page = std::fs::read_to_string("../../docs/from-pytorch.md").expect("the guide");
     let section = page.split("## Names that are only here").nth(1).expect("the section");
-    let section = section.split("\n## ").next().expect("the section").replace("(`…Options`)", "");
+    let section = section.split("\n## ").next().expect("the section");
+    let section = section.replace("(`…Options`)", "").replace("(`into_…`)", "");
     let mut listed = BTreeSet::new();
     for name in section.split('`').skip(1).step_by(2) {
         assert!(listed.insert(name), "{name} is there twice");
@@ -125,6 +134,29 @@ fn the_guide_lists_every_name_that_pytorch_does_not_have() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+#[test]
+fn the_scanner_finds_methods_of_traits_and_exports() {
+    let text = "
+pub trait Public<T>: Clone where T: Copy {
+    const N: usize;
+    /// A hidden state.
+    fn first(&self, f: fn(T) -> T);
+    #[doc(hidden)]
+    fn second(&self) { one() }
+    #[must_use]
+    fn third() -> Self { two() }
+}
+trait Private { fn fourth(); }
+pub use a::{b, c::{D, self as e}, f as g};
+pub use h::*;
+pub use i as _;
+pub(crate) use j::k;
+macro_rules! m { () => { pub use l::M; } }
+";
+    assert_eq!(sources::trait_methods(text), ["first", "third"]);
+    assert_eq!(sources::exports(text), ["b", "D", "e", "g", "M"]);
+}
+
 /// The lines of a block, without blanks at both ends.
 fn lines(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
@@ -142,8 +174,9 @@ fn the_guide_shows_parts_of_the_ports() {
         .collect();
     let vae = include_str!("../../examples/ports/vae.rs");
     let sequence = include_str!("../../examples/ports/time_sequence_prediction.rs");
-    assert_eq!(shown.len(), 2);
-    for (block, program) in shown.into_iter().zip([vae, sequence]) {
+    let gat = include_str!("../../examples/ports/gat.rs");
+    assert_eq!(shown.len(), 3);
+    for (block, program) in shown.into_iter().zip([vae, sequence, gat]) {
         let (block, program) = (lines(block), lines(program));
         // The closing brace of the loop comes later in the program.
         let block = block.strip_suffix(&["}"]).unwrap_or(&block);

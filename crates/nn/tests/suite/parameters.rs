@@ -1,8 +1,9 @@
 //! Tests that a parameter or buffer is accepted wherever a tensor is accepted.
 
 use warpline::functional::{LayerNormOptions, layer_norm, linear};
-use warpline::{DType, Result, cat, einsum, expr, ones, stack, tensor, tensor as make};
+use warpline::{DType, Result, Scalar, cat, einsum, expr, ones, stack, tensor, tensor as make};
 use warpline_nn::{Apply, Buffer, Linear, Module, Parameter, ReLU};
+use warpline_runtime::{bf16, f16};
 
 #[test]
 fn a_converted_parameter_is_a_tensor_and_the_parameter_stays() -> Result<()> {
@@ -62,5 +63,36 @@ fn a_parameter_is_an_argument_of_every_kind() -> Result<()> {
     assert_eq!(values(x.i(&index))?, [3.0, 4.0]);
     assert_eq!(values(x.i((.., &index)))?, [2.0, 4.0]);
     assert_eq!(values(p.apply(&ReLU))?, [1.0, 0.0, 0.0, 2.0]);
+    Ok(())
+}
+
+#[test]
+fn numbers_of_every_type_are_operands_of_a_parameter() -> Result<()> {
+    let p = Parameter::new(tensor![1.0, 2.0]?)?;
+    let values = |t: Result<warpline::Tensor>| t?.detach().to_vec::<f32>();
+    assert_eq!(values(-&p)?, [-1.0, -2.0]);
+    let n = 2usize;
+    assert_eq!(values(&p * 2f32)?, [2.0, 4.0]);
+    assert_eq!(values(&p / n)?, [0.5, 1.0]);
+    assert_eq!(values(&p - Scalar::Int(1))?, [0.0, 1.0]);
+    assert_eq!(values(f16::from_f32(0.5) * &p)?, [0.5, 1.0]);
+    assert_eq!(values(bf16::from_f32(2.0) / &p)?, [2.0, 1.0]);
+    assert_eq!(values(Scalar::Float(1.5) + &p)?, [2.5, 3.5]);
+    let mask = Buffer::new(make([true, false], ())?);
+    assert_eq!((!&mask)?.to_vec::<bool>()?, [false, true]);
+    // A formula takes a parameter by value, too.
+    assert_eq!(values(expr!(p.clone() * 2 + Buffer::new(ones([2], ())?)))?, [3.0, 5.0]);
+    Ok(())
+}
+
+#[test]
+fn a_parameter_converts_to_numbers_and_vectors() -> Result<()> {
+    let p = Parameter::new(tensor![[1.5, 2.0]]?)?;
+    assert_eq!(Vec::<f32>::try_from(&p)?, [1.5, 2.0]);
+    assert_eq!(Vec::<Vec<f32>>::try_from(&p)?, [[1.5, 2.0]]);
+    let count = Buffer::new(tensor![4]?);
+    assert_eq!((usize::try_from(&count)?, f64::try_from(&count)?), (4, 4.0));
+    let error = f32::try_from(&p).unwrap_err();
+    assert_eq!((error.op(), error.location().expect("a line").file()), ("item", file!()));
     Ok(())
 }

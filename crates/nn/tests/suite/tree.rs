@@ -271,3 +271,28 @@ Blocks(
     assert_eq!(linears, 5);
     Ok(())
 }
+
+#[test]
+fn a_sequence_is_collected_from_elements_or_boxed_layers() -> Result<()> {
+    let net = Sequential::new()
+        .with(Linear::new(2, 3, ())?)
+        .with(Dropout::new(0.5)?)
+        .with(Linear::new(3, 1, ())?);
+    // As in PyTorch, the new sequence shares its modules.
+    let mut features: Sequential = net.iter().take(net.len() - 1).cloned().collect();
+    assert_eq!(features.state_dict().names().collect::<Vec<_>>(), ["0.weight", "0.bias"]);
+    let shared = |net: &Sequential| net[0].downcast_ref::<Linear>().map(|fc| fc.weight.data_ptr());
+    assert_eq!(shared(&features), shared(&net));
+    features.eval();
+    assert_eq!(features.forward(&ones([1, 2], ())?)?.size(), [1, 3]);
+
+    let widths = [2, 4, 1];
+    let boxed = |pair: &[usize]| -> Result<Box<dyn Layer>> {
+        Ok(Box::new(Linear::new(pair[0], pair[1], ())?))
+    };
+    let chain = widths.windows(2).map(boxed).collect::<Result<Sequential>>()?;
+    assert_eq!(chain.len(), 2);
+    assert!(chain[1].is::<Linear>());
+    assert_eq!(chain.forward(&ones([1, 2], ())?)?.size(), [1, 1]);
+    Ok(())
+}

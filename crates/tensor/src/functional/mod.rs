@@ -43,7 +43,7 @@ pub use activation::{
 };
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
-    ConvOptions, ConvTransposeOptions, Padding, conv_transpose1d, conv_transpose2d,
+    ConvOptions, ConvTransposeOptions, IntoPadding, Padding, conv_transpose1d, conv_transpose2d,
     conv_transpose3d, conv1d, conv2d, conv3d,
 };
 pub use distances::{CosineSimilarityOptions, NormalizeOptions, cosine_similarity, normalize};

@@ -51,16 +51,22 @@ methods! {
     /// The smaller of two elements; NaN if either is NaN.
     minimum MINIMUM;
     /// `self == other`, as a bool tensor.
+    #[doc(alias = "==")]
     eq EQ;
     /// `self != other`, as a bool tensor.
+    #[doc(alias = "!=")]
     ne NE;
     /// `self < other`, as a bool tensor.
+    #[doc(alias = "<")]
     lt LT;
     /// `self <= other`, as a bool tensor.
+    #[doc(alias = "<=")]
     le LE;
     /// `self > other`, as a bool tensor.
+    #[doc(alias = ">")]
     gt GT;
     /// `self >= other`, as a bool tensor.
+    #[doc(alias = ">=")]
     ge GE;
     /// The remainder of [`Tensor::floor_divide`], with the sign of the divisor. Does not support bools. An
     /// integer divided by a zero element of a tensor gives the dividend.

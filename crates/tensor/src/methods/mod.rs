@@ -41,7 +41,8 @@ pub use factories::{
 };
 pub(crate) use indexing::embedding_padded;
 pub use indexing::{
-    BincountOptions, HistcOptions, IndexRange, IntoIndices, ScatterReduce, TensorIndex, embedding,
+    BincountOptions, Ellipsis, HistcOptions, IndexRange, IntoIndices, ScatterReduce, TensorIndex,
+    embedding,
 };
 pub use inplace::{NormalOptions, UniformOptions};
 pub use literal::tensor_of_literals;

@@ -1,6 +1,7 @@
 //! Operators of tensors, and the comparisons of `expr!`. `%` follows Python: the result has the sign of the divisor.
 //! `!` inverts the bits of integers, and negates bools.
 
+use half::{bf16, f16};
 use warpline_kernels::elementwise as table;
 
 use super::binary::apply;
@@ -80,20 +81,20 @@ macro_rules! operators {
     };
 }
 
-// Of Rust's number types, only `f64` and `i64` can be the left operand. With a second floating-point type, the
-// compiler could not infer the type of `1.0 / &t`, and `(1.0 / &t)?.exp()` would not compile.
+// Of the types that literals can have, only `f64` and `i64` can be the left operand. With a second floating-point type,
+// the compiler could not infer the type of `1.0 / &t`, and `(1.0 / &t)?.exp()` would not compile.
 
 operators! {
-    Add add ADD f64 i64;
-    Sub sub SUB f64 i64;
-    Mul mul MUL f64 i64;
-    Div div DIV f64 i64;
-    Rem rem REMAINDER f64 i64;
-    BitAnd bitand BITWISE_AND i64;
-    BitOr bitor BITWISE_OR i64;
-    BitXor bitxor BITWISE_XOR i64;
-    Shl shl LEFT_SHIFT i64;
-    Shr shr RIGHT_SHIFT i64;
+    Add add ADD f64 i64 f16 bf16 Scalar;
+    Sub sub SUB f64 i64 f16 bf16 Scalar;
+    Mul mul MUL f64 i64 f16 bf16 Scalar;
+    Div div DIV f64 i64 f16 bf16 Scalar;
+    Rem rem REMAINDER f64 i64 f16 bf16 Scalar;
+    BitAnd bitand BITWISE_AND i64 Scalar;
+    BitOr bitor BITWISE_OR i64 Scalar;
+    BitXor bitxor BITWISE_XOR i64 Scalar;
+    Shl shl LEFT_SHIFT i64 Scalar;
+    Shr shr RIGHT_SHIFT i64 Scalar;
 }
 
 macro_rules! prefixes {

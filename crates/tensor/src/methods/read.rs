@@ -250,3 +250,26 @@ macro_rules! conversions {
 }
 
 conversions!(bool, u8, i8, i16, i32, i64, half::f16, half::bf16, f32, f64);
+
+macro_rules! wide_conversions {
+    ($($ty:ty),*) => {$(
+        /// Reads the only element, as [`Tensor::item`] reads an `i64`.
+        impl TryFrom<&Tensor> for $ty {
+            type Error = Error;
+            #[track_caller]
+            fn try_from(tensor: &Tensor) -> Result<Self> {
+                let value = tensor.item::<i64>()?;
+                match value.try_into() {
+                    Ok(value) => Ok(value),
+                    Err(_) => {
+                        let reason = format!("the value {value} does not fit {}", stringify!($ty));
+                        Err(Error::invalid("item", reason))
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+// These types have no dtype, so they are no elements.
+wide_conversions!(u32, u64, usize);

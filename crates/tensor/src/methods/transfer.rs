@@ -120,10 +120,36 @@ impl Tensor {
     /// [every op](Tensor#errors-of-every-op).
     #[doc(alias = "to_dtype")]
     #[doc(alias = "to_device")]
+    #[doc(alias = "type")]
+    #[doc(alias = "float")]
+    #[doc(alias = "double")]
+    #[doc(alias = "half")]
+    #[doc(alias = "bfloat16")]
+    #[doc(alias = "long")]
+    #[doc(alias = "int")]
+    #[doc(alias = "bool")]
     #[track_caller]
     pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let _call = CallScope::enter("to");
         self.transfer(options.into(), false)
+    }
+
+    /// Returns the tensor in the dtype and on the device of another tensor (`torch.Tensor.type_as`). The result is the
+    /// tensor itself if nothing changes.
+    ///
+    /// ```
+    /// # use warpline::{DType, ones, tensor};
+    /// let labels = tensor([0i64, 1], ())?;
+    /// assert_eq!(labels.type_as(&ones([2], ())?)?.dtype(), DType::F32);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [every op](Tensor#errors-of-every-op).
+    #[track_caller]
+    pub fn type_as(&self, other: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("type_as");
+        self.transfer((other.dtype(), other.device()).into(), false)
     }
 
     /// The same as [`Tensor::to`], but does not wait for a copy between page-locked memory and a GPU

@@ -49,6 +49,80 @@ pub(crate) fn functions(text: &str) -> Vec<Function> {
     scanner.functions
 }
 
+/// Returns the methods of the public traits in a file's text, except hidden methods.
+pub(crate) fn trait_methods(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    visit(text.parse().expect("a Rust file"), &mut |tokens| {
+        if let [Ident(word), Ident(item), rest @ ..] = tokens
+            && word == "pub"
+            && item == "trait"
+            && let Some(Group(body)) = rest.iter().find(|token| is_braces(token))
+        {
+            found.extend(methods(body.stream()));
+        }
+    });
+    found
+}
+
+/// Returns the names of the methods in the body of a trait, except hidden methods.
+fn methods(body: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = body.into_iter().collect();
+    let (mut names, mut is_hidden) = (Vec::new(), false);
+    for at in 0..tokens.len() {
+        match &tokens[at..] {
+            [Ident(word), Ident(name), ..] if word == "fn" && !is_hidden => {
+                names.push(name.to_string());
+            }
+            [Group(group), ..] if group.delimiter() == Delimiter::Bracket => {
+                is_hidden |= self::text(group.stream()) == "doc(hidden)";
+            }
+            [end, ..] if is_braces(end) || is_punct(end, ';') => is_hidden = false,
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Returns the names that the `pub use` items of a file's text export, except names that begin with an underscore.
+pub(crate) fn exports(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    visit(text.parse().expect("a Rust file"), &mut |tokens| {
+        if let [Ident(word), Ident(item), rest @ ..] = tokens
+            && word == "pub"
+            && item == "use"
+        {
+            let path = rest.iter().take_while(|token| !is_punct(token, ';'));
+            found.extend(leaves(path.cloned().collect()));
+        }
+    });
+    found.retain(|name| !name.starts_with('_'));
+    found
+}
+
+/// Returns the last names of the paths in a `use` item.
+fn leaves(paths: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = paths.into_iter().collect();
+    let paths = tokens.split(|token| is_punct(token, ','));
+    paths
+        .flat_map(|path| match path {
+            [.., Group(list)] => leaves(list.stream()),
+            [.., Ident(name)] => vec![name.to_string()],
+            _ => Vec::new(),
+        })
+        .collect()
+}
+
+/// Calls `see` with the rest of the tokens from each position on, also within groups.
+fn visit(tokens: TokenStream, see: &mut impl FnMut(&[TokenTree])) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for at in 0..tokens.len() {
+        see(&tokens[at..]);
+        if let Group(group) = &tokens[at] {
+            visit(group.stream(), see);
+        }
+    }
+}
+
 struct Scanner {
     /// The name and the arguments of each macro call with braces.
     calls: Vec<(String, TokenStream)>,

@@ -1,6 +1,6 @@
 //! Tests of `expr!`: operators, operands, control flow and locations of errors.
 
-use warpline::{DType, ErrorKind, Result, Tensor, cat, expr, tensor};
+use warpline::{DType, ErrorKind, Result, Scalar, Tensor, cat, expr, tensor};
 
 fn vector(values: &[f32]) -> Tensor {
     tensor(values, ()).unwrap()
@@ -51,8 +51,13 @@ fn numbers_of_every_type_combine_as_in_rust() {
 }
 
 #[test]
-fn outside_formulas_f64_and_i64_may_be_left_operands() {
+fn outside_formulas_some_numbers_may_be_left_operands() {
     let x = vector(&[2.0]);
+    let (half, brain) = (half::f16::from_f32(0.5), half::bf16::from_f32(4.0));
+    assert_eq!(values((half * &x).and_then(|y| brain / y)), [4.0]);
+    assert_eq!(values((Scalar::Int(3) - &x).and_then(|y| Scalar::Float(2.5) % y)), [0.5]);
+    let bits = (Scalar::Int(6) & tensor![3, 5].unwrap()).unwrap();
+    assert_eq!(bits.to_vec::<i64>().unwrap(), [2, 4]);
     assert_eq!(values((1.0 / &x).and_then(|y| 3 - y)), [2.5]);
     // The compiler knows the type of the result before it infers the type of the literal.
     let y = (1.0 - x).unwrap();

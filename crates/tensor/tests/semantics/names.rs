@@ -8,8 +8,8 @@ use warpline::functional::{
     unfold,
 };
 use warpline::{
-    BincountOptions, DType, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones, simulated,
-    tensor, with_runtime, zeros,
+    BincountOptions, DType, Device, ErrorKind, Result, ResultExt, Tensor, arange, cuda, ones,
+    simulated, tensor, with_runtime, zeros,
 };
 
 use crate::common::bad_calls::everywhere;
@@ -168,6 +168,21 @@ fn view_as_and_m_t_are_views_and_refuse_what_pytorch_refuses() -> Result<()> {
         let error = t.m_t().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::DimOutOfRange { .. }), "{error}");
         assert_eq!((error.op(), t.view_as(&view.i(0)?).unwrap_err().op()), ("m_t", "view_as"));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_tensor_takes_sizes_dtype_and_device_of_another() -> Result<()> {
+    everywhere(|at| {
+        let t = arange(2, at)?.unsqueeze(1)?;
+        let wide = t.expand_as(&zeros([3, 2, 4], ())?)?;
+        assert_eq!((wide.size(), wide.data_ptr()), (&[3, 2, 4][..], t.data_ptr()));
+        assert_eq!(t.expand_as(&zeros([3], ())?).unwrap_err().op(), "expand_as");
+        let float = t.type_as(&zeros([1], ())?)?;
+        assert_eq!((float.dtype(), float.device()), (DType::F32, Device::Cpu));
+        assert_eq!(zeros([1], ())?.type_as(&t)?.device(), t.device());
+        assert!(t.type_as(&wide)?.is_same(&t));
         Ok(())
     })
 }

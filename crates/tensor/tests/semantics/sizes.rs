@@ -1,6 +1,6 @@
 //! Tests of the types of dimensions, sizes and indices, and of reads into nested vectors.
 
-use warpline::{ErrorKind, Tensor, arange, ones, tensor, zeros};
+use warpline::{Ellipsis, ErrorKind, Tensor, TensorIndex, arange, ones, tensor, zeros};
 
 fn grid() -> Tensor {
     arange(24, ()).unwrap().reshape((2, 3, -1)).unwrap()
@@ -78,6 +78,14 @@ fn a_tensor_converts_to_numbers_and_vectors() {
     assert_eq!(rows, [[1, 2], [3, 4]]);
     let error = f32::try_from(&t).unwrap_err();
     assert_eq!((error.op(), error.location().unwrap().file()), ("item", file!()));
+    let (seven, negative) = (tensor(7u8, ()).unwrap(), tensor(-1i64, ()).unwrap());
+    assert_eq!(usize::try_from(&seven).unwrap() + 1, 8);
+    assert_eq!((u32::try_from(&seven).unwrap(), u64::try_from(&seven).unwrap()), (7, 7));
+    for error in [usize::try_from(&negative).unwrap_err(), u32::try_from(&negative).unwrap_err()] {
+        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().starts_with("item: the value -1 does not fit u"), "{error}");
+        assert_eq!(error.location().unwrap().file(), file!());
+    }
 }
 
 #[test]
@@ -106,6 +114,26 @@ fn an_index_is_also_none_a_tensor_or_a_mask() {
     assert_eq!(values(t.i((&mask, 1..2)).unwrap()), [17, 21]);
     assert_eq!(values(t.i((1, &mask.i(1).unwrap(), 0)).unwrap()), [16, 20]);
     for error in [t.i((&mask, 0, 0)).unwrap_err(), t.i((0, 0, 0, &rows)).unwrap_err()] {
+        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_ellipsis_is_all_other_dimensions() {
+    let t = grid();
+    let values = |t: Tensor| t.to_vec::<i64>().unwrap();
+    assert_eq!(values(t.i((Ellipsis, -1)).unwrap()), values(t.select(2, 3).unwrap()));
+    assert_eq!(values(t.i((1, Ellipsis, ..1)).unwrap()), [12, 16, 20]);
+    assert_eq!(t.i(Ellipsis).unwrap().size(), t.size());
+    assert_eq!(t.i((Ellipsis, None)).unwrap().size(), [2, 3, 4, 1]);
+    // It may be no dimension at all.
+    assert_eq!(values(t.i((0, 1, Ellipsis, 2)).unwrap()), [6]);
+    assert_eq!(values(t.i((Ellipsis, 0, &tensor![3, 0].unwrap())).unwrap()), [3, 0, 15, 12]);
+    // The mask indexes the last two dimensions.
+    let mask = t.i(1).unwrap().eq(17).unwrap();
+    assert_eq!(values(t.i((Ellipsis, &mask)).unwrap()), [5, 17]);
+    let twice = [TensorIndex::from(Ellipsis), Ellipsis.into()];
+    for error in [t.i(&twice[..]).unwrap_err(), t.i((Ellipsis, 0, 0, 0, 0)).unwrap_err()] {
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use warpline::__Called as _;
 use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor};
 
 use super::super::options::parameter_options;
-use super::{CellKind, CellWeights};
+use super::{CellKind, CellWeights, IntoStates};
 use crate::init::Nonlinearity;
 use crate::{Forward, Module, input_device};
 
@@ -165,15 +165,11 @@ impl LSTMCell {
     /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if `x` is on a device that cannot access the
     /// parameters; errors of [`warpline::functional::linear()`].
     #[track_caller]
-    pub fn forward<'a>(
-        &self,
-        x: &Tensor,
-        states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
-    ) -> Result<(Tensor, Tensor)> {
+    pub fn forward<'a>(&self, x: &Tensor, states: impl IntoStates<'a>) -> Result<(Tensor, Tensor)> {
         let op = "LSTMCell";
         let _call = CallScope::enter(op);
         let zeros;
-        let (hidden, cell) = match states.into() {
+        let (hidden, cell) = match states.into_states() {
             Some((hidden, cell)) => {
                 check(op, &self.weights, x, &[hidden, cell])?;
                 (hidden, cell)

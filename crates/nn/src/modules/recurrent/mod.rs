@@ -6,6 +6,8 @@ mod stacked;
 pub use cells::{GRUCell, LSTMCell, RNNCell, RecurrentCellOptions};
 pub use stacked::{GRU, LSTM, RNN, RecurrentOptions};
 
+use std::borrow::Borrow;
+
 use warpline::functional::linear;
 use warpline::{Error, Result, Tensor, TensorOptions};
 
@@ -13,6 +15,52 @@ use super::linear::uniform;
 use super::repr::size;
 use crate::init::Nonlinearity;
 use crate::{Module, Parameter, Visitor, VisitorMut};
+
+/// The initial states of an LSTM: `None` for zeros, or the hidden state and the cell state, as `(&h, &c)`, as a
+/// reference to the pair that a forward pass returned, or as an `Option` of one of the two.
+///
+/// ```
+/// use warpline_nn::LSTMCell;
+///
+/// let (cell, x) = (LSTMCell::new(2, 3, ())?, warpline::ones([1, 2], ())?);
+/// let states = cell.forward(&x, None)?;
+/// let (h, c) = cell.forward(&x, &states)?;
+/// let (h, c) = cell.forward(&x, (&h, &c))?;
+/// assert_eq!((h.size(), c.size()), (&[1, 3][..], &[1, 3][..]));
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a pair of states",
+    label = "expected `(&h, &c)`, a reference to a pair of tensors, or `None`"
+)]
+pub trait IntoStates<'a> {
+    /// Returns the hidden state and the cell state. `None`: zeros.
+    fn into_states(self) -> Option<(&'a Tensor, &'a Tensor)>;
+}
+
+impl<'a> IntoStates<'a> for Option<(&'a Tensor, &'a Tensor)> {
+    fn into_states(self) -> Option<(&'a Tensor, &'a Tensor)> {
+        self
+    }
+}
+
+impl<'a, H: Borrow<Tensor>, C: Borrow<Tensor>> IntoStates<'a> for (&'a H, &'a C) {
+    fn into_states(self) -> Option<(&'a Tensor, &'a Tensor)> {
+        Some((self.0.borrow(), self.1.borrow()))
+    }
+}
+
+impl<'a, H: Borrow<Tensor>, C: Borrow<Tensor>> IntoStates<'a> for &'a (H, C) {
+    fn into_states(self) -> Option<(&'a Tensor, &'a Tensor)> {
+        Some((self.0.borrow(), self.1.borrow()))
+    }
+}
+
+impl<'a, H: Borrow<Tensor>, C: Borrow<Tensor>> IntoStates<'a> for &'a Option<(H, C)> {
+    fn into_states(self) -> Option<(&'a Tensor, &'a Tensor)> {
+        self.as_ref().and_then(IntoStates::into_states)
+    }
+}
 
 /// The update rule of the hidden state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

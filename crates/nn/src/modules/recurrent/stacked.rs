@@ -7,7 +7,7 @@ use warpline::{CallScope, Error, IntoOptionalTensor, IntoOptions, Result, Tensor
 
 use super::super::options::{check_layers, parameter_options};
 use super::super::repr::{float, size};
-use super::{CellKind, CellWeights};
+use super::{CellKind, CellWeights, IntoStates};
 use crate::init::Nonlinearity;
 use crate::optim::is_capturing;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, input_device};
@@ -360,10 +360,10 @@ impl LSTM {
     pub fn forward<'a>(
         &self,
         x: &Tensor,
-        states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
+        states: impl IntoStates<'a>,
     ) -> Result<(Tensor, (Tensor, Tensor))> {
         let _call = CallScope::enter("LSTM");
-        let states = states.into().map(|(hidden, cell)| (hidden, Some(cell)));
+        let states = states.into_states().map(|(hidden, cell)| (hidden, Some(cell)));
         let (output, hidden, cell) = self.stacked.forward("LSTM", x, states)?;
         // An LSTM always returns cell states.
         let cell = match cell {

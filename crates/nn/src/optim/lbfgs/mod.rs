@@ -8,6 +8,7 @@ mod line_search;
 mod options;
 mod state;
 
+use std::borrow::Borrow;
 use std::collections::VecDeque;
 
 use warpline::autograd::{ModeGuard, check_not_moved};
@@ -74,15 +75,19 @@ struct LBFGSMemory {
 }
 
 impl LBFGS {
-    /// Creates an optimizer. `options` is `()` or [`LBFGSOptions`].
+    /// Creates an optimizer of tensors or [`Parameter`](crate::Parameter)s. `options` is `()` or [`LBFGSOptions`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if there are no parameters, a parameter is
     /// not a leaf or appears twice, or an option is out of range; [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a
     /// module's move replaced a parameter.
     #[track_caller]
-    pub fn new(params: Vec<Tensor>, options: impl IntoOptions<LBFGSOptions>) -> Result<Self> {
-        let group = ParamGroup::new(params).options(options);
+    pub fn new(
+        params: Vec<impl Borrow<Tensor>>,
+        options: impl IntoOptions<LBFGSOptions>,
+    ) -> Result<Self> {
+        let params = params.iter().map(|param| Borrow::<Tensor>::borrow(param).clone());
+        let group = ParamGroup::new(params.collect()).options(options);
         group.check(&[])?;
         Ok(Self { group, func_evals: 0, n_iter: 0, memory: None })
     }

@@ -1,8 +1,10 @@
 //! Tests of parameter groups and gradient clipping.
 
-use warpline::{DType, Device, Result, full};
+use warpline::{DType, Device, Result, full, ones};
+use warpline_nn::Linear;
 use warpline_nn::optim::{
-    Optimizer, ParamGroup, SGD, SGDOptions, TotalNormOptions, clip_grad_norm_, clip_grad_value_,
+    LBFGS, Optimizer, ParamGroup, SGD, SGDOptions, TotalNormOptions, clip_grad_norm_,
+    clip_grad_value_,
 };
 
 use super::{close, params, set_grads, values};
@@ -42,6 +44,18 @@ fn groups_have_their_own_settings_and_gradients_come_and_go() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn an_optimizer_takes_parameters() -> Result<()> {
+    let net = Linear::new(2, 1, ())?;
+    let before = net.weight.copy()?;
+    let mut sgd = SGD::new(vec![net.weight.clone()], SGDOptions::new().lr(0.5))?;
+    net.forward(&ones([1, 2], ())?)?.sum(())?.backward()?;
+    sgd.step()?;
+    assert!(net.weight.allclose(&before.sub(0.5)?, ())?);
+    LBFGS::new(vec![net.weight.clone()], ())?;
+    Ok(())
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn runs(device: Device) -> Result<()> {
             _ => rosenbrock(&params["x"]),
         };
         let mut optimizer =
-            LBFGS::new(params.values().cloned().collect(), options(&run["options"]))?;
+            LBFGS::new(params.values().cloned().collect::<Vec<_>>(), options(&run["options"]))?;
         for (i, expected) in numbers(&run["losses"]).into_iter().enumerate() {
             let loss = optimizer.step(|optimizer| {
                 optimizer.zero_grad()?;

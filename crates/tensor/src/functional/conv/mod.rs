@@ -27,6 +27,25 @@ impl<const D: usize, N: PerDimension<D>> From<N> for Padding<D> {
     }
 }
 
+/// The argument of the setter `padding` of a convolution: a number of zeros for all dimensions, one for each dimension,
+/// or a [`Padding`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a padding of {D} dimensions",
+    label = "expected an integer, an array or tuple of {D} integers, or a `Padding`",
+    note = "\"same\" is `Padding::Same`, and \"valid\" is `Padding::Valid`"
+)]
+pub trait IntoPadding<const D: usize> {
+    /// Returns the padding.
+    fn into_padding(self) -> Padding<D>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<const D: usize, T: Into<Padding<D>>> IntoPadding<D> for T {
+    fn into_padding(self) -> Padding<D> {
+        self.into()
+    }
+}
+
 options! {
     /// Options of [`conv1d`], [`conv2d`] and [`conv3d`]. One number sets all `D` dimensions; an array sets each
     /// dimension.
@@ -47,7 +66,7 @@ options! {
         /// one result.
         stride: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;
         /// Sets the padding around the image: the number of zeros on each side, or a [`Padding`]. Default: none.
-        padding: Padding<D> = Padding::Valid, impl Into<Padding<D>> => Into::into;
+        padding: Padding<D> = Padding::Valid, impl IntoPadding<D> => IntoPadding::into_padding;
         /// Sets the distance from one element of the window to the next, in elements. Default: 1. Has no effect if the
         /// window has one element.
         dilation: [usize; D] = [1; D], impl PerDimension<D> => PerDimension::per_dimension;

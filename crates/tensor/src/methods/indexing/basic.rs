@@ -23,9 +23,30 @@ pub enum TensorIndex {
     Slice(Option<isize>, Option<isize>),
     /// A new dimension of size 1: `None`, as in Python.
     NewAxis,
+    /// All dimensions for which there are no other indices: [`Ellipsis`].
+    Ellipsis,
     /// The indices in a tensor, or the indices of a mask's true elements, as in [`Tensor::index`]. A mask with
     /// `n` dimensions indexes `n` dimensions.
     Tensor(Tensor),
+}
+
+/// The index `...` of Python: all dimensions for which there are no other indices. `..` is one whole dimension.
+///
+/// ```
+/// use warpline::{Ellipsis, arange};
+///
+/// let t = arange(24, ())?.reshape([2, 3, 4])?;
+/// assert_eq!(t.i((Ellipsis, -1))?.size(), [2, 3]);
+/// assert_eq!(t.i((0, Ellipsis, None))?.size(), [3, 4, 1]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Ellipsis;
+
+impl From<Ellipsis> for TensorIndex {
+    fn from(_: Ellipsis) -> Self {
+        Self::Ellipsis
+    }
 }
 
 /// `None` makes a new dimension.
@@ -121,7 +142,7 @@ pub(in crate::methods) fn within(
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an index",
     label = "expected an index, a range such as `1..3` or `..`, or a tuple of up to six of them",
-    note = "an index is an integer, a range, a tensor of indices or bools, or `None` for a new dimension"
+    note = "an index is an integer, a range, a tensor of indices or bools, `None` for a new dimension, or `Ellipsis`"
 )]
 pub trait IntoIndices {
     /// Returns the indices, for the first dimensions in order.
@@ -144,8 +165,9 @@ list_tuples!(IntoIndices::into_indices -> [TensorIndex], Into<TensorIndex>, into
 
 impl Tensor {
     /// Returns the elements at indices, as Python's `t[…]` does. The indices apply to the first dimensions, in
-    /// order; all other dimensions stay whole. Integers, ranges and `None` give a view. If a tensor of indices
-    /// or a mask is among the indices, the result is a copy, with dimensions in the order of [`Tensor::index`].
+    /// order; all other dimensions stay whole. Indices after an [`Ellipsis`] apply to the last dimensions. Integers,
+    /// ranges and `None` give a view. If a tensor of indices or a mask is among the indices, the result is a copy,
+    /// with dimensions in the order of [`Tensor::index`].
     ///
     /// ```
     /// # use warpline::arange;
@@ -162,21 +184,29 @@ impl Tensor {
     ///
     /// # Errors
     /// [`ErrorKind::IndexOutOfRange`] if a single index is outside its dimension.
-    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions. With a tensor among the indices, also
-    /// the errors of [`Tensor::index`].
+    /// [`ErrorKind::InvalidArgument`] if there are more indices than dimensions, or several [`Ellipsis`]. With a tensor
+    /// among the indices, also the errors of [`Tensor::index`].
     #[doc(alias = "index")]
     #[doc(alias = "get")]
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
         let _call = CallScope::enter("i");
-        let indices = indices.into_indices();
+        let mut indices = indices.into_indices();
         let used: usize = indices.iter().map(TensorIndex::dims).sum();
         if used > self.dim() {
             return Err(Error::invalid(
                 "i",
                 format!("too many indices for a tensor of dimension {}", self.dim()),
             ));
+        }
+        if let Some(at) = indices.iter().position(TensorIndex::is_ellipsis) {
+            if indices[at + 1..].iter().any(TensorIndex::is_ellipsis) {
+                return Err(Error::invalid("i", "indices can have only one ellipsis"));
+            }
+            indices.remove(at);
+            let whole = TensorIndex::Slice(None, None);
+            indices.insert_many(at, std::iter::repeat_n(whole, self.dim() - used));
         }
         // The view keeps the dimensions that tensors index; `index` then selects from the view.
         let mut basic = SmallVec::<[BasicIndex; 6]>::new();
@@ -192,6 +222,7 @@ impl Tensor {
                     basic.push(BasicIndex::NewAxis);
                     tensors.push(None);
                 }
+                TensorIndex::Ellipsis => {} // replaced above
                 TensorIndex::Tensor(indices) => {
                     basic.extend((0..index.dims()).map(|_| BasicIndex::Slice(None, None)));
                     tensors.push(Some(indices));
@@ -233,17 +264,21 @@ impl Tensor {
 }
 
 impl TensorIndex {
-    /// Returns the number of dimensions that are indexed.
+    fn is_ellipsis(&self) -> bool {
+        matches!(self, Self::Ellipsis)
+    }
+
+    /// Returns the number of dimensions that are indexed. An ellipsis counts as 0.
     fn dims(&self) -> usize {
         match self {
-            Self::NewAxis => 0,
+            Self::NewAxis | Self::Ellipsis => 0,
             Self::Tensor(mask) if mask.dtype() == DType::Bool => mask.dim(),
             _ => 1,
         }
     }
 }
 
-/// An index that gives a view: a [`TensorIndex`] without a tensor.
+/// An index that gives a view: a [`TensorIndex`] without a tensor and an ellipsis.
 #[derive(Clone, Copy)]
 enum BasicIndex {
     At(isize),

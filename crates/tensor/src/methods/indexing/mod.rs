@@ -15,7 +15,7 @@ use warpline_runtime::{Layout, Strides};
 use crate::exec::check_together;
 use crate::{DType, Result, Tensor};
 
-pub use basic::{IndexRange, IntoIndices, TensorIndex};
+pub use basic::{Ellipsis, IndexRange, IntoIndices, TensorIndex};
 pub use count::{BincountOptions, HistcOptions};
 pub use gather::embedding;
 pub(crate) use gather::embedding_padded;

@@ -266,6 +266,22 @@ impl Tensor {
         self.view(&shape).of("unflatten")
     }
 
+    /// Returns a view that is expanded to the sizes of another tensor (`torch.Tensor.expand_as`).
+    ///
+    /// ```
+    /// # use warpline::ones;
+    /// assert_eq!(ones([3, 1], ())?.expand_as(&ones([3, 4], ())?)?.size(), [3, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The same as [`Tensor::expand`].
+    #[track_caller]
+    pub fn expand_as(&self, other: &Tensor) -> Result<Self> {
+        let _call = CallScope::enter("expand_as");
+        self.expand(other.size())
+    }
+
     /// The same as [`Tensor::expand`] (`torch.broadcast_to`).
     ///
     /// # Errors

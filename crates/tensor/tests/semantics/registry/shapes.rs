@@ -34,6 +34,7 @@ fn views() -> Vec<Entry> {
         of("Tensor::t", &[&[2, 3], &[3], &[]], |x| x.t()),
         of("Tensor::permute", &[&[2, 3, 4]], |x| x.permute([2, 0, 1])),
         of("Tensor::expand", &[&[1, 3], &[3]], |x| x.expand([4, 3])),
+        of("Tensor::expand_as", &[&[1, 3], &[3]], |x| x.expand_as(&zeros([4, 3], ())?)),
         of("Tensor::broadcast_to", &[&[1, 3], &[3]], |x| x.broadcast_to([4, 3])),
         of("Tensor::narrow", &[&[4, 3]], |x| x.narrow(0, 1, 2)),
         of("Tensor::select", &[&[4, 3], &[3]], |x| x.select(0, 1)),

@@ -17,6 +17,7 @@ pub(super) fn entries() -> Vec<Entry> {
         of("Tensor::cpu", |x| x.cpu()),
         of("Tensor::cpu_async", |x| x.cpu_async()?.wait()),
         of("Tensor::to", |x| x.to(Device::Cpu)).with("the CPU"),
+        of("Tensor::type_as", |x| x.type_as(x)),
         of("Tensor::to_non_blocking", |x| x.to_non_blocking(Device::Cpu)),
         of("Tensor::cuda", |x| if x.is_cuda() { x.cuda() } else { x.copy() }),
         of(
