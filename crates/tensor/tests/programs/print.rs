@@ -127,14 +127,14 @@ fn printed_programs_compile() {
     // Compiling takes long, so the text consists of the programs that call most rows for their length.
     let mut programs = Vec::new();
     let mut missing: BTreeSet<usize> = (0..ops::table().len()).collect();
-    let mut reached = BTreeSet::new();
+    let mut reached = BTreeSet::<usize>::new();
     for seed in 0..4000 {
         if reached.len() == missing.len() {
             break;
         }
         let program = crate::generate::program(seed);
         let called: BTreeSet<usize> = plan(&program).steps.iter().map(|p| p.step.row).collect();
-        reached.extend(&called);
+        reached.extend(called.iter().copied());
         programs.push((seed, source(&program, seed, "no reason"), called));
     }
     let mut text = String::from("#![allow(dead_code)]\nfn main() {}\n");
