@@ -1,6 +1,6 @@
 //! The library's macro, with stand-ins for the library: nothing declares the gradient of `Median`.
 
-#[path = "../../../tensor/src/methods/record_reduction.rs"]
+#[path = "../../../../crates/tensor/src/methods/record_reduction.rs"]
 mod macros;
 
 use macros::record_reduction;

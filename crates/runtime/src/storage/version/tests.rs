@@ -99,7 +99,7 @@ fn every_way_to_write_changes_the_version_and_reads_do_not() {
 }
 
 #[test]
-fn a_captured_write_changes_the_version_when_it_is_replayed() {
+fn a_write_changes_the_version_when_it_is_captured_and_when_it_is_replayed() {
     let here = Location::caller();
     for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
         let runtime = runtime(policy, vec![]);
@@ -109,7 +109,7 @@ fn a_captured_write_changes_the_version_when_it_is_replayed() {
         let [stream, _] = &streams;
         stream.synchronize().unwrap();
         let mut graph = None;
-        writes(&all, &[], || {
+        writes(&all, &[0, 2], || {
             let capturing = Capturing::begin(&runtime, stream, &pool).unwrap();
             memset(stream, (&all[0], 0), MemsetValue::U8(1), 8, "fill_", here).unwrap();
             copy_bytes(stream, (&all[2], 0), (&all[0], 0), 8, true, here).unwrap();
