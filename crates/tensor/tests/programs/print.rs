@@ -141,7 +141,7 @@ fn printed_programs_compile() {
     let length_per_row =
         |missing: &BTreeSet<usize>, (_, text, called): &(u64, String, BTreeSet<usize>)| {
             let new = called.intersection(missing).count();
-            if new == 0 { usize::MAX } else { text.len() / new }
+            text.len().checked_div(new).unwrap_or(usize::MAX)
         };
     while let Some((seed, program, called)) =
         programs.iter().min_by_key(|program| length_per_row(&missing, program))
