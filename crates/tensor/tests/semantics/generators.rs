@@ -138,7 +138,7 @@ fn checkpoints(world: &World) -> Result<()> {
             let x = ones([100], at)?.requires_grad_(true)?;
             let y = with_generator(&generator, || {
                 let f = |x: &[Tensor]| Ok(vec![dropout(&x[0].exp()?, 0.5)?]);
-                if with_checkpoint { checkpoint(f, &[&x]) } else { f(&[x.clone()]) }
+                if with_checkpoint { checkpoint(f, &[&x]) } else { f(std::slice::from_ref(&x)) }
             })?;
             // The backward pass runs outside the scope, and advances no generator.
             let state = generator.get_state()?.to_vec::<u8>()?;
